@@ -1,0 +1,65 @@
+# Everything a newcomer or a CI job runs. Needs Python 3.11+ and make, nothing else.
+
+PYTHON ?= python3
+PYTEST_WORKERS ?= 2
+
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet install --constraint constraints.txt
+WHEELS := build/wheel
+SOURCES := $(shell find bert_tasks -type d ! -name __pycache__ -o -name '*.py' -o -name py.typed)
+
+# Stamps, so that a second run installs nothing that has not changed.
+TOOLS := $(VENV)/.tools
+PACKAGE := $(VENV)/.package
+DEPENDENCIES := $(VENV)/.dependencies-
+
+# The tests see the installed wheel only: they run in an empty folder and nothing adds that folder, or the
+# repository, to the import path.
+PYTEST := cd build/testrun && env -u PYTHONPATH PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 \
+	BERT_TASKS_REPOSITORY="$(CURDIR)" "$(BIN)/pytest" -c "$(CURDIR)/pyproject.toml" --rootdir "$(CURDIR)" \
+	-n $(PYTEST_WORKERS) --dist loadfile "$(CURDIR)/tests" -q
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help quickstart test test-slow lint clean
+
+help:  ## print this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+quickstart: $(DEPENDENCIES)quickstart $(PACKAGE)  ## fine-tune published weights on a small data set and predict
+	"$(BIN)/python" recipes/quickstart.py
+
+test: lint $(DEPENDENCIES)dev $(PACKAGE) build/testrun  ## lint, then the tests against the installed wheel
+	$(PYTEST)
+
+test-slow: $(DEPENDENCIES)dev $(PACKAGE) build/testrun  ## the tests that take long
+	$(PYTEST) -m "slow and not gpu"
+
+lint: $(DEPENDENCIES)dev  ## ruff (rules and format) and mypy --strict
+	"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
+	"$(BIN)/mypy" --strict bert_tasks
+
+clean:  ## remove the environment and everything that was built
+	rm -rf $(VENV) build dist .hypothesis .pytest_cache .ruff_cache
+
+build/testrun:
+	mkdir -p $@
+
+$(TOOLS): constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	test -x "$(BIN)/python" || $(PYTHON) -m venv $(VENV)
+	$(PIP) hatchling
+	touch $@
+
+$(PACKAGE): $(SOURCES) pyproject.toml README.md LICENSE $(TOOLS)
+	rm -rf $(WHEELS)
+	"$(BIN)/python" -m pip --quiet wheel --no-deps --no-build-isolation --wheel-dir $(WHEELS) .
+	$(PIP) --force-reinstall --no-deps $(WHEELS)/bert_tasks-*.whl
+	touch $@
+
+# The dependencies are read from the wheel's metadata, so what is installed is what the wheel declares.
+$(DEPENDENCIES)%: pyproject.toml constraints.txt | $(PACKAGE)
+	$(PIP) "$$(echo $(WHEELS)/bert_tasks-*.whl)[$*]"
+	touch $@

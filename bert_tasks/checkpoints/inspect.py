@@ -1,0 +1,224 @@
+"""What a model folder holds, for people: family, sizes, every key's fate, tokenizer, labels and problems.
+
+Owns the report behind ``bert-tasks inspect``. A key that does not fit is a line of the report here, not an error; a
+folder without a readable config.json or weights is still an error.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.checkpoints.families import (
+    CONFIG_KEY,
+    Family,
+    HeadKind,
+    encoder_config,
+    family_of,
+    head_kind,
+    parameter_map,
+    pooler_is_there,
+)
+from bert_tasks.checkpoints.hub import is_model_file, resolve
+from bert_tasks.checkpoints.load import LoadReport, compare_weights
+from bert_tasks.checkpoints.save import read_head_tensors
+from bert_tasks.checkpoints.tokenizers import load_tokenizer
+from bert_tasks.checkpoints.weights import label_names, read_config, read_weights
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import RowHead, SequenceHead
+from bert_tasks.encoder.stack import Stack
+from bert_tasks.errors import CheckpointError
+
+_MOST_LABELS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Dimensions, and numbers of parameters as this package builds the model."""
+
+    hidden: int
+    layers: int
+    heads: int
+    vocabulary: int
+    parameters: int
+    embedding_parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What was found in a folder.
+
+    Attributes:
+        head: base, sequence, token or span, as ``architectures`` says; base for classes unknown here.
+        usable_length: the longest input in tokens, special tokens included.
+        dtypes: of the file's tensors, which are float32 once loaded.
+        report: what loading does with every key.
+        head_keys: names in task_head.safetensors.
+        tokenizer: class name; None if there is none or it does not load (then ``problems`` says why).
+        labels: names in the order of their ids.
+        task: the task's name if this package saved the folder.
+        files: name -> bytes.
+        problems: why the folder cannot be used as it is, in words.
+    """
+
+    folder: str
+    family: str
+    architectures: tuple[str, ...]
+    head: HeadKind
+    sizes: Sizes
+    usable_length: int
+    dtypes: tuple[str, ...]
+    report: LoadReport
+    head_keys: tuple[str, ...]
+    tokenizer: str | None
+    tokenizer_vocabulary: int | None
+    labels: tuple[str, ...]
+    task: str | None
+    files: Mapping[str, int]
+    problems: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for one JSON object."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The report for a terminal."""
+        return [*self._facts(), *_keys(self.report, self.head_keys), *_listed("problem", self.problems)]
+
+    def _facts(self) -> list[str]:
+        sizes = self.sizes
+        tokenizer = "none" if self.tokenizer is None else f"{self.tokenizer}, {self.tokenizer_vocabulary} tokens"
+        facts = {
+            "folder": self.folder,
+            "family": f"{self.family} ({', '.join(self.architectures)})" if self.architectures else self.family,
+            "head": self.head,
+            "task": self.task,
+            "labels": ", ".join(self.labels),
+            "sizes": f"hidden {sizes.hidden}, layers {sizes.layers}, heads {sizes.heads}",
+            "vocabulary": f"{sizes.vocabulary} tokens",
+            "parameters": f"{sizes.parameters:,} ({sizes.embedding_parameters:,} of them in the embeddings)",
+            "usable length": f"{self.usable_length} tokens",
+            "stored as": ", ".join(self.dtypes),
+            "tokenizer": tokenizer,
+            "files": ", ".join(f"{name} ({size:,} bytes)" for name, size in self.files.items()),
+        }
+        return [f"{name + ':':<15}{value}" for name, value in facts.items() if value]
+
+
+def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Inspection:
+    """Looks into a model without building it.
+
+    Args:
+        name, revision: as for ``hub.resolve``.
+
+    Raises:
+        CheckpointError: there is no such model, its family is not supported, or a file is damaged.
+    """
+    folder = resolve(name, revision=revision)
+    hf_config = read_config(folder)
+    family, config = family_of(hf_config), encoder_config(hf_config)
+    known = head_kind(hf_config)
+    head: HeadKind = "base" if known is None else known
+    labels = _labels(hf_config, head)
+    tensors = read_weights(folder)
+    shapes, names = _expected(family, config, head, tensors, num_labels=len(labels))
+    matched, problems = compare_weights(tensors, names, shapes=shapes, family=family)
+    head_tensors = read_head_tensors(folder)
+    tokenizer, refusal = _tokenizer(folder, config.vocab_size)
+    settings = hf_config.get(CONFIG_KEY)
+    return Inspection(
+        folder=str(folder),
+        family=family.model_type,
+        architectures=_strings(hf_config.get("architectures")),
+        head=head,
+        sizes=_sizes(config, shapes),
+        usable_length=config.usable_length,
+        dtypes=_dtypes(tensors),
+        report=matched.report,
+        head_keys=() if head_tensors is None else tuple(sorted(head_tensors)),
+        tokenizer=None if tokenizer is None else type(tokenizer).__name__,
+        tokenizer_vocabulary=None if tokenizer is None else len(tokenizer),
+        labels=labels,
+        task=str(settings["task"]) if isinstance(settings, dict) and "task" in settings else None,
+        files=_model_files(folder),
+        problems=(*problems, *refusal),
+    )
+
+
+def _expected(
+    family: Family, config: EncoderConfig, head: HeadKind, tensors: Mapping[str, Tensor], *, num_labels: int
+) -> tuple[dict[str, torch.Size], dict[str, tuple[str, ...]]]:
+    """Shapes and Hugging Face names of the parameters that the folder should hold."""
+    pooler = head == "base" and pooler_is_there(family, tensors)
+    with torch.device("meta"):
+        model = nn.ModuleDict({"stack": Stack(config)})
+        if pooler:
+            model["pooler"] = nn.Linear(config.hidden_size, config.hidden_size)
+        if head == "sequence":
+            model["head"] = SequenceHead(config, num_labels)
+        elif head != "base":
+            model["head"] = RowHead(config, 2 if head == "span" else num_labels, dropout=0.0)
+    shapes = {key: value.shape for key, value in model.state_dict().items()}
+    return shapes, parameter_map(family, config, head=head, pooler=pooler)
+
+
+def _tokenizer(folder: Path, vocab_size: int) -> tuple[PreTrainedTokenizerBase | None, tuple[str, ...]]:
+    try:
+        return load_tokenizer(folder, vocab_size=vocab_size, required=False), ()
+    except CheckpointError as error:
+        return None, (str(error),)
+
+
+def _dtypes(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Of the parameters: old files also hold buffers of integers."""
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    return tuple(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+
+
+def _model_files(folder: Path) -> dict[str, int]:
+    files = [file for file in sorted(folder.iterdir()) if file.is_file()]
+    return {file.name: file.stat().st_size for file in files if is_model_file(file.name)}
+
+
+def _labels(hf_config: Mapping[str, Any], head: HeadKind) -> tuple[str, ...]:
+    """Label names by id; for a classifier transformers' default names where the config has only a number."""
+    if isinstance(hf_config.get("id2label"), dict):
+        return label_names(hf_config)
+    number = hf_config.get("num_labels", 2) if head in ("sequence", "token") else 0
+    if not isinstance(number, int) or not 0 <= number <= _MOST_LABELS:
+        raise CheckpointError(f"config.json: num_labels = {number!r}, expected 1 to {_MOST_LABELS}")
+    return tuple(f"LABEL_{index}" for index in range(number))
+
+
+def _sizes(config: EncoderConfig, shapes: Mapping[str, torch.Size]) -> Sizes:
+    numbers = {key: shape.numel() for key, shape in shapes.items()}
+    return Sizes(
+        hidden=config.hidden_size,
+        layers=len(config.layer_order),
+        heads=config.num_attention_heads,
+        vocabulary=config.vocab_size,
+        parameters=sum(numbers.values()),
+        embedding_parameters=sum(number for key, number in numbers.items() if key.startswith("stack.embeddings.")),
+    )
+
+
+def _keys(report: LoadReport, head_keys: tuple[str, ...]) -> list[str]:
+    renamed = f" ({report.renamed} under another name in the file)" if report.renamed else ""
+    return [
+        *_listed(f"loaded{renamed}", report.loaded),
+        *_listed("dropped", report.dropped),
+        *_listed("ignored", report.ignored),
+        *_listed("in task_head.safetensors", head_keys),
+    ]
+
+
+def _listed(title: str, names: tuple[str, ...]) -> list[str]:
+    return [f"{title}: {len(names)}", *(f"  {name}" for name in names)] if names else []
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    return tuple(str(item) for item in value) if isinstance(value, list) else ()

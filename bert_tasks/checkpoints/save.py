@@ -1,0 +1,153 @@
+"""Writing a model folder that stock transformers opens: whole files or none, with the modes the umask asks for.
+
+Owns file names, order and modes. Must not know modules or tasks: tensors and the config come ready.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.checkpoints.tokenizers import save_tokenizer
+from bert_tasks.checkpoints.weights import checked_file, read_safetensors
+from bert_tasks.errors import CheckpointError
+
+WEIGHTS, HEAD = "model.safetensors", "task_head.safetensors"
+# Files are written here first, then renamed into the folder; a killed save leaves at most this one folder behind.
+_STAGING = ".saving"
+# Weights that would contradict or outlive the ones just written.
+_STALE = re.compile(
+    r"model\.safetensors\.index\.json|model-\d{5}-of-\d{5}\.safetensors|"
+    r"pytorch_model\.bin(\.index\.json)?|pytorch_model-\d{5}-of-\d{5}\.bin"
+)
+
+
+def hf_tensors(
+    state_dict: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]], *, strip_prefix: str = ""
+) -> dict[str, Tensor]:
+    """Our parameters under Hugging Face's names: the inverse of loading, bit by bit.
+
+    Args:
+        names: our parameter name -> full HF names (``families.parameter_map``).
+        strip_prefix: taken off the names where they have it, for base models.
+
+    Raises:
+        KeyError: a parameter without a name, or a name without a parameter: a defect of the table.
+    """
+    if state_dict.keys() != names.keys():
+        raise KeyError(f"parameters and names differ in {sorted(state_dict.keys() ^ names.keys())}")
+    tensors: dict[str, Tensor] = {}
+    for ours, tensor in state_dict.items():
+        parts = tensor.detach().tensor_split(len(names[ours]))
+        for name, part in zip(names[ours], parts, strict=True):
+            tensors[name.removeprefix(strip_prefix)] = part.cpu().clone(memory_format=torch.contiguous_format)
+    return tensors
+
+
+def save_folder(
+    folder: Path,
+    *,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    tokenizer: PreTrainedTokenizerBase | None,
+    head_tensors: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Writes config.json, model.safetensors, the tokenizer's files and, for heads that HF lacks, task_head.safetensors.
+
+    Each file appears whole or not at all. Weights that an earlier save left under other names are removed.
+
+    Raises:
+        CheckpointError: the folder cannot be written.
+    """
+    staging = folder / _STAGING
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        try:
+            _write(staging, config, tensors, tokenizer, head_tensors)
+            _publish(staging, folder)
+            _remove_stale(folder, keep_head=head_tensors is not None)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        stored = [*tensors.values(), *({} if head_tensors is None else head_tensors).values()]
+        needed = sum(tensor.numel() * tensor.element_size() for tensor in stored)
+        raise CheckpointError(f"{folder}: cannot be written: {_reason(error, folder, needed)}") from error
+
+
+def read_head_tensors(folder: Path) -> dict[str, Tensor] | None:
+    """The tensors of task_head.safetensors; None if the folder has none.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    return read_safetensors(checked_file(folder, HEAD)) if os.path.lexists(folder / HEAD) else None
+
+
+def _write(
+    staging: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    tokenizer: PreTrainedTokenizerBase | None,
+    head_tensors: Mapping[str, Tensor] | None,
+) -> None:
+    kept = {key: value for key, value in config.items() if key not in ("_name_or_path", "torch_dtype", "dtype")}
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+    dtype = {"dtype": dtypes.pop()} if len(dtypes) == 1 else {}
+    text = json.dumps(kept | dtype, indent=2, sort_keys=True, ensure_ascii=False)
+    (staging / "config.json").write_text(text + "\n", "utf-8")
+    save_file(dict(tensors), staging / WEIGHTS, metadata={"format": "pt"})
+    if head_tensors is not None:
+        save_file(dict(head_tensors), staging / HEAD, metadata={"format": "pt"})
+    if tokenizer is not None:
+        save_tokenizer(tokenizer, staging)
+
+
+def _publish(staging: Path, folder: Path) -> None:
+    """Renames the files into the folder, weights first, when all of them are on the disk.
+
+    safetensors makes its files private; all get the mode of config.json, which the umask decided.
+    """
+    mode = (staging / "config.json").stat().st_mode & 0o777
+    files = sorted(filter(Path.is_file, staging.iterdir()), key=lambda file: (file.suffix != ".safetensors", file.name))
+    for file in files:
+        file.chmod(mode)
+        _sync(file)
+    for file in files:
+        os.replace(file, folder / file.name)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_stale(folder: Path, *, keep_head: bool) -> None:
+    for file in folder.iterdir():
+        if _STALE.fullmatch(file.name) or (file.name == HEAD and not keep_head):
+            file.unlink()
+
+
+def _reason(error: OSError | SafetensorError, folder: Path, needed: int) -> str:
+    text = str(error)
+    full = error.errno == errno.ENOSPC if isinstance(error, OSError) else f"os error {errno.ENOSPC}" in text
+    if full:
+        return f"no space left: {needed} bytes of weights needed, {shutil.disk_usage(folder).free} free"
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "a file is in the way; expected a folder"
+    return text

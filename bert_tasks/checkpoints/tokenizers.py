@@ -1,0 +1,151 @@
+"""A folder's tokenizer: loaded through AutoTokenizer, never with code of the checkpoint, checked, and written back.
+
+Owns the checks that AutoTokenizer lacks: without vocabulary files it silently gives a tokenizer of five tokens. Must
+not know what a task does with tokens. The backend object is never used: files may have truncation and padding inside.
+"""
+
+import errno
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from bert_tasks.checkpoints.weights import checked_file, read_json
+from bert_tasks.errors import CheckpointError
+
+_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
+_COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
+_MAX_BYTES = 200 * 2**20
+# Ordinary text: every real vocabulary knows a letter, a digit or a mark of it.
+_PROBE = "The 3 birds sang, и пели. 你好 a 1 , ."
+# Arguments of the loading call, which transformers writes among the settings.
+_NOT_SETTINGS = ("is_local", "local_files_only")
+
+
+def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a folder; None if it has no vocabulary file and none is ``required``.
+
+    Args:
+        vocab_size: rows of the model's embedding table, which must hold every token id.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or the tokenizer does not fit the model.
+    """
+    vocabularies = [name for name in _VOCABULARIES if os.path.lexists(folder / name)]
+    if not vocabularies:
+        if not required:
+            return None
+        raise CheckpointError(f"{folder}: no tokenizer; looked for {', '.join(_VOCABULARIES)}")
+    for name in (*vocabularies, *_COMPANIONS):
+        if os.path.lexists(folder / name):
+            path = checked_file(folder, name)
+            if path.suffix == ".json":
+                read_json(path, max_bytes=_MAX_BYTES)
+    with _quiet(), _Loading(folder / vocabularies[0]):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    problem = _problem(tokenizer, vocab_size)
+    if problem is not None:
+        raise CheckpointError(f"{folder / vocabularies[0]}: {problem}")
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Writes the tokenizer's files, without the truncation and padding that its last call left in it.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    with _quiet(), _Saving():
+        tokenizer.save_pretrained(folder)
+    _rewrite(folder / "tokenizer.json", {"truncation": None, "padding": None}, without=())
+    _rewrite(folder / "tokenizer_config.json", {}, without=_NOT_SETTINGS)
+
+
+def _rewrite(path: Path, changes: dict[str, None], *, without: tuple[str, ...]) -> None:
+    if not path.exists():
+        return
+    content = json.loads(path.read_text("utf-8")) | changes
+    kept = {key: value for key, value in content.items() if key not in without}
+    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _problem(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> str | None:
+    """What makes a tokenizer useless for this package, in words."""
+    if not tokenizer.is_fast:
+        return f"{type(tokenizer).__name__} is written in Python and knows no offsets; expected a tokenizer.json"
+    needed = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if needed > vocab_size:
+        return f"the tokenizer has {needed} tokens, the model's vocabulary {vocab_size}: they do not belong together"
+    roles = {
+        "pad": (tokenizer.pad_token_id,),
+        "cls or bos": (tokenizer.cls_token_id, tokenizer.bos_token_id),
+        "sep or eos": (tokenizer.sep_token_id, tokenizer.eos_token_id),
+    }
+    missing = [role for role, ids in roles.items() if all(token is None for token in ids)]
+    if missing:
+        return f"the tokenizer has no {', no '.join(missing)} token"
+    ids = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
+    if set(ids) <= {tokenizer.unk_token_id}:
+        return f"the tokenizer ({needed} tokens) knows nothing of ordinary text: its vocabulary is missing"
+    return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps transformers' log lines about its own fallbacks from the user: failures are reported here."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _is_library_failure(error: BaseException | None) -> bool:
+    """Whether transformers or tokenizers may raise this about files.
+
+    tokenizers raises plain ``Exception`` for most of its errors and a ``BaseException`` of its own when it panics.
+    """
+    known = (OSError, ValueError, ImportError, LookupError, TypeError, AttributeError, RuntimeError)
+    return isinstance(error, known) or type(error) is Exception or type(error).__name__ == "PanicException"
+
+
+class _Loading:
+    """Reports what loading a tokenizer raises as a CheckpointError about ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not _is_library_failure(error):
+            return
+        text = str(error)
+        reason = f"{type(error).__name__}: {text.partition(chr(10))[0][:160]}"
+        if "trust_remote_code" in text:
+            reason = "it needs Python code from the checkpoint, which is never run"
+        elif self.path.suffix == ".model":
+            reason = "a SentencePiece file: save the tokenizer once with transformers to get a tokenizer.json"
+        raise CheckpointError(f"{self.path}: the tokenizer does not load ({reason})") from None
+
+
+class _Saving:
+    """Turns the plain ``Exception`` of tokenizers about a file into an OSError."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if type(error) is Exception:
+            number = errno.ENOSPC if f"os error {errno.ENOSPC}" in str(error) else errno.EIO
+            raise OSError(number, str(error)) from error

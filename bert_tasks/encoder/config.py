@@ -1,0 +1,82 @@
+"""The encoder's shape as data: one configuration serves all families, whose differences are its fields.
+
+Owns the fields that the modules of this package read. Must not know how Hugging Face spells a family's config
+(checkpoints/families.py translates).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["gelu", "gelu_new", "relu", "tanh"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """What the families' task heads differ in.
+
+    Attributes:
+        activation: between the two linear layers of the sequence head (tanh, ELECTRA gelu, DistilBERT relu).
+        dropout_before_dense: RoBERTa and ELECTRA drop out the first token's state before the first linear layer too.
+        sequence_dropout: in the sequence head.
+        token_dropout: before the token head's linear layer.
+        span_dropout: before the span head's linear layer (DistilBERT only).
+    """
+
+    activation: Activation
+    dropout_before_dense: bool
+    sequence_dropout: float
+    token_dropout: float
+    span_dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Sizes, activation, dropout and head shape of one encoder. Field names are Hugging Face's where it has one.
+
+    Attributes:
+        embedding_size: width of the embedding tables (ALBERT and small ELECTRA: not ``hidden_size``).
+        project_embeddings: a linear layer stands between embeddings and layers (ALBERT: even for equal widths).
+        position_offset: position id of the first token (RoBERTa: ``pad_token_id + 1``, else 0).
+        type_vocab_size: rows of the segment table; 0: there is none (DistilBERT).
+        layer_order: for each layer, the index of the parameters it uses (ALBERT shares them; else 0, 1, 2, ...).
+        hidden_dropout_prob: after the embeddings; in the layers see the next two.
+        attention_output_dropout: after the attention's output projection (0 in DistilBERT).
+        feed_forward_dropout: after the feed-forward's second linear layer (0 in ALBERT).
+        has_pooler: the base model of this family ends in a linear layer on the first token (BERT, ALBERT, RoBERTa).
+    """
+
+    vocab_size: int
+    hidden_size: int
+    embedding_size: int
+    project_embeddings: bool
+    num_attention_heads: int
+    intermediate_size: int
+    hidden_act: Activation
+    layer_order: tuple[int, ...]
+    max_position_embeddings: int
+    position_offset: int
+    type_vocab_size: int
+    pad_token_id: int
+    layer_norm_eps: float
+    hidden_dropout_prob: float
+    attention_probs_dropout_prob: float
+    attention_output_dropout: float
+    feed_forward_dropout: float
+    initializer_range: float
+    has_pooler: bool
+    head: HeadConfig
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+            )
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def usable_length(self) -> int:
+        """The longest input in tokens, special tokens included (RoBERTa: 512 of 514 position rows)."""
+        return self.max_position_embeddings - self.position_offset

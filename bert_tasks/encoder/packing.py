@@ -1,0 +1,254 @@
+"""Batches without padding: the tokens of all sequences one after another, and where each sequence lies.
+
+Owns PackedBatch and the two layouts that tell attention and pooling where sequences begin and end: ``Packed`` (training
+and prediction) and ``Padded`` (the HF-shaped call and export; no data-dependent shapes). Everything here is made on the
+host, before forward. Must not know tasks, tokenizers or checkpoints.
+
+Shape legend: N tokens, B sequences, T padded length, S samples.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Self
+
+import torch
+from torch import Tensor
+
+# A group may be padded for attention alone (never elsewhere) by this share of its longest sequence. Attention is a few
+# per cent of a layer's work, so a little padding is cheaper than one more kernel call per layer.
+GROUP_SLACK = 0.125
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Sequences of near-equal length that attention handles in one call.
+
+    Attributes:
+        rows: first and last + 1 row of the group, after ``Packed.regroup`` where that is set.
+        sequences: how many.
+        length: of the longest.
+        mask: ``[sequences, 1, 1, length]``, True at real tokens; None if all lengths are equal.
+    """
+
+    rows: slice
+    sequences: int
+    length: int
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regroup:
+    """The row permutation that brings packed rows into padded groups, with its inverse.
+
+    Attributes:
+        gather: ``[P]`` for each row of the padded groups the packed row it shows (row 0 at padding).
+        scatter: ``[N]`` for each packed row its place in the padded groups.
+    """
+
+    gather: Tensor
+    scatter: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """Sequences one after another, longest groups of near-equal length side by side.
+
+    Rows are ordered by sequence length, ``first_rows`` and ``lengths`` by the caller's sequence order, so whatever is
+    read through them comes out in the caller's order.
+
+    Attributes:
+        lengths: tokens of each sequence, on the host.
+        first_rows: ``[B]`` row of each sequence's first token.
+        order: ``[B]`` for each sequence its place among the rows.
+        sequence_of_row: ``[N]`` the place (not the number) of the sequence that a row belongs to.
+        row_lengths: ``[B]`` sequence lengths in the order of the rows.
+        offsets: ``[B + 1]`` int32 running sum of ``row_lengths``, for variable-length kernels.
+        groups: partition of the rows.
+        regroup: how to pad the groups; None if no group needs padding.
+    """
+
+    lengths: tuple[int, ...]
+    first_rows: Tensor
+    order: Tensor
+    sequence_of_row: Tensor
+    row_lengths: Tensor
+    offsets: Tensor
+    groups: tuple[Group, ...]
+    regroup: Regroup | None
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    def to(self, device: torch.device) -> Self:
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        regroup = self.regroup
+        if regroup is not None:
+            regroup = Regroup(gather=move(regroup.gather), scatter=move(regroup.scatter))
+        return replace(
+            self,
+            first_rows=move(self.first_rows),
+            order=move(self.order),
+            sequence_of_row=move(self.sequence_of_row),
+            row_lengths=move(self.row_lengths),
+            offsets=move(self.offsets),
+            groups=tuple(
+                group if group.mask is None else replace(group, mask=move(group.mask)) for group in self.groups
+            ),
+            regroup=regroup,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padded:
+    """A rectangle of ``batch`` x ``length`` rows, as in the HF-shaped call.
+
+    Attributes:
+        mask: ``[B, T]`` True at real tokens; holes are allowed.
+    """
+
+    batch: int
+    length: int
+    mask: Tensor
+
+
+Layout = Packed | Padded
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedBatch:
+    """What a model reads in one forward pass.
+
+    Attributes:
+        input_ids, position_ids, token_type_ids: ``[N]``, rows in the layout's order.
+        layout: where the sequences lie.
+        windows: sequences of each sample, in the caller's order: a long text's windows are neighbours.
+        labels: the samples' or windows' targets one after another, float64 (empty without targets).
+        label_counts: how many of ``labels`` belong to each sequence.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    token_type_ids: Tensor
+    layout: Packed
+    windows: tuple[int, ...]
+    labels: Tensor
+    label_counts: tuple[int, ...]
+
+    def to(self, device: torch.device) -> Self:
+        """The same batch on a device; copies from pinned memory do not wait."""
+        return replace(
+            self,
+            input_ids=self.input_ids.to(device, non_blocking=True),
+            position_ids=self.position_ids.to(device, non_blocking=True),
+            token_type_ids=self.token_type_ids.to(device, non_blocking=True),
+            layout=self.layout.to(device),
+            labels=self.labels.to(device, non_blocking=True),
+        )
+
+
+def pack(
+    input_ids: Sequence[Sequence[int]],
+    token_type_ids: Sequence[Sequence[int]],
+    *,
+    position_offset: int,
+    windows: Sequence[int] | None = None,
+    labels: Sequence[Sequence[float]] | None = None,
+) -> PackedBatch:
+    """Packs sequences into one batch.
+
+    Args:
+        input_ids: token ids of each sequence, special tokens included; none may be empty.
+        token_type_ids: segment ids, of the same lengths.
+        position_offset: position id of a first token (``EncoderConfig.position_offset``).
+        windows: sequences per sample; default: each sequence is a sample.
+        labels: targets of each sequence.
+
+    Raises:
+        ValueError: no sequence, an empty one, or lengths that differ between ids and segments.
+    """
+    lengths = tuple(len(ids) for ids in input_ids)
+    if not lengths or min(lengths) == 0:
+        raise ValueError("a batch needs at least one sequence, and no sequence may be empty")
+    if lengths != tuple(len(types) for types in token_type_ids):
+        raise ValueError("input_ids and token_type_ids differ in length")
+    by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
+    row_lengths = [lengths[i] for i in by_length]
+    per_sequence = [[]] * len(lengths) if labels is None else labels
+    return PackedBatch(
+        input_ids=torch.tensor([token for i in by_length for token in input_ids[i]]),
+        position_ids=torch.tensor([p + position_offset for length in row_lengths for p in range(length)]),
+        token_type_ids=torch.tensor([kind for i in by_length for kind in token_type_ids[i]]),
+        layout=packed_layout(lengths, by_length),
+        windows=(1,) * len(lengths) if windows is None else tuple(windows),
+        labels=torch.tensor([label for values in per_sequence for label in values], dtype=torch.float64),
+        label_counts=tuple(len(values) for values in per_sequence),
+    )
+
+
+def packed_layout(lengths: Sequence[int], by_length: Sequence[int]) -> Packed:
+    """The layout of sequences whose rows are laid out in the order ``by_length`` (shortest first)."""
+    row_lengths = [lengths[i] for i in by_length]
+    offsets = [0, *accumulate(row_lengths)]
+    place = [0] * len(lengths)
+    for position, i in enumerate(by_length):
+        place[i] = position
+    groups, regroup = group_rows(row_lengths)
+    return Packed(
+        lengths=tuple(lengths),
+        first_rows=torch.tensor([offsets[p] for p in place]),
+        order=torch.tensor(place),
+        sequence_of_row=torch.repeat_interleave(torch.tensor(row_lengths)),
+        row_lengths=torch.tensor(row_lengths),
+        offsets=torch.tensor(offsets, dtype=torch.int32),
+        groups=groups,
+        regroup=regroup,
+    )
+
+
+def group_rows(row_lengths: Sequence[int]) -> tuple[tuple[Group, ...], Regroup | None]:
+    """Cuts sequences sorted by length into groups of near-equal length.
+
+    Returns:
+        The groups, and how to pad their rows, or None when every group's lengths are equal already.
+    """
+    cuts = [0]
+    for position, length in enumerate(row_lengths):
+        if length - row_lengths[cuts[-1]] > GROUP_SLACK * length:
+            cuts.append(position)
+    members = [row_lengths[a:b] for a, b in zip(cuts, [*cuts[1:], len(row_lengths)], strict=True)]
+    groups, start = [], 0
+    for group in members:
+        size = len(group) * group[-1]
+        groups.append(
+            Group(
+                rows=slice(start, start + size),
+                sequences=len(group),
+                length=group[-1],
+                mask=None if group[0] == group[-1] else _length_mask(group),
+            )
+        )
+        start += size
+    if start == sum(row_lengths):
+        return tuple(groups), None
+    return tuple(groups), _regroup(members)
+
+
+def _length_mask(lengths: Sequence[int]) -> Tensor:
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]  # [sequences, length]
+    return mask[:, None, None, :]
+
+
+def _regroup(members: Sequence[Sequence[int]]) -> Regroup:
+    gather: list[int] = []
+    scatter: list[int] = []
+    row = 0
+    for group in members:
+        for length in group:
+            scatter += range(len(gather), len(gather) + length)
+            gather += [*range(row, row + length), *[0] * (group[-1] - length)]
+            row += length
+    return Regroup(gather=torch.tensor(gather), scatter=torch.tensor(scatter))

@@ -1,0 +1,41 @@
+"""The exceptions this package raises on purpose, each with the exit code its command ends with.
+
+Owns the contract between the API (typed exceptions) and the command line (exit codes, one short message). Anything
+else that escapes is a defect of the package: exit code 1.
+"""
+
+
+class BertTasksError(Exception):
+    """A failure the user can act on. The message names what, where, what was expected and the next step."""
+
+    exit_code = 1
+
+
+class UsageError(BertTasksError):
+    """A wrong argument, or a launcher that does not match the run (exit code 2)."""
+
+    exit_code = 2
+
+
+class RecipeError(BertTasksError):
+    """A recipe that cannot be read or does not fit the schema (exit code 2)."""
+
+    exit_code = 2
+
+
+class DataError(BertTasksError):
+    """Rows, files or data sets that cannot be used (exit code 3)."""
+
+    exit_code = 3
+
+
+class CheckpointError(BertTasksError):
+    """A model folder, weights file or tokenizer that cannot be used (exit code 4)."""
+
+    exit_code = 4
+
+
+class DivergedError(BertTasksError):
+    """Training met a non-finite loss or gradient; the weights are those before that step (exit code 5)."""
+
+    exit_code = 5

@@ -1,0 +1,307 @@
+"""Evaluation and prediction over files and tables, on one or many processes.
+
+Owns how work is shared between processes: batches are formed from the data alone, each process takes whole batches, and
+results come back by sample, so that the digits do not depend on the number of processes. Must not know training.
+
+Shape legend: S samples (rows).
+"""
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor
+
+from bert_tasks.data.arrow_cache import file_digest
+from bert_tasks.data.batching import Samples, longest_first
+from bert_tasks.data.checks import check_labels
+from bert_tasks.data.columns import Row
+from bert_tasks.data.features_cache import cached_features
+from bert_tasks.data.readers import read_table
+from bert_tasks.data.table import RowTable
+from bert_tasks.data.writers import checked_output, write_rows
+from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
+from bert_tasks.model.predicting import BATCH_TOKENS, batch_logits, predict_rows, tokenizer_of
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import TASKS
+from bert_tasks.tasks.base import Feature, Prediction, Task, collate
+
+Data = str | Path | RowTable | Sequence[Row]
+Result = TypeVar("Result")
+
+# What accelerate may be configured to do that this package neither wants nor tests.
+_PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")
+
+
+def make_accelerator(mixed_precision: str = "no") -> Accelerator:
+    """The one place that decides about devices and processes.
+
+    Without a GPU ``cpu=True`` is needed: a plain ``Accelerator()`` started by torchrun would run every process alone.
+
+    Raises:
+        UsageError: the launcher started more processes than take part, fp16 without a GPU, or an accelerate
+            configuration that would change the training (accumulation, FSDP, DeepSpeed, ...).
+    """
+    cuda = torch.cuda.is_available()
+    if mixed_precision == "fp16" and not cuda:
+        raise UsageError("mixed_precision = 'fp16' needs a GPU; on a CPU use 'bf16' or 'no'")
+    _forget_precision(mixed_precision)
+    accelerator = Accelerator(cpu=not cuda, mixed_precision=mixed_precision)
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != launched:
+        raise UsageError(
+            f"the launcher started {launched} processes, but {accelerator.num_processes} take part; "
+            "start with: torchrun --nproc_per_node N -m bert_tasks ..."
+        )
+    kind = accelerator.distributed_type.name
+    if accelerator.gradient_accumulation_steps != 1 or kind not in _PLAIN:
+        raise UsageError(
+            f"accelerate is configured for {kind} with {accelerator.gradient_accumulation_steps} accumulation steps; "
+            "change the configuration: here optim.micro_batch_tokens decides about accumulation, on plain processes"
+        )
+    return accelerator
+
+
+def first_process_first(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
+    """Runs work on the first process, then on the others, which find its results in the cache.
+
+    Raises:
+        BertTasksError: what the first process raised, on every process: none is left waiting.
+    """
+    outcome: list[tuple[int, str] | None] = [None]
+    result: list[Result] = []
+    if accelerator.is_main_process:
+        try:
+            result.append(work())
+        except BertTasksError as error:
+            if accelerator.num_processes == 1:
+                raise
+            outcome = [(error.exit_code, str(error))]
+    broadcast_object_list(outcome)
+    if outcome[0] is not None:
+        code, text = outcome[0]
+        kinds = (UsageError, DataError, CheckpointError)
+        raise next((kind for kind in kinds if kind.exit_code == code), BertTasksError)(text)
+    return result[0] if result else work()
+
+
+def _forget_precision(wanted: str) -> None:
+    """Lets a process train in one precision and go on in another: accelerate keeps its first choice for good.
+
+    Clears the state that all accelerators of the process share; it has no public way. The process group, which
+    accelerate holds elsewhere, stays.
+    """
+    stored = AcceleratorState._shared_state
+    if stored.get("_mixed_precision", wanted) != wanted:
+        stored.clear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How to read a file.
+
+    Attributes:
+        columns: the task's columns -> the file's, where the names differ.
+        format: such as ``glue/sst2``; default: by the file's extension.
+        delimiter: of a csv file, where it is not the extension's.
+    """
+
+    columns: Mapping[str, str] | None = None
+    format: str | None = None
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+
+
+def load_table(data: Data, task: Task, *, reading: Reading | None = None, targets: bool = True) -> RowTable:
+    """A table of a file, of rows in memory, or the table itself, checked against the task's columns and labels.
+
+    Args:
+        targets: whether every row must have its target, one of the task's labels; else targets are not read.
+
+    Raises:
+        DataError: naming every bad row.
+    """
+    if isinstance(data, RowTable):
+        return data
+    wanted = [column for column in task.columns if targets or not column.is_target]
+    if not isinstance(data, str | Path):
+        table = RowTable.from_rows(data, columns=wanted, targets="required" if targets else "optional")
+        if task.labels:
+            check_labels([table], wanted, task.labels)
+        return table
+    how = Reading() if reading is None else reading
+    unread = {column.name for column in task.columns} - {column.name for column in wanted}
+    return read_table(
+        data,
+        columns=wanted,
+        names=None if how.columns is None else {k: v for k, v in how.columns.items() if k not in unread},
+        format=how.format,
+        targets="required" if targets else "optional",
+        labels=task.labels,
+        encoding=how.encoding,
+        delimiter=how.delimiter,
+    )
+
+
+def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
+    """The table's features, from the cache where the same rows were tokenised the same way before.
+
+    Raises:
+        DataError: a window is longer than the model's positions.
+    """
+    key = {
+        "task": f"{type(task).__module__}:{type(task).__qualname__}",
+        "code": None if type(task) in TASKS.values() else file_digest(Path(inspect.getfile(type(task)))),
+        "labels": list(task.labels),
+        "settings": task.settings(),
+        "version": version("bert-tasks"),
+    }
+    features = cached_features(table, features=task.features, tokenizer=tokenizer_of(model), key=key)
+    samples = Samples.of(features)
+    if samples.longest > model.config.usable_length:
+        raise DataError(
+            f"{table.source}: a window has {samples.longest} tokens, the model {model.config.usable_length} positions"
+        )
+    return samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Metrics of one data set (with ``loss`` where rows have targets), and the prediction of every row."""
+
+    metrics: dict[str, float]
+    predictions: list[Prediction]
+    task: Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BatchResult:
+    """One batch's contribution, small enough to send between processes."""
+
+    samples: list[int]
+    logits: tuple[Tensor, ...]
+    loss: float
+    count: float
+
+
+def evaluate_samples(
+    model: TaskModel, samples: Samples, table: RowTable, accelerator: Accelerator, *, tune: bool = False
+) -> Evaluation:
+    """Evaluates an unwrapped model; every process returns the same numbers.
+
+    Args:
+        tune: choose the task's thresholds on these predictions and report the metrics they give.
+
+    Raises:
+        BertTasksError: not every sample came back exactly once (a defect, never hidden).
+    """
+    batches = longest_first(samples.lengths, max_tokens=BATCH_TOKENS)
+    mine = batches[accelerator.process_index :: accelerator.num_processes]
+    results: list[_BatchResult] = gather_object([_run_batch(model, samples, batch) for batch in mine])
+    evaluation = [_evaluation(model, samples, table, results, tune=tune)] if accelerator.is_main_process else [None]
+    broadcast_object_list(evaluation)
+    return cast("Evaluation", evaluation[0])
+
+
+def _run_batch(model: TaskModel, samples: Samples, batch: list[int]) -> _BatchResult:
+    features = cast("list[Feature]", samples.features_of(batch))
+    logits = batch_logits(model, features)
+    with torch.inference_mode():
+        packed = collate(features, position_offset=model.config.position_offset)
+        loss = model.task.loss(torch.stack(logits).double(), packed)
+    return _BatchResult(samples=batch, logits=logits, loss=loss.total.item(), count=loss.count.item())
+
+
+def _evaluation(
+    model: TaskModel, samples: Samples, table: RowTable, results: Sequence[_BatchResult], *, tune: bool
+) -> Evaluation:
+    """Decodes and scores in row order, whatever the order in which batches came back."""
+    seen = sorted(sample for result in results for sample in result.samples)
+    if seen != list(range(len(table))):
+        raise BertTasksError(f"evaluation saw {len(seen)} samples of {len(table)} rows: please report this")
+    ordered = sorted(results, key=lambda result: result.samples[0])
+    by_feature: dict[int, Tensor] = {}
+    for result in ordered:
+        indices = [i for s in result.samples for i in range(samples.starts[s], samples.starts[s + 1])]
+        by_feature |= zip(indices, result.logits, strict=True)
+    logits = [by_feature[i] for i in range(len(by_feature))]
+    features = cast("list[Feature]", [{"row": row} for row in samples.features["row"]])
+    rows = list(table)
+    task, predictions = model.task, model.task.decode(logits, features, rows)
+    extra: dict[str, float] = {}
+    if tune:
+        task = task.tuned_on(predictions, rows)
+        if task != model.task:
+            extra = {f"untuned_{task.primary_metric}": task.metrics(predictions, rows)[task.primary_metric]}
+            predictions = task.decode(logits, features, rows)
+    count = sum(result.count for result in ordered)
+    loss = {"loss": sum(result.loss for result in ordered) / count} if count else {}
+    metrics = {**loss, **task.metrics(predictions, rows), **extra}
+    return Evaluation(metrics=metrics, predictions=list(predictions), task=task)
+
+
+def evaluate(
+    model: TaskModel | str | Path, data: Data, *, revision: str | None = None, **reading: Any
+) -> dict[str, float]:
+    """Metrics of a model on rows with targets, the same digits on any number of processes.
+
+    Args:
+        model: a model, or a folder or name that says what its task is (``revision`` of a hub id).
+        data: a file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
+        reading: fields of ``Reading``: columns, format, delimiter, encoding.
+
+    Raises:
+        DataError: naming every bad row.
+        CheckpointError: the model cannot be loaded.
+    """
+    accelerator = make_accelerator()
+    loaded = _loaded(model, revision).to(accelerator.device)
+
+    def load() -> tuple[RowTable, Samples]:
+        table = load_table(data, loaded.task, reading=Reading(**reading))
+        if len(table) == 0:
+            raise DataError(f"{table.source}: no rows to evaluate")
+        return table, tokenized(table, loaded.task, loaded)
+
+    table, samples = first_process_first(accelerator, load)
+    return evaluate_samples(loaded, samples, table, accelerator).metrics
+
+
+def predict(
+    model: TaskModel | str | Path,
+    data: Data,
+    *,
+    output: str | Path | None = None,
+    revision: str | None = None,
+    **reading: Any,
+) -> list[Prediction]:
+    """One prediction per row, in row order; with ``output`` also written there (.jsonl, .csv or .tsv).
+
+    The output file appears whole or not at all. Targets in the data are not needed and not read. See ``evaluate`` for
+    the other arguments.
+
+    Raises:
+        DataError: naming every bad row; or an output whose extension is not known.
+        CheckpointError: the model cannot be loaded.
+    """
+    target = None if output is None else checked_output(Path(output))
+    loaded = _loaded(model, revision)
+    if torch.cuda.is_available():
+        loaded.to("cuda")
+    table = load_table(data, loaded.task, reading=Reading(**reading), targets=False)
+    predictions = list(predict_rows(loaded, table))
+    if target is not None:
+        write_rows([prediction.to_json() for prediction in predictions], target)
+    return predictions
+
+
+def _loaded(model: TaskModel | str | Path, revision: str | None) -> TaskModel:
+    return model if isinstance(model, TaskModel) else TaskModel.from_pretrained(model, revision=revision)

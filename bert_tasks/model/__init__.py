@@ -1,0 +1,1 @@
+"""Models: ``Encoder`` and ``TaskModel``, loading, saving, predicting."""

@@ -1,0 +1,111 @@
+"""``Encoder``: a published encoder by itself, with the call and the files of transformers' base models.
+
+Shape legend: B sequences, T padded length, H hidden.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.checkpoints.families import CONFIG_KEY, encoder_config, family_of, parameter_map, pooler_is_there
+from bert_tasks.checkpoints.hub import resolve
+from bert_tasks.checkpoints.load import LoadReport, match_weights
+from bert_tasks.checkpoints.save import hf_tensors, save_folder
+from bert_tasks.checkpoints.tokenizers import load_tokenizer
+from bert_tasks.checkpoints.weights import read_config, read_weights
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.stack import Stack, initialize
+from bert_tasks.model.shaped import shaped_inputs
+
+
+class Encoder(nn.Module):
+    """The encoder of any of the five families.
+
+    Attributes:
+        config: our view of the configuration.
+        hf_config: ``config.json`` as loaded; written back on saving.
+        pooler: the base model's linear layer on the first token, kept where the file has one; not part of the call.
+        load_report: what became of each key of the file; None for a model made from a configuration.
+    """
+
+    def __init__(self, hf_config: Mapping[str, Any], *, pooler: bool = False) -> None:
+        super().__init__()
+        self.hf_config = dict(hf_config)
+        self.config: EncoderConfig = encoder_config(hf_config)
+        self.stack = Stack(self.config)
+        self.pooler = nn.Linear(self.config.hidden_size, self.config.hidden_size) if pooler else None
+        self.tokenizer: PreTrainedTokenizerBase | None = None
+        self.load_report: LoadReport | None = None
+        initialize(self, std=self.config.initializer_range)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, *, revision: str | None = None) -> Self:
+        """Loads published weights in float32, in evaluation mode.
+
+        Args:
+            name: a folder, a hub id, or ``package:NAME/PATH`` for weights inside an installed package.
+            revision: branch, tag or commit of a hub id.
+
+        Raises:
+            CheckpointError: files are missing or damaged, the family is not supported, or a key does not fit.
+        """
+        folder = resolve(name, revision=revision)
+        hf_config = read_config(folder)
+        family, config = family_of(hf_config), encoder_config(hf_config)
+        tensors = read_weights(folder)
+        pooler = pooler_is_there(family, tensors)
+        names = parameter_map(family, config, head="base", pooler=pooler)
+        with torch.device("meta"):
+            model = cls(hf_config, pooler=pooler)
+        shapes = {key: value.shape for key, value in model.state_dict().items()}
+        matched = match_weights(tensors, names, shapes=shapes, family=family, head_may_be_new=False)
+        model.load_state_dict(matched.tensors, assign=True)
+        model.load_report = matched.report
+        model.tokenizer = load_tokenizer(folder, vocab_size=config.vocab_size, required=False)
+        return model.eval()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, ...]]:
+        """Last hidden states ``[B, T, H]``, zeros at padding.
+
+        All arguments are ``[B, T]`` with transformers' meaning and defaults; masks may have holes. With
+        ``output_hidden_states`` also the embeddings' and every layer's states, in transformers' order.
+
+        Raises:
+            ValueError: a mask that is not ``[B, T]``, an input that is too long, or ``output_attentions``.
+        """
+        inputs = shaped_inputs(
+            self.config,
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            output_attentions=output_attentions,
+        )
+        states: list[Tensor] | None = [] if output_hidden_states else None
+        hidden = self.stack(
+            inputs.input_ids, inputs.position_ids, inputs.token_type_ids, inputs.layout, hidden_states=states
+        )
+        last = inputs.rectangle(hidden)
+        return last if states is None else (last, tuple(inputs.rectangle(state) for state in states))
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes config.json, model.safetensors and the tokenizer's files; ``AutoModel`` opens the folder."""
+        family = family_of(self.hf_config)
+        names = parameter_map(family, self.config, head="base", pooler=self.pooler is not None)
+        tensors = hf_tensors(self.state_dict(), names, strip_prefix=family.prefix)
+        of_a_head = (CONFIG_KEY, "id2label", "label2id", "problem_type")
+        kept = {key: value for key, value in self.hf_config.items() if key not in of_a_head}
+        config = {**kept, "architectures": [family.architectures["base"]]}
+        save_folder(Path(folder), config=config, tensors=tensors, tokenizer=self.tokenizer)

@@ -1,0 +1,267 @@
+"""A folder becomes a ``TaskModel`` and back: which task it is, which head it has, whose label order counts.
+
+Owns the ``bert_tasks`` key of config.json and the head that transformers lacks. Must not follow any name in a file to
+code: a task registered as ``module:Class`` is loaded only if the caller passes it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from bert_tasks.checkpoints.families import (
+    CONFIG_KEY,
+    HeadKind,
+    encoder_config,
+    family_of,
+    head_kind,
+    parameter_map,
+)
+from bert_tasks.checkpoints.hub import resolve
+from bert_tasks.checkpoints.load import LoadReport, Matched, checked_tensors, match_weights
+from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
+from bert_tasks.checkpoints.tokenizers import load_tokenizer
+from bert_tasks.checkpoints.weights import label_names, read_config, read_weights
+from bert_tasks.encoder.stack import initialize
+from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.tasks import TASKS, Task
+
+if TYPE_CHECKING:
+    from bert_tasks.model.task_model import TaskModel
+
+ModelT = TypeVar("ModelT", bound="TaskModel")
+
+HEADS: Mapping[HeadKind | None, str] = {"sequence": "sequence-classification"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Folder:
+    """The parts of a checkpoint folder that decide what is built."""
+
+    path: Path
+    hf_config: dict[str, Any]
+    head: HeadKind | None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return label_names(self.hf_config)
+
+    @property
+    def stored(self) -> dict[str, Any] | None:
+        entry = self.hf_config.get(CONFIG_KEY)
+        return entry if isinstance(entry, dict) else None
+
+
+def load_task_model(
+    cls: type[ModelT],
+    name: str | Path,
+    *,
+    task: str | Task | None,
+    labels: Sequence[str] | None,
+    revision: str | None,
+    settings: Mapping[str, Any],
+) -> ModelT:
+    """See ``TaskModel.from_pretrained``."""
+    path = resolve(name, revision=revision)
+    hf_config = read_config(path)
+    folder = _Folder(path=path, hf_config=hf_config, head=head_kind(hf_config))
+    built = _task(folder, task, labels, settings)
+    config = encoder_config(hf_config)
+    with torch.device("meta"):
+        model = cls(hf_config, built)
+    matched = _match(model, folder, head_may_be_new=task is not None)
+    missing = set(model.state_dict()) - set(matched.tensors)
+    head = built.head(config)
+    initialize(head, std=config.initializer_range)
+    fresh = {f"head.{key}": value for key, value in head.state_dict().items() if f"head.{key}" in missing}
+    model.load_state_dict(matched.tensors | fresh, assign=True)
+    model.load_report = matched.report
+    model.tokenizer = load_tokenizer(path, vocab_size=config.vocab_size)
+    return model.eval()
+
+
+def restore_weights(model: "TaskModel", path: Path) -> None:
+    """See ``TaskModel.restore``."""
+    hf_config = read_config(path)
+    folder = _Folder(path=path, hf_config=hf_config, head=head_kind(hf_config))
+    model.load_state_dict(_match(model, folder, head_may_be_new=False).tensors)
+
+
+def _task(folder: _Folder, task: str | Task | None, labels: Sequence[str] | None, settings: Mapping[str, Any]) -> Task:
+    """The task that the caller names, else the one that the folder states, else the one its head serves."""
+    if isinstance(task, Task):
+        if labels is not None or settings:
+            raise UsageError("pass either a task, or a task's name with labels and settings")
+        return task
+    if task is not None:
+        given = {} if labels is None else {"labels": tuple(labels)}
+        fits = folder.head in HEADS and HEADS[folder.head] == task and settings.get("problem_type") != "regression"
+        known = {"labels": folder.labels} if fits else {}
+        return _build(task, {**known, **given, **settings})
+    if labels is not None or settings:
+        raise UsageError("labels and settings need a task: pass task='sequence-classification' (or another) too")
+    return _stored_task(folder)
+
+
+def _stored_task(folder: _Folder) -> Task:
+    stored = folder.stored
+    if stored is not None:
+        name = stored.get("task")
+        if not isinstance(name, str) or name not in TASKS:
+            raise CheckpointError(
+                f"{folder.path}: config.json says its task is {name!r}, which is not built in; load it with "
+                "TaskModel.from_pretrained(folder, task=YourTask(...))"
+            )
+        tuned = {key: value for key, value in stored.items() if key in TASKS[name].tuned}
+        settings = stored.get("settings", {})
+        if not isinstance(settings, dict):
+            raise CheckpointError(f"{folder.path}: config.json, key {CONFIG_KEY}: settings must be an object")
+        entries = {**settings, **tuned}
+        labels = {} if entries.get("problem_type") == "regression" else {"labels": folder.labels}
+        try:
+            return _build(name, {**labels, **entries})
+        except UsageError as error:
+            raise CheckpointError(f"{folder.path}: config.json, key {CONFIG_KEY}: {error}") from None
+    if folder.head not in HEADS:
+        raise CheckpointError(
+            f"{folder.path} has no task head this package knows (architectures: "
+            f"{folder.hf_config.get('architectures')}); pass task='sequence-classification' (or another) for a new one"
+        )
+    try:
+        return _build(HEADS[folder.head], _hf_settings(folder))
+    except UsageError as error:
+        raise CheckpointError(f"{folder.path}: config.json: {error}") from None
+
+
+def _hf_settings(folder: _Folder) -> dict[str, Any]:
+    """Settings of a folder saved by transformers: its problem type, as transformers would infer it, and a length."""
+    labels = folder.labels if folder.labels else ("LABEL_0", "LABEL_1")  # transformers' default: two classes
+    problem = folder.hf_config.get("problem_type")
+    if problem is None:
+        problem = "regression" if len(labels) == 1 else "single_label_classification"
+    max_length = min(Task.max_length, encoder_config(folder.hf_config).usable_length)
+    stated = {"problem_type": problem, "max_length": max_length}
+    return stated if problem == "regression" else {**stated, "labels": labels}
+
+
+def _build(name: str, entries: Mapping[str, Any]) -> Task:
+    if name not in TASKS:
+        close = get_close_matches(name, TASKS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UsageError(f"unknown task {name!r}; there are {', '.join(TASKS)}{hint}")
+    kind = TASKS[name]
+    known = {field.name for field in fields(kind)}
+    for key in entries:
+        if key not in known:
+            close = get_close_matches(key, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise UsageError(f"{name} has no setting {key!r}{hint}")
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in entries.items()}
+    construct: Callable[..., Task] = kind  # its fields are checked by the task itself
+    try:
+        return construct(**plain)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def _match(model: "TaskModel", folder: _Folder, *, head_may_be_new: bool) -> Matched:
+    """The file's tensors for every parameter; a head of another kind is not read even where shapes fit."""
+    family = family_of(model.hf_config)
+    kind = model.task.hf_head
+    names = parameter_map(family, model.config, head="base" if kind is None else kind, pooler=False)
+    shapes = {key: value.shape for key, value in model.state_dict().items() if key in names}
+    matched = match_weights(
+        read_weights(folder.path),
+        names,
+        shapes=shapes,
+        family=family,
+        head_may_be_new=head_may_be_new,
+        ignore_head=folder.head != kind,
+    )
+    if kind is None:
+        return _with_own_head(matched, model, folder, head_may_be_new=head_may_be_new)
+    return _reordered(matched, model.task, folder, names)
+
+
+def _with_own_head(matched: Matched, model: "TaskModel", folder: _Folder, *, head_may_be_new: bool) -> Matched:
+    """Adds the head that transformers lacks, from ``task_head.safetensors``."""
+    wanted = {key: value.shape for key, value in model.state_dict().items() if key.startswith("head.")}
+    found = read_head_tensors(folder.path)
+    if found is not None and {key: value.shape for key, value in found.items()} == wanted:
+        tensors = checked_tensors(found)
+        loaded = tuple(sorted([*matched.report.loaded, *wanted]))
+        own = Matched(tensors=matched.tensors | tensors, report=replace(matched.report, loaded=loaded))
+        return _reordered(own, model.task, folder, {})
+    if not head_may_be_new:
+        raise CheckpointError(f"{folder.path}: task_head.safetensors is missing or does not fit the stored task")
+    return Matched(tensors=matched.tensors, report=replace(matched.report, new=tuple(sorted(wanted))))
+
+
+def _reordered(matched: Matched, task: Task, folder: _Folder, names: Mapping[str, tuple[str, ...]]) -> Matched:
+    """Brings the rows of the head's last layer into the task's label order, by name.
+
+    Args:
+        names: our parameter name -> transformers' names, which the report speaks of.
+    """
+    theirs, ours = folder.labels, task.labels
+    keys = [key for key in ("head.output.weight", "head.output.bias") if key in matched.tensors]
+    if not keys or theirs == ours or not theirs or not ours:
+        return matched
+    if sorted(theirs) == sorted(ours):
+        order = torch.tensor([theirs.index(label) for label in ours])
+        moved = {key: matched.tensors[key].index_select(0, order) for key in keys}
+        note = f"head re-ordered from labels {', '.join(theirs)} to {', '.join(ours)}"
+        return Matched(tensors=matched.tensors | moved, report=_noted(matched.report, note))
+    if all(label.startswith("LABEL_") for label in theirs):
+        note = f"the file's labels are unnamed ({', '.join(theirs)}): taken in the order {', '.join(ours)}"
+        return Matched(tensors=matched.tensors, report=_noted(matched.report, note))
+    kept = {key: value for key, value in matched.tensors.items() if key not in keys}
+    note = f"the file's head knows other labels ({', '.join(theirs)}): its last layer is new"
+    redrawn = [name for key in keys for name in names.get(key, (key,))]
+    loaded = tuple(name for name in matched.report.loaded if name not in redrawn)
+    report = replace(matched.report, loaded=loaded, new=(*matched.report.new, *redrawn))
+    return Matched(tensors=kept, report=_noted(report, note))
+
+
+def _noted(report: LoadReport, note: str) -> LoadReport:
+    return replace(report, notes=(*report.notes, note))
+
+
+def save_task_model(model: "TaskModel", folder: Path) -> None:
+    """See ``TaskModel.save_pretrained``."""
+    family = family_of(model.hf_config)
+    kind = model.task.hf_head
+    head: HeadKind = "base" if kind is None else kind
+    names = parameter_map(family, model.config, head=head, pooler=False)
+    state: dict[str, Tensor] = dict(model.state_dict())
+    own = {key: value for key, value in state.items() if key not in names}
+    save_folder(
+        folder,
+        config=saved_config(model),
+        tensors=hf_tensors(
+            {key: state[key] for key in names}, names, strip_prefix=family.prefix if kind is None else ""
+        ),
+        tokenizer=model.tokenizer,
+        head_tensors=own if own else None,
+    )
+
+
+def saved_config(model: "TaskModel") -> dict[str, Any]:
+    """config.json of a saved model: the loaded one, updated, with one key of our own."""
+    family, task = family_of(model.hf_config), model.task
+    head: HeadKind = "base" if task.hf_head is None else task.hf_head
+    names = {kind: name for name, kind in TASKS.items()}
+    entry = {
+        "task": names.get(type(task), f"{type(task).__module__}:{type(task).__qualname__}"),
+        "settings": task.settings(),
+        "version": version("bert-tasks"),
+        **{key: getattr(task, key) for key in task.tuned},
+    }
+    unwanted = ("_name_or_path", "num_labels", "finetuning_task")
+    kept = {key: value for key, value in model.hf_config.items() if key not in unwanted}
+    return {**kept, **task.hf_config, "architectures": [family.architectures[head]], CONFIG_KEY: entry}

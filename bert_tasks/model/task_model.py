@@ -1,0 +1,169 @@
+"""``TaskModel``: encoder + head + task + tokenizer, trained, saved and loaded as one thing.
+
+Owns the forward pass of training (a packed batch) and of transformers' call (padded tensors), and the module tree whose
+names the family tables map. How a folder becomes a model and back is in pretrained.py.
+
+Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R rows that the head reads.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.checkpoints.families import encoder_config
+from bert_tasks.checkpoints.load import LoadReport
+from bert_tasks.data.columns import Row
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import RowHead
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.encoder.stack import Stack, initialize
+from bert_tasks.errors import UsageError
+from bert_tasks.model.predicting import predict_rows
+from bert_tasks.model.shaped import shaped_inputs
+from bert_tasks.tasks.base import Prediction, Task
+
+
+class TaskModel(nn.Module):
+    """One of the four kinds of task on one of the five families.
+
+    Attributes:
+        task: the adapter; its settings are stored with the model. Training replaces it (tuned thresholds).
+        tokenizer: of the checkpoint; needed by ``predict``.
+        config, hf_config: our view of the configuration, and ``config.json`` as loaded.
+        load_report: what became of each key of the file; None for a model made from a configuration.
+    """
+
+    def __init__(
+        self, hf_config: Mapping[str, Any], task: Task, *, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> None:
+        super().__init__()
+        self.hf_config = dict(hf_config)
+        self.config: EncoderConfig = encoder_config(hf_config)
+        if task.max_length > self.config.usable_length:
+            raise UsageError(
+                f"max_length = {task.max_length}, but the checkpoint has {self.config.usable_length} positions"
+            )
+        self.task = task
+        self.tokenizer = tokenizer
+        self.load_report: LoadReport | None = None
+        self.stack = Stack(self.config)
+        self.head = task.head(self.config)
+        initialize(self, std=self.config.initializer_range)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        task: str | Task | None = None,
+        labels: Sequence[str] | None = None,
+        revision: str | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Loads a checkpoint in float32, in evaluation mode.
+
+        Args:
+            name: a folder, a hub id, or ``package:NAME/PATH`` for weights inside an installed package.
+            task: a task's name, with ``labels`` and ``settings`` as its fields, or a task. Then the head may be new,
+                and ``load_report`` says so. Without it the folder says what the task is, and its head must be complete.
+            labels: the classes in order. A head in the file with the same labels in another order is re-ordered.
+            revision: branch, tag or commit of a hub id.
+
+        Raises:
+            CheckpointError: files are missing or damaged, the family is not supported, or a key does not fit.
+            UsageError: an unknown task or setting.
+        """
+        from bert_tasks.model.pretrained import load_task_model  # it builds this class
+
+        return load_task_model(cls, name, task=task, labels=labels, revision=revision, settings=settings)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes a folder that ``from_pretrained`` and stock transformers open.
+
+        A head that transformers lacks goes to ``task_head.safetensors``; the folder is then the base model to others.
+        """
+        from bert_tasks.model.pretrained import save_task_model
+
+        save_task_model(self, Path(folder))
+
+    def restore(self, folder: str | Path) -> None:
+        """Takes the weights, all of them, from a folder that this model was saved to; task and tokenizer stay.
+
+        Raises:
+            CheckpointError: a weight is missing or of another shape.
+        """
+        from bert_tasks.model.pretrained import restore_weights
+
+        restore_weights(self, Path(folder))
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.output.weight.device
+
+    def forward(
+        self,
+        input_ids: Tensor | PackedBatch,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> Tensor:
+        """Logits of a packed batch, one row for each sequence or row that the head reads; or transformers' call.
+
+        With ``[B, T]`` tensors the logits are shaped as in transformers: ``[B, L]``, or ``[B, T, L]`` with zeros at
+        padding (spans: L = 2, start and end).
+
+        Raises:
+            ValueError: a mask that is not ``[B, T]``, an input that is too long, or ``output_attentions``.
+        """
+        if isinstance(input_ids, PackedBatch):
+            return self.packed_logits(input_ids)
+        inputs = shaped_inputs(
+            self.config,
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            output_attentions=output_attentions,
+        )
+        layout = inputs.layout
+        hidden = self.stack(
+            inputs.input_ids, inputs.position_ids, inputs.token_type_ids, layout, rows=self.head.read(layout)
+        )
+        logits: Tensor = self.head(hidden, layout)
+        return inputs.rectangle(logits) if isinstance(self.head, RowHead) else logits
+
+    def packed_logits(self, batch: PackedBatch) -> Tensor:
+        """The logits of a packed batch, in the parameters' precision even where training wraps ``forward``."""
+        rows = self.head.read(batch.layout)
+        hidden = self.stack(batch.input_ids, batch.position_ids, batch.token_type_ids, batch.layout, rows=rows)
+        logits: Tensor = self.head(hidden, batch.layout)
+        return logits
+
+    def predict(self, rows: Iterable[Row]) -> list[Prediction]:
+        """One prediction per row, in row order.
+
+        Args:
+            rows: mappings with the task's columns, e.g. ``[{"text": "a fine film"}]``.
+
+        Raises:
+            DataError: a row lacks a column or holds something else than its kind.
+        """
+        return list(predict_rows(self, rows))
+
+    def parameter_depths(self) -> dict[str, int]:
+        """Each parameter's place from the input: embeddings 0, layer i (its last use) i + 1, the head one more."""
+        last_use = {index: position + 1 for position, index in enumerate(self.stack.layer_order)}
+        head = len(self.stack.layer_order) + 1
+        depths = {}
+        for name, _ in self.named_parameters():
+            parts = name.split(".")
+            if parts[0] == "head":
+                depths[name] = head
+            else:
+                depths[name] = last_use[int(parts[2])] if parts[1] == "layers" else 0
+        return depths

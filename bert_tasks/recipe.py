@@ -1,0 +1,290 @@
+"""Recipes: the typed, closed schema of a training run, read from TOML with overrides.
+
+Owns the sections, their limits and the check of a task's settings. Must not know how training, models or data
+work; importing it loads neither torch nor a task.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import json
+import re
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from bert_tasks.data.splits import DataSpec
+from bert_tasks.errors import RecipeError
+from bert_tasks.recipe_document import (
+    Document,
+    Override,
+    combined,
+    parse_override,
+    parse_text,
+    read_text,
+    section_of,
+)
+from bert_tasks.recipe_errors import (
+    KnownKeys,
+    Origin,
+    Problem,
+    missing_key,
+    nearest_or_all,
+    recipe_error,
+    schema_problems,
+    unknown_key,
+)
+from bert_tasks.recipe_toml import KeyPath, key_lines, to_toml
+
+if TYPE_CHECKING:
+    from bert_tasks.tasks.base import Task
+
+_CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+
+def _none_if_off(value: object) -> object:
+    """TOML has no null: 0 and "none" switch a limit off."""
+    return None if value == "none" or (value == 0 and not isinstance(value, bool)) else value
+
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class ModelSection(BaseModel):
+    """``name``: a hub id, a folder or ``package:NAME/PATH``."""
+
+    model_config = _CLOSED
+    name: Annotated[str, Field(min_length=1)]
+    revision: str | None = None
+    gradient_checkpointing: bool = False
+
+
+class OptimSection(BaseModel):
+    """``batch_size``: samples per optimizer step on all devices; ``micro_batch_tokens``: memory only."""
+
+    model_config = _CLOSED
+    learning_rate: Positive = 5e-5
+    epochs: Count = 3
+    batch_size: Count = 32
+    warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    weight_decay: NotNegative = 0.0
+    max_grad_norm: Annotated[Positive | None, BeforeValidator(_none_if_off)] = 1.0
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    adam_epsilon: Positive = 1e-8
+    mixed_precision: Literal["no", "fp16", "bf16"] = "no"
+    head_learning_rate: Positive | None = None
+    layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    freeze_embeddings: bool = False
+    freeze_layers: Annotated[int, Field(ge=0)] = 0
+    micro_batch_tokens: Count = 16384
+
+
+class RunSection(BaseModel):
+    """``eval_steps`` None: evaluate after each epoch. ``early_stopping_patience`` counts evaluations."""
+
+    model_config = _CLOSED
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
+    output_dir: str | None = None
+    eval_steps: Count | None = None
+    early_stopping_patience: Count | None = None
+    metric_for_best_model: str | None = None
+    logging_steps: Count = 10
+
+
+class Recipe(BaseModel):
+    """One run. ``task``: a name of ``TASKS`` or ``module:Class``; ``settings``: fields of the class."""
+
+    model_config = _CLOSED
+    task: str
+    model: ModelSection
+    settings: dict[str, Any] = {}
+    data: DataSpec
+    optim: OptimSection = OptimSection()
+    run: RunSection = RunSection()
+
+
+def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: str | Path | None = None) -> Recipe:
+    """The recipe of a TOML file with all paths absolute.
+
+    Args:
+        path: The file; relative paths in it start at its folder.
+        overrides: ``section.key=value`` texts, the value a TOML literal or else a string; relative paths in
+            them start at the current folder. One that sets the source of the data removes the other sources.
+        output_dir: Replaces ``run.output_dir``; relative to the current folder.
+
+    Raises:
+        RecipeError: The file is missing, is no TOML (the first mistake) or does not fit the schema (all).
+    """
+    file = Path(path)
+    text = read_text(file)
+    changes = [parse_override(option) for option in overrides]
+    if output_dir is not None:
+        option = f"--output-dir {output_dir}"
+        changes.append(Override(option=option, path=("run", "output_dir"), value=str(output_dir)))
+    document = combined(parse_text(text, file), file.parent, changes)
+    origin = Origin(file=str(file), lines=key_lines(text), options={change.path: change.option for change in changes})
+    return _validated(document, origin)
+
+
+def resolved_toml(recipe: Recipe) -> str:
+    """The recipe as TOML that ``load_recipe`` reads back as an equal recipe, wherever the file lies."""
+    document = recipe.model_dump()
+    if recipe.optim.max_grad_norm is None:
+        document["optim"]["max_grad_norm"] = "none"
+    return to_toml(_without_none(document))
+
+
+def sections(**settings: object) -> tuple[OptimSection, RunSection]:
+    """The settings of ``[optim]`` and ``[run]`` given as keywords, each field in its section.
+
+    Raises:
+        RecipeError: naming every one that does not fit.
+    """
+    of_run = {name: value for name, value in settings.items() if name in RunSection.model_fields}
+    of_optim = {name: value for name, value in settings.items() if name not in of_run}
+    known = {"": (*OptimSection.model_fields, *RunSection.model_fields)}
+    problems: list[Problem] = []
+    built: dict[type[BaseModel], Any] = {}
+    for kind, given in ((OptimSection, of_optim), (RunSection, of_run)):
+        try:
+            built[kind] = kind.model_validate(given)
+        except ValidationError as error:
+            problems += schema_problems(error, given, (), known)
+    if problems:
+        raise RecipeError("\n".join(problem.text for problem in problems))
+    return built[OptimSection], built[RunSection]
+
+
+def load_task_class(name: str) -> "type[Task]":
+    """The class a recipe's ``task`` names; ``module:Class`` imports the module, which runs its code."""
+    if ":" in name:
+        return _imported_task_class(name)
+    from bert_tasks.tasks import TASKS
+
+    if name not in TASKS:
+        raise RecipeError(f"unknown task '{name}'{nearest_or_all(name, TASKS)} (your own: 'module:Class')")
+    return TASKS[name]
+
+
+def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> "Task":
+    """The recipe's task; ``labels``, if given, replace those of the settings.
+
+    Raises:
+        RecipeError: The task refuses its settings.
+    """
+    settings = recipe.settings if labels is None else {**recipe.settings, "labels": labels}
+    try:
+        return load_task_class(recipe.task)(**settings)
+    except ValueError as error:
+        raise RecipeError(f"[settings] of {recipe.task}: {error}") from error
+
+
+def _imported_task_class(name: str) -> "type[Task]":
+    from bert_tasks.tasks.base import Task
+
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
+        raise RecipeError(f"task '{name}': expected 'module:Class', such as 'my_package.my_task:MyTask'")
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, SyntaxError) as error:
+        raise RecipeError(f"task '{name}': cannot import '{module_name}' ({error}); is it on PYTHONPATH?") from error
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        tasks = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Task)]
+        raise RecipeError(f"task '{name}': no Task class '{class_name}' there{nearest_or_all(class_name, tasks)}")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise RecipeError(f"task '{name}': {class_name} does not define {missing}")
+    return found
+
+
+def _validated(document: Document, origin: Origin) -> Recipe:
+    problems: list[Problem] = []
+    task_class = _task_class(document, problems)
+    known = _known_keys(task_class)
+    settings = section_of(document, "settings")
+    if task_class is not None:
+        settings, wrong = _checked_settings(settings, task_class, known)
+        problems += wrong
+    recipe = None
+    try:  # strict validation takes lists and integers for tuples and floats only when the input is JSON
+        recipe = Recipe.model_validate_json(json.dumps(document, default=str), strict=True)
+    except ValidationError as error:
+        problems += schema_problems(error, document, (), known)
+    if recipe is None or problems:
+        raise recipe_error(problems, origin)
+    return recipe.model_copy(update={"settings": settings})
+
+
+def _task_class(document: Document, problems: list[Problem]) -> "type[Task] | None":
+    name = document.get("task")
+    if not isinstance(name, str):
+        return None
+    try:
+        return load_task_class(name)
+    except RecipeError as error:
+        problems.append(Problem(path=("task",), text=str(error)))
+        return None
+
+
+def _known_keys(task_class: "type[Task] | None") -> KnownKeys:
+    return {
+        "model": tuple(ModelSection.model_fields),
+        "optim": tuple(OptimSection.model_fields),
+        "run": tuple(RunSection.model_fields),
+        "data": tuple(field.name for field in dataclasses.fields(DataSpec)),
+        "settings": () if task_class is None else tuple(_stated_fields(task_class)),
+        "": ("task",),
+    }
+
+
+def _stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]:
+    """The fields of a task that a recipe may state."""
+    return {
+        field.name: field
+        for field in dataclasses.fields(task_class)
+        if field.init and field.name not in task_class.tuned
+    }
+
+
+def _checked_settings(settings: Document, task_class: "type[Task]", known: KnownKeys) -> tuple[Document, list[Problem]]:
+    """The settings as the task's field types want them, and what does not fit."""
+    fields, types = _stated_fields(task_class), typing.get_type_hints(task_class, include_extras=True)
+    checked: Document = {}
+    problems = list(_missing_settings(settings, fields, known))
+    for name, value in settings.items():
+        path: KeyPath = ("settings", name)
+        if name not in fields:
+            problems.append(Problem(path=path, text=unknown_key(path, known)))
+            continue
+        adapter = TypeAdapter[Any](types[name], config=ConfigDict(allow_inf_nan=False))
+        try:
+            checked[name] = adapter.validate_json(json.dumps(value, default=str), strict=True)
+        except ValidationError as error:
+            problems += schema_problems(error, value, path, known)
+    return checked, problems
+
+
+def _missing_settings(
+    settings: Document, fields: Mapping[str, dataclasses.Field[Any]], known: KnownKeys
+) -> Iterator[Problem]:
+    for name, field in fields.items():
+        has_default = not (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
+        if not has_default and name not in settings:
+            yield Problem(path=("settings", name), text=missing_key(("settings", name), known))
+
+
+def _without_none(document: Mapping[str, Any]) -> Document:
+    """TOML has no null; a key that is absent means the same."""
+    return {
+        key: _without_none(value) if isinstance(value, Mapping) else value
+        for key, value in document.items()
+        if value is not None
+    }

@@ -1,0 +1,150 @@
+"""The task contract: rows -> features -> logits -> loss -> predictions -> metrics.
+
+Owns the types that training, inference and the model share with a task. Must not know how training runs, how
+checkpoints are stored or what a recipe is.
+
+Shape legend: N tokens, B sequences (windows), S samples (rows of the user's file), H hidden, L labels.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import groupby
+from typing import Any, ClassVar, Literal, NotRequired, Self, TypedDict, get_args, get_origin, get_type_hints
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.columns import Column, Row
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import Head
+from bert_tasks.encoder.packing import PackedBatch, pack
+
+
+class Feature(TypedDict):
+    """One window of one row: flat, so that Arrow stores it as it is.
+
+    ``row`` is the index of the row it came from; features of a row are neighbours. ``labels`` holds the targets as
+    numbers; it is absent (or None, from Arrow) where a row has none. ``lost_tokens`` counts the row's tokens that no
+    window holds.
+    """
+
+    row: int
+    input_ids: list[int]
+    token_type_ids: list[int]
+    labels: NotRequired[list[float] | None]
+    lost_tokens: NotRequired[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSum:
+    """A summed loss and what the mean divides by, both 0-dimensional tensors on the logits' device."""
+
+    total: Tensor
+    count: Tensor
+
+
+class Prediction(ABC):
+    """What a task answers for one row: a frozen dataclass whose ``to_json`` can be written as one JSON line."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """One kind of task; one frozen instance per model, whose fields are its settings.
+
+    A subclass sets ``name`` (as on the hub), the columns it reads and how it turns rows into numbers and back. The
+    fields are what a recipe may state under ``[settings]`` and what ``config.json`` stores, so they hold plain values
+    only. ``labels`` fixes the order of the classes; everything else maps labels by name. ``max_length`` is the longest
+    window in tokens, special tokens included. ``tuned`` names the fields that validation sets, never a user.
+    """
+
+    name: ClassVar[str]
+    tuned: ClassVar[tuple[str, ...]] = ()
+    labels: tuple[str, ...] = ()
+    max_length: int = 128
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if get_origin(kind) is Literal and value not in get_args(kind):
+                raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(kind)))}")
+        repeated = sorted({label for label in self.labels if self.labels.count(label) > 1})
+        if repeated:
+            raise ValueError(f"labels: {', '.join(map(repr, repeated))} stands more than once")
+        if self.max_length < 3:
+            raise ValueError(f"max_length is {self.max_length}, expected at least 3 (two special tokens and one more)")
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[Column, ...]:
+        """What a row needs."""
+
+    @property
+    @abstractmethod
+    def primary_metric(self) -> str:
+        """The key of ``metrics`` that picks the best model; higher is better."""
+
+    @property
+    @abstractmethod
+    def hf_head(self) -> Literal["sequence", "token", "span"] | None:
+        """The head of transformers that equals ours; None where transformers has none."""
+
+    @property
+    @abstractmethod
+    def hf_config(self) -> dict[str, Any]:
+        """What transformers' config says of this task: id2label, label2id, problem_type."""
+
+    @abstractmethod
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        """Windows of a batch of rows, in row order, at least one per row; ``row`` counts from 0 within the batch."""
+
+    @abstractmethod
+    def head(self, config: EncoderConfig) -> Head:
+        """A new head: ``read(layout)`` names the rows it wants, ``forward(hidden, layout)`` gives the logits."""
+
+    @abstractmethod
+    def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
+        """The summed loss over the labelled items of the batch and the number that a mean divides by."""
+
+    @abstractmethod
+    def decode(
+        self, logits: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> Sequence[Prediction]:
+        """One prediction per row, in row order. ``logits`` holds one float32 tensor per feature, on the CPU."""
+
+    @abstractmethod
+    def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
+        """Metrics over labelled rows, keyed and scaled as in HF evaluate."""
+
+    def fitted_to(self, rows: Iterable[Row]) -> Self:
+        """The task with settings that depend on the training rows made concrete (balanced class weights)."""
+        return self
+
+    def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
+        """The task with decision thresholds chosen on validation predictions."""
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """The fields a user states: all but ``labels`` (stored as id2label) and what validation tunes."""
+        names = [field.name for field in fields(self) if field.name not in ("labels", *self.tuned)]
+        return {name: getattr(self, name) for name in names}
+
+
+def collate(features: Sequence[Feature], *, position_offset: int) -> PackedBatch:
+    """Packs features into a batch; neighbours with the same ``row`` are the windows of one sample."""
+    return pack(
+        [feature["input_ids"] for feature in features],
+        [feature["token_type_ids"] for feature in features],
+        position_offset=position_offset,
+        windows=[len(list(windows)) for _, windows in groupby(features, key=lambda feature: feature["row"])],
+        labels=[targets(feature) for feature in features],
+    )
+
+
+def targets(feature: Feature) -> Sequence[float]:
+    """The feature's targets; empty where its row has none."""
+    labels = feature.get("labels")
+    return () if labels is None else labels

@@ -1,0 +1,132 @@
+"""What a run tells while it trains: a live bar on a terminal, plain lines elsewhere, nothing on ranks above 0.
+
+Owns the wording and the pace of messages. Must not know how training works. Everything goes to standard error.
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from bert_tasks.training.steps import StepLog
+
+
+class Reporter(Protocol):
+    """Receives what happens in a run, in order."""
+
+    def note(self, text: str) -> None: ...
+
+    def step(self, log: StepLog, *, epoch: int, tokens_per_second: float) -> None: ...
+
+    def evaluation(self, step: int, metrics: Mapping[str, float], *, best: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SilentReporter:
+    """Says nothing."""
+
+    def note(self, text: str) -> None:
+        pass
+
+    def step(self, log: StepLog, *, epoch: int, tokens_per_second: float) -> None:
+        pass
+
+    def evaluation(self, step: int, metrics: Mapping[str, float], *, best: bool) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PlainReporter:
+    """One line every ``logging_steps`` steps, without control characters."""
+
+    def __init__(self, *, total_steps: int, logging_steps: int, stream: TextIO) -> None:
+        self._total, self._every, self._stream = total_steps, logging_steps, stream
+        self._started = time.monotonic()
+
+    def note(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def step(self, log: StepLog, *, epoch: int, tokens_per_second: float) -> None:
+        done = log.step + 1
+        if done % self._every and done not in (1, self._total):
+            return
+        left = (time.monotonic() - self._started) / done * (self._total - done)
+        self.note(
+            f"step {done}/{self._total}  epoch {epoch + 1}  loss {log.loss:.4f}  lr {log.learning_rate:.2e}  "
+            f"{tokens_per_second:,.0f} tokens/s  ETA {_clock(left)}"
+        )
+
+    def evaluation(self, step: int, metrics: Mapping[str, float], *, best: bool) -> None:
+        self.note(evaluation_line(step, metrics, best=best))
+
+    def close(self) -> None:
+        pass
+
+
+class RichReporter:
+    """A bar that stays in place, with evaluations above it."""
+
+    def __init__(self, *, total_steps: int, console: Console) -> None:
+        columns = (
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}  lr {task.fields[rate]}  {task.fields[speed]} tokens/s"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=console)
+        self._bar = self._progress.add_task("epoch 1", total=total_steps, loss="-", rate="-", speed="-")
+        self._progress.start()
+
+    def note(self, text: str) -> None:
+        self._progress.console.print(text, highlight=False, markup=False)
+
+    def step(self, log: StepLog, *, epoch: int, tokens_per_second: float) -> None:
+        self._progress.update(
+            self._bar,
+            completed=log.step + 1,
+            description=f"epoch {epoch + 1}",
+            loss=f"{log.loss:.4f}",
+            rate=f"{log.learning_rate:.2e}",
+            speed=f"{tokens_per_second:,.0f}",
+        )
+
+    def evaluation(self, step: int, metrics: Mapping[str, float], *, best: bool) -> None:
+        self.note(evaluation_line(step, metrics, best=best))
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def make_reporter(*, total_steps: int, logging_steps: int, visible: bool) -> Reporter:
+    """The reporter that fits the place where standard error goes."""
+    if not visible:
+        return SilentReporter()
+    console = Console(stderr=True)
+    if console.is_terminal:
+        return RichReporter(total_steps=total_steps, console=console)
+    return PlainReporter(total_steps=total_steps, logging_steps=logging_steps, stream=sys.stderr)
+
+
+def evaluation_line(step: int, metrics: Mapping[str, float], *, best: bool) -> str:
+    """All metrics but the per-class ones, which metrics.jsonl holds."""
+    shown = [
+        f"{name} {value:.4f}"
+        for name, value in metrics.items()
+        if not name.startswith(("f1_", "precision_", "recall_"))
+    ]
+    return f"evaluation after step {step}: {'  '.join(shown)}{'  (best so far)' if best else ''}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

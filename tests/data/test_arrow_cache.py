@@ -1,0 +1,134 @@
+"""Rows that were read are kept, verified, and read again when their file, the options or the store changed."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bert_tasks.data.arrow_cache import open_or_write, open_sound, store
+from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import DataError
+
+Read = Callable[..., RowTable]
+
+
+def test_a_read_file_is_not_parsed_again(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = read("text,label\na,x\n")
+    monkeypatch.setattr("bert_tasks.data.readers._write_rows", None)
+    again = read("text,label\na,x\n")
+    assert list(again) == list(first)
+    assert again.fingerprint == first.fingerprint
+
+
+def test_contents_and_options_change_the_fingerprint(read: Read) -> None:
+    content = "text,label,other\na,x,y\n"
+    tables = [
+        read(content),
+        read(content, names={"label": "other"}),
+        read(content, encoding="latin-1"),
+        read(content, targets="optional"),
+        read(content + "b,x,y\n"),
+    ]
+    assert len({table.fingerprint for table in tables}) == 5
+    assert tables[1][0]["label"] == "y"
+
+
+def test_damaged_cached_rows_are_read_again(read: Read, tmp_path: Path) -> None:
+    content = "text,label\na,x\nb,y\n"
+    expected = list(read(content))
+    (stored,) = (tmp_path / "cache/bert_tasks/tables").glob("*.arrow")
+    sound = stored.read_bytes()
+    for damaged in (sound[:100], b"", sound.replace(b"ab", b"zb")):
+        stored.unlink()
+        stored.write_bytes(damaged)
+        assert list(read(content)) == expected
+    stored.unlink()
+    assert list(read(content)) == expected
+    assert not list(stored.parent.glob(".*"))
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_cached_files_obey_the_umask(read: Read, tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        read("text,label\na,x\n")
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~umask}
+
+
+def test_a_bad_file_leaves_nothing_in_the_cache(read: Read, tmp_path: Path) -> None:
+    with pytest.raises(BadRowsError):
+        read("text,label\na,\n")
+    assert not list((tmp_path / "cache/bert_tasks/tables").iterdir())
+
+
+@pytest.mark.slow
+def test_memory_stays_flat(tmp_path: Path) -> None:
+    """200,000 rows (100 MB) are read in another process, whose peak memory is compared with a small file's."""
+    program = (
+        "import resource, sys; from bert_tasks.data.columns import Column;"
+        "from bert_tasks.data.readers import read_table; from pathlib import Path;"
+        "table = read_table(sys.argv[1], columns=[Column(name='text', kind='text'),"
+        " Column(name='label', kind='label', required=False)], cache_dir=Path(sys.argv[2]));"
+        "print(len(table), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    figures = []
+    for rows in (2000, 200_000):
+        path = tmp_path / f"{rows}.csv"
+        with path.open("w") as file:
+            file.write("text,label\n")
+            file.writelines(f"{'word ' * 100}{number},x\n" for number in range(rows))
+        command = [sys.executable, "-c", program, str(path), str(tmp_path / "cache")]
+        figures.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+    (_, small), (count, large) = figures
+    assert count == "200000"
+    assert int(large) < 1.3 * int(small)
+
+
+def arrow_file(text: str) -> Callable[[Path], None]:
+    import pyarrow
+
+    def write(path: Path) -> None:
+        table = pyarrow.table({"text": [text]})
+        with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table)
+
+    return write
+
+
+def test_a_writer_that_was_overtaken_does_no_harm(tmp_path: Path) -> None:
+    def overtaken(path: Path) -> None:
+        store(tmp_path, "key", arrow_file("the other's"))
+        arrow_file("mine")(path)
+
+    rows = open_or_write(tmp_path, "key", overtaken)
+    assert rows[0]["text"] == "mine"
+    kept = open_sound(tmp_path, "key")
+    assert kept is not None
+    assert kept[0]["text"] == "mine"
+
+
+def test_a_note_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    outside = store(tmp_path, None, arrow_file("outside"))
+    (path,) = tmp_path.glob("*.arrow")
+    note = {"file": str(path), "rows": 1, "sha256": outside.content}
+    (folder / "key.json").write_text(json.dumps(note))
+    assert open_sound(folder, "key") is None
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(DataError, match=r"the cache cannot be written .*No space left"):
+        store(tmp_path, "key", full)
+    assert list(tmp_path.iterdir()) == []

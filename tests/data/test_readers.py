@@ -1,0 +1,332 @@
+"""Reading of files: what must come through unchanged, and what must be reported."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bert_tasks.data.columns import Column
+from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.readers import read_table
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import DataError
+
+TEXT = Column(name="text", kind="text")
+LABEL = Column(name="label", kind="label", required=False)
+LABELS = Column(name="labels", kind="labels", required=False)
+SCORE = Column(name="score", kind="number", required=False)
+
+Read = Callable[..., RowTable]
+
+
+def texts(table: RowTable) -> list[str]:
+    return [row["text"] for row in table]
+
+
+def message(error: pytest.ExceptionInfo[DataError]) -> str:
+    assert error.value.exit_code == 3
+    return str(error.value)
+
+
+def test_rows_carry_the_tasks_names_and_the_line(read: Read) -> None:
+    table = read("id,rating,review\n1,good,fine film\n2,bad,dull\n", names={"text": "review", "label": "rating"})
+    assert list(table) == [
+        {"text": "fine film", "label": "good", "line": 2},
+        {"text": "dull", "label": "bad", "line": 3},
+    ]
+    assert table.source == "rows.csv"
+    assert table[1]["text"] == "dull"
+    assert [len(batch) for batch in table.batches(1)] == [1, 1]
+    assert texts(table.select([1])) == ["dull"]
+    assert table.select([1]).fingerprint != table.fingerprint
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
+def test_words_that_other_readers_take_for_null_stay(read: Read, name: str) -> None:
+    words = ["NA", "null", "None", "nan", "N/A", "NaN", "", " "]
+    if name == "rows.csv":
+        content = "text,label\n" + "".join(f'"{word}",None\n' for word in words)
+    else:
+        content = "".join(json.dumps({"text": word, "label": "None"}) + "\n" for word in words)
+    table = read(content, name)
+    assert texts(table) == words
+    assert {row["label"] for row in table} == {"None"}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        pytest.param(b"\xef\xbb\xbftext,label\na,x\n", ["a"], id="byte order mark"),
+        pytest.param(b"text,label\r\na,x\r\nb,y\r\n", ["a", "b"], id="crlf"),
+        pytest.param(b"text,label\ra,x\rb,y\r", ["a", "b"], id="cr only"),
+        pytest.param(b'text,label\n"a\r\nb\nc",x\n', ["a\r\nb\nc"], id="quoted newlines"),
+        pytest.param(b'text,label\n"say ""hi"", twice",x\n', ['say "hi", twice'], id="doubled quotes"),
+        pytest.param(b'text,label\na "b" c,x\n', ['a "b" c'], id="quotes inside an unquoted cell"),
+        pytest.param(b"text,label\na\x00b,x\n", ["a\x00b"], id="nul byte"),
+        pytest.param("text,label\ne\u0301 \U0001f600\u2028,x\n".encode(), ["e\u0301 \U0001f600\u2028"], id="emoji"),
+        pytest.param(b"text,label\n\na,x\n\n\n", ["a"], id="blank lines"),
+        pytest.param(b"text,label\n a \t,x", [" a \t"], id="outer spaces, no last line end"),
+        pytest.param(b"text,label\n" + b"y" * 5_000_000 + b",x\n", ["y" * 5_000_000], id="5 MB cell"),
+    ],
+)
+def test_csv_texts_come_through_byte_for_byte(read: Read, content: bytes, expected: list[str]) -> None:
+    assert texts(read(content)) == expected
+
+
+def test_lines_are_those_an_editor_shows(read: Read) -> None:
+    table = read('text,label\n\n"a\nb",x\nc,y\n')
+    assert [row["line"] for row in table] == [3, 5]
+
+
+def test_the_process_wide_cell_limit_is_put_back(read: Read) -> None:
+    import csv
+
+    before = csv.field_size_limit()
+    read("text,label\na,x\n")
+    assert csv.field_size_limit() == before
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("latin-1", "latin-1"), ("utf-16", "utf-16")])
+def test_other_encodings_are_read_when_stated(read: Read, encoding: str, shown: str) -> None:
+    content = "text,label\ncafé,x\n".encode(encoding)
+    with pytest.raises(DataError) as error:
+        read(content)
+    assert f"encoding = '{shown}'" in message(error)
+    assert texts(read(content, encoding=encoding)) == ["café"]
+
+
+def test_an_undecodable_byte_is_reported_with_its_line(read: Read) -> None:
+    with pytest.raises(BadRowsError) as error:
+        read(b"text,label\na,x\nb\xe9,x\n")
+    assert "rows.csv:3: column 'text'" in message(error)
+    assert "byte 0xE9" in message(error)
+
+
+def test_an_unknown_encoding_is_named(read: Read) -> None:
+    with pytest.raises(DataError, match="unknown encoding: utf-99"):
+        read("text,label\na,x\n", encoding="utf-99")
+    with pytest.raises(DataError, match=r"rows.csv: not a text in 'utf-16'"):
+        read("text,label\na,xy\n", encoding="utf-16")
+
+
+def test_one_report_names_every_bad_row(read: Read) -> None:
+    content = "text,label\ngood,positive\na,\nshort\nb,postive\nc,positive \nd,1\ne,Negative\nf,positive,more\n"
+    with pytest.raises(BadRowsError) as error:
+        read(content, labels=("negative", "positive"))
+    assert message(error).splitlines() == [
+        "7 problems in the data; mend the rows and start again",
+        "  rows.csv:3: column 'label': '': missing label",
+        "  rows.csv:4: 1 cell where the header has 2",
+        "  rows.csv:5: column 'label': 'postive': 'postive' -> 'positive'?",
+        "  rows.csv:6: column 'label': 'positive ': spaces around a label: 'positive ' -> 'positive'",
+        "  rows.csv:7: column 'label': '1': expected one of negative, positive",
+        "  rows.csv:8: column 'label': 'Negative': 'Negative' -> 'negative'?",
+        "  rows.csv:9: 3 cells where the header has 2; put a cell that holds ',' in double quotes",
+    ]
+
+
+def test_only_the_first_twenty_problems_are_shown(read: Read) -> None:
+    content = "text,label\n" + "a,\n" * 30 + "b,c,d\n" * 7 + "good,x\n"
+    with pytest.raises(BadRowsError) as error:
+        read(content)
+    lines = message(error).splitlines()
+    assert lines[0].startswith("37 problems")
+    assert len(lines) == 22
+    assert lines[20].startswith("  rows.csv:21:")
+    assert lines[21] == "  ... and 17 more"
+
+
+def test_numbers_among_names_are_refused_when_labels_are_inferred(read: Read) -> None:
+    content = "text,label\na,pos\nb,pos\nc,1\n"
+    with pytest.raises(BadRowsError, match=r"rows.csv:4: column 'label': '1': a number among names"):
+        read(content, labels=())
+    assert len(read(content)) == 3
+    assert len(read(content, labels=("pos", "1"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "said"),
+    [
+        ('text,label\na,x\n"b,x\nc,x\n', 3, "a double quote that opens a cell here is never closed"),
+        ('text,label\n"b" c,x\nd,x\n', 2, "double the quotes inside a quoted cell"),
+    ],
+)
+def test_broken_quoting_is_a_problem_of_its_row(read: Read, content: str, line: int, said: str) -> None:
+    with pytest.raises(BadRowsError) as error:
+        read(content)
+    assert message(error).startswith("1 problem in the data")
+    assert f"rows.csv:{line}: " in message(error)
+    assert said in message(error)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "rows.csv: the file is empty"),
+        ("\n\n", "rows.csv: the file is empty"),
+        ("text,label\n", "rows.csv: no rows"),
+        ("text,label,text\na,b,c\n", "rows.csv:1: the header names 'text' twice"),
+        ("text;label\na;b\n", "set delimiter = ';'"),
+        ("text\tlabel\na\tb\n", "set delimiter = '\\t'"),
+        ("txt,label\na,b\n", "no column 'text', did you mean 'txt'?"),
+        ("txt,label\na,b\n", "the columns there are: 'label', 'txt'"),
+        ("txt,label\na,b\n", '[data.columns] text = "NAME"'),
+        ("text,rating\na,b\n", "no column 'label'"),
+        (b"PK\x03\x04text,label\n", "a compressed file or a spreadsheet"),
+    ],
+)
+def test_a_problem_of_the_whole_file_has_its_own_message(read: Read, content: str | bytes, said: str) -> None:
+    with pytest.raises(DataError) as error:
+        read(content)
+    assert said in message(error)
+
+
+def test_paths_that_are_no_file(read: Read, tmp_path: Path) -> None:
+    read("text,label\na,x\n", "train.csv")
+    for path, said in [
+        ("trian.csv", "no such file, did you mean 'train.csv'?"),
+        ("nowhere/train.csv", "no folder nowhere"),
+        (str(tmp_path), "a folder where a file was expected; it holds train.csv"),
+    ]:
+        with pytest.raises(DataError) as error:
+            read_table(path, columns=(TEXT,))
+        assert said in message(error)
+    (tmp_path / "train.xyz").touch()
+    with pytest.raises(DataError, match=r"no format belongs to the extension '\.xyz'"):
+        read_table("train.xyz", columns=(TEXT,))
+    with pytest.raises(DataError, match="unknown format 'cvs', did you mean 'csv'"):
+        read_table("train.csv", columns=(TEXT,), format="cvs")
+
+
+def test_a_mapped_column_the_task_does_not_have(read: Read) -> None:
+    with pytest.raises(DataError, match="reads text, label, no 'lable', did you mean 'label'"):
+        read("text,label\na,x\n", names={"lable": "rating"})
+
+
+def test_delimiters_and_tsv(read: Read) -> None:
+    assert texts(read("text;label\na,b;x\n", delimiter=";")) == ["a,b"]
+    assert texts(read('text\tlabel\n"a\tb"\tx\n', "rows.tsv")) == ["a\tb"]
+    assert texts(read('text\tlabel\n"a\tx\n', "rows.tsv", format="tsv/plain")) == ['"a']
+    with pytest.raises(DataError, match="expected one character"):
+        read("text;label\n", delimiter=";;")
+
+
+def test_targets_may_be_missing_for_prediction(read: Read) -> None:
+    columns = (TEXT, LABEL, LABELS, SCORE)
+    assert list(read("text\na\n", columns=columns, targets="optional")) == [{"text": "a", "line": 2}]
+    table = read("text,label\na,\nb,x\n", targets="optional", names={"label": "label"})
+    assert [row["label"] for row in table] == [None, "x"]
+    assert "label" not in read("text\na\n", targets="optional", names={"label": "rating"})[0]
+
+
+def test_an_optional_text_is_read_where_it_is(read: Read) -> None:
+    columns = (TEXT, Column(name="text_pair", kind="text", required=False), LABEL)
+    assert "text_pair" not in read("text,label\na,x\n", columns=columns)[0]
+    assert read("text,label,text_pair\na,x,b\n", columns=columns)[0]["text_pair"] == "b"
+
+
+def test_label_sets(read: Read) -> None:
+    content = "text,labels\na,x;y\nb,\nc, y ; x\n"
+    assert [row["labels"] for row in read(content, columns=(TEXT, LABELS))] == [["x", "y"], [], ["y", "x"]]
+    lines = [{"text": "a", "labels": ["x", 3]}, {"text": "b", "labels": []}, {"text": "c", "labels": "x;y"}]
+    table = read("".join(json.dumps(line) + "\n" for line in lines), "rows.jsonl", columns=(TEXT, LABELS))
+    assert [row["labels"] for row in table] == [["x", "3"], [], ["x", "y"]]
+    with pytest.raises(BadRowsError) as error:
+        read("text,labels\na,x;;y\nb,x;x\nc,z\n", columns=(TEXT, LABELS), labels=("x", "y"))
+    assert [line.split(": ", 1)[0].strip() for line in message(error).splitlines()[1:]] == [
+        "rows.csv:2",
+        "rows.csv:3",
+        "rows.csv:4",
+    ]
+
+
+def test_numbers(read: Read) -> None:
+    table = read("text,score\na,1\nb,-2.5e-1\nc, 3.0\n", columns=(TEXT, SCORE))
+    assert [row["score"] for row in table] == [1.0, -0.25, 3.0]
+    content = 'text,score\na,"1,5"\nb,nan\nc,inf\nd,high\ne,\nf,1_000\n'
+    with pytest.raises(BadRowsError) as error:
+        read(content, columns=(TEXT, SCORE))
+    assert message(error).startswith("6 problems")
+    assert "rows.csv:2: column 'score': '1,5': not a number: '1,5' -> '1.5'?" in message(error)
+    assert "rows.csv:6: column 'score': '': missing number" in message(error)
+
+
+def test_json_lines(read: Read) -> None:
+    lines = [
+        '{"text": "a", "label": 1}',
+        '{"label": true, "text": "b\\n"}',
+        "",
+        '{"text": "c", "label": "x", "more": [1]}',
+    ]
+    table = read("\r\n".join(lines), "rows.json")
+    assert list(table) == [
+        {"text": "a", "label": "1", "line": 1},
+        {"text": "b\n", "label": "1", "line": 2},
+        {"text": "c", "label": "x", "line": 4},
+    ]
+
+
+def test_bad_json_lines_are_all_reported(read: Read) -> None:
+    lines = [
+        '{"text": "a", "label": "x"}',
+        '{"text": "a", ',
+        "[1]",
+        '{"text": null, "label": "x"}',
+        '{"text": 5, "label": 1.0}',
+        '{"label": "x"}',
+        '{"text": "\\ud800", "label": "x"}',
+        '{"text": "a"}',
+    ]
+    with pytest.raises(BadRowsError) as error:
+        read("\n".join(lines), "rows.jsonl")
+    said = message(error).splitlines()[1:]
+    assert [line.split(":")[1] for line in said] == ["2", "3", "4", "5", "5", "6", "7", "8"]
+    assert "not valid JSON" in said[0]
+    assert "expected an object" in said[1]
+    assert "problem_type = 'regression'" in said[4]
+    assert "surrogate U+D800" in said[6]
+
+
+def test_json_files_of_another_shape(read: Read) -> None:
+    with pytest.raises(DataError, match="holds a JSON array; write one object a line"):
+        read('[{"text": "a"}]', "rows.json")
+    with pytest.raises(DataError, match="no column 'text', did you mean 'texts'"):
+        read('{"texts": "a", "label": "x"}\n', "rows.jsonl")
+
+
+def test_parquet(tmp_path: Path) -> None:
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    columns = {"text": ["a", ""], "label": [1, 0], "id": [7, 8]}
+    plain, named = tmp_path / "plain.parquet", tmp_path / "named.parquet"
+    Dataset.from_dict(columns).to_parquet(plain)
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["bad", "good"]), "id": Value("int64")})
+    Dataset.from_dict(columns, features=features).to_parquet(named)
+    rows = list(read_table(plain, columns=(TEXT, LABEL), cache_dir=tmp_path))
+    assert rows == [{"text": "a", "label": "1", "line": 1}, {"text": "", "label": "0", "line": 2}]
+    named_rows = read_table(named, columns=(TEXT, LABEL), cache_dir=tmp_path)
+    assert [row["label"] for row in named_rows] == ["good", "bad"]
+    damaged = tmp_path / "damaged.parquet"
+    damaged.write_bytes(plain.read_bytes()[:-20])
+    with pytest.raises(DataError, match="not a parquet file that can be read"):
+        read_table(damaged, columns=(TEXT, LABEL), cache_dir=tmp_path)
+
+
+def test_glue_files_are_read_without_quoting(read: Read) -> None:
+    sst2 = 'sentence\tlabel\n"half a quote \t0\ngood\t1\n'
+    table = read(sst2, "train.tsv", format="glue/sst2")
+    assert table[0] == {"text": '"half a quote ', "label": "negative", "line": 2}
+    assert table[1]["label"] == "positive"
+    with pytest.raises(BadRowsError, match=r"train.tsv:2: column 'label': '2': expected one of 0, 1"):
+        read("sentence\tlabel\ngood\t2\n", "train.tsv", format="glue/sst2")
+
+
+def test_cola_has_a_header_in_its_test_file_only(read: Read) -> None:
+    train = read("gj04\t1\t\tThe sailors rode.\r\nr-67\t0\t*\tRode sailors.\n", "train.tsv", format="glue/cola")
+    assert [(row["text"], row["label"], row["line"]) for row in train] == [
+        ("The sailors rode.", "acceptable", 1),
+        ("Rode sailors.", "unacceptable", 2),
+    ]
+    test = read("index\tsentence\n0\tBill whistled.\n", "test.tsv", format="glue/cola", targets="optional")
+    assert list(test) == [{"text": "Bill whistled.", "line": 2}]

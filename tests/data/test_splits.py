@@ -1,0 +1,224 @@
+"""Where rows are looked for, hub data sets from a folder, and the split made when none is given."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from bert_tasks.data.columns import Column
+from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.readers import read_hub
+from bert_tasks.data.splits import DataSpec, Splits, load_splits, stratified_split
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import DataError
+
+COLUMNS = (Column(name="text", kind="text"), Column(name="label", kind="label", required=False))
+SETS = (Column(name="text", kind="text"), Column(name="labels", kind="labels", required=False))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(path: Path, *rows: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(["text,label", *rows, ""]))
+    return str(path)
+
+
+def load(folder: Path, task_columns: tuple[Column, ...] = COLUMNS, seed: int = 1, **fields: Any) -> Splits:
+    labels = fields.pop("labels", None)
+    return load_splits(DataSpec(**fields), columns=task_columns, seed=seed, labels=labels, cache_dir=folder / "cache")
+
+
+@given(labels=st.lists(st.sampled_from("aabbbc"), max_size=60), share=st.floats(0.01, 0.99), seed=st.integers(0, 9))
+@settings(max_examples=100, deadline=None)
+def test_a_stratified_split_is_a_fair_partition(labels: list[str], share: float, seed: int) -> None:
+    train, validation = stratified_split(labels, share, seed)
+    assert sorted([*train, *validation]) == list(range(len(labels)))
+    assert train == sorted(train)
+    assert validation == sorted(validation)
+    assert stratified_split(labels, share, seed) == (train, validation)
+    in_train, in_validation = (Counter(labels[index] for index in part) for part in (train, validation))
+    for label, count in Counter(labels).items():
+        assert in_train[label] >= 1
+        assert in_validation[label] >= (1 if count >= 2 else 0)
+        assert abs(in_validation[label] - share * count) <= 1
+
+
+def test_seeds_split_differently() -> None:
+    labels = ["a", "b"] * 50
+    assert len({tuple(stratified_split(labels, 0.1, seed)[1]) for seed in range(5)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "expected exactly one of dataset, dir, train; none of them given"),
+        ({"dir": "a", "train": "b"}, "expected exactly one of dataset, dir, train; dir and train given"),
+        ({"dir": "a", "config": "b"}, "config belongs to dataset"),
+        ({"train": "a", "revision": "b"}, "revision belongs to dataset"),
+        ({"train": "a", "validation_share": 1.0}, "validation_share = 1.0"),
+    ],
+)
+def test_a_spec_that_contradicts_itself(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        DataSpec(**fields)
+    with pytest.raises(ValidationError, match=said):
+        TypeAdapter(DataSpec).validate_python(fields)
+
+
+def test_a_spec_is_closed() -> None:
+    with pytest.raises(ValidationError, match="colums"):
+        TypeAdapter(DataSpec).validate_python({"train": "a.csv", "colums": {}})
+    spec = TypeAdapter(DataSpec).validate_python({"train": "a.csv", "validation": {"x": "b.csv"}})
+    assert spec == DataSpec(train="a.csv", validation={"x": "b.csv"})
+
+
+def test_files_by_name(folder: Path) -> None:
+    train, dev = write(folder / "train.csv", "a,x", "b,y"), write(folder / "dev.csv", "c,x")
+    splits = load(folder, train=train, validation=dev)
+    assert splits.train.source == "train.csv"
+    assert [row["text"] for row in splits.validation[""]] == ["c"]
+    named = load(folder, train=train, validation={"same": dev, "other": train}).validation
+    assert {name: len(rows) for name, rows in named.items()} == {"same": 1, "other": 2}
+
+
+@pytest.mark.parametrize("name", ["dev.csv", "validation.csv", "valid.csv"])
+def test_a_folder(folder: Path, name: str) -> None:
+    write(folder / "data/train.csv", "a,x", "b,y")
+    write(folder / "data" / name, "c,x")
+    assert list(load(folder, dir="data").validation) == [""]
+    assert load(folder, dir="data", validation="train.csv").validation[""].source == "data/train.csv"
+
+
+def test_a_glue_folder(folder: Path) -> None:
+    (folder / "train.csv").write_text("not this one")
+    (folder / "train.tsv").write_text("s\t1\t\tA rose.\ns\t0\t*\tRose a.\n")
+    (folder / "dev.tsv").write_text('s\t1\t\t"Roses" bloom.\n')
+    (folder / "test.tsv").write_text("index\tsentence\n0\tHidden.\n")
+    splits = load(folder, dir=str(folder), format="glue/cola")
+    assert [row["label"] for row in splits.train] == ["acceptable", "unacceptable"]
+    assert splits.validation[""][0]["text"] == '"Roses" bloom.'
+
+
+def test_folders_that_do_not_fit(folder: Path) -> None:
+    train = write(folder / "data/train.csv", "a,x")
+    for fields, said in [
+        ({"dir": "dat"}, "no such folder, did you mean 'data'?"),
+        ({"dir": train}, "a file where a folder was expected"),
+        ({"dir": "data", "format": "glue/sst2"}, "no file train.tsv; the folder holds train.csv"),
+    ]:
+        with pytest.raises(DataError) as error:
+            load(folder, **fields)
+        assert said in str(error.value)
+    (folder / "data/train.jsonl").touch()
+    with pytest.raises(DataError, match=r"train.csv, train.jsonl could all be meant"):
+        load(folder, dir="data")
+
+
+def test_validation_is_set_aside(folder: Path) -> None:
+    rows = [f"text {number},{'abb'[number % 3]}" for number in range(60)]
+    train = write(folder / "train.csv", *rows)
+    splits = load(folder, train=train, seed=3)
+    assert Counter(row["label"] for row in splits.validation[""]) == {"a": 2, "b": 4}
+    assert Counter(row["label"] for row in splits.train) == {"a": 18, "b": 36}
+    again, other = load(folder, train=train, seed=3), load(folder, train=train, seed=4)
+    assert list(again.validation[""]) == list(splits.validation[""])
+    assert list(other.validation[""]) != list(splits.validation[""])
+    assert len(load(folder, train=train, validation_share=0.5).validation[""]) == 30
+    with pytest.raises(DataError, match="too few to set some aside"):
+        load(folder, train=write(folder / "few.csv", "a,x", "b,y"))
+
+
+def test_rare_labels_of_sets_stay_in_training(folder: Path) -> None:
+    path = folder / "train.csv"
+    path.write_text("text,labels\n" + "a,common\n" * 20 + "b,common;rare\n" + "c,\n" * 4)
+    for seed in range(5):
+        splits = load(folder, SETS, train=str(path), seed=seed)
+        assert any("rare" in row["labels"] for row in splits.train)
+        assert any(row["labels"] == [] for row in splits.validation[""])
+
+
+def test_bad_rows_of_all_files_are_in_one_report(folder: Path) -> None:
+    train, dev = write(folder / "train.csv", "a,x", "b,"), write(folder / "dev.csv", "c", "d,z")
+    with pytest.raises(BadRowsError) as error:
+        load(folder, train=train, validation=dev, labels=("x", "y"))
+    places = [line.split(": ")[0].strip() for line in str(error.value).splitlines()[1:]]
+    assert places == ["train.csv:3", "dev.csv:2", "dev.csv:3"]
+
+
+@pytest.fixture
+def hub(folder: Path) -> Path:
+    """A data set with two configs, laid out as on the hub; `load_dataset` takes its path for a name."""
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    features = Features({"sentence": Value("string"), "label": ClassLabel(names=["negative", "positive"])})
+    root = folder / "dataset"
+    for name, labels in {"train": [1, 0, 1, 0], "validation": [0], "test": [-1, -1]}.items():
+        rows = {"sentence": [f"{name} {number}" for number in range(len(labels))], "label": labels}
+        path = root / "sst2" / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Dataset.from_dict(rows, features=features).to_parquet(path)
+    (root / "plain").mkdir()
+    Dataset.from_dict({"text": list("abcd"), "label": list("xyxy")}).to_parquet(root / "plain/train.parquet")
+    (root / "ids").mkdir()
+    Dataset.from_dict({"sentence": ["a", "b"], "label": [1, -1]}).to_parquet(root / "ids/train.parquet")
+    (root / "README.md").write_text(
+        "---\nconfigs:\n- config_name: sst2\n  data_files:\n"
+        + "".join(f"  - split: {name}\n    path: sst2/{name}.parquet\n" for name in ("train", "validation", "test"))
+        + "- config_name: plain\n  data_files:\n  - split: train\n    path: plain/train.parquet\n"
+        + "- config_name: ids\n  data_files:\n  - split: train\n    path: ids/train.parquet\n---\n"
+    )
+    return root
+
+
+def test_a_hub_data_set(folder: Path, hub: Path) -> None:
+    splits = load(folder, dataset=str(hub), config="sst2", format="glue/sst2", labels=("negative", "positive"))
+    assert [row["label"] for row in splits.train] == ["positive", "negative"] * 2
+    assert splits.train[1] == {"text": "train 1", "label": "negative", "line": 2}
+    assert [row["text"] for row in splits.validation[""]] == ["validation 0"]
+    again = load(folder, dataset=str(hub), config="sst2", format="glue/sst2")
+    assert again.train.fingerprint == splits.train.fingerprint
+
+
+def test_a_hub_data_set_without_validation(folder: Path, hub: Path) -> None:
+    splits = load(folder, dataset=str(hub), config="plain", validation_share=0.5)
+    assert (len(splits.train), len(splits.validation[""])) == (2, 2)
+
+
+def test_named_hub_splits(folder: Path, hub: Path) -> None:
+    fields: dict[str, Any] = {"dataset": str(hub), "config": "sst2", "format": "glue/sst2"}
+    splits = load(folder, **fields, validation={"a": "validation", "b": "train"})
+    assert {name: len(rows) for name, rows in splits.validation.items()} == {"a": 1, "b": 4}
+
+
+def test_hidden_labels_are_no_labels(folder: Path, hub: Path) -> None:
+    def read(config: str, split: str, **options: Any) -> RowTable:
+        return read_hub(str(hub), config=config, split=split, columns=COLUMNS, cache_dir=folder, **options)
+
+    hidden = [{"text": "test 0", "line": 1}, {"text": "test 1", "line": 2}]
+    assert list(read("sst2", "test", format="glue/sst2", targets="optional")) == hidden
+    assert list(read("sst2", "test", names={"text": "sentence"}, targets="optional")) == hidden
+    ids = read("ids", "train", format="glue/sst2", targets="optional")
+    assert [row["label"] for row in ids] == ["positive", None]
+    with pytest.raises(BadRowsError, match="missing label"):
+        read("sst2", "test", format="glue/sst2")
+
+
+def test_hub_data_sets_that_cannot_be_loaded(folder: Path, hub: Path) -> None:
+    for fields, said in [
+        ({"dataset": "no-such/dataset"}, "no-such/dataset: the data set cannot be loaded"),
+        ({"dataset": str(hub), "config": "sst3"}, "(config 'sst3'): the data set cannot be loaded"),
+        ({"dataset": str(hub), "config": "sst2", "columns": {"text": "sentence"}, "validation": "dev"}, '"dev"'),
+        ({"dataset": str(hub), "config": "sst2"}, "no column 'text'"),
+    ]:
+        with pytest.raises(DataError) as error:
+            load(folder, **fields)
+        assert said in str(error.value)

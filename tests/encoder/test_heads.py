@@ -1,0 +1,205 @@
+"""Heads and pooling: packed equals padded equals one sequence at a time; a head computes only the rows it reads."""
+
+from collections.abc import Sequence
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from bert_tasks.encoder.config import EncoderConfig, HeadConfig
+from bert_tasks.encoder.heads import (
+    Head,
+    PoolingHead,
+    RowHead,
+    SequenceHead,
+    TokenPooling,
+    first_rows,
+    softmax_rows,
+)
+from bert_tasks.encoder.packing import Packed, Padded, pack
+from bert_tasks.encoder.stack import Layer, Stack, initialize
+
+LENGTHS = (5, 1, 7, 3, 7, 16, 15)
+POOLINGS = get_args(TokenPooling)
+CONFIG = EncoderConfig(
+    vocab_size=50,
+    hidden_size=12,
+    embedding_size=12,
+    project_embeddings=False,
+    num_attention_heads=2,
+    intermediate_size=16,
+    hidden_act="gelu",
+    layer_order=(0, 1, 2),
+    max_position_embeddings=32,
+    position_offset=0,
+    type_vocab_size=2,
+    pad_token_id=0,
+    layer_norm_eps=1e-12,
+    hidden_dropout_prob=0.1,
+    attention_output_dropout=0.1,
+    feed_forward_dropout=0.1,
+    attention_probs_dropout_prob=0.1,
+    initializer_range=0.3,
+    has_pooler=True,
+    head=HeadConfig(activation="tanh", dropout_before_dense=False, sequence_dropout=0.1, token_dropout=0.1),
+)
+
+
+def packed_layout(lengths: Sequence[int] = LENGTHS) -> Packed:
+    ids = [[0] * length for length in lengths]
+    return pack(ids, ids, position_offset=0).layout
+
+
+def states(lengths: Sequence[int] = LENGTHS, *, seed: int = 0) -> list[Tensor]:
+    """Hidden states of each sequence, in the caller's order."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(length, 12, generator=generator, dtype=torch.float64) for length in lengths]
+
+
+def packed_rows(sequences: Sequence[Tensor], layout: Packed) -> Tensor:
+    places = layout.order.tolist()
+    return torch.cat([sequences[places.index(place)] for place in range(len(sequences))])
+
+
+def padded_rows(sequences: Sequence[Tensor], *, side: str = "right") -> tuple[Tensor, Padded]:
+    """Rows with rubbish at padding, which nothing may read."""
+    longest = max(len(rows) for rows in sequences)
+    rectangle = torch.full((len(sequences), longest, 12), 1e3, dtype=torch.float64)
+    mask = torch.zeros(len(sequences), longest, dtype=torch.bool)
+    for i, rows in enumerate(sequences):
+        first = 0 if side == "right" else longest - len(rows)
+        rectangle[i, first : first + len(rows)] = rows
+        mask[i, first : first + len(rows)] = True
+    return rectangle.flatten(0, 1), Padded(batch=len(sequences), length=longest, mask=mask)
+
+
+def wide(module: torch.nn.Module) -> None:
+    torch.manual_seed(3)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+
+
+def pooling_head(pooling: TokenPooling) -> PoolingHead:
+    head = PoolingHead(CONFIG, 3, pooling=pooling).double().eval()
+    wide(head)
+    return head
+
+
+def pooled_one_by_one(head: PoolingHead, sequences: Sequence[Tensor]) -> Tensor:
+    pooled = []
+    for rows in sequences:
+        if head.pooling == "mean":
+            pooled.append(rows.mean(0))
+        elif head.pooling == "max":
+            pooled.append(rows.max(0).values)
+        else:
+            pooled.append((torch.softmax(head.score(rows), dim=0) * rows).sum(0))
+    logits: Tensor = head.output(torch.stack(pooled))
+    return logits
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("lengths", [LENGTHS, (1,), (4, 4)])
+def test_pooling_reads_each_sequence_by_itself(pooling: TokenPooling, lengths: tuple[int, ...]) -> None:
+    head, sequences = pooling_head(pooling), states(lengths)
+    expected = pooled_one_by_one(head, sequences)
+    layout = packed_layout(lengths)
+    packed = head(packed_rows(sequences, layout), layout)
+    torch.testing.assert_close(packed, expected, rtol=0, atol=1e-12)
+    for side in ("left", "right"):
+        torch.testing.assert_close(head(*padded_rows(sequences, side=side)), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_gradients_of_pooling(pooling: TokenPooling) -> None:
+    head, layout = pooling_head(pooling), packed_layout()
+    sequences = [rows.requires_grad_() for rows in states()]
+    leaves = [*sequences, *head.parameters()]
+    expected = torch.autograd.grad(pooled_one_by_one(head, sequences).square().sum(), leaves)
+    packed = torch.autograd.grad(head(packed_rows(sequences, layout), layout).square().sum(), leaves)
+    padded = torch.autograd.grad(head(*padded_rows(sequences)).square().sum(), leaves)
+    for one, two, three in zip(expected, packed, padded, strict=True):
+        torch.testing.assert_close(two, one, rtol=0, atol=1e-10)
+        torch.testing.assert_close(three, one, rtol=0, atol=1e-10)
+
+
+def test_attention_weights_survive_large_scores() -> None:
+    """exp(800) overflows: the largest score of each sequence is taken off first."""
+    layout = packed_layout((3, 2))
+    weights = softmax_rows(torch.tensor([800.0, 0.0, -800.0, 900.0, 900.0], dtype=torch.float64), layout)
+    assert weights.tolist() == [1.0, 0.0, 0.0, 0.5, 0.5]
+
+
+def test_rows_of_padding_get_no_weight() -> None:
+    mask = torch.tensor([[True, True, False], [False, False, True]])
+    weights = softmax_rows(torch.zeros(6, dtype=torch.float64), Padded(batch=2, length=3, mask=mask))
+    assert weights.tolist() == [0.5, 0.5, 0.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_first_rows(side: str) -> None:
+    sequences = states()
+    expected = torch.stack([rows[0] for rows in sequences])
+    layout = packed_layout()
+    assert torch.equal(packed_rows(sequences, layout)[first_rows(layout)], expected)
+    rows, padded = padded_rows(sequences, side=side)
+    assert torch.equal(rows[first_rows(padded)], expected)
+
+
+def stack() -> Stack:
+    model = Stack(CONFIG).double().eval()
+    initialize(model, std=CONFIG.initializer_range)
+    return model
+
+
+def inputs(lengths: Sequence[int] = LENGTHS) -> tuple[Tensor, Tensor, Tensor, Packed]:
+    generator = torch.Generator().manual_seed(0)
+    ids = [torch.randint(1, 50, (length,), generator=generator).tolist() for length in lengths]
+    batch = pack(ids, [[i % 2 for i in range(length)] for length in lengths], position_offset=0)
+    return batch.input_ids, batch.position_ids, batch.token_type_ids, batch.layout
+
+
+@pytest.mark.parametrize("rows", [[0], [3, 1, 2], [53, 0, 53], list(range(54))])
+def test_the_last_layer_computes_the_rows_that_are_read(rows: list[int]) -> None:
+    model, wanted = stack(), torch.tensor(rows)
+    all_rows = model(*inputs())
+    read = model(*inputs(), rows=wanted)
+    torch.testing.assert_close(read, all_rows[wanted], rtol=0, atol=1e-12)
+    of_read, of_all = (
+        torch.autograd.grad(output.square().sum(), list(model.parameters()), allow_unused=True)
+        for output in (read, all_rows[wanted])
+    )
+    for one, other in zip(of_read, of_all, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+def test_the_rest_of_the_last_layer_is_skipped() -> None:
+    model, seen = stack(), []
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        layer.intermediate.register_forward_pre_hook(lambda module, arguments: seen.append(len(arguments[0])))
+    model(*inputs(), rows=torch.tensor([4, 2]))
+    assert seen == [54, 54, 2]
+
+
+@pytest.mark.parametrize(
+    ("head", "rows"),
+    [
+        (SequenceHead(CONFIG, 3), len(LENGTHS)),
+        (PoolingHead(CONFIG, 3, pooling="mean"), None),
+        (RowHead(CONFIG, 3, dropout=0.1), None),
+    ],
+)
+def test_what_heads_read(head: Head, rows: int | None) -> None:
+    wanted = head.read(packed_layout())
+    assert (None if wanted is None else len(wanted)) == rows
+
+
+@pytest.mark.parametrize("before_dense", [False, True])
+def test_dropout_of_the_sequence_head(before_dense: bool) -> None:
+    shape = HeadConfig(activation="relu", dropout_before_dense=before_dense, sequence_dropout=0.4, token_dropout=0.1)
+    fields = {name: getattr(CONFIG, name) for name in CONFIG.__dataclass_fields__}
+    head = SequenceHead(EncoderConfig(**{**fields, "head": shape}), 3)
+    assert head.dropout.p == 0.4
+    assert head.input_dropout.p == (0.4 if before_dense else 0.0)

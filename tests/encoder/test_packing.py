@@ -1,0 +1,158 @@
+"""Packed layouts hold every token once, in groups that attention can take, and answer in the caller's order."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_tasks.encoder import packing
+from bert_tasks.encoder.packing import PackedBatch, pack
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=20)
+FEW = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+
+
+def numbered(lengths: Sequence[int], *, position_offset: int = 0) -> PackedBatch:
+    """A batch whose token ids say where they come from: 1000 x sequence + position."""
+    ids = [[1000 * sequence + position for position in range(length)] for sequence, length in enumerate(lengths)]
+    types = [[sequence % 2] * length for sequence, length in enumerate(lengths)]
+    return pack(ids, types, position_offset=position_offset)
+
+
+def sequences(batch: PackedBatch) -> list[list[int]]:
+    """The ids of each sequence, in the caller's order, read through the layout."""
+    starts = batch.layout.first_rows.tolist()
+    return [
+        batch.input_ids[start : start + length].tolist()
+        for start, length in zip(starts, batch.layout.lengths, strict=True)
+    ]
+
+
+@FEW
+@given(LENGTHS)
+def test_every_token_stands_once_in_its_sequence(lengths: list[int]) -> None:
+    batch = numbered(lengths)
+    assert sequences(batch) == [[1000 * i + p for p in range(length)] for i, length in enumerate(lengths)]
+    assert len(batch.input_ids) == sum(lengths)
+    assert batch.token_type_ids.tolist() == [(token // 1000) % 2 for token in batch.input_ids.tolist()]
+
+
+@FEW
+@given(LENGTHS, st.integers(0, 3))
+def test_positions_count_within_each_sequence(lengths: list[int], offset: int) -> None:
+    batch = numbered(lengths, position_offset=offset)
+    assert batch.position_ids.tolist() == [token % 1000 + offset for token in batch.input_ids.tolist()]
+
+
+@FEW
+@given(LENGTHS)
+def test_places_and_offsets_agree(lengths: list[int]) -> None:
+    layout = numbered(lengths).layout
+    rows = layout.row_lengths.tolist()
+    assert rows == sorted(lengths)
+    assert [rows[place] for place in layout.order.tolist()] == lengths == list(layout.lengths)
+    assert layout.offsets.tolist() == [sum(rows[:i]) for i in range(len(rows) + 1)]
+    assert layout.offsets.dtype == torch.int32
+    assert layout.sequence_of_row.tolist() == [place for place, length in enumerate(rows) for _ in range(length)]
+    assert layout.longest == max(lengths)
+
+
+@FEW
+@given(LENGTHS)
+def test_groups_partition_the_rows(lengths: list[int]) -> None:
+    layout = numbered(lengths).layout
+    rows = sum(lengths) if layout.regroup is None else len(layout.regroup.gather)
+    edges = [0, *[group.rows.stop for group in layout.groups]]
+    assert [group.rows.start for group in layout.groups] == edges[:-1]
+    assert edges[-1] == rows == sum(group.sequences * group.length for group in layout.groups)
+    assert sum(group.sequences for group in layout.groups) == len(lengths)
+    remaining = sorted(lengths)
+    for group in layout.groups:
+        members, remaining = remaining[: group.sequences], remaining[group.sequences :]
+        assert members[-1] == group.length
+        assert members[-1] - members[0] <= packing.GROUP_SLACK * members[-1]
+        if group.mask is None:
+            assert members[0] == members[-1]
+        else:
+            assert group.mask.shape == (group.sequences, 1, 1, group.length)
+            assert group.mask.sum(dim=-1).flatten().tolist() == members
+
+
+@FEW
+@given(LENGTHS)
+def test_regrouping_is_undone(lengths: list[int]) -> None:
+    layout = numbered(lengths).layout
+    if layout.regroup is None:
+        assert all(group.mask is None for group in layout.groups)
+        return
+    gather, scatter = layout.regroup.gather, layout.regroup.scatter
+    assert gather[scatter].tolist() == list(range(sum(lengths)))
+    masks = [
+        torch.ones(group.sequences * group.length, dtype=torch.bool) if group.mask is None else group.mask.flatten()
+        for group in layout.groups
+    ]
+    real = torch.cat(masks)
+    assert torch.equal(real.nonzero().squeeze(1), scatter)
+    assert torch.count_nonzero(gather[~real]) == 0
+
+
+@pytest.mark.parametrize(("slack", "groups"), [(0.0, 5), (0.125, 4), (1.0, 1)])
+def test_slack_decides_how_many_groups_there_are(slack: float, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "GROUP_SLACK", slack)
+    layout = numbered([16, 1, 15, 30, 1, 7]).layout
+    assert len(layout.groups) == groups
+    assert (layout.regroup is None) == (slack == 0.0)
+
+
+def test_a_group_is_padded_by_at_most_an_eighth_of_its_longest() -> None:
+    assert len(numbered([14, 16]).layout.groups) == 1
+    assert len(numbered([13, 16]).layout.groups) == 2
+
+
+def test_labels_and_windows_stay_in_the_callers_order() -> None:
+    batch = pack(
+        [[5, 6, 7], [8], [9, 9]],
+        [[0, 0, 0], [0], [0, 0]],
+        position_offset=2,
+        windows=[2, 1],
+        labels=[[0.5], [], [2.0, 3.0]],
+    )
+    assert batch.labels.tolist() == [0.5, 2.0, 3.0]
+    assert batch.labels.dtype == torch.float64
+    assert batch.label_counts == (1, 0, 2)
+    assert batch.windows == (2, 1)
+
+
+def test_each_sequence_is_a_sample_unless_told_otherwise() -> None:
+    batch = numbered([3, 1])
+    assert batch.windows == (1, 1)
+    assert batch.label_counts == (0, 0)
+    assert batch.labels.numel() == 0
+
+
+@pytest.mark.parametrize(
+    ("ids", "types", "message"),
+    [
+        ([], [], "needs at least one sequence"),
+        ([[1], []], [[0], []], "no sequence may be empty"),
+        ([[1, 2]], [[0]], "differ in length"),
+        ([[1], [2]], [[0]], "differ in length"),
+    ],
+)
+def test_what_cannot_be_packed(ids: list[list[int]], types: list[list[int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack(ids, types, position_offset=0)
+
+
+def test_moving_a_batch_moves_every_tensor() -> None:
+    batch = numbered([16, 15, 3]).to(torch.device("meta"))
+    layout = batch.layout
+    assert layout.regroup is not None
+    tensors = [batch.input_ids, batch.position_ids, batch.token_type_ids, batch.labels, layout.first_rows]
+    tensors += [layout.order, layout.sequence_of_row, layout.row_lengths, layout.offsets]
+    tensors += [layout.regroup.gather, layout.regroup.scatter]
+    tensors += [group.mask for group in layout.groups if group.mask is not None]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert len(tensors) == 12

@@ -1,0 +1,240 @@
+"""The pure metrics against scikit-learn and scipy, on random and degenerate inputs."""
+
+import math
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import scipy.stats
+import sklearn.metrics
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from bert_tasks.errors import DataError
+from bert_tasks.metrics import classification
+
+quick = settings(max_examples=60, deadline=None, database=None)
+
+
+@st.composite
+def class_pairs(draw):
+    """Two columns of classes out of 1 to 5; few classes and rows make missing classes common."""
+    classes = draw(st.integers(1, 5))
+    rows = draw(st.integers(1, 30))
+    column = st.lists(st.integers(0, classes - 1), min_size=rows, max_size=rows)
+    return classes, draw(column), draw(column)
+
+
+@st.composite
+def number_pairs(draw):
+    rows = draw(st.integers(2, 30))
+    few = st.integers(-3, 3).map(float)
+    many = st.floats(-1e6, 1e6).map(lambda value: round(value, 3))
+    column = st.lists(draw(st.sampled_from([few, many])), min_size=rows, max_size=rows)
+    return draw(column), draw(column)
+
+
+@st.composite
+def label_matrices(draw):
+    shape = (draw(st.integers(1, 25)), draw(st.integers(2, 4)))
+    return draw(arrays(np.int64, shape, elements=st.integers(0, 1))), draw(
+        arrays(np.int64, shape, elements=st.integers(0, 1))
+    )
+
+
+@quick
+@given(class_pairs())
+def test_single_label_scores_equal_scikit_learn(case):
+    classes, references, predictions = case
+    names = [f"c{index}" for index in range(classes)]
+    ours = classification.classification_metrics(references, predictions, names)
+    precision, recall, f1, _ = sklearn.metrics.precision_recall_fscore_support(
+        references, predictions, labels=range(classes), zero_division=0
+    )
+    macro = sklearn.metrics.f1_score(references, predictions, average="macro", zero_division=0)
+    expected = {
+        "accuracy": sklearn.metrics.accuracy_score(references, predictions),
+        "f1": f1[1] if classes == 2 else macro,
+        "macro_f1": macro,
+        "matthews_correlation": ours["matthews_correlation"],  # has a test of its own
+    }
+    for index, name in enumerate(names):
+        expected |= {
+            f"f1_{name}": f1[index],
+            f"precision_{name}": precision[index],
+            f"recall_{name}": recall[index],
+        }
+    assert ours == pytest.approx(expected, abs=1e-14)
+    assert all(type(value) is float for value in ours.values())
+
+
+@quick
+@given(class_pairs())
+def test_averages_equal_scikit_learn(case):
+    classes, references, predictions = case
+    micro = sklearn.metrics.f1_score(references, predictions, average="micro", zero_division=0)
+    assert classification.micro_f1(references, predictions) == pytest.approx(micro, abs=1e-14)
+    scores = classification.precision_recall_f1(references, predictions, class_count=classes)
+    for positive in range(classes):
+        one = classification.class_f1(references, predictions, positive=positive)
+        assert one == pytest.approx(scores.f1[positive], abs=1e-14)
+
+
+@quick
+@given(class_pairs())
+def test_matthews_correlation_equals_scikit_learn(case):
+    _, references, predictions = case
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn remarks on a single class
+        expected = sklearn.metrics.matthews_corrcoef(references, predictions)
+    assert classification.matthews_correlation(references, predictions) == pytest.approx(expected, abs=1e-12)
+
+
+def test_matthews_correlation_without_a_second_class_is_zero():
+    assert classification.matthews_correlation([0, 1, 1], [1, 1, 1]) == 0.0
+    assert classification.matthews_correlation([1, 1, 1], [0, 1, 1]) == 0.0
+    assert classification.matthews_correlation([0, 0], [0, 0]) == 0.0
+
+
+def test_matthews_correlation_of_many_rows_does_not_overflow():
+    references = np.tile([0, 1], 100_000)
+    predictions = np.where(np.arange(200_000) % 10 == 0, 1 - references, references)
+    expected = sklearn.metrics.matthews_corrcoef(references, predictions)
+    assert classification.matthews_correlation(references, predictions) == pytest.approx(expected, abs=1e-12)
+
+
+@quick
+@given(number_pairs())
+def test_correlations_equal_scipy(case):
+    references, predictions = case
+    ours = classification.regression_metrics(references, predictions)
+    if len(set(references)) == 1 or len(set(predictions)) == 1:
+        assert math.isnan(ours["pearson"])
+        assert math.isnan(ours["spearmanr"])
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scipy remarks on nearly constant columns
+        expected = scipy.stats.pearsonr(references, predictions).statistic
+    assert ours["pearson"] == pytest.approx(expected, abs=1e-9)
+    ranked = scipy.stats.spearmanr(references, predictions).statistic
+    assert ours["spearmanr"] == pytest.approx(ranked, abs=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e300])
+def test_pearson_of_extreme_scales(scale):
+    values = np.array([0.1, -1.0, 0.7, 0.2])
+    others = [1.0, 2.0, 5.0, 3.0]
+    expected = scipy.stats.pearsonr(values, others).statistic
+    assert classification.pearson(values * scale, others) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("correlation", [classification.pearson, classification.spearmanr])
+@pytest.mark.parametrize("column", [[2.0, 2.0, 2.0], [1.0, math.nan, 3.0], [1.0, math.inf, 3.0]])
+def test_correlation_without_a_value_is_nan(correlation, column):
+    assert math.isnan(correlation(column, [1.0, 2.0, 3.0]))
+    assert math.isnan(correlation([1.0, 2.0, 3.0], column))
+
+
+def test_one_row_has_no_correlation():
+    assert math.isnan(classification.pearson([1.0], [2.0]))
+
+
+@quick
+@given(label_matrices())
+def test_multilabel_scores_equal_scikit_learn(case):
+    targets, predictions = case
+    names = [f"c{index}" for index in range(targets.shape[1])]
+    ours = classification.multilabel_metrics(targets, predictions, names)
+    scores = {
+        average: sklearn.metrics.f1_score(targets, predictions, average=average, zero_division=0)
+        for average in ("macro", "micro")
+    }
+    precision, recall, f1, _ = sklearn.metrics.precision_recall_fscore_support(targets, predictions, zero_division=0)
+    expected = {
+        "accuracy": sklearn.metrics.accuracy_score(targets, predictions),
+        "f1": scores["macro"],
+        "macro_f1": scores["macro"],
+        "micro_f1": scores["micro"],
+    }
+    for index, name in enumerate(names):
+        expected |= {
+            f"f1_{name}": f1[index],
+            f"precision_{name}": precision[index],
+            f"recall_{name}": recall[index],
+        }
+    assert ours == pytest.approx(expected, abs=1e-14)
+    assert classification.multilabel_macro_f1(targets, predictions) == ours["macro_f1"]
+    assert classification.multilabel_micro_f1(targets, predictions) == ours["micro_f1"]
+
+
+@quick
+@given(st.data())
+def test_tuned_thresholds_reach_the_best_f1_of_all(data):
+    rows = data.draw(st.integers(1, 12))
+    targets = data.draw(arrays(np.int64, (rows, 2), elements=st.integers(0, 1)))
+    grid = st.integers(0, 20).map(lambda value: value / 20)
+    probabilities = data.draw(arrays(np.float64, (rows, 2), elements=grid))
+    thresholds = classification.tune_thresholds(targets, probabilities)
+    for label, threshold in enumerate(thresholds):
+        positives, scores = targets[:, label], probabilities[:, label]
+
+        def reached(at, positives=positives, scores=scores):
+            return classification.class_f1(positives, (scores >= at).astype(int))
+
+        everywhere = [reached(at) for at in np.linspace(0, 1.05, 85)]
+        assert reached(threshold) == max(everywhere)
+        if reached(0.5) == max(everywhere):
+            assert threshold == 0.5
+
+
+def test_equal_thresholds_are_settled_towards_one_half():
+    probabilities = [[0.9, 0.1, 0.6], [0.8, 0.05, 0.2], [0.7, 0.02, 0.4]]
+    targets = [[1, 1, 0], [1, 0, 0], [0, 0, 0]]
+    assert classification.tune_thresholds(targets, probabilities) == pytest.approx((0.75, 0.075, 0.5))
+    tied = [[0.3], [0.6], [0.6], [0.9]]  # F1 is 2/3 with the 0.9 alone and with all rows
+    assert classification.tune_thresholds([[1], [0], [0], [1]], tied) == pytest.approx((0.75,))
+
+
+def test_tuning_accepts_float32_probabilities():
+    thresholds = classification.tune_thresholds([[1], [0]], np.array([[0.7], [0.6]], dtype=np.float32))
+    assert thresholds == pytest.approx((0.65,))
+    assert type(thresholds[0]) is float
+
+
+@pytest.mark.parametrize("bad", [math.nan, -0.1, 1.1])
+def test_tuning_refuses_what_is_no_probability(bad):
+    with pytest.raises(DataError, match="between 0 and 1"):
+        classification.tune_thresholds([[1], [0]], [[0.5], [bad]])
+
+
+@pytest.mark.parametrize(
+    ("references", "predictions", "message"),
+    [
+        ([], [], "no rows"),
+        ([0, 1], [0], "equal shapes"),
+        ([0, -1], [0, 1], "from -1"),
+        ([0, 2], [0, 1], "to 1"),
+    ],
+)
+def test_unusable_columns_are_refused(references, predictions, message):
+    with pytest.raises(DataError, match=message):
+        classification.classification_metrics(references, predictions, ["a", "b"])
+
+
+def test_unusable_matrices_are_refused():
+    with pytest.raises(DataError, match=r"\(rows, labels\)"):
+        classification.multilabel_metrics([0, 1], [0, 1], ["a"])
+    with pytest.raises(DataError, match="one for each label"):
+        classification.multilabel_metrics([[0, 1]], [[0, 1]], ["a"])
+
+
+def test_the_pure_functions_load_no_library_but_numpy():
+    code = (
+        "import sys, bert_tasks.metrics.classification as m;"
+        "m.regression_metrics([1, 2], [1, 3]);"
+        "sys.exit(any(n in sys.modules for n in ('evaluate', 'datasets', 'torch', 'sklearn', 'scipy')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,83 @@
+"""Dropout stands where transformers has it, with the same probabilities.
+
+Random masks cannot be compared, so every ``nn.Dropout`` of both sides multiplies by 1 + p while training: a dropout
+that is missing, doubled, of another probability or on the other side of a norm changes the output.
+"""
+
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bert_tasks.encoder import attention
+from hf_models import FAMILIES, Head, hf_config, hf_model, random_batch
+from parity import ours_from, packed_difference, shaped_difference
+
+PROBABILITIES: dict[str, dict[str, float]] = {
+    "bert": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3},
+    "roberta": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3},
+    "distilbert": {"dropout": 0.1, "seq_classif_dropout": 0.3, "qa_dropout": 0.2},
+    "albert": {"hidden_dropout_prob": 0.1, "classifier_dropout_prob": 0.3},
+    "electra": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3},
+}
+ATTENTION = {"distilbert": "attention_dropout"}
+
+
+def config(family: str, head: Head, *, attention_dropout: float = 0.0) -> Any:
+    name = ATTENTION.get(family, "attention_probs_dropout_prob")
+    labels = 2 if head == "span" else 3
+    return hf_config(family, num_labels=labels, **PROBABILITIES[family], **{name: attention_dropout})
+
+
+@pytest.fixture
+def scaling_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scale(self: nn.Dropout, rows: Tensor) -> Tensor:
+        return rows * (1 + self.p) if self.training else rows
+
+    monkeypatch.setattr(nn.Dropout, "forward", scale)
+
+
+@pytest.mark.usefixtures("scaling_dropout")
+@pytest.mark.parametrize("head", ["base", "sequence", "token", "span"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dropout_stands_where_transformers_has_it(family: str, head: Head) -> None:
+    theirs = hf_model(family, head, config=config(family, head))
+    ours = ours_from(theirs, head)
+    batch = random_batch(family)
+    evaluated = shaped_difference(theirs, ours, batch)
+    theirs.train()
+    ours.train()
+    assert evaluated <= 1e-10
+    assert shaped_difference(theirs, ours, batch) <= 1e-10
+    assert packed_difference(theirs, ours, batch) <= 1e-10
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_weights_are_dropped_in_training_only(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = ours_from(hf_model(family, "base", config=config(family, "base", attention_dropout=0.25)), "base")
+    seen: set[float] = set()
+    original = F.scaled_dot_product_attention
+
+    def recording(*arguments: Any, dropout_p: float, **options: Any) -> Tensor:
+        seen.add(dropout_p)
+        return original(*arguments, dropout_p=dropout_p, **options)
+
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", recording)
+    batch = random_batch(family)
+    ours.train()
+    ours(**batch.inputs(family))
+    assert seen == {0.25}
+    seen.clear()
+    ours.eval()
+    ours(**batch.inputs(family))
+    assert seen == {0.0}
+
+
+def test_the_probe_sees_a_dropout_on_the_wrong_side(scaling_dropout: None) -> None:
+    theirs = hf_model("distilbert", "base", config=config("distilbert", "base"))
+    ours = ours_from(theirs, "base")
+    theirs.train()
+    ours.train()
+    ours.stack.layers[0].attention_dropout.p = 0.1
+    assert shaped_difference(theirs, ours, random_batch("distilbert")) > 1e-3

@@ -1,0 +1,201 @@
+"""Gradients, optimizer steps and whole loss curves equal transformers'; checkpointing changes neither."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PretrainedConfig, PreTrainedModel
+
+from bert_tasks.model.task_model import TaskModel
+from hf_models import FAMILIES, Head, HFBatch, hf_config, hf_model, random_batch
+from parity import hf_output, in_our_names, ours_from, packed_batch, shaped_output
+
+TOLERANCE = 1e-9
+LENGTHS = (17, 1, 30, 9, 2, 16)
+LABELS = (0, 2, 1, 1, 0, 2)
+CASES = [(family, "sequence") for family in FAMILIES]
+CASES += [(family, head) for family in ("bert", "albert") for head in ("token", "span")]
+WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def undropped(family: str, **changes: float) -> PretrainedConfig:
+    """The config of a family whose dropouts are all 0."""
+    none = dict(WITHOUT_DROPOUT)
+    if family == "albert":
+        none |= {"classifier_dropout_prob": 0.0}
+    if family == "distilbert":
+        none = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0, "qa_dropout": 0.0}
+    return hf_config(family, **none, **changes)
+
+
+def hf_loss(model: PreTrainedModel, batch: HFBatch, head: Head, labels: tuple[int, ...] = LABELS) -> Tensor:
+    """transformers' mean cross entropy; for row heads the mean over real tokens of the sum of squares."""
+    if head == "sequence":
+        loss: Tensor = model(**batch.inputs(model.config.model_type), labels=torch.tensor(labels)).loss
+        return loss
+    logits = hf_output(model, batch)[batch.attention_mask.bool()]
+    return logits.square().sum() / len(logits)
+
+
+def our_loss(model: TaskModel, batch: HFBatch, head: Head, labels: tuple[int, ...] = LABELS) -> Tensor:
+    targets = [[float(label)] for label in labels] if head == "sequence" else None
+    packed = packed_batch(model, batch, targets)
+    loss = model.task.loss(model(packed), packed)
+    return loss.total / loss.count
+
+
+def task_model(hf: PreTrainedModel, head: Head) -> TaskModel:
+    ours = ours_from(hf, head)
+    assert isinstance(ours, TaskModel)
+    return ours
+
+
+def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    """By name; parameters without a gradient (None) are left out."""
+    return {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+
+
+def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """The largest difference of the tensors of the same names, in units of the largest value."""
+    assert one.keys() == other.keys()
+    largest = max(float(value.abs().max()) for value in one.values())
+    return max(float((one[name] - other[name]).abs().max()) for name in one) / largest
+
+
+@pytest.mark.parametrize(("family", "head"), CASES)
+def test_gradients(family: str, head: Head) -> None:
+    theirs = hf_model(family, head)
+    ours = task_model(theirs, head)
+    batch = random_batch(family, lengths=LENGTHS)
+    torch.autograd.backward(hf_loss(theirs, batch, head))
+    torch.autograd.backward(our_loss(ours, batch, head))
+    assert apart(in_our_names(gradients(theirs), theirs, head), gradients(ours)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_of_the_padded_call(family: str) -> None:
+    theirs = hf_model(family, "sequence")
+    ours = task_model(theirs, "sequence")
+    batch = random_batch(family, lengths=LENGTHS)
+    torch.autograd.backward(hf_loss(theirs, batch, "sequence"))
+    torch.autograd.backward(F.cross_entropy(shaped_output(ours, batch), torch.tensor(LABELS)))
+    assert apart(in_our_names(gradients(theirs), theirs, "sequence"), gradients(ours)) <= TOLERANCE
+
+
+def moves(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, Tensor]:
+    """How far each weight moved; not the key biases, whose gradient is zero but for rounding."""
+    moved = {name: value.detach() - before[name] for name, value in after.items()}
+    for name in moved:
+        if name.endswith("qkv.bias"):
+            query, _, value = moved[name].chunk(3)
+            moved[name] = torch.cat([query, value])
+    return moved
+
+
+@pytest.mark.parametrize(("family", "head"), CASES)
+def test_one_adamw_step(family: str, head: Head) -> None:
+    """In units of the step. AdamW's eps keeps it from blowing rounding up where a gradient is next to nothing."""
+    theirs = hf_model(family, head)
+    ours = task_model(theirs, head)
+    batch = random_batch(family, lengths=LENGTHS)
+    before = {name: value.detach().clone() for name, value in ours.named_parameters()}
+    for model, loss in ((theirs, hf_loss(theirs, batch, head)), (ours, our_loss(ours, batch, head))):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, eps=1e-6)
+        torch.autograd.backward(loss)
+        optimizer.step()
+    expected = moves(before, in_our_names(dict(theirs.named_parameters()), theirs, head))
+    assert apart(expected, moves(before, dict(ours.named_parameters()))) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("family", "head"), CASES)
+def test_every_parameter_gets_a_gradient(family: str, head: Head) -> None:
+    """Softmax takes away what all keys have in common, so that key biases, and they alone, have none."""
+    ours = task_model(hf_model(family, head), head)
+    torch.autograd.backward(our_loss(ours, random_batch(family, lengths=LENGTHS), head))
+    found = gradients(ours)
+    assert found.keys() == dict(ours.named_parameters()).keys()
+    for name, gradient in found.items():
+        parts = gradient.chunk(3) if name.endswith("qkv.bias") else (gradient,)
+        sizes = [float(part.abs().max()) for part in parts]
+        assert all(size > 1e-8 for i, size in enumerate(sizes) if i != 1), name
+        assert len(sizes) == 1 or sizes[1] < 1e-12, name
+
+
+def seeded_gradients(model: TaskModel, batch: HFBatch, *, checkpointing: bool) -> dict[str, Tensor]:
+    model.zero_grad()
+    model.stack.gradient_checkpointing = checkpointing
+    torch.manual_seed(7)
+    torch.autograd.backward(our_loss(model.train(), batch, "sequence"))
+    return {name: value.clone() for name, value in gradients(model).items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_checkpointing_changes_no_bit(family: str) -> None:
+    """With dropout at its default of 0.1 (ALBERT: set) the recomputed layers must draw the same masks."""
+    changes = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1} if family == "albert" else {}
+    ours = task_model(hf_model(family, "sequence", config=hf_config(family, **changes)), "sequence")
+    batch = random_batch(family, lengths=LENGTHS)
+    plain = seeded_gradients(ours, batch, checkpointing=False)
+    recomputed = seeded_gradients(ours, batch, checkpointing=True)
+    assert plain.keys() == recomputed.keys()
+    assert all(torch.equal(plain[name], recomputed[name]) for name in plain)
+    undropped_gradients = gradients(ours.eval())
+    assert apart(undropped_gradients, recomputed) == 0.0
+
+
+def test_gradient_checkpointing_recomputes_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = task_model(hf_model("bert", "sequence"), "sequence")
+    calls = 0
+
+    def count(module: torch.nn.Module, inputs: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    ours.stack.layers[1].register_forward_pre_hook(count)
+    batch = random_batch("bert", lengths=LENGTHS)
+    seeded_gradients(ours, batch, checkpointing=False)
+    assert calls == 1
+    seeded_gradients(ours, batch, checkpointing=True)
+    assert calls == 3
+
+
+def loss_curve(model: torch.nn.Module, losses: Callable[[int], Tensor], *, steps: int) -> list[float]:
+    """A plain loop: AdamW, linear decay to 0, gradients clipped to norm 1."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.01)
+    schedule = LambdaLR(optimizer, lambda step: 1.0 - step / steps)
+    curve = []
+    for step in range(steps):
+        loss = losses(step)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        curve.append(loss.item())
+    return curve
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "bert",
+        "albert",
+        *(pytest.param(family, marks=pytest.mark.slow) for family in ("roberta", "distilbert", "electra")),
+    ],
+)
+def test_a_hundred_steps_give_transformers_loss_curve(family: str) -> None:
+    """Five batches, over and over, without dropout: transformers' padded, ours packed."""
+    config = undropped(family, num_hidden_layers=2)
+    theirs = hf_model(family, "sequence", config=config).train()
+    ours = task_model(theirs, "sequence").train()
+    batches = [random_batch(family, lengths=LENGTHS, seed=seed) for seed in range(5)]
+    labels = [tuple((label + seed) % 3 for label in LABELS) for seed in range(5)]
+    expected = loss_curve(
+        theirs, lambda step: hf_loss(theirs, batches[step % 5], "sequence", labels[step % 5]), steps=100
+    )
+    curve = loss_curve(ours, lambda step: our_loss(ours, batches[step % 5], "sequence", labels[step % 5]), steps=100)
+    assert max(abs(one - other) for one, other in zip(expected, curve, strict=True)) <= TOLERANCE
+    assert sum(expected[-5:]) < 0.5 * sum(expected[:5])

@@ -1,0 +1,400 @@
+"""Each deliberate fault makes parity fail by far: what the parity tests would miss stands in this list.
+
+A fault is put into a model that is right without it, into the key map it is loaded with, or into a function of
+the package; then the padded call or the packed path must differ from transformers by ten times the tolerance.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+import parity
+from bert_tasks.checkpoints.families import parameter_map
+from bert_tasks.encoder import attention, heads
+from bert_tasks.encoder.config import Activation
+from bert_tasks.encoder.packing import Layout, Packed
+from bert_tasks.encoder.stack import Layer, activate
+from bert_tasks.model import shaped
+from bert_tasks.model.task_model import TaskModel
+from hf_models import FAMILIES, Head, HFBatch, hf_model, random_batch
+from parity import Model, difference, hf_output, ours_from, packed_output, shaped_output
+
+DETECTED = 10 * 1e-10
+LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)
+PROJECTED = ("albert", "electra")
+
+Names = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A fault in a loaded model, or (with ``patch``) in the package.
+
+    Attributes:
+        edit: breaks a model.
+        patch: breaks a function of the package.
+        families: those that the fault can stand in.
+        only: the one path that uses the broken part.
+        head: the task head to look at.
+    """
+
+    edit: Callable[[TaskModel], None] = lambda model: None
+    patch: Callable[[pytest.MonkeyPatch], None] = lambda monkeypatch: None
+    families: tuple[str, ...] = FAMILIES
+    only: Literal["padded", "packed"] | None = None
+    head: Head = "sequence"
+
+
+def layers(model: TaskModel) -> list[Layer]:
+    return [layer for layer in model.stack.layers if isinstance(layer, Layer)]
+
+
+def swapped_names(one: str, other: str) -> Callable[[Names], Names]:
+    """The key map with the sources of two modules exchanged."""
+
+    def swap(names: Names) -> Names:
+        def partner(name: str) -> str:
+            return name.replace(one, other) if one in name else name.replace(other, one)
+
+        return {name: names.get(partner(name), sources) for name, sources in names.items()}
+
+    return swap
+
+
+def reordered_qkv(*order: int) -> Callable[[Names], Names]:
+    def reorder(names: Names) -> Names:
+        return {
+            name: tuple(sources[i] for i in order) if len(sources) == 3 else sources for name, sources in names.items()
+        }
+
+    return reorder
+
+
+KEY_MAP_FAULTS: dict[str, Callable[[Names], Names]] = {
+    "attention_norm and output_norm swapped": swapped_names("attention_norm", "output_norm"),
+    "query and key swapped": reordered_qkv(1, 0, 2),
+    "key and value swapped": reordered_qkv(0, 2, 1),
+    "query, key and value rotated": reordered_qkv(1, 2, 0),
+    "two layers swapped": swapped_names("layers.0.", "layers.1."),
+    "head and attention output swapped": swapped_names("head.dense", "stack.layers.0.attention.output"),
+}
+
+
+def set_activation(change: Mapping[Activation, Activation]) -> Callable[[TaskModel], None]:
+    def edit(model: TaskModel) -> None:
+        for layer in layers(model):
+            layer.activation = change[layer.activation]
+
+    return edit
+
+
+def set_head_activation(change: Mapping[Activation, Activation]) -> Callable[[TaskModel], None]:
+    def edit(model: TaskModel) -> None:
+        assert isinstance(model.head, heads.SequenceHead)
+        model.head.activation = change[model.head.activation]
+
+    return edit
+
+
+def set_eps(*, after: float, only: str = "") -> Callable[[TaskModel], None]:
+    def edit(model: TaskModel) -> None:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.LayerNorm) and name.endswith(only):
+                module.eps = after
+
+    return edit
+
+
+def set_layer_order(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Callable[[TaskModel], None]:
+    def edit(model: TaskModel) -> None:
+        model.stack.layer_order = change(model.stack.layer_order)
+
+    return edit
+
+
+def replace_module(path: str, module: nn.Module) -> Callable[[TaskModel], None]:
+    return lambda model: model.set_submodule(path, module, strict=True)
+
+
+def zero(*endings: str) -> Callable[[TaskModel], None]:
+    """Sets the parameters of these names to 0."""
+
+    def edit(model: TaskModel) -> None:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith(endings):
+                    parameter.zero_()
+
+    return edit
+
+
+def set_heads(count: int) -> Callable[[TaskModel], None]:
+    def edit(model: TaskModel) -> None:
+        for layer in layers(model):
+            layer.attention.heads = count
+
+    return edit
+
+
+def without_segments(model: TaskModel) -> None:
+    table = model.stack.embeddings.token_type
+    assert table is not None
+    table.register_forward_pre_hook(lambda module, inputs: (torch.zeros_like(inputs[0]),))
+
+
+def without_positions(model: TaskModel) -> None:
+    table = model.stack.embeddings.position
+    table.register_forward_pre_hook(lambda module, inputs: (torch.zeros_like(inputs[0]),))
+
+
+def positions_from_zero(model: TaskModel) -> None:
+    model.config = replace(model.config, position_offset=0)
+
+
+def positions_across_sequences(model: TaskModel) -> None:
+    table = model.stack.embeddings.position
+    rows = table.num_embeddings
+    table.register_forward_pre_hook(lambda module, inputs: (torch.arange(len(inputs[0])) % rows,))
+
+
+def norm_without_residual(norm: str, dense: str) -> Callable[[TaskModel], None]:
+    """The norm sees the output of ``dense`` alone."""
+
+    def edit(model: TaskModel) -> None:
+        for layer in layers(model):
+            seen: list[Tensor] = []
+            layer.get_submodule(dense).register_forward_hook(
+                lambda module, inputs, output, seen=seen: seen.append(output)
+            )
+            layer.get_submodule(norm).register_forward_pre_hook(lambda module, inputs, seen=seen: (seen.pop(),))
+
+    return edit
+
+
+def wrong_layer_forward(layer: Layer, hidden: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
+    """The norms before attention and feed-forward, as in later architectures."""
+    context = layer.attention.output(layer.attention(layer.attention_norm(hidden), layout))
+    hidden = hidden + context
+    hidden = hidden + layer.output(activate(layer.intermediate(layer.output_norm(hidden)), layer.activation))
+    return hidden if rows is None else hidden.index_select(0, rows)
+
+
+def residual_of_other_rows(layer: Layer, hidden: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
+    """The layer with the residual of the first rows instead of the rows that are read."""
+    context = layer.attention(hidden, layout)
+    if rows is not None:
+        context, hidden = context.index_select(0, rows), hidden[: len(rows)]
+    hidden = layer.attention_norm(hidden + layer.attention.output(context))
+    hidden = layer.output_norm(hidden + layer.output(activate(layer.intermediate(hidden), layer.activation)))
+    return hidden
+
+
+def patch_layer(forward: Callable[..., Tensor]) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda monkeypatch: monkeypatch.setattr(Layer, "forward", forward)
+
+
+def patch_sdpa(**changes: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    """Fixes arguments of the attention kernel."""
+
+    def sdpa(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, **{**arguments, **changes})
+
+    fake = SimpleNamespace(scaled_dot_product_attention=sdpa)
+    return lambda monkeypatch: monkeypatch.setattr(attention, "F", fake)
+
+
+def attention_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sdpa(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Tensor:
+        single = F.scaled_dot_product_attention(query.float(), key.float(), value.float(), **arguments)
+        return single.to(query.dtype)
+
+    monkeypatch.setattr(attention, "F", SimpleNamespace(scaled_dot_product_attention=sdpa))
+
+
+def one_group_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def everything(qkv: Tensor, layout: Packed, dropout: float) -> Tensor:
+        return attention._attend_rectangle(qkv, 1, qkv.shape[0], None, dropout)
+
+    monkeypatch.setattr(attention, "_attend_groups", everything)
+
+
+def never_regrouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Context rows stay in the order of the padded groups, cut to the number of rows."""
+    monkeypatch.setattr(attention, "_unpad", lambda rows, regroup: rows[: len(regroup.scatter)])
+
+
+def dropout_in_evaluation(model: TaskModel) -> None:
+    torch.manual_seed(0)
+    model.train()
+
+
+@torch.no_grad()
+def outputs_reversed(model: TaskModel) -> None:
+    model.head.output.weight.copy_(model.head.output.weight.flip(0))
+
+
+def first_rows_by_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = heads.first_rows
+
+    def first_rows(layout: Layout) -> Tensor:
+        return layout.offsets[:-1].long() if isinstance(layout, Packed) else original(layout)
+
+    monkeypatch.setattr(heads, "first_rows", first_rows)
+
+
+def second_token_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = heads.first_rows
+    monkeypatch.setattr(heads, "first_rows", lambda layout: original(layout).roll(1))
+
+
+def pooler_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(head: heads.SequenceHead, hidden: Tensor, layout: Layout) -> Tensor:
+        logits: Tensor = head.output(hidden)
+        return logits
+
+    monkeypatch.setattr(heads.SequenceHead, "forward", forward)
+
+
+def columns_as_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        shaped,
+        "default_positions",
+        lambda config, ids: torch.arange(ids.shape[1])[None] % config.max_position_embeddings,
+    )
+
+
+FAULTS: dict[str, Fault] = {
+    "gelu in its other form": Fault(edit=set_activation({"gelu": "gelu_new", "gelu_new": "gelu"})),
+    "relu for gelu": Fault(edit=set_activation({"gelu": "relu", "gelu_new": "relu"})),
+    "eps 1e-5 for 1e-12": Fault(edit=set_eps(after=1e-5), families=tuple(f for f in FAMILIES if f != "roberta")),
+    "eps 1e-12 for 1e-5": Fault(edit=set_eps(after=1e-12), families=("roberta",)),
+    "eps 1e-5 in one kind of norm": Fault(edit=set_eps(after=1e-5, only="output_norm"), families=("bert",)),
+    "ALBERT's groups alternate": Fault(edit=set_layer_order(lambda order: (0, 1, 0, 1)), families=("albert",)),
+    "ALBERT's groups reversed": Fault(edit=set_layer_order(lambda order: order[::-1]), families=("albert",)),
+    "ALBERT uses one group": Fault(edit=set_layer_order(lambda order: (0,) * 4), families=("albert",)),
+    "the last layer skipped": Fault(edit=set_layer_order(lambda order: order[:-1])),
+    "a middle layer skipped": Fault(edit=set_layer_order(lambda order: order[:1] + order[2:])),
+    "two neighbours out of order": Fault(edit=set_layer_order(lambda order: (order[0], order[2], order[1], order[3]))),
+    "positions ignored": Fault(edit=without_positions),
+    "RoBERTa's positions from 0": Fault(edit=positions_from_zero, families=("roberta",)),
+    "RoBERTa's positions are columns": Fault(patch=columns_as_positions, families=("roberta",), only="padded"),
+    "positions run across sequences": Fault(edit=positions_across_sequences, only="packed"),
+    "segments ignored": Fault(edit=without_segments, families=("bert", "albert", "electra")),
+    "the only segment left out": Fault(edit=zero("token_type.weight"), families=("roberta",)),
+    "embeddings not normalised": Fault(edit=replace_module("stack.embeddings.norm", nn.Identity())),
+    "projection without bias": Fault(edit=zero("projection.bias"), families=PROJECTED),
+    "mask ignored": Fault(patch=patch_sdpa(attn_mask=None)),
+    "attention not scaled": Fault(patch=patch_sdpa(scale=1.0)),
+    "attention is causal": Fault(patch=patch_sdpa(attn_mask=None, is_causal=True)),
+    "attention in single precision": Fault(patch=attention_in_single_precision),
+    "another number of heads": Fault(edit=set_heads(6)),
+    "value bias left out": Fault(edit=zero("qkv.bias")),
+    "no residual around attention": Fault(edit=norm_without_residual("attention_norm", "attention.output")),
+    "no residual around feed-forward": Fault(edit=norm_without_residual("output_norm", "output")),
+    "pre-norm layers": Fault(patch=patch_layer(wrong_layer_forward)),
+    "residual of other rows": Fault(patch=patch_layer(residual_of_other_rows)),
+    "dropout in evaluation": Fault(edit=dropout_in_evaluation),
+    "head activation": Fault(
+        edit=set_head_activation({"tanh": "gelu", "gelu": "tanh", "relu": "gelu"}),
+    ),
+    "head gelu in tanh form": Fault(edit=set_head_activation({"gelu": "gelu_new"}), families=("electra",)),
+    "pooler skipped": Fault(patch=pooler_skipped),
+    "head reads another sequence": Fault(patch=second_token_read),
+    "logits in the order of rows": Fault(patch=first_rows_by_length, only="packed"),
+    "packed sequences not separated": Fault(patch=one_group_of_all, only="packed"),
+    "groups not put back": Fault(patch=never_regrouped, only="packed"),
+    "start and end exchanged": Fault(edit=outputs_reversed, head="span"),
+    "token bias left out": Fault(edit=zero("head.output.bias"), head="token"),
+}
+CASES = [(name, family) for name, fault in FAULTS.items() for family in fault.families]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A transformers model with a batch and what it computes for it; shared by all faults, so never changed."""
+
+    model: PreTrainedModel
+    batch: HFBatch
+    output: Tensor
+
+    @torch.no_grad()
+    def differences(self, ours: Model) -> tuple[float, float]:
+        """Of the padded call and of the packed path."""
+        mask = self.batch.attention_mask
+        return (
+            difference(self.output, shaped_output(ours, self.batch), mask),
+            difference(self.output, packed_output(ours, self.batch), mask),
+        )
+
+
+@cache
+def reference(family: str, head: Head) -> Reference:
+    model = hf_model(family, head)
+    batch = random_batch(family, lengths=LENGTHS)
+    with torch.no_grad():
+        return Reference(model=model, batch=batch, output=hf_output(model, batch))
+
+
+def detected(apart: float) -> bool:
+    """A difference that is not a number would fail a parity test too."""
+    return not apart <= DETECTED
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("head", ["sequence", "token", "span"])
+def test_without_a_fault_there_is_no_difference(family: str, head: Head) -> None:
+    right = reference(family, head)
+    assert not any(map(detected, right.differences(ours_from(right.model, head))))
+
+
+@pytest.mark.parametrize(("name", "family"), CASES)
+def test_faults_in_the_model(name: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = FAULTS[name]
+    right = reference(family, fault.head)
+    ours = ours_from(right.model, fault.head)
+    assert isinstance(ours, TaskModel)
+    fault.edit(ours)
+    fault.patch(monkeypatch)
+    padded, packed = right.differences(ours)
+    assert detected(padded) or fault.only == "packed"
+    assert detected(packed) or fault.only == "padded"
+
+
+@pytest.mark.parametrize("name", KEY_MAP_FAULTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_faults_in_the_key_map(name: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = reference(family, "sequence")
+
+    def faulty(*arguments: Any, **settings: Any) -> Names:
+        return KEY_MAP_FAULTS[name](parameter_map(*arguments, **settings))
+
+    monkeypatch.setattr(parity, "parameter_map", faulty)
+    assert all(map(detected, right.differences(ours_from(right.model, "sequence"))))
+
+
+@pytest.mark.parametrize(
+    ("family", "field"),
+    [
+        ("bert", {"layer_norm_eps": 1e-5}),
+        ("roberta", {"pad_token_id": 0}),
+        ("distilbert", {"activation": "relu"}),
+        ("albert", {"hidden_act": "gelu"}),
+        ("electra", {"num_attention_heads": 6}),
+    ],
+)
+def test_faults_in_the_config(family: str, field: dict[str, Any]) -> None:
+    """Ours is built from another config than the reference: what a wrongly read field would do."""
+    right = reference(family, "sequence")
+    theirs = hf_model(family, "sequence")
+    for name, value in field.items():
+        assert getattr(theirs.config, name) != value
+        setattr(theirs.config, name, value)
+    assert all(map(detected, right.differences(ours_from(theirs, "sequence"))))

@@ -1,0 +1,116 @@
+"""Prediction in memory: what rows must be, order, streaming, and that a model is left as it was."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.model import predicting
+from bert_tasks.model.predicting import feature_logits, predict_rows
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks.base import Feature
+from small_checkpoints import save_checkpoint
+from small_tokenizers import LINES
+
+
+@pytest.fixture(scope="module")
+def model(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> TaskModel:
+    folder: Path = tmp_path_factory.mktemp("albert")
+    save_checkpoint(folder, "albert", unigram_tokenizer, head="sequence", labels=("a", "b", "c"))
+    return TaskModel.from_pretrained(folder, task="sequence-classification", max_length=40)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"review": "fine"}, "row 1: no column 'text'; it has 'review'"),
+        ({}, "row 1: no column 'text'; it has none"),
+        ({"text": None}, "row 1: column 'text': missing text; write an empty text as \"\""),
+        ({"text": 7}, "row 1: column 'text': expected a text, not a number; write it in quotes"),
+        ({"text": ["a"]}, "row 1: column 'text': expected a text, not a list; write it in quotes"),
+        ({"text": "broken \ud800"}, "row 1: column 'text': half a character (surrogate U+D800); replace it"),
+        ("a text", "row 1: expected a mapping with the task's columns, got str"),
+    ],
+)
+def test_rows_that_cannot_be_read(model: TaskModel, row: Any, message: str) -> None:
+    with pytest.raises(DataError) as error:
+        model.predict([{"text": "fine"}, row])
+    assert str(error.value) == message
+
+
+def test_rows_are_counted_over_chunks(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicting, "CHUNK_ROWS", 2)
+    with pytest.raises(DataError, match="row 5: no column"):
+        model.predict([{"text": "a"}] * 5 + [{"words": "a"}])
+
+
+def test_chunks_do_not_change_predictions(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"text": line} for line in LINES]
+    whole = model.predict(rows)
+    monkeypatch.setattr(predicting, "CHUNK_ROWS", 3)
+    parts = model.predict(rows)
+    assert [part.to_json()["label"] for part in parts] == [one.to_json()["label"] for one in whole]
+    for left, right in zip(parts, whole, strict=True):
+        assert left.to_json()["scores"] == pytest.approx(right.to_json()["scores"], abs=1e-6)
+
+
+def test_rows_stream(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endless source is read one chunk at a time."""
+    monkeypatch.setattr(predicting, "CHUNK_ROWS", 4)
+    taken = 0
+
+    def rows() -> Iterator[dict[str, str]]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield {"text": f"line {taken}"}
+
+    stream = predict_rows(model, rows())
+    for number in range(1, 10):
+        next(stream)
+        assert taken == -(-number // 4) * 4
+
+
+def test_no_rows(model: TaskModel) -> None:
+    assert model.predict([]) == []
+    assert model.predict(iter(())) == []
+
+
+def test_targets_are_not_read(model: TaskModel) -> None:
+    rows = [{"text": "the ferry", "label": label} for label in (None, "unheard of", 3.5, ["a"])]
+    assert len({str(prediction.to_json()) for prediction in model.predict(rows)}) == 1
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_mode_is_left_as_it_was(model: TaskModel, training: bool) -> None:
+    quiet = model.eval().predict([{"text": "the ferry leaves"}])
+    model.train(training)
+    try:
+        assert model.predict([{"text": "the ferry leaves"}]) == quiet  # without dropout
+        assert {module.training for module in model.modules()} == {training}
+        with pytest.raises(IndexError):
+            feature_logits(model, [Feature(row=0, input_ids=[10**6], token_type_ids=[0])])
+        assert {module.training for module in model.modules()} == {training}
+    finally:
+        model.eval()
+
+
+def test_logits_come_in_feature_order_without_a_graph(model: TaskModel) -> None:
+    assert model.tokenizer is not None
+    features = model.task.features([{"text": line} for line in LINES], model.tokenizer)
+    logits = feature_logits(model, features, max_tokens=100)
+    assert len(logits) == len(features)
+    for index in (0, 7, 19):
+        (alone,) = feature_logits(model, [features[index]])
+        assert torch.allclose(alone, logits[index], atol=1e-6)
+        assert not alone.requires_grad
+
+
+def test_a_model_without_tokenizer(model: TaskModel) -> None:
+    bare = TaskModel(model.hf_config, model.task)
+    with pytest.raises(UsageError, match="the model has no tokenizer"):
+        bare.predict([{"text": "a"}])

@@ -1,0 +1,361 @@
+"""Folders become task models and back, and stock transformers reads what we save."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    pipeline,
+)
+
+from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model.encoder import Encoder
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import SequenceClassification
+from hf_models import FAMILIES, PREFIX, Head
+from small_checkpoints import copied, edit_config, save_checkpoint, tokenizer_of
+from small_tokenizers import LINES
+
+LABELS = ("calm", "glad", "sad")
+TEXTS = (LINES[0], "the ferry", "", LINES[7])
+HEAD_KEYS = {
+    "bert": {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"},
+    "roberta": {f"classifier.{name}.{part}" for name in ("dense", "out_proj") for part in ("weight", "bias")},
+    "distilbert": {f"{name}.{part}" for name in ("pre_classifier", "classifier") for part in ("weight", "bias")},
+    "albert": {"albert.pooler.weight", "albert.pooler.bias", "classifier.weight", "classifier.bias"},
+    "electra": {f"classifier.{name}.{part}" for name in ("dense", "out_proj") for part in ("weight", "bias")},
+}
+Save = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def by_kind(
+    wordpiece_tokenizer: PreTrainedTokenizerBase,
+    bpe_tokenizer: PreTrainedTokenizerBase,
+    unigram_tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, PreTrainedTokenizerBase]:
+    return {"wordpiece": wordpiece_tokenizer, "bpe": bpe_tokenizer, "unigram": unigram_tokenizer}
+
+
+@pytest.fixture(scope="module")
+def stock(by_kind: dict[str, PreTrainedTokenizerBase], tmp_path_factory: pytest.TempPathFactory) -> Save:
+    """A folder as transformers saves it, made once for each family, head and set of options; read-only."""
+    made: dict[str, Path] = {}
+
+    def save(family: str = "albert", head: Head = "sequence", **options: Any) -> Path:
+        key = f"{family}-{head}-{sorted(options.items())}"
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp(family)
+            options = {"labels": LABELS} | options
+            save_checkpoint(made[key], family, tokenizer_of(family, by_kind), head=head, wide=True, **options)
+        return made[key]
+
+    return save
+
+
+def inputs_of(folder: Path) -> dict[str, Tensor]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return dict(tokenizer(list(TEXTS), padding=True, truncation=True, max_length=40, return_tensors="pt"))
+
+
+@torch.no_grad()
+def stock_logits(model: PreTrainedModel, folder: Path) -> Tensor:
+    inputs = inputs_of(folder)
+    if model.config.model_type == "distilbert":
+        inputs.pop("token_type_ids", None)
+    logits: Tensor = model(**inputs).logits
+    return logits
+
+
+@torch.no_grad()
+def our_logits(model: TaskModel, folder: Path) -> Tensor:
+    logits: Tensor = model(**inputs_of(folder))
+    return logits
+
+
+def stock_model(folder: Path) -> PreTrainedModel:
+    model, info = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return model.eval()
+
+
+def loaded(folder: Path, labels: Sequence[str] | None = None, **settings: Any) -> TaskModel:
+    settings = {"max_length": 40} | settings
+    return TaskModel.from_pretrained(folder, task="sequence-classification", labels=labels, **settings)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stock_folder_and_back(family: str, stock: Save, tmp_path: Path) -> None:
+    folder = stock(family)
+    theirs = stock_logits(stock_model(folder), folder)
+    assert theirs.std() > 0.05  # a constant would be equal too
+    ours = loaded(folder)
+    assert ours.task.labels == LABELS
+    assert ours.load_report is not None
+    assert ours.load_report.new == ours.load_report.dropped == ()
+    assert (our_logits(ours, folder) - theirs).abs().max() < 1e-5 * theirs.abs().max()
+    ours.save_pretrained(tmp_path / "saved")
+    again = stock_model(tmp_path / "saved")
+    assert (stock_logits(again, tmp_path / "saved") - theirs).abs().max() < 1e-6
+    assert again.config.id2label == dict(enumerate(LABELS))
+    assert again.config.problem_type == "single_label_classification"
+    assert load_file(tmp_path / "saved" / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pooling", ["mean", "max", "attention"])
+def test_heads_that_transformers_lacks(family: str, pooling: str, stock: Save, tmp_path: Path) -> None:
+    folder = stock(family)
+    ours = loaded(folder, pooling=pooling)
+    assert ours.load_report is not None
+    expected = {"head.output.weight", "head.output.bias"}
+    if pooling == "attention":
+        expected |= {"head.score.weight", "head.score.bias"}
+    assert set(ours.load_report.new) == expected
+    assert set(ours.load_report.dropped) == HEAD_KEYS[family]
+    ours.save_pretrained(tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert config["architectures"] == [f"{PREFIX[family]}Model"]
+    assert set(load_file(tmp_path / "saved" / "task_head.safetensors")) == expected
+    keys = set(load_file(tmp_path / "saved" / "model.safetensors"))
+    assert not any("classifier" in key or "pooler" in key for key in keys)
+    again = TaskModel.from_pretrained(tmp_path / "saved")
+    assert torch.equal(our_logits(again, folder), our_logits(ours, folder))
+    assert again.task == ours.task
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stock_base_model_of_a_pooling_head(family: str, stock: Save, tmp_path: Path) -> None:
+    folder = stock(family)
+    loaded(folder, pooling="mean").save_pretrained(tmp_path / "saved")
+    inputs = inputs_of(folder)
+    if family == "distilbert":
+        inputs.pop("token_type_ids", None)
+    with torch.no_grad():
+        before = AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state
+        after = AutoModel.from_pretrained(tmp_path / "saved").eval()(**inputs).last_hidden_state
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_labels_in_another_order_are_mapped_by_name(family: str, stock: Save, tmp_path: Path) -> None:
+    folder, order = stock(family), ("sad", "calm", "glad")
+    ours = loaded(folder, order)
+    theirs = our_logits(loaded(folder), folder)
+    assert torch.allclose(our_logits(ours, folder), theirs[:, [2, 0, 1]], atol=1e-6)
+    assert ours.load_report is not None
+    assert ours.load_report.notes == ("head re-ordered from labels calm, glad, sad to sad, calm, glad",)
+    ours.save_pretrained(tmp_path / "saved")
+    again = stock_model(tmp_path / "saved")
+    assert again.config.id2label == dict(enumerate(order))
+    assert torch.allclose(stock_logits(again, folder), theirs[:, [2, 0, 1]], atol=1e-5)
+
+
+def test_own_head_is_mapped_by_name_too(stock: Save, tmp_path: Path) -> None:
+    first = loaded(stock(), pooling="max")
+    first.save_pretrained(tmp_path / "saved")
+    again = loaded(tmp_path / "saved", ("sad", "calm", "glad"), pooling="max")
+    expected = our_logits(first, stock())[:, [2, 0, 1]]
+    assert torch.allclose(our_logits(again, stock()), expected, atol=1e-6)
+
+
+def test_id2label_is_read_in_the_order_of_its_numbers(stock: Save, tmp_path: Path) -> None:
+    names = {str(index): f"class {index}" for index in range(12)}
+    folder = copied(stock("albert", "base"), tmp_path / "model")
+    edit_config(folder, id2label=dict(sorted(names.items())), architectures=["AlbertForSequenceClassification"])
+    assert loaded(folder).task.labels == tuple(names.values())
+    edit_config(folder, id2label={"zero": "a", "1": "b"})
+    with pytest.raises(CheckpointError, match="the keys of id2label are not numbers"):
+        loaded(folder)
+
+
+def test_unnamed_labels_are_taken_in_order(stock: Save) -> None:
+    folder = stock("albert", labels=())
+    assert loaded(folder).task.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    named = loaded(folder, LABELS)
+    assert torch.equal(our_logits(named, folder), our_logits(loaded(folder), folder))
+    assert named.load_report is not None
+    assert "labels are unnamed (LABEL_0, LABEL_1, LABEL_2): taken in the order calm, glad, sad" in (
+        named.load_report.summary()
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_labels_get_a_new_last_layer(family: str, stock: Save) -> None:
+    """As many labels with other names, or more of them: never the old rows under new names."""
+    folder = stock(family)
+    last = {key for key in HEAD_KEYS[family] if key.startswith(("classifier.out_proj", "classifier."))}
+    last = {key for key in last if ".dense." not in key}
+    for labels in (("x", "y", "z"), ("a", "b", "c", "d", "e")):
+        model = loaded(folder, labels)
+        report = model.load_report
+        assert report is not None
+        assert set(report.new) == last
+        assert not last.intersection(report.loaded)
+        assert set(report.loaded) >= HEAD_KEYS[family] - last
+        assert our_logits(model, folder).shape == (len(TEXTS), len(labels))
+        assert "new head" in report.summary()
+    different = our_logits(loaded(folder, ("x", "y", "z")), folder) - our_logits(loaded(folder), folder)
+    assert different.abs().max() > 1e-3
+
+
+def test_a_head_that_does_not_fit_its_config_needs_a_task(stock: Save, tmp_path: Path) -> None:
+    folder = copied(stock(), tmp_path / "model")
+    edit_config(folder, id2label={str(index): f"c{index}" for index in range(5)})
+    with pytest.raises(CheckpointError) as error:
+        TaskModel.from_pretrained(folder)
+    assert "classifier.weight has shape [3, 36], expected [5, 36]" in str(error.value)
+    assert "classifier.bias has shape [3], expected [5]" in str(error.value)
+    assert loaded(folder).task.labels == ("c0", "c1", "c2", "c3", "c4")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("head", ["token", "span"])
+def test_another_tasks_head_is_dropped(family: str, head: Head, stock: Save) -> None:
+    labels = LABELS if head == "token" else ("start", "end")
+    model = loaded(stock(family, head, labels=labels), labels)
+    report = model.load_report
+    assert report is not None
+    theirs = {"token": "classifier", "span": "qa_outputs"}[head]
+    assert set(report.dropped) == {f"{theirs}.weight", f"{theirs}.bias"}
+    assert {key for key in HEAD_KEYS[family] if key.startswith("classifier")} <= set(report.new)
+
+
+def test_without_a_task_the_folder_decides(stock: Save) -> None:
+    with pytest.raises(UsageError, match="labels and settings need a task"):
+        TaskModel.from_pretrained(stock(), max_length=40)
+    with pytest.raises(CheckpointError, match="no task head this package knows"):
+        TaskModel.from_pretrained(stock("albert", "base"))
+    model = TaskModel.from_pretrained(stock())
+    assert model.task == SequenceClassification(labels=LABELS, max_length=48)  # as many as there are positions
+    assert torch.equal(our_logits(model, stock()), our_logits(loaded(stock()), stock()))
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_max_length_beyond_the_positions(family: str, stock: Save) -> None:
+    assert loaded(stock(family), max_length=48).task.max_length == 48
+    with pytest.raises(UsageError, match=r"max_length = 49, but the checkpoint has 48 positions"):
+        loaded(stock(family), max_length=49)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"task": "sequence-clasification"}, "did you mean 'sequence-classification'"),
+        ({"task": "translation"}, "unknown task 'translation'; there are sequence-classification"),
+        ({"task": "sequence-classification", "maxlength": 3}, "has no setting 'maxlength'; did you mean 'max_length'"),
+        ({"task": "sequence-classification", "max_length": "40"}, "sequence-classification: "),
+        ({"task": "sequence-classification", "max_length": 2}, "max_length is 2, expected at least 3"),
+        ({"task": "sequence-classification", "pooling": "average"}, "pooling is 'average', expected one of"),
+        ({"task": SequenceClassification(labels=LABELS), "labels": LABELS}, "pass either a task, or a task's name"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], message: str, stock: Save) -> None:
+    with pytest.raises(UsageError, match=message):
+        TaskModel.from_pretrained(stock(), **arguments)
+
+
+def test_regression(stock: Save, tmp_path: Path) -> None:
+    folder = stock("albert", labels=("LABEL_0",))
+    task = SequenceClassification(problem_type="regression", max_length=40)
+    model = TaskModel.from_pretrained(folder, task=task)
+    assert model.load_report is not None
+    assert not model.load_report.new
+    model.save_pretrained(tmp_path / "saved")
+    again = TaskModel.from_pretrained(tmp_path / "saved")
+    assert again.task == task
+    theirs = stock_model(tmp_path / "saved")
+    assert theirs.config.num_labels == 1
+    predicted = [prediction.to_json()["score"] for prediction in again.predict([{"text": text} for text in TEXTS])]
+    assert predicted == pytest.approx(stock_logits(theirs, folder).squeeze(-1).tolist(), rel=1e-4, abs=1e-5)
+
+
+def test_problem_type_of_a_stock_folder(stock: Save, tmp_path: Path) -> None:
+    folder = copied(stock("bert", problem_type="multi_label_classification"), tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    longer = weights["bert.embeddings.position_embeddings.weight"].repeat(4, 1)
+    torch.save(weights | {"bert.embeddings.position_embeddings.weight": longer}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    edit_config(folder, max_position_embeddings=4 * 48)
+    task = TaskModel.from_pretrained(folder).task
+    assert task == SequenceClassification(labels=LABELS, problem_type="multi_label_classification")
+    edit_config(folder, problem_type="ranking")
+    with pytest.raises(CheckpointError, match="problem_type is 'ranking', expected one of"):
+        TaskModel.from_pretrained(folder)
+
+
+def test_loaded_models_are_ready_to_use(stock: Save) -> None:
+    model = loaded(stock("electra", "base"), LABELS)
+    assert not model.training
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert list(model.buffers()) == []
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_pipeline_of_transformers_gives_the_same_answers(family: str, stock: Save, tmp_path: Path) -> None:
+    model = loaded(stock(family))
+    model.save_pretrained(tmp_path / "saved")
+    classify = pipeline("text-classification", model=str(tmp_path / "saved"), device="cpu")
+    answers = classify(list(TEXTS), truncation=True, max_length=40)
+    ours = [prediction.to_json() for prediction in model.predict([{"text": text} for text in TEXTS])]
+    assert [answer["label"] for answer in answers] == [one["label"] for one in ours]
+    assert [answer["score"] for answer in answers] == pytest.approx([one["score"] for one in ours], abs=1e-5)
+
+
+def test_a_classifier_without_labels_is_refused(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
+    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer, head="base")
+    with pytest.raises(UsageError, match="needs labels"):
+        TaskModel.from_pretrained(tmp_path, task="sequence-classification", max_length=40)
+
+
+def test_a_regression_model_is_reloaded_by_its_task_name(
+    tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    base = tmp_path / "base"
+    save_checkpoint(base, "bert", wordpiece_tokenizer, head="base")
+    regression = {"task": "sequence-classification", "problem_type": "regression", "max_length": 40}
+    TaskModel.from_pretrained(base, **regression).save_pretrained(tmp_path / "saved")
+    again = TaskModel.from_pretrained(tmp_path / "saved", **regression)
+    assert again.load_report is not None
+    assert again.load_report.new == ()
+
+
+def test_a_damaged_head_of_our_own_is_refused(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
+    base = tmp_path / "base"
+    save_checkpoint(base, "bert", wordpiece_tokenizer, head="base")
+    model = TaskModel.from_pretrained(
+        base, task="sequence-classification", labels=["a", "b"], pooling="mean", max_length=40
+    )
+    with torch.no_grad():
+        model.head.output.weight[0, 0] = float("nan")
+    model.save_pretrained(tmp_path / "saved")
+    with pytest.raises(
+        CheckpointError, match=r"task_head\.safetensors cannot be used:\n.*head\.output\.weight holds NaN"
+    ):
+        TaskModel.from_pretrained(tmp_path / "saved")
+
+
+def test_an_encoder_taken_from_a_task_folder_claims_no_task(
+    tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    base = tmp_path / "base"
+    save_checkpoint(base, "bert", wordpiece_tokenizer, head="base")
+    TaskModel.from_pretrained(base, task="sequence-classification", labels=["a", "b"], max_length=40).save_pretrained(
+        tmp_path / "task"
+    )
+    Encoder.from_pretrained(tmp_path / "task").save_pretrained(tmp_path / "encoder")
+    config = json.loads((tmp_path / "encoder" / "config.json").read_text())
+    assert config.keys().isdisjoint({"bert_tasks", "id2label", "label2id", "problem_type"})
+    assert config["architectures"] == ["BertModel"]

@@ -1,0 +1,152 @@
+"""What config.json of a saved model says of its task, and what of it is believed when it is read."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedTokenizerBase
+
+from bert_tasks.errors import CheckpointError
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import SequenceClassification
+from small_checkpoints import copied, edit_config, save_checkpoint
+
+LABELS = ("calm", "glad", "sad")
+IDS = torch.tensor([[2, 7, 9, 11, 3], [2, 8, 20, 3, 3]])
+
+
+@pytest.fixture(scope="module")
+def folder(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sequence classifier of ALBERT's family as transformers saves it; read-only."""
+    made = tmp_path_factory.mktemp("albert")
+    save_checkpoint(made, "albert", unigram_tokenizer, head="sequence", labels=LABELS, wide=True)
+    return made
+
+
+def albert(folder: Path, **settings: Any) -> TaskModel:
+    return TaskModel.from_pretrained(folder, task="sequence-classification", **{"max_length": 40} | settings)
+
+
+@torch.no_grad()
+def logits_of(model: TaskModel) -> Tensor:
+    logits: Tensor = model(IDS)
+    return logits
+
+
+def test_what_is_stored(folder: Path, tmp_path: Path) -> None:
+    model = albert(folder, class_weights=(1.0, 2.0, 1.0), label_smoothing=0.1)
+    model.save_pretrained(tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    entry = config.pop("bert_tasks")
+    assert entry.pop("version").count(".") == 2
+    assert entry == {
+        "task": "sequence-classification",
+        "settings": {
+            "max_length": 40,
+            "problem_type": "single_label_classification",
+            "pooling": "cls",
+            "long_texts": "truncate",
+            "doc_stride": 32,
+            "class_weights": [1.0, 2.0, 1.0],
+            "label_smoothing": 0.1,
+        },
+        "thresholds": [],
+    }
+    original = json.loads((folder / "config.json").read_text())
+    assert config["id2label"] == {"0": "calm", "1": "glad", "2": "sad"}
+    assert config["label2id"] == {"calm": 0, "glad": 1, "sad": 2}
+    assert config["architectures"] == ["AlbertForSequenceClassification"]
+    assert not {"_name_or_path", "num_labels", "torch_dtype"} & set(config)
+    assert original.keys() - config.keys() <= {"_name_or_path"}
+    assert all(config[key] == original[key] for key in original.keys() & config.keys() - {"problem_type"})
+    assert TaskModel.from_pretrained(tmp_path / "saved").task == model.task
+
+
+def test_thresholds_survive(folder: Path, tmp_path: Path) -> None:
+    task = SequenceClassification(
+        labels=LABELS, max_length=40, problem_type="multi_label_classification", thresholds=(0.1, 0.5, 0.9)
+    )
+    TaskModel.from_pretrained(folder, task=task).save_pretrained(tmp_path / "saved")
+    assert TaskModel.from_pretrained(tmp_path / "saved").task == task
+    assert AutoConfig.from_pretrained(tmp_path / "saved").problem_type == "multi_label_classification"
+
+
+class Own(SequenceClassification):
+    """A task that is not registered."""
+
+
+def test_a_class_named_in_a_file_is_never_imported(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "canary_task.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    changed = copied(folder, tmp_path / "model")
+    entry = {"task": "canary_task:Canary", "settings": {}, "version": "0"}
+    edit_config(changed, bert_tasks=entry, auto_map={"AutoModel": "canary_task.Canary"})
+    with pytest.raises(CheckpointError) as error:
+        TaskModel.from_pretrained(changed)
+    assert "'canary_task:Canary', which is not built in" in str(error.value)
+    assert "TaskModel.from_pretrained(folder, task=YourTask(...))" in str(error.value)
+    assert albert(changed).task.labels == LABELS
+    assert "canary_task" not in sys.modules
+
+
+def test_an_unregistered_task_is_stored_by_name_only(folder: Path, tmp_path: Path) -> None:
+    task = Own(labels=LABELS, max_length=40)
+    model = TaskModel.from_pretrained(folder, task=task)
+    model.save_pretrained(tmp_path / "saved")
+    stored = json.loads((tmp_path / "saved" / "config.json").read_text())["bert_tasks"]["task"]
+    assert stored == f"{Own.__module__}:Own"
+    with pytest.raises(CheckpointError, match="not built in"):
+        TaskModel.from_pretrained(tmp_path / "saved")
+    again = TaskModel.from_pretrained(tmp_path / "saved", task=task)
+    assert torch.equal(logits_of(again), logits_of(model))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": 3}, "its task is 3"),
+        ({"settings": "fast"}, "settings must be an object"),
+        ({"settings": {"speed": 1}}, "has no setting 'speed'"),
+        ({"settings": {"max_length": "x"}}, "key bert_tasks: sequence-classification"),
+        ({"settings": {"pooling": "x"}}, "pooling is 'x'"),
+        ({"thresholds": [0.5]}, "for multi-label classification only"),
+    ],
+)
+def test_damaged_entries_are_named(change: dict[str, Any], message: str, folder: Path, tmp_path: Path) -> None:
+    changed = copied(folder, tmp_path / "model")
+    entry = {"task": "sequence-classification", "settings": {"max_length": 40}, "thresholds": []}
+    edit_config(changed, bert_tasks=entry)
+    assert TaskModel.from_pretrained(changed).task.max_length == 40
+    edit_config(changed, bert_tasks=entry | change)
+    with pytest.raises(CheckpointError, match=message):
+        TaskModel.from_pretrained(changed)
+
+
+def test_own_head_missing_or_of_another_shape(folder: Path, tmp_path: Path) -> None:
+    model = albert(folder, pooling="mean")
+    model.save_pretrained(tmp_path / "saved")
+    edit_config(tmp_path / "saved", id2label={"0": "a", "1": "b"})
+    with pytest.raises(CheckpointError, match=r"task_head\.safetensors is missing or does not fit"):
+        TaskModel.from_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "task_head.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"task_head\.safetensors is missing or does not fit"):
+        TaskModel.from_pretrained(tmp_path / "saved")
+
+
+def test_restore_takes_the_weights_back(folder: Path, tmp_path: Path) -> None:
+    for pooling in ("cls", "mean"):
+        model = albert(folder, pooling=pooling)
+        before = logits_of(model)
+        model.save_pretrained(tmp_path / pooling)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+        assert not torch.equal(logits_of(model), before)
+        model.restore(tmp_path / pooling)
+        assert torch.equal(logits_of(model), before)

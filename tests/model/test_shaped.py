@@ -1,0 +1,88 @@
+"""The HF-shaped call: what it refuses, and what stands at padding."""
+
+import pytest
+import torch
+
+from bert_tasks.model.encoder import Encoder
+from bert_tasks.model.task_model import TaskModel
+from hf_models import FAMILIES, HEADS, Head, hf_config, random_batch
+from parity import Model, shaped_output, task_for
+
+
+def model(family: str, head: Head = "base") -> Model:
+    config = hf_config(family).to_dict()
+    return (Encoder(config) if head == "base" else TaskModel(config, task_for(head))).eval()
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_attention_weights_are_refused_by_name(head: Head) -> None:
+    with pytest.raises(ValueError, match="output_attentions is not supported"):
+        model("bert", head)(torch.ones(2, 3, dtype=torch.long), output_attentions=True)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_masks_other_than_two_dimensional_are_refused(head: Head) -> None:
+    ids = torch.ones(2, 3, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"shape \[2, 3, 3\], expected \[2, 3\]; 3-D masks are not supported"):
+        model("bert", head)(ids, torch.ones(2, 3, 3))
+    with pytest.raises(ValueError, match=r"shape \[2, 4\], expected \[2, 3\]"):
+        model("bert", head)(ids, torch.ones(2, 4))
+
+
+def test_ids_other_than_two_dimensional_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"input_ids has shape \[3\], expected \[batch, length\]"):
+        model("bert")(torch.ones(3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_longest_input(family: str) -> None:
+    """48 tokens fit every family; RoBERTa's table has 50 rows for them."""
+    encoder = model(family)
+    assert encoder.config.usable_length == 48
+    assert encoder(torch.full((1, 48), 5)).shape == (1, 48, 36)
+    with pytest.raises(ValueError, match="the input has 49 tokens, this checkpoint has positions for 48"):
+        encoder(torch.full((1, 49), 5))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("head", ["base", "token", "span"])
+@torch.no_grad()
+def test_padding_is_zeros(family: str, head: Head) -> None:
+    batch = random_batch(family, lengths=(7, 3, 1), side="left")
+    output = shaped_output(model(family, head), batch)
+    real = batch.attention_mask.bool()
+    assert torch.equal(output[~real], torch.zeros_like(output[~real]))
+    assert (output[real] != 0).any(dim=-1).all()
+
+
+@torch.no_grad()
+def test_padding_is_zeros_in_all_hidden_states() -> None:
+    batch = random_batch("albert", lengths=(7, 3))
+    _, states = model("albert")(batch.input_ids, batch.attention_mask, batch.token_type_ids, output_hidden_states=True)
+    assert all(torch.count_nonzero(state[1, 3:]) == 0 for state in states)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int32, torch.float32])
+@torch.no_grad()
+def test_masks_of_any_type(kind: torch.dtype) -> None:
+    batch = random_batch("bert", lengths=(7, 3))
+    encoder = model("bert")
+    expected = encoder(batch.input_ids, batch.attention_mask)
+    assert torch.equal(encoder(batch.input_ids, batch.attention_mask.to(kind)), expected)
+
+
+@torch.no_grad()
+def test_a_sequence_of_nothing_but_padding_leaves_the_others_alone() -> None:
+    batch = random_batch("bert", lengths=(7, 3))
+    encoder = model("bert")
+    mask = batch.attention_mask.clone()
+    mask[1] = 0
+    output = encoder(batch.input_ids, mask)
+    assert torch.equal(output[0], encoder(batch.input_ids, batch.attention_mask)[0])
+    assert torch.count_nonzero(output[1]) == 0
+
+
+def test_one_row_of_positions_serves_all_sequences() -> None:
+    encoder = model("bert")
+    ids, positions = torch.full((2, 4), 5), torch.tensor([[3, 2, 1, 0]])
+    assert torch.equal(encoder(ids, position_ids=positions), encoder(ids, position_ids=positions.repeat(2, 1)))

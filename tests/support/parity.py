@@ -1,0 +1,173 @@
+"""Owns the comparison of this package's models with transformers' models that hold the same weights.
+
+A difference is the largest absolute one at real tokens; transformers computes something at padding too, which is
+nobody's business.
+
+Shape legend: B sequences, T padded length, N tokens, X width of an output, L labels.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from bert_tasks.checkpoints.families import encoder_config, family_of, parameter_map
+from bert_tasks.checkpoints.load import match_weights
+from bert_tasks.data.columns import Column, Row
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import RowHead
+from bert_tasks.encoder.packing import PackedBatch, pack
+from bert_tasks.model.encoder import Encoder
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import SequenceClassification, Task
+from bert_tasks.tasks.base import Feature, LossSum, Prediction
+from hf_models import Head, HFBatch
+
+Model = Encoder | TaskModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTask(Task):
+    """A head on every token, as transformers' token and span classes have it. Models only: it reads no rows."""
+
+    name: ClassVar[str] = "rows"
+    kind: Literal["token", "span"] = "token"
+    max_length: int = 48
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return ()
+
+    @property
+    def primary_metric(self) -> str:
+        return "accuracy"
+
+    @property
+    def hf_head(self) -> Literal["token", "span"]:
+        return self.kind
+
+    @property
+    def hf_config(self) -> dict[str, Any]:
+        return {"id2label": dict(enumerate(self.labels))}
+
+    def head(self, config: EncoderConfig) -> RowHead:
+        dropout = config.head.token_dropout if self.kind == "token" else config.head.span_dropout
+        return RowHead(config, len(self.labels), dropout=dropout)
+
+    def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
+        """The sum of squares: every token and every logit takes part."""
+        return LossSum(total=logits.square().sum(), count=logits.new_full((), logits.shape[0]))
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        raise NotImplementedError("a batch is made of token ids here")
+
+    def decode(self, logits: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> list[Prediction]:
+        raise NotImplementedError("a batch is made of token ids here")
+
+    def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
+        raise NotImplementedError("a batch is made of token ids here")
+
+
+def task_for(head: Head) -> Task:
+    """The task whose head equals transformers' class for ``head``, with the labels of ``hf_models.hf_model``."""
+    if head == "sequence":
+        return SequenceClassification(labels=("a", "b", "c"), max_length=48)
+    if head == "token":
+        return RowTask(kind="token", labels=("a", "b", "c"))
+    return RowTask(kind="span", labels=("start", "end"))
+
+
+def ours_from(hf_model: PreTrainedModel, head: Head) -> Model:
+    """Our model with the weights and the config of a transformers model, in evaluation mode; nothing is shared."""
+    hf_config = hf_model.config.to_dict()
+    family, config = family_of(hf_config), encoder_config(hf_config)
+    tensors = hf_model.state_dict()
+    pooler = head == "base" and any("pooler" in name for name in tensors)
+    model: Model = Encoder(hf_config, pooler=pooler) if head == "base" else TaskModel(hf_config, task_for(head))
+    matched = match_weights(
+        tensors,
+        parameter_map(family, config, head=head, pooler=pooler),
+        shapes={name: value.shape for name, value in model.state_dict().items()},
+        family=family,
+        head_may_be_new=False,
+    )
+    model.load_state_dict(matched.tensors, assign=True)
+    return model.eval()
+
+
+def in_our_names(tensors: Mapping[str, Tensor], hf_model: PreTrainedModel, head: Head) -> dict[str, Tensor]:
+    """Tensors of a transformers model, by its names (weights or gradients), under ours."""
+    hf_config = hf_model.config.to_dict()
+    names = parameter_map(family_of(hf_config), encoder_config(hf_config), head=head, pooler=False)
+    return {ours: torch.cat([tensors[name] for name in sources]) for ours, sources in names.items()}
+
+
+def packed_batch(model: Model, batch: HFBatch, labels: Sequence[Sequence[float]] | None = None) -> PackedBatch:
+    """The real tokens of a padded batch without padding; positions count from each sequence's first token."""
+    real = [row.bool() for row in batch.attention_mask]
+    return pack(
+        [ids[mask].tolist() for ids, mask in zip(batch.input_ids, real, strict=True)],
+        [types[mask].tolist() for types, mask in zip(batch.token_type_ids, real, strict=True)],
+        position_offset=model.config.position_offset,
+        labels=labels,
+    )
+
+
+def hf_output(hf_model: PreTrainedModel, batch: HFBatch, **inputs: Any) -> Tensor:
+    """What transformers computes: ``[B, T, H]``, ``[B, L]`` or ``[B, T, L]`` (span: start and end side by side)."""
+    output = hf_model(**batch.inputs(hf_model.config.model_type), **inputs)
+    if "last_hidden_state" in output:
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+    if "start_logits" in output:
+        return torch.stack([output.start_logits, output.end_logits], dim=-1)
+    logits: Tensor = output.logits
+    return logits
+
+
+def shaped_output(model: Model, batch: HFBatch, **inputs: Any) -> Tensor:
+    """The same from our HF-shaped call."""
+    output: Tensor = model(batch.input_ids, batch.attention_mask, batch.token_type_ids, **inputs)
+    return output
+
+
+def packed_output(model: Model, batch: HFBatch) -> Tensor:
+    """The same from our packed path, with rows put back into the rectangle and zeros at padding."""
+    packed = packed_batch(model, batch)
+    rows = packed_rows(model, packed)
+    if isinstance(model, TaskModel) and not isinstance(model.head, RowHead):
+        return rows  # [B, L]
+    rectangle = rows.new_zeros(*batch.input_ids.shape, rows.shape[-1])  # [B, T, X]
+    for sequence, first in enumerate(packed.layout.first_rows.tolist()):
+        real = batch.attention_mask[sequence].bool()
+        rectangle[sequence, real] = rows[first : first + packed.layout.lengths[sequence]]
+    return rectangle
+
+
+def packed_rows(model: Model, packed: PackedBatch) -> Tensor:
+    """``[N, X]`` or ``[B, L]``: logits of a task model, last hidden states of an encoder."""
+    if isinstance(model, TaskModel):
+        logits: Tensor = model(packed)
+        return logits
+    hidden: Tensor = model.stack(packed.input_ids, packed.position_ids, packed.token_type_ids, packed.layout)
+    return hidden
+
+
+def difference(theirs: Tensor, ours: Tensor, mask: Tensor) -> float:
+    """The largest absolute difference of ``[B, L]`` outputs, or at the real tokens of ``[B, T, X]`` ones."""
+    apart = (theirs.detach() - ours.detach()).abs()
+    return float((apart if apart.dim() == 2 else apart[mask.bool()]).max())
+
+
+@torch.no_grad()
+def shaped_difference(hf_model: PreTrainedModel, model: Model, batch: HFBatch) -> float:
+    return difference(hf_output(hf_model, batch), shaped_output(model, batch), batch.attention_mask)
+
+
+@torch.no_grad()
+def packed_difference(hf_model: PreTrainedModel, model: Model, batch: HFBatch) -> float:
+    """For batches padded on the right: there transformers counts positions from each first token too."""
+    return difference(hf_output(hf_model, batch), packed_output(model, batch), batch.attention_mask)

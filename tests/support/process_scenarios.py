@@ -1,0 +1,92 @@
+"""Owns what the tests of several processes run: the same scenarios under any launcher, with their results in a file.
+
+Run by torchrun as a script (``process_scenarios.py CHECKPOINT FOLDER``) and called by the tests in one process.
+"""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from bert_tasks import evaluate, fit, inference
+from bert_tasks.data.table import RowTable
+from bert_tasks.inference import evaluate_samples, make_accelerator, tokenized
+from training import TASK, WEIGHTED_TASK, load_model, make_rows, make_stepper, walk, weights_of
+
+EVALUATED = (9, 1, 3, 17)
+DTYPES = (torch.float64, torch.float32)
+
+
+def trajectory(
+    checkpoint: Path, dtype: torch.dtype, *, rows: int, batch_size: int, micro_batch_tokens: int
+) -> dict[str, Any]:
+    """Twenty steps without dropout over rows of unequal lengths, weights and labels."""
+    model = load_model(checkpoint, WEIGHTED_TASK).to(dtype)
+    stepper = make_stepper(
+        model,
+        make_rows(rows, unlabelled=range(1, rows, 7)),
+        epochs=20 // -(-rows // batch_size),
+        batch_size=batch_size,
+        micro_batch_tokens=micro_batch_tokens,
+        learning_rate=1e-3,
+        weight_decay=0.01,
+        adam_epsilon=1e-4,
+    )
+    logs = [asdict(log) for log in walk(stepper)]
+    return {"weights": weights_of(model), "logs": logs, "seen": stepper.samples.seen}
+
+
+def evaluation(checkpoint: Path, count: int) -> dict[str, Any]:
+    """Metrics of the public function and the predictions behind them, in batches so small that all have some."""
+    model, rows = load_model(checkpoint), make_rows(count, seed=count)
+    table = RowTable.from_rows(rows, columns=TASK.columns)
+    with mock.patch.object(inference, "BATCH_TOKENS", 40):
+        found = evaluate_samples(model, tokenized(table, TASK, model), table, make_accelerator())
+        return {"metrics": evaluate(model, rows), "predictions": [p.to_json() for p in found.predictions]}
+
+
+def trained(checkpoint: Path, folder: Path) -> dict[str, Any]:
+    model = load_model(checkpoint)
+    result = fit(
+        model,
+        make_rows(28),
+        make_rows(9, seed=1),
+        output_dir=folder,
+        epochs=5,
+        batch_size=8,
+        learning_rate=1e-3,
+        warmup_ratio=0.2,
+        adam_epsilon=1e-4,
+        logging_steps=1,
+    )
+    return {"weights": weights_of(model), "metrics": result.metrics, "best_step": result.best_step}
+
+
+def scenarios(checkpoint: Path, wide_checkpoint: Path, folder: Path) -> dict[str, Any]:
+    accelerator = make_accelerator()
+    return {
+        "world": accelerator.num_processes,
+        "steps": {
+            str(dtype): trajectory(wide_checkpoint, dtype, rows=37, batch_size=8, micro_batch_tokens=60)
+            for dtype in DTYPES
+        },
+        # ten rows in batches of three: each epoch has a batch of one row, so a process has none
+        "few": trajectory(wide_checkpoint, torch.float64, rows=10, batch_size=3, micro_batch_tokens=60),
+        # rank 0 has long rows, one micro-batch each; rank 1 may have fewer of them
+        "uneven": trajectory(wide_checkpoint, torch.float64, rows=15, batch_size=3, micro_batch_tokens=1),
+        "evaluations": {count: evaluation(wide_checkpoint, count) for count in EVALUATED},
+        "trained": trained(checkpoint, folder / "run"),
+    }
+
+
+def main(checkpoint: str, wide_checkpoint: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    found = scenarios(Path(checkpoint), Path(wide_checkpoint), Path(folder))
+    torch.save(found, Path(folder) / f"rank{make_accelerator().process_index}.pt")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,58 @@
+"""Owns small checkpoint folders: a transformers model of any family with a tokenizer of its kind, as transformers saves
+them. Texts fit 48 tokens.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_models import Head, hf_class, hf_config, widen
+
+
+def save_checkpoint(
+    folder: Path,
+    family: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    head: Head = "base",
+    labels: Sequence[str] = (),
+    problem_type: Literal["regression", "multi_label_classification"] | None = None,
+    wide: bool = False,
+) -> PreTrainedModel:
+    """Saves a model of two layers and returns it. ``wide``: weights as in parity tests, so that logits differ."""
+    config = hf_config(family, vocab_size=len(tokenizer), num_hidden_layers=2, initializer_range=0.1)
+    if labels:
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: index for index, label in enumerate(labels)}
+    config.problem_type = problem_type
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"add_pooling_layer": False} if head == "base" and family in ("bert", "roberta") else {}
+    model = hf_class(family, head)(config, **options).eval()
+    if wide:
+        widen(model, seed=1)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+def tokenizer_of(family: str, by_kind: dict[str, PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
+    """Byte-level BPE for RoBERTa, Unigram for ALBERT, WordPiece for the others."""
+    return by_kind[{"roberta": "bpe", "albert": "unigram"}.get(family, "wordpiece")]
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Replaces keys of config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def copied(source: Path, target: Path) -> Path:
+    """A copy of a folder of files that a test may change."""
+    target.mkdir()
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target

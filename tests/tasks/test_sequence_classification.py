@@ -1,0 +1,306 @@
+"""Sequence classification: loss, decoding, thresholds and settings, against independent sources.
+
+Shape legend: S samples, L labels.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.utils.class_weight import compute_class_weight
+from torch import Tensor, nn
+from transformers import BertConfig
+from transformers.loss.loss_utils import ForSequenceClassificationLoss
+
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.tasks.base import Feature, collate
+from bert_tasks.tasks.sequence_classification import SequenceClassification, SequencePrediction, sample_logits
+
+LABELS = ("negative", "neutral", "positive")
+SINGLE = SequenceClassification(labels=LABELS)
+SEVERAL = SequenceClassification(labels=LABELS, problem_type="multi_label_classification")
+NUMBER = SequenceClassification(problem_type="regression")
+
+
+def batch_of(targets: Sequence[Sequence[float] | None], windows: Sequence[int] | None = None) -> PackedBatch:
+    """A batch whose samples have these targets (None: unlabelled) and numbers of windows."""
+    counts = [1] * len(targets) if windows is None else windows
+    features = [
+        Feature(
+            row=row,
+            input_ids=[2, 3],
+            token_type_ids=[0, 0],
+            labels=None if window or target is None else list(target),
+        )
+        for row, (target, count) in enumerate(zip(targets, counts, strict=True))
+        for window in range(count)
+    ]
+    return collate(features, position_offset=0)
+
+
+def logits_of(samples: int, outputs: int, seed: int = 0) -> Tensor:
+    return 2 * torch.randn(samples, outputs, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def mean_loss(task: SequenceClassification, logits: Tensor, targets: Sequence[Sequence[float] | None]) -> float:
+    loss = task.loss(logits, batch_of(targets))
+    return float(loss.total / loss.count)
+
+
+class TestLoss:
+    CLASSES = ([2.0], [0.0], [1.0], [2.0], [2.0])
+    SETS = ([1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0])
+
+    @pytest.mark.parametrize(
+        ("task", "targets", "outputs"),
+        [(SINGLE, CLASSES, 3), (SEVERAL, SETS, 3), (NUMBER, ([0.5], [-2.0], [3.25]), 1)],
+        ids=["single", "several", "regression"],
+    )
+    def test_is_that_of_transformers(
+        self, task: SequenceClassification, targets: Sequence[Sequence[float]], outputs: int
+    ) -> None:
+        logits = logits_of(len(targets), outputs)
+        config = BertConfig(num_labels=outputs, problem_type=task.problem_type)
+        labels = torch.tensor(targets, dtype=torch.float64)
+        if task is SINGLE:
+            labels = labels.squeeze(-1).long()
+        theirs = ForSequenceClassificationLoss(labels, logits, config)
+        assert mean_loss(task, logits, targets) == pytest.approx(float(theirs), rel=1e-12)
+
+    @pytest.mark.parametrize("weights", [None, (0.5, 2.0, 1.25)])
+    @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+    def test_weights_and_smoothing_are_those_of_torch(
+        self, weights: tuple[float, ...] | None, smoothing: float
+    ) -> None:
+        task = SequenceClassification(labels=LABELS, class_weights=weights, label_smoothing=smoothing)
+        logits = logits_of(5, 3)
+        weight = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+        theirs = nn.CrossEntropyLoss(weight, label_smoothing=smoothing)(logits, torch.tensor([2, 0, 1, 2, 2]))
+        assert mean_loss(task, logits, self.CLASSES) == pytest.approx(float(theirs), rel=1e-12)
+        expected = 5 if weights is None else 3 * 1.25 + 0.5 + 2.0
+        assert float(task.loss(logits, batch_of(self.CLASSES)).count) == pytest.approx(expected)
+
+    def test_weights_of_several_labels_weigh_positive_examples(self) -> None:
+        weights = (0.5, 2.0, 4.0)
+        task = SequenceClassification(labels=LABELS, problem_type="multi_label_classification", class_weights=weights)
+        logits = logits_of(4, 3)
+        theirs = nn.BCEWithLogitsLoss(pos_weight=torch.tensor(weights, dtype=torch.float64))
+        expected = theirs(logits, torch.tensor(self.SETS, dtype=torch.float64))
+        assert mean_loss(task, logits, self.SETS) == pytest.approx(float(expected), rel=1e-12)
+
+    @pytest.mark.parametrize("task", [SINGLE, SEVERAL, NUMBER], ids=["single", "several", "regression"])
+    def test_rows_without_target_do_not_count(self, task: SequenceClassification) -> None:
+        target = [1.0] if task is not SEVERAL else [1.0, 0.0, 1.0]
+        logits = logits_of(3, 1 if task is NUMBER else 3).requires_grad_()
+        mixed, alone = task.loss(logits, batch_of([None, target, None])), task.loss(logits[1:2], batch_of([target]))
+        assert mixed.total.item() == pytest.approx(alone.total.item())
+        assert mixed.count == alone.count
+        nothing = task.loss(logits, batch_of([None, None, None]))
+        assert (nothing.total.item(), nothing.count.item()) == (0.0, 0.0)
+        nothing.total.backward()
+        assert logits.grad is not None
+        assert not logits.grad.any()
+
+    def test_windows_of_a_sample_are_averaged_first(self) -> None:
+        logits = logits_of(6, 3)
+        windows = [3, 1, 2]
+        means = torch.stack([part.mean(0) for part in logits.split(windows)])
+        assert torch.allclose(sample_logits(logits, windows), means)
+        loss = SINGLE.loss(logits, batch_of([[2.0], None, [0.0]], windows))
+        labelled = means[[0, 2]]
+        assert float(loss.count) == 2
+        expected = nn.functional.cross_entropy(labelled, torch.tensor([2, 0]), reduction="sum")
+        assert float(loss.total) == pytest.approx(float(expected), rel=1e-12)
+
+    def test_balanced_weights_need_the_training_rows(self) -> None:
+        task = SequenceClassification(labels=LABELS, class_weights="balanced")
+        with pytest.raises(UsageError, match=r"call task\.fitted_to"):
+            task.loss(logits_of(1, 3), batch_of([[1.0]]))
+
+
+class TestDecode:
+    def test_probabilities_of_one_label(self) -> None:
+        logits = logits_of(2, 3).float()
+        features = [Feature(row=row, input_ids=[], token_type_ids=[]) for row in range(2)]
+        predictions = SINGLE.decode(list(logits), features, [{}, {}])
+        for prediction, row in zip(predictions, torch.softmax(logits, -1).tolist(), strict=True):
+            assert list(prediction.scores.items()) == list(zip(LABELS, row, strict=True))
+            assert prediction.score == max(row)
+            assert prediction.label == LABELS[row.index(max(row))]
+            assert prediction.to_json() == {
+                "label": prediction.label,
+                "score": prediction.score,
+                "scores": dict(prediction.scores),
+            }
+
+    def test_windows_are_averaged(self) -> None:
+        logits = logits_of(4, 3).float()
+        features = [Feature(row=row, input_ids=[], token_type_ids=[]) for row in (0, 0, 0, 1)]
+        first, second = SINGLE.decode(list(logits), features, [{}, {}])
+        assert list(first.scores.values()) == pytest.approx(torch.softmax(logits[:3].mean(0), -1).tolist(), rel=1e-6)
+        assert list(second.scores.values()) == pytest.approx(torch.softmax(logits[3], -1).tolist(), rel=1e-6)
+
+    def test_several_labels_have_thresholds(self) -> None:
+        logits = torch.logit(torch.tensor([[0.2, 0.6, 0.45], [0.1, 0.2, 0.3]]))
+        features = [Feature(row=row, input_ids=[], token_type_ids=[]) for row in range(2)]
+
+        def chosen(thresholds: tuple[float, ...]) -> list[tuple[str, ...] | None]:
+            task = SequenceClassification(
+                labels=LABELS, problem_type="multi_label_classification", thresholds=thresholds
+            )
+            return [prediction.labels for prediction in task.decode(list(logits), features, [{}, {}])]
+
+        assert chosen(()) == [("neutral",), ()]
+        assert chosen((0.15, 0.7, 0.4)) == [("negative", "positive"), ()]
+        assert chosen((0.05, 0.9, 0.25)) == [("negative", "positive"), ("negative", "positive")]
+        (first, _) = SEVERAL.decode(list(logits), features, [{}, {}])
+        assert first.label == "neutral"
+        assert first.score == pytest.approx(0.6)
+        assert first.to_json()["labels"] == ["neutral"]
+
+    def test_numbers(self) -> None:
+        (prediction,) = NUMBER.decode(
+            [torch.tensor([1.5])], [Feature(row=0, input_ids=[], token_type_ids=[])], [{"text": ""}]
+        )
+        assert prediction == SequencePrediction(label=None, score=1.5, scores={})
+        assert prediction.to_json() == {"score": 1.5}
+
+    def test_no_rows(self) -> None:
+        assert SINGLE.decode([], [], []) == []
+
+
+def answered(label: str) -> SequencePrediction:
+    return SequencePrediction(label=label, score=1.0, scores={name: float(name == label) for name in LABELS})
+
+
+def several(*scores: float) -> SequencePrediction:
+    named = dict(zip(LABELS, scores, strict=True))
+    chosen = tuple(name for name, score in named.items() if score >= 0.5)
+    return SequencePrediction(label=max(named, key=named.__getitem__), score=max(scores), scores=named, labels=chosen)
+
+
+class TestFitting:
+    @pytest.mark.parametrize("counts", [(5, 2, 1), (1, 1, 1), (40, 3, 9)])
+    def test_balanced_weights_are_those_of_sklearn(self, counts: tuple[int, ...]) -> None:
+        values = [label for label, count in zip(LABELS, counts, strict=True) for _ in range(count)]
+        task = SequenceClassification(labels=LABELS[::-1], class_weights="balanced")
+        fitted = task.fitted_to([{"text": "", "label": value} for value in values] + [{"text": ""}])
+        expected = compute_class_weight("balanced", classes=np.array(LABELS[::-1]), y=np.array(values))
+        assert fitted.class_weights == pytest.approx(tuple(expected))
+        assert fitted.fitted_to([]) == fitted
+
+    def test_balanced_weights_of_several_labels(self) -> None:
+        rows: list[dict[str, Any]] = [
+            {"labels": ["negative", "neutral"]},
+            {"labels": ["negative"]},
+            {"labels": []},
+            {"labels": ["positive"]},
+        ]
+        task = SequenceClassification(
+            labels=LABELS, problem_type="multi_label_classification", class_weights="balanced"
+        )
+        assert task.fitted_to(rows).class_weights == (1.0, 3.0, 3.0)
+
+    def test_a_label_without_rows_has_no_weight(self) -> None:
+        task = SequenceClassification(labels=LABELS, class_weights="balanced")
+        with pytest.raises(DataError, match="no training row has the label 'positive'"):
+            task.fitted_to([{"label": "negative"}, {"label": "neutral"}])
+
+    def test_thresholds_raise_f1_on_the_rows_they_are_chosen_on(self) -> None:
+        predictions = [several(0.4, 0.9, 0.1), several(0.35, 0.8, 0.2), several(0.2, 0.7, 0.1), several(0.1, 0.2, 0.3)]
+        rows: list[dict[str, Any]] = [{"labels": ["negative"]}, {"labels": ["negative", "neutral"]}]
+        rows += [{"labels": []}, {"labels": ["positive"]}]
+        tuned = SEVERAL.tuned_on(predictions, rows)
+        low, middle, high = tuned.thresholds
+        assert 0.2 < low <= 0.35
+        assert 0.1 < high <= 0.3
+        assert 0 < middle < 0.9
+        assert SEVERAL.tuned_on(predictions, [{}, {}, {}, {}]) == SEVERAL
+        assert SINGLE.tuned_on([answered("neutral")], [{"label": "neutral"}]) == SINGLE
+
+    def test_metrics_map_labels_by_name_and_skip_unlabelled_rows(self) -> None:
+        predictions = [answered("positive"), answered("neutral"), answered("negative"), answered("positive")]
+        rows: list[dict[str, Any]] = [{"label": "positive"}, {"label": "negative"}, {}, {"label": None}]
+        for task in (SINGLE, SequenceClassification(labels=LABELS[::-1])):
+            metrics = task.metrics(predictions, rows)
+            assert metrics["accuracy"] == 0.5
+            assert metrics["f1_positive"] == 1.0
+            assert metrics["f1_negative"] == 0.0
+
+    @pytest.mark.parametrize("task", [SINGLE, SEVERAL, NUMBER], ids=["single", "several", "regression"])
+    def test_primary_metric_is_one_of_the_metrics(self, task: SequenceClassification) -> None:
+        if task is NUMBER:
+            guesses = [SequencePrediction(label=None, score=score, scores={}) for score in (1.0, 2.0, 4.0)]
+            rows: list[dict[str, Any]] = [{"label": 1.0}, {"label": 2.0}, {"label": 3.0}]
+        else:
+            guesses = [several(0.9, 0.1, 0.2), several(0.1, 0.6, 0.4)]
+            rows = [{"label": "negative", "labels": ["negative"]}, {"label": "neutral", "labels": ["neutral"]}]
+        assert task.metrics(guesses, rows)[task.primary_metric] > 0.6
+
+
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"labels": ("a", "b", "a")}, "labels: 'a' stands more than once"),
+    ({"labels": ("a",)}, "labels holds 1 name, a classifier needs at least 2"),
+    ({"labels": ("a", "b"), "problem_type": "regression"}, "do not apply to problem_type = 'regression'"),
+    ({"class_weights": "balanced", "problem_type": "regression"}, "do not apply to problem_type = 'regression'"),
+    ({"max_length": 2}, "max_length is 2, expected at least 3"),
+    ({"label_smoothing": 1.0}, "a share from 0 to below 1"),
+    ({"label_smoothing": -0.1}, "a share from 0 to below 1"),
+    ({"label_smoothing": 0.1, "problem_type": "regression"}, "for single-label classification only"),
+    ({"long_texts": "windows", "max_length": 16, "doc_stride": 14}, "can overlap by 0 to 13"),
+    ({"long_texts": "windows", "doc_stride": -1}, "doc_stride is -1"),
+    ({"labels": ("a", "b"), "class_weights": (1.0,)}, "class_weights holds 1 weights for 2 labels"),
+    ({"labels": ("a", "b"), "class_weights": (1.0, -1.0)}, "must not be negative"),
+    ({"labels": ("a", "b"), "class_weights": (0.0, 0.0)}, "not all 0"),
+    ({"class_weights": "balance"}, "class_weights is 'balance', expected 'balanced' or one weight per label"),
+    ({"labels": ("a", "b"), "thresholds": (0.5, 0.5)}, "for multi-label classification only"),
+    (
+        {"labels": ("a", "b"), "thresholds": (0.5,), "problem_type": "multi_label_classification"},
+        "thresholds: one per label",
+    ),
+    ({"pooling": "average"}, "pooling is 'average', expected one of 'cls', 'mean', 'max', 'attention'"),
+    ({"problem_type": "multi"}, "problem_type is 'multi', expected one of 'single_label_classification'"),
+    ({"long_texts": "cut"}, "long_texts is 'cut', expected one of 'truncate', 'windows'"),
+)
+
+
+class TestSettings:
+    @pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[message for _, message in REFUSED])
+    def test_refused(self, settings: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            SequenceClassification(**settings)
+
+    def test_stated_settings_leave_out_labels_and_thresholds(self) -> None:
+        assert SINGLE.settings() == {
+            "max_length": 128,
+            "problem_type": "single_label_classification",
+            "pooling": "cls",
+            "long_texts": "truncate",
+            "doc_stride": 32,
+            "class_weights": None,
+            "label_smoothing": 0.0,
+        }
+
+    def test_hf_config(self) -> None:
+        assert SINGLE.hf_config == {
+            "id2label": {"0": "negative", "1": "neutral", "2": "positive"},
+            "label2id": {"negative": 0, "neutral": 1, "positive": 2},
+            "problem_type": "single_label_classification",
+        }
+        assert NUMBER.hf_config == {
+            "id2label": {"0": "LABEL_0"},
+            "label2id": {"LABEL_0": 0},
+            "problem_type": "regression",
+        }
+
+    def test_columns(self) -> None:
+        targets = {task.problem_type: task.columns[1] for task in (SINGLE, SEVERAL, NUMBER)}
+        assert {problem: (column.name, column.kind, column.required) for problem, column in targets.items()} == {
+            "single_label_classification": ("label", "label", False),
+            "multi_label_classification": ("labels", "labels", False),
+            "regression": ("label", "number", False),
+        }
+        assert all(task.columns[0].required for task in (SINGLE, SEVERAL, NUMBER))

@@ -1,0 +1,368 @@
+"""The command line: what each command prints and writes, and that every failure is one short message and a code."""
+
+import csv
+import json
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks import inference
+from bert_tasks.cli import main
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import SequenceClassification
+from bert_tasks.tasks.base import LossSum
+from small_checkpoints import save_checkpoint
+from small_tokenizers import LINES
+
+COMMANDS = ("train", "evaluate", "predict", "check", "inspect")
+LABELS = ("calm", "glad")
+RECIPE = """\
+task = "sequence-classification"
+
+[model]
+name = "{model}"
+
+[settings]
+max_length = 32
+labels = ["calm", "glad"]
+
+[data]
+train = "train.csv"
+validation = "dev.csv"
+
+[optim]
+learning_rate = 1e-3
+epochs = 1
+batch_size = 8
+
+[run]
+seed = 7
+output_dir = "run"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Calls the command line in this process, as the console script does."""
+
+    def call(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["bert-tasks", *map(str, arguments)])
+        monkeypatch.setenv("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        captured = capsys.readouterr()
+        return Result(code=code, out=captured.out, err=captured.err)
+
+    return call
+
+
+def failure(result: Result, code: int) -> str:
+    """The message of a failed command, which must be short and without traceback."""
+    assert result.code == code, result
+    assert result.out == ""
+    assert 1 <= len(result.err.splitlines()) <= 10
+    assert "Traceback" not in result.err
+    return result.err
+
+
+def write_csv(path: Path, rows: list[tuple[str, str]], names: tuple[str, str] = ("text", "label")) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([names, *rows])
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("albert")
+    save_checkpoint(folder, "albert", unigram_tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    TaskModel.from_pretrained(base, task=SequenceClassification(labels=LABELS, max_length=32)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def recipe(base: Path, tmp_path: Path) -> Path:
+    """A recipe whose model learns to tell two kinds of lines apart."""
+    rows = [(line, LABELS[number % 2]) for number, line in enumerate(LINES)]
+    write_csv(tmp_path / "train.csv", rows[:14])
+    write_csv(tmp_path / "dev.csv", rows[14:])
+    (tmp_path / "recipe.toml").write_text(RECIPE.format(model=base))
+    return tmp_path / "recipe.toml"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_csv(tmp_path / "data.csv", [(line, LABELS[number % 2]) for number, line in enumerate(LINES)])
+
+
+class TestTrain:
+    def test_trains_once(self, recipe: Path, run: Run) -> None:
+        first = run("train", recipe, "--json")
+        assert first.code == 0
+        summary = json.loads(first.out)
+        folder = recipe.parent / "run"
+        assert summary["model"] == str(folder / "model")
+        assert 0 <= summary["metrics"]["accuracy"] <= 1
+        assert summary["best_step"] == 2
+        assert {path.name for path in folder.iterdir()} == {
+            "model",
+            "metrics.jsonl",
+            "metrics.json",
+            "recipe.toml",
+            "run.json",
+        }
+        before = (folder / "metrics.jsonl").read_bytes()
+        second = run("train", recipe)
+        assert second.code == 0
+        assert "this run was complete already; nothing was trained" in second.out
+        assert f"model: {folder / 'model'}" in second.out
+        assert (folder / "metrics.jsonl").read_bytes() == before
+        third = run("train", recipe, "--overwrite", "--quiet")
+        assert (third.code, third.err) == (0, "")
+        assert "complete already" not in third.out
+
+    def test_overrides_and_output_folder(self, recipe: Path, run: Run, tmp_path: Path) -> None:
+        result = run("train", recipe, "--set", "optim.epochs=2", "--output-dir", tmp_path / "other", "--quiet")
+        assert result.code == 0, result.err
+        assert "best model after step" in result.out
+        assert " of 4" in result.out
+        assert "epochs = 2" in (tmp_path / "other" / "recipe.toml").read_text()
+        assert not (tmp_path / "run").exists()
+
+    def test_another_recipe_does_not_replace_a_run(self, recipe: Path, run: Run) -> None:
+        assert run("train", recipe, "--quiet").code == 0
+        message = failure(run("train", recipe, "--set", "run.seed=8", "--quiet"), 2)
+        assert "holds a finished run: choose another folder, or --overwrite" in message
+
+    def test_dry_run_writes_nothing(self, recipe: Path, run: Run) -> None:
+        before = sorted(recipe.parent.rglob("*"))
+        result = run("train", recipe, "--dry-run", "--json")
+        assert result.code == 0, result.err
+        plan = json.loads(result.out)
+        assert plan["steps"] == 2
+        assert plan["parameters"] > 1000
+        assert any(word in plan["example"] for word in ("the", "a"))
+        assert sorted(recipe.parent.rglob("*")) == before
+        text = run("train", recipe, "--dry-run").out
+        assert "steps: 2" in text
+        assert "nothing was written" in text
+
+    def test_divergence(self, recipe: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        whole = SequenceClassification.loss
+
+        def broken(self: SequenceClassification, *arguments: Any) -> LossSum:
+            loss = whole(self, *arguments)
+            return replace(loss, total=loss.total * float("nan"))
+
+        monkeypatch.setattr(SequenceClassification, "loss", broken)
+        message = failure(run("train", recipe, "--quiet"), 5)
+        assert message.startswith("error: ")
+        assert "step" in message
+
+
+class TestEvaluate:
+    def test_prints_metrics(self, model: Path, data: Path, run: Run) -> None:
+        result = run("evaluate", model, "--data", data, "--json")
+        assert result.code == 0, result.err
+        metrics = json.loads(result.out)
+        assert metrics == inference.evaluate(model, data)
+        lines = run("evaluate", model, "--data", data).out.splitlines()
+        assert f"{metrics['accuracy']:.6g}" in next(line for line in lines if line.startswith("accuracy"))
+
+    def test_what_is_not_a_number_is_null_in_json(self, base: Path, data: Path, tmp_path: Path, run: Run) -> None:
+        task = SequenceClassification(problem_type="regression", max_length=32)
+        TaskModel.from_pretrained(base, task=task).save_pretrained(tmp_path / "numbers")
+        constant = write_csv(tmp_path / "constant.csv", [(line, "1.5") for line in LINES])
+        result = run("evaluate", tmp_path / "numbers", "--data", constant, "--json")
+        assert result.code == 0, result.err
+        metrics = json.loads(result.out, parse_constant=pytest.fail)
+        assert metrics["pearson"] is None
+        assert metrics["loss"] > 0
+
+    def test_columns_of_other_names(self, model: Path, data: Path, tmp_path: Path, run: Run) -> None:
+        with data.open() as file:
+            rows = [(row["text"], row["label"]) for row in csv.DictReader(file)]
+        renamed = write_csv(tmp_path / "renamed.csv", rows, ("review", "mood"))
+        columns = ("--column", "text=review", "--column", "label=mood", "--json")
+        expected = run("evaluate", model, "--data", data, "--json").out
+        assert run("evaluate", model, "--data", renamed, *columns).out == expected
+        assert "no column 'text'" in failure(run("evaluate", model, "--data", renamed), 3)
+
+    @pytest.mark.parametrize("option", ["text", "text=", "=review", "="])
+    def test_a_column_that_is_no_pair(self, option: str, model: Path, data: Path, run: Run) -> None:
+        message = failure(run("evaluate", model, "--data", data, "--column", option), 2)
+        assert "expected TASK=FILE" in message
+
+
+class TestPredict:
+    def test_writes_every_row(self, model: Path, data: Path, tmp_path: Path, run: Run) -> None:
+        result = run("predict", model, "--data", data, "--output", tmp_path / "answers.jsonl")
+        assert result.code == 0, result.err
+        assert result.out == f"20 predictions: {tmp_path / 'answers.jsonl'}\n"
+        answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+        assert len(answers) == len(LINES)
+        assert all(sum(answer["scores"].values()) == pytest.approx(1) for answer in answers)
+
+    def test_output_is_checked_first(self, model: Path, data: Path, tmp_path: Path, run: Run) -> None:
+        message = failure(run("predict", model, "--data", data, "--output", tmp_path / "answers.xlsx"), 2)
+        assert "extension must be .jsonl, .csv or .tsv" in message
+        assert "--output" in failure(run("predict", model, "--data", data), 2)
+
+
+class TestCheckAndInspect:
+    def test_check(self, recipe: Path, run: Run) -> None:
+        result = run("check", recipe)
+        assert result.code == 0, result.err
+        assert result.out.endswith(f"{recipe}: fit to train\n")
+        assert "calm" in result.out
+        report = json.loads(run("check", recipe, "--json").out)
+        assert isinstance(report, dict)
+        assert not (recipe.parent / "run").exists()
+
+    def test_inspect(self, model: Path, run: Run) -> None:
+        result = run("inspect", model)
+        assert result.code == 0, result.err
+        assert "sequence-classification" in result.out
+        inspection = json.loads(run("inspect", model, "--json").out)
+        assert inspection["family"] == "albert"
+        assert inspection["labels"] == list(LABELS)
+        assert inspection["usable_length"] == 48
+
+
+class TestFailures:
+    def test_recipe_typo(self, recipe: Path, run: Run) -> None:
+        recipe.write_text(recipe.read_text().replace("learning_rate", "learning_rat"))
+        line = recipe.read_text().splitlines().index("learning_rat = 1e-3") + 1
+        message = failure(run("train", recipe), 2)
+        assert f"{recipe}:{line}:" in message
+        assert "learning_rate" in message
+
+    def test_recipe_missing_or_no_toml(self, recipe: Path, run: Run) -> None:
+        for command in ("train", "check"):
+            assert "nowhere.toml" in failure(run(command, recipe.parent / "nowhere.toml"), 2)
+        recipe.write_text("task = \n")
+        assert f"{recipe}:1" in failure(run("train", recipe), 2)
+
+    @pytest.mark.parametrize("option", ["optim.epochs=0", "optim.epoch=3", "nothing", "settings.pooling=average"])
+    def test_bad_override(self, option: str, recipe: Path, run: Run) -> None:
+        message = failure(run("train", recipe, "--set", option), 2)
+        assert option.partition("=")[0] in message
+
+    def test_usage(self, run: Run, model: Path) -> None:
+        assert "trian" in failure(run("trian"), 2)
+        assert "--data" in failure(run("evaluate", model), 2)
+        assert "--speed" in failure(run("evaluate", model, "--speed", "3"), 2)
+
+    def test_bad_rows(self, recipe: Path, model: Path, run: Run) -> None:
+        source = recipe.parent / "train.csv"
+        rows = source.read_text().splitlines()
+        source.write_text("\n".join([*rows, "a line,glat", "another,"]) + "\n")
+        for arguments in (("train", recipe), ("check", recipe), ("evaluate", model, "--data", source)):
+            message = failure(run(*arguments), 3)
+            assert f"train.csv:{len(rows) + 1}: column 'label': 'glat'" in message
+            assert "'glad'" in message
+            assert f"train.csv:{len(rows) + 2}" in message
+
+    def test_missing_data(self, model: Path, tmp_path: Path, run: Run) -> None:
+        message = failure(run("evaluate", model, "--data", tmp_path / "nothing.csv"), 3)
+        assert "nothing.csv" in message
+
+    def test_broken_models(self, model: Path, data: Path, tmp_path: Path, run: Run) -> None:
+        assert "config.json" in failure(run("evaluate", tmp_path, "--data", data), 4)
+        broken = tmp_path / "broken"
+        broken.mkdir()
+        for file in model.iterdir():
+            (broken / file.name).write_bytes(file.read_bytes())
+        weights = broken / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        output = tmp_path / "answers.csv"
+        for arguments in (("evaluate", broken, "--data", data), ("inspect", broken)):
+            assert "model.safetensors" in failure(run(*arguments), 4)
+        assert "safetensors" in failure(run("predict", broken, "--data", data, "--output", output), 4)
+        assert not output.exists()
+
+    def test_internal_error(self, model: Path, data: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*_: Any, **__: Any) -> None:
+            raise RuntimeError("wheel came off\nsecond line")
+
+        monkeypatch.setattr(inference, "evaluate", broken)
+        message = failure(run("evaluate", model, "--data", data), 1)
+        assert message.startswith("internal error: RuntimeError: wheel came off\n")
+        assert "--debug" in message
+        for arguments in (
+            ("--debug", "evaluate", model, "--data", data),
+            ("evaluate", model, "--data", data, "--debug"),
+        ):
+            debugged = run(*arguments)
+            assert debugged.code == 1
+            assert "Traceback" in debugged.err
+            assert "in broken" in debugged.err
+
+    def test_debug_keeps_the_exit_code(self, tmp_path: Path, run: Run) -> None:
+        result = run("inspect", tmp_path, "--debug")
+        assert result.code == 4
+        assert "Traceback" in result.err
+        assert result.err.splitlines()[-1].startswith("error: ")
+
+    def test_offline_nothing_is_asked_of_the_network(
+        self, recipe: Path, data: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise AssertionError("a connection was opened")
+
+        monkeypatch.setattr(socket.socket, "connect", refuse)
+        monkeypatch.setattr(socket, "getaddrinfo", refuse)
+        assert run("train", recipe, "--quiet").code == 0
+        assert run("evaluate", recipe.parent / "run" / "model", "--data", data).code == 0
+        message = failure(run("evaluate", "nobody/no-such-model", "--data", data), 4)
+        assert "nobody/no-such-model" in message
+
+
+class TestOutput:
+    def test_version(self, run: Run) -> None:
+        assert run("--version").out == f"bert-tasks {version('bert-tasks')}\n"
+
+    def test_help(self, run: Run) -> None:
+        overview = run("--help")
+        assert overview.code == 0
+        for command in COMMANDS:
+            assert f" {command} " in overview.out
+            page = run(command, "--help")
+            assert page.code == 0
+            assert "Example: bert-tasks" in page.out
+            assert run(command, "-h").out == page.out
+
+    def test_other_processes_of_a_launch_are_silent(
+        self, model: Path, data: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("RANK", "1")
+        output = tmp_path / "answers.csv"
+        for arguments in (("--version",), ("inspect", model), ("predict", model, "--data", data, "--output", output)):
+            result = run(*arguments)
+            assert (result.code, result.out) == (0, "")

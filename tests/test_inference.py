@@ -1,0 +1,278 @@
+"""Evaluation and prediction over files: metrics against scikit-learn, and output files that are whole or absent."""
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import pearsonr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks import inference
+from bert_tasks.data.batching import longest_first
+from bert_tasks.data.writers import write_rows
+from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
+from bert_tasks.inference import evaluate, make_accelerator, predict
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import SequenceClassification, Task
+from bert_tasks.tasks.base import Prediction
+from small_checkpoints import save_checkpoint
+from small_tokenizers import LINES
+
+LABELS = ("calm", "glad", "sad")
+ODD_TEXTS = ('a "quoted", text', "two\nlines", " spaces ", "NA", "", "café ☕ 你好", "tab\there", "null", "a;b")
+TEXTS = (*LINES, *ODD_TEXTS)
+ROWS = tuple({"text": text, "label": LABELS[number % 3]} for number, text in enumerate(TEXTS))
+
+
+@pytest.fixture(scope="module")
+def base(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("albert")
+    save_checkpoint(folder, "albert", unigram_tokenizer, head="sequence", labels=LABELS, wide=True)
+    return folder
+
+
+def model_of(base: Path, **settings: Any) -> TaskModel:
+    return TaskModel.from_pretrained(base, task=SequenceClassification(max_length=40, **settings))
+
+
+@pytest.fixture(scope="module")
+def single(base: Path) -> TaskModel:
+    return model_of(base, labels=LABELS)
+
+
+@pytest.fixture(scope="module")
+def several(base: Path) -> TaskModel:
+    return model_of(base, labels=LABELS, problem_type="multi_label_classification")
+
+
+@pytest.fixture(scope="module")
+def regression(base: Path) -> TaskModel:
+    return model_of(base, problem_type="regression")
+
+
+def write_csv(path: Path, rows: list[dict[str, str]]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def read_csv(path: Path, delimiter: str = ",") -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter=delimiter))
+
+
+def contents(predictions: list[Prediction]) -> list[dict[str, Any]]:
+    return [prediction.to_json() for prediction in predictions]
+
+
+def cross_entropy(truth: list[str], answers: list[dict[str, Any]]) -> float:
+    return -sum(math.log(one["scores"][label]) for label, one in zip(truth, answers, strict=True)) / len(truth)
+
+
+class TestEvaluate:
+    def test_metrics_are_those_of_sklearn(self, single: TaskModel, tmp_path: Path) -> None:
+        metrics = evaluate(single, write_csv(tmp_path / "dev.csv", [dict(row) for row in ROWS]))
+        answers = contents(single.predict(ROWS))
+        truth, guesses = [row["label"] for row in ROWS], [answer["label"] for answer in answers]
+        assert len(set(guesses)) > 1
+        assert metrics["accuracy"] == pytest.approx(accuracy_score(truth, guesses))
+        assert metrics["f1"] == pytest.approx(f1_score(truth, guesses, average="macro"))
+        assert metrics["matthews_correlation"] == pytest.approx(matthews_corrcoef(truth, guesses))
+        assert metrics["loss"] == pytest.approx(cross_entropy(truth, answers), rel=1e-5)
+
+    def test_several_labels(self, several: TaskModel) -> None:
+        truth = [[int(number >> bit & 1) for bit in range(3)] for number in range(len(TEXTS))]
+        rows = [
+            {"text": text, "labels": [label for label, chosen in zip(LABELS, row, strict=True) if chosen]}
+            for text, row in zip(TEXTS, truth, strict=True)
+        ]
+        guesses = [[int(label in one["labels"]) for label in LABELS] for one in contents(several.predict(rows))]
+        metrics = evaluate(several, rows)
+        assert metrics["f1"] == pytest.approx(f1_score(truth, guesses, average="macro", zero_division=0))
+        assert metrics["accuracy"] == pytest.approx(accuracy_score(truth, guesses))
+
+    def test_regression(self, regression: TaskModel) -> None:
+        rows = [{"text": text, "label": float(len(text))} for text in TEXTS]
+        scores = [one["score"] for one in contents(regression.predict(rows))]
+        targets = [row["label"] for row in rows]
+        metrics = evaluate(regression, rows)
+        assert metrics["pearson"] == pytest.approx(pearsonr(targets, scores).statistic, rel=1e-5)
+        squares = [(score - target) ** 2 for score, target in zip(scores, targets, strict=True)]
+        assert metrics["loss"] == pytest.approx(sum(squares) / len(squares), rel=1e-5)
+
+    def test_columns_folders_and_formats(self, single: TaskModel, tmp_path: Path) -> None:
+        expected = evaluate(single, list(ROWS))
+        renamed = write_csv(tmp_path / "dev.csv", [{"review": row["text"], "mood": row["label"]} for row in ROWS])
+        single.save_pretrained(tmp_path / "model")
+        columns = {"text": "review", "label": "mood"}
+        assert evaluate(tmp_path / "model", renamed, columns=columns) == expected
+        lines = tmp_path / "dev.data"
+        lines.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        assert evaluate(str(tmp_path / "model"), lines, format="jsonl") == expected
+
+    def test_windows_are_one_sample(self, base: Path) -> None:
+        model = model_of(base, labels=LABELS, long_texts="windows", doc_stride=10)
+        rows = [{"text": " ".join(LINES[:5]), "label": "sad"}, {"text": "a", "label": "calm"}]
+        metrics = evaluate(model, rows)
+        expected = cross_entropy(["sad", "calm"], contents(model.predict(rows)))
+        assert metrics["loss"] == pytest.approx(expected, rel=1e-5)
+
+    def test_data_that_cannot_be_evaluated(self, single: TaskModel, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="no rows to evaluate"):
+            evaluate(single, [])
+        unlabelled = write_csv(tmp_path / "plain.csv", [{"text": "a"}])
+        with pytest.raises(DataError, match="no column 'label'"):
+            evaluate(single, unlabelled)
+        wrong = write_csv(tmp_path / "wrong.csv", [{"text": "a", "label": "calm"}, {"text": "b", "label": "gladd"}])
+        with pytest.raises(DataError, match=r"wrong\.csv:3: column 'label': 'gladd'.*'glad'"):
+            evaluate(single, wrong)
+
+
+class TestPredict:
+    @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+    def test_output_holds_every_row_in_order(self, suffix: str, single: TaskModel, tmp_path: Path) -> None:
+        source = write_csv(tmp_path / "new.csv", [{"text": text} for text in TEXTS])
+        output = tmp_path / f"answers{suffix}"
+        predictions = contents(predict(single, source, output=output))
+        expected = contents(single.predict([{"text": text} for text in TEXTS]))
+        assert [one["label"] for one in predictions] == [one["label"] for one in expected]
+        if suffix == ".jsonl":
+            assert [json.loads(line) for line in output.read_text("utf-8").splitlines()] == predictions
+            return
+        written = read_csv(output, "," if suffix == ".csv" else "\t")
+        assert list(written[0]) == ["label", "score", "scores.calm", "scores.glad", "scores.sad"]
+        for row, one in zip(written, predictions, strict=True):
+            assert row["label"] == one["label"]
+            assert float(row["score"]) == one["score"]
+            assert {name: float(row[f"scores.{name}"]) for name in LABELS} == one["scores"]
+        assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+    def test_texts_come_through_files_unchanged(self, single: TaskModel, tmp_path: Path) -> None:
+        from_csv = predict(single, write_csv(tmp_path / "new.csv", [{"text": text} for text in TEXTS]))
+        lines = tmp_path / "new.jsonl"
+        lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), "utf-8")
+        assert predict(single, lines) == from_csv == single.predict([{"text": text} for text in TEXTS])
+
+    def test_columns_of_other_problems(self, several: TaskModel, regression: TaskModel, tmp_path: Path) -> None:
+        rows = [{"text": text} for text in TEXTS]
+        predict(several, rows, output=tmp_path / "several.csv")
+        written = read_csv(tmp_path / "several.csv")
+        assert list(written[0]) == ["label", "labels", "score", *(f"scores.{name}" for name in LABELS)]
+        expected = [";".join(one["labels"]) for one in contents(several.predict(rows))]
+        assert [row["labels"] for row in written] == expected
+        predict(regression, rows, output=tmp_path / "numbers.csv")
+        numbers = read_csv(tmp_path / "numbers.csv")
+        assert [list(row) for row in numbers] == [["score"]] * len(rows)
+
+    def test_targets_are_not_read(self, single: TaskModel, regression: TaskModel, tmp_path: Path) -> None:
+        bare = [{"text": text} for text in TEXTS]
+        odd = write_csv(tmp_path / "odd.csv", [{"text": text, "label": "unheard of"} for text in TEXTS])
+        assert predict(single, odd) == predict(single, bare)
+        assert predict(regression, odd, columns={"label": "label"}) == predict(regression, bare)
+        assert predict(single, [{"text": text, "label": 1.5} for text in TEXTS]) == predict(single, bare)
+
+    def test_a_mistyped_column_is_refused(self, single: TaskModel, tmp_path: Path) -> None:
+        source = write_csv(tmp_path / "new.csv", [{"text": "a"}])
+        with pytest.raises(DataError, match="no 'txt'"):
+            predict(single, source, columns={"txt": "text"})
+
+    def test_no_rows(self, single: TaskModel, tmp_path: Path) -> None:
+        for suffix in (".jsonl", ".csv", ".tsv"):
+            output = tmp_path / f"none{suffix}"
+            assert predict(single, [], output=output) == []
+            assert output.read_text() == ""
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("answers.txt", "the output's extension must be .jsonl, .csv or .tsv"),
+            ("answers", "the output's extension must be"),
+            ("missing/answers.csv", "the folder .*missing does not exist"),
+            ("folder.csv", "is a folder, expected the name of a file"),
+        ],
+    )
+    def test_outputs_are_refused_before_any_work(self, name: str, message: str, tmp_path: Path) -> None:
+        (tmp_path / "folder.csv").mkdir()
+        with pytest.raises(UsageError, match=message):
+            predict(tmp_path / "no model", tmp_path / "no data.csv", output=tmp_path / name)
+
+    def test_broken_model(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError):
+            predict(tmp_path, [{"text": "a"}])
+
+
+class FullDisk(list[dict[str, Any]]):
+    """Rows of which the second meets a full disk."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield self[0]
+        raise OSError(28, "No space left on device")
+
+
+class TestWriting:
+    @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+    def test_a_failure_leaves_what_was_there(self, suffix: str, tmp_path: Path) -> None:
+        output = tmp_path / f"answers{suffix}"
+        output.write_text("an earlier result")
+        answers = FullDisk([{"label": "a"}, {"label": "b"}])
+        with pytest.raises(UsageError, match=r"cannot write the output \(No space left on device\)"):
+            write_rows(answers, output)
+        assert output.read_text() == "an earlier result"
+        assert [path.name for path in tmp_path.iterdir()] == [output.name]
+
+    def test_rows_with_different_fields(self, tmp_path: Path) -> None:
+        answers = [
+            {"label": "a", "scores": {"x": 0.5}},
+            {"label": "b", "labels": ["x", "y"], "scores": {"x": 0.25, "y": 0.75}},
+        ]
+        write_rows(answers, tmp_path / "answers.csv")
+        lines = (tmp_path / "answers.csv").read_text().splitlines()
+        assert lines == ["label,scores.x,labels,scores.y", "a,0.5,,", "b,0.25,x;y,0.75"]
+
+    def test_names_that_need_quotes(self, tmp_path: Path) -> None:
+        awkward = 'a,"b"\nc'
+        write_rows([{"label": awkward}], tmp_path / "answers.csv")
+        assert read_csv(tmp_path / "answers.csv") == [{"label": awkward}]
+        write_rows([{"label": "trist☂"}], tmp_path / "answers.jsonl")
+        assert (tmp_path / "answers.jsonl").read_text("utf-8") == '{"label": "trist☂"}\n'
+
+
+class TestAccelerator:
+    def test_half_precision_needs_a_gpu(self) -> None:
+        with pytest.raises(UsageError, match="'fp16' needs a GPU"):
+            make_accelerator("fp16")
+
+    def test_processes_that_do_not_take_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert make_accelerator().num_processes == 1
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(UsageError, match="the launcher started 2 processes, but 1 take part; start with: torchrun"):
+            make_accelerator()
+
+
+def test_a_lost_sample_is_never_hidden(single: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = longest_first
+    monkeypatch.setattr(inference, "longest_first", lambda lengths, max_tokens: whole(lengths[1:], max_tokens=30))
+    with pytest.raises(BertTasksError, match=f"saw {len(ROWS) - 1} samples of {len(ROWS)} rows"):
+        evaluate(single, list(ROWS))
+
+
+def test_small_batches_give_the_same_digits_to_the_last_places(
+    single: TaskModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = evaluate(single, list(ROWS))
+    monkeypatch.setattr(inference, "BATCH_TOKENS", 20)
+    assert evaluate(single, list(ROWS)) == pytest.approx(whole, rel=1e-5)
+
+
+def test_tokenizing_needs_a_tokenizer(single: TaskModel) -> None:
+    task: Task = single.task
+    bare = TaskModel(single.hf_config, task)
+    with pytest.raises(UsageError, match="the model has no tokenizer"):
+        evaluate(bare, list(ROWS))

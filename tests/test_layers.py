@@ -1,0 +1,144 @@
+"""The package imports only downwards, and each library only where it belongs."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from sources import Import, Source, imports, package_sources
+
+# From top to bottom. A unit is a folder or a top-level module; units of one layer do not import each other.
+LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"__main__"}),
+    frozenset({"cli"}),
+    frozenset({""}),  # bert_tasks/__init__.py, which names the public objects of all below
+    frozenset({"report", "serving", "export", "cards", "submissions"}),
+    frozenset({"training"}),
+    frozenset({"inference"}),
+    frozenset({"recipe"}),
+    frozenset({"model"}),
+    frozenset({"checkpoints"}),
+    frozenset({"tasks"}),
+    frozenset({"metrics", "data"}),
+    frozenset({"encoder"}),
+    frozenset({"errors"}),
+)
+RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
+
+# Libraries that only the modules named here may import (a folder stands for all of its modules).
+CONFINED: dict[str, tuple[str, ...]] = {
+    "accelerate": ("training", "inference"),
+    "huggingface_hub": ("checkpoints.hub", "data.readers", "cards"),
+}
+TOKENIZER_NAMES = {"AutoTokenizer", "PreTrainedTokenizerBase"}
+
+
+def unit_of(module: str) -> str:
+    """The unit of a module below the package; recipe_*.py belong to recipe, one schema in several files."""
+    first = module.split(".")[0]
+    return "recipe" if first.startswith("recipe_") else first
+
+
+def within(module: str, homes: tuple[str, ...]) -> bool:
+    return any(module == home or module.startswith(f"{home}.") for home in homes)
+
+
+def imported_unit(found: Import, submodules: set[str]) -> str | None:
+    """The unit that an import reaches (``from bert_tasks import x`` may name one), or None for a library."""
+    if found.module.split(".")[0] != "bert_tasks":
+        return None
+    below = found.module.removeprefix("bert_tasks").removeprefix(".")
+    if below == "" and found.name in submodules:
+        return unit_of(str(found.name))
+    return unit_of(below)
+
+
+def violations(sources: list[Source]) -> Iterator[str]:
+    submodules = {source.name.split(".")[0] for source in sources}
+    for source in sources:
+        if unit_of(source.name) not in RANK:
+            yield f"{source.name}: not in LAYERS, say where it belongs"
+            continue
+        for found in imports(source):
+            where = f"{source.name}:{found.line}: imports {found.module}"
+            unit = imported_unit(found, submodules)
+            if unit is not None:
+                yield from layer_violations(where, unit_of(source.name), unit)
+            else:
+                yield from library_violations(where, source.name, found)
+
+
+def layer_violations(where: str, importer: str, imported: str) -> Iterator[str]:
+    if imported not in RANK:
+        yield f"{where}: not in LAYERS, say where it belongs"
+    elif imported != importer and RANK[imported] <= RANK[importer]:
+        yield f"{where}: {importer!r} must not import {imported!r}"
+
+
+def library_violations(where: str, module: str, found: Import) -> Iterator[str]:
+    library = found.module.split(".")[0]
+    if library in CONFINED and not within(module, CONFINED[library]):
+        yield f"{where}: only in {', '.join(CONFINED[library])}"
+    if library == "transformers" and (found.module != "transformers" or found.name not in TOKENIZER_NAMES):
+        yield f"{where}: only {sorted(TOKENIZER_NAMES)} of transformers"
+    if unit_of(module) == "encoder" and library != "torch" and library not in sys.stdlib_module_names:
+        yield f"{where}: encoder imports torch and the standard library only"
+
+
+def test_package_imports_only_downwards() -> None:
+    sources = package_sources()
+    assert len(sources) > 5
+    assert list(violations(sources)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("encoder.stack", "from bert_tasks.tasks.base import Task"),
+        ("encoder.stack", "from ..tasks import base"),
+        ("encoder.stack", "from bert_tasks import tasks"),
+        ("encoder.stack", "import bert_tasks.tasks.base"),
+        ("encoder.stack", "import numpy"),
+        ("encoder.stack", "from safetensors.torch import load_file"),
+        ("tasks.base", "def late():\n    from bert_tasks.training.loop import fit"),
+        ("tasks.base", "import importlib\nimportlib.import_module('bert_tasks.recipe')"),
+        ("tasks.base", "from bert_tasks.recipe_errors import x"),
+        ("tasks.base", "from bert_tasks import TaskModel"),
+        ("data.readers", "from bert_tasks.metrics import classification"),
+        ("errors", "from bert_tasks.encoder import config"),
+        ("model.encoder", "from accelerate import Accelerator"),
+        ("checkpoints.load", "from huggingface_hub import snapshot_download"),
+        ("model.encoder", "from transformers import BertModel"),
+        ("model.encoder", "import transformers"),
+        ("model.encoder", "from transformers.models.bert import BertModel"),
+        ("surprise", "import json"),
+        ("model.encoder", "from bert_tasks.surprise import x"),
+    ],
+)
+def test_forbidden_import_is_found(name: str, text: str) -> None:
+    assert len(list(violations([Source(name, text), Source("tasks", "", is_package=True)]))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cli", "from bert_tasks import train"),
+        (
+            "encoder.stack",
+            "from bert_tasks.encoder.attention import attend\nfrom .config import EncoderConfig",
+        ),
+        ("encoder.stack", "import math\nimport torch\nfrom bert_tasks.errors import CheckpointError"),
+        ("training.loop", "from accelerate.utils import set_seed"),
+        ("inference", "import accelerate"),
+        ("checkpoints.hub", "import huggingface_hub"),
+        ("tasks.base", "from transformers import AutoTokenizer, PreTrainedTokenizerBase"),
+        ("recipe_errors", "from bert_tasks.recipe import Recipe"),
+    ],
+)
+def test_allowed_import_passes(name: str, text: str) -> None:
+    assert list(violations([Source(name, text)])) == []
+
+
+def test_relative_imports_of_a_package_start_at_itself() -> None:
+    inside = Source("tasks", "from .base import Task\nfrom ..encoder import config", is_package=True)
+    assert [found.module for found in imports(inside)] == ["bert_tasks.tasks.base", "bert_tasks.encoder"]

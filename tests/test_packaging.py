@@ -1,0 +1,134 @@
+"""What is installed is the wheel, complete and nothing else, and it declares what it imports."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, distribution, entry_points, packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bert_tasks
+from sources import Source, imports, package_sources
+
+HEAVY = ("torch", "transformers", "datasets", "accelerate", "evaluate", "sklearn", "scipy", "numpy")
+made_by_make = pytest.mark.skipif(
+    "BERT_TASKS_REPOSITORY" not in os.environ, reason="about the installed wheel: run by `make test`"
+)
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def requirement_name(requirement: str) -> str:
+    return canonical(re.split(r"[\s\[<>=!~;]", requirement, maxsplit=1)[0])
+
+
+@pytest.fixture(scope="module")
+def project(repository: Path) -> dict[str, Any]:
+    return tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def imported_distributions(sources: Iterable[Source]) -> set[str]:
+    """The distributions of every library that any of the modules imports."""
+    libraries = {found.module.split(".")[0] for source in sources for found in imports(source)}
+    known = packages_distributions()
+    third_party = libraries - set(sys.stdlib_module_names) - {"bert_tasks"}
+    return {canonical(name) for library in third_party for name in known.get(library, [library])}
+
+
+@made_by_make
+def test_tests_import_the_installed_wheel(repository: Path) -> None:
+    location = Path(bert_tasks.__file__).resolve()
+    assert Path(os.environ["BERT_TASKS_REPOSITORY"]).resolve() == repository.resolve()
+    assert location.parents[1].name == "site-packages"
+    assert str(repository.resolve()) not in {str(Path(folder).resolve()) for folder in sys.path}
+
+
+@made_by_make
+def test_wheel_carries_the_package_and_nothing_else(repository: Path) -> None:
+    files = distribution("bert-tasks").files
+    assert files is not None
+    installed = {str(file) for file in files if file.suffix != ".pyc"}
+    package = {file for file in installed if file.startswith("bert_tasks/")}
+    in_repository = (repository / "bert_tasks").rglob("*")
+    expected = {str(file.relative_to(repository)) for file in in_repository if file.suffix in {".py", ".typed"}}
+    assert package == expected
+    assert "bert_tasks/py.typed" in package
+    others = {file for file in installed - package if ".dist-info/" not in file}
+    assert {Path(file).name for file in others} == {"bert-tasks"}
+
+
+@made_by_make
+def test_console_script_is_installed() -> None:
+    (script,) = (entry for entry in entry_points(group="console_scripts") if entry.name == "bert-tasks")
+    assert callable(script.load())
+
+
+def test_console_script_names_a_function(project: dict[str, Any]) -> None:
+    script = EntryPoint("bert-tasks", project["scripts"]["bert-tasks"], "console_scripts")
+    assert callable(script.load())
+
+
+def test_every_import_is_declared(project: dict[str, Any]) -> None:
+    declared = {requirement_name(requirement) for requirement in project["dependencies"]}
+    assert imported_distributions(package_sources()) - declared == set()
+
+
+def test_every_dependency_is_imported(project: dict[str, Any]) -> None:
+    declared = {requirement_name(requirement) for requirement in project["dependencies"]}
+    assert declared - imported_distributions(package_sources()) == set()
+
+
+def test_every_import_of_the_tests_is_declared(project: dict[str, Any], repository: Path) -> None:
+    files = sorted((repository / "tests").rglob("*.py"))
+    sources = [Source(f"tests.{file.stem}", file.read_text("utf-8")) for file in files]
+    own = {file.stem.replace("_", "-") for file in files}
+    needed = project["dependencies"] + project["optional-dependencies"]["dev"]
+    declared = {requirement_name(requirement) for requirement in needed}
+    assert imported_distributions(sources) - declared - own == set()
+
+
+def test_constraints_pin_every_direct_dependency_at_its_floor_or_above(
+    project: dict[str, Any], repository: Path
+) -> None:
+    lines = (repository / "constraints.txt").read_text("utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    pins = {canonical(name): version for name, version in pins.items()}
+    extras = [name for extra in project["optional-dependencies"].values() for name in extra]
+    for requirement in project["dependencies"] + extras:
+        name = requirement_name(requirement)
+        if name != "bert-tasks":
+            floor = re.split(r"[>=]=", requirement)[1]
+            assert numbers(pins[name]) >= numbers(floor), requirement
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def test_help_starts_without_heavy_imports() -> None:
+    code = (
+        "import sys\n"
+        "from bert_tasks.cli import main\n"
+        "sys.argv = ['bert-tasks', '--help']\n"
+        "code = 0\ntry:\n    main()\nexcept SystemExit as end:\n    code = end.code\n"
+        f"print('loaded:', *(name for name in {HEAVY!r} if name in sys.modules))\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "train" in done.stdout
+    assert done.stdout.splitlines()[-1].strip() == "loaded:"
+
+
+def test_public_names_are_imported_when_asked_for() -> None:
+    code = f"import bert_tasks, sys; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == ""
+    assert all(getattr(bert_tasks, name) is not None for name in bert_tasks.__all__)

@@ -1,0 +1,338 @@
+"""Recipes: what is read, how overrides and paths combine, and what a mistake is answered with."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from bert_tasks.data.splits import DataSpec
+from bert_tasks.errors import RecipeError
+from bert_tasks.recipe import (
+    OptimSection,
+    Recipe,
+    RunSection,
+    build_task,
+    load_recipe,
+    load_task_class,
+    resolved_toml,
+    sections,
+)
+from bert_tasks.recipe_toml import to_toml
+from bert_tasks.tasks import TASKS, SequenceClassification, Task
+
+REPOSITORY = Path(os.environ.get("BERT_TASKS_REPOSITORY", Path(__file__).parents[1]))
+RECIPES = sorted((REPOSITORY / "recipes").rglob("*.toml"))
+
+MINIMAL = """\
+task = "sequence-classification"
+[model]
+name = "google-bert/bert-base-uncased"
+[data]
+train = "train.csv"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyTask(SequenceClassification):
+    """Adds settings of many types; it is built but never run."""
+
+    depth: int
+    shape: Literal["round", "square"] = "round"
+    weights: Literal["balanced"] | tuple[float, ...] | None = None
+    rate: float = 0.5
+    windows: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.depth < 0:
+            raise ValueError(f"depth = {self.depth}: expected 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfinishedTask(Task):
+    """Leaves the contract open."""
+
+    name = "unfinished"
+
+
+TINY = f"""\
+task = "{__name__}:TinyTask"
+[model]
+name = "m"
+[settings]
+depth = 2
+SETTINGS
+[data]
+train = "train.csv"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The recipe's folder; the current folder is another one, ``here``, beside it."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "recipes").mkdir()
+    return tmp_path / "recipes"
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "recipe.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def refusal(folder: Path, text: str, *overrides: str) -> list[str]:
+    """The lines of the error, without the folder in front."""
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(write(folder, text), overrides=overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value).replace(f"{folder}{os.sep}", "").splitlines()
+
+
+def test_a_minimal_recipe_has_the_documented_defaults(folder: Path) -> None:
+    recipe = load_recipe(write(folder, MINIMAL))
+    assert (recipe.task, recipe.model.name) == ("sequence-classification", "google-bert/bert-base-uncased")
+    assert recipe.settings == {}
+    assert recipe.data == DataSpec(train=str(folder / "train.csv"))
+    assert recipe.optim.model_dump() == {
+        "learning_rate": 5e-5,
+        "epochs": 3,
+        "batch_size": 32,
+        "warmup_ratio": 0.0,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_epsilon": 1e-8,
+        "mixed_precision": "no",
+        "head_learning_rate": None,
+        "layerwise_lr_decay": None,
+        "freeze_embeddings": False,
+        "freeze_layers": 0,
+        "micro_batch_tokens": 16384,
+    }
+    assert recipe.run.model_dump() == {
+        "seed": 42,
+        "output_dir": None,
+        "eval_steps": None,
+        "early_stopping_patience": None,
+        "metric_for_best_model": None,
+        "logging_steps": 10,
+    }
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_published_recipes_parse_and_survive_the_round_trip(recipe: Path, tmp_path: Path) -> None:
+    loaded = load_recipe(recipe)
+    assert load_recipe(write(tmp_path, resolved_toml(loaded))) == loaded
+    build_task(loaded, ("a", "b"))
+
+
+def test_there_are_published_recipes() -> None:
+    assert len(RECIPES) > 0
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_files_named_by_published_recipes_exist(recipe: Path) -> None:
+    data = load_recipe(recipe).data
+    files = [] if data.train is None else [data.train, data.validation]
+    assert [file for file in files if isinstance(file, str) and not Path(file).is_file()] == []
+
+
+def test_overrides_are_toml_literals_or_strings(folder: Path) -> None:
+    overrides = [
+        "optim.learning_rate=1e-3",
+        "optim.epochs = 7",
+        "run.seed=1",
+        "run.seed=2",
+        "model.revision=2024-01-01",
+        "optim.freeze_embeddings=true",
+        "model.name=roberta-base",
+        'data.columns."my text"=a=b',
+        "settings.max_length=64",
+    ]
+    recipe = load_recipe(write(folder, MINIMAL), overrides=overrides)
+    assert (recipe.optim.learning_rate, recipe.optim.epochs, recipe.run.seed) == (1e-3, 7, 2)
+    assert (recipe.model.name, recipe.model.revision) == ("roberta-base", "2024-01-01")
+    assert recipe.optim.freeze_embeddings is True
+    assert recipe.data.columns == {"my text": "a=b"}
+    assert recipe.settings == {"max_length": 64}
+
+
+HUB = MINIMAL.replace(
+    'train = "train.csv"',
+    'dataset = "a/b"\nconfig = "c"\nrevision = "r"\nvalidation = "v"\nformat = "glue/sst2"',
+)
+
+
+def test_setting_the_source_of_data_unsets_the_other_sources_but_not_the_format(folder: Path) -> None:
+    here = Path.cwd()
+    file = write(folder, HUB)
+    unchanged = DataSpec(dataset="a/b", config="c", revision="r", validation="v", format="glue/sst2")
+    assert load_recipe(file).data == unchanged
+    for changes, spec in {
+        ("data.dir=x",): DataSpec(dir=str(here / "x"), format="glue/sst2"),
+        ("data.dir=x", "data.validation=y"): DataSpec(dir=str(here / "x"), validation="y", format="glue/sst2"),
+        ("data.validation=d.csv", "data.train=x"): DataSpec(
+            train=str(here / "x"), validation=str(here / "d.csv"), format="glue/sst2"
+        ),
+        ("data.config=d",): dataclasses.replace(unchanged, config="d"),
+    }.items():
+        assert load_recipe(file, overrides=changes).data == spec
+
+
+def test_another_file_of_the_same_kind_keeps_its_validation(folder: Path) -> None:
+    file = write(folder, MINIMAL + 'validation = "dev.csv"\n')
+    data = load_recipe(file, overrides=["data.train=shuffled.csv"]).data
+    assert (data.train, data.validation) == (str(Path.cwd() / "shuffled.csv"), str(folder / "dev.csv"))
+    data = load_recipe(file, overrides=["data.dataset=a/b", "data.config=c"]).data
+    assert data == DataSpec(dataset="a/b", config="c")
+
+
+def test_relative_paths_start_where_they_were_written(folder: Path) -> None:
+    (folder / "weights").mkdir()
+    text = MINIMAL.replace("google-bert/bert-base-uncased", "weights")
+    text += '[data.validation]\na = "../a.csv"\n[run]\noutput_dir = "runs"\n'
+    recipe = load_recipe(write(folder, text), overrides=["data.validation.b=b.csv"])
+    assert recipe.data.train == str(folder / "train.csv")
+    assert recipe.data.validation == {"a": str(folder.parent / "a.csv"), "b": str(Path.cwd() / "b.csv")}
+    assert recipe.run.output_dir == str(folder / "runs")
+    assert recipe.model.name == str(folder / "weights")
+    assert load_recipe(folder / "recipe.toml", overrides=["model.name=weights"]).model.name == "weights"
+    (Path.cwd() / "mine").mkdir()
+    changed = load_recipe(folder / "recipe.toml", overrides=["model.name=mine"], output_dir="out")
+    assert changed.model.name == str(Path.cwd() / "mine")
+    assert changed.run.output_dir == str(Path.cwd() / "out")
+
+
+def test_a_recipe_in_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, MINIMAL)
+    monkeypatch.chdir(folder)
+    assert load_recipe("recipe.toml").data.train == str(folder / "train.csv")
+
+
+@pytest.mark.parametrize("off", ["0", "0.0", '"none"'])
+def test_clipping_can_be_switched_off_and_stays_off(folder: Path, off: str) -> None:
+    recipe = load_recipe(write(folder, MINIMAL + f"[optim]\nmax_grad_norm = {off}\n"))
+    assert recipe.optim.max_grad_norm is None
+    assert load_recipe(write(folder, resolved_toml(recipe))) == recipe
+
+
+def test_settings_are_checked_against_the_task(folder: Path) -> None:
+    lines = 'shape = "square"\nweights = [1, 2.5]\nrate = 1\nwindows = true\nlabels = ["a", "b"]'
+    recipe = load_recipe(write(folder, TINY.replace("SETTINGS", lines)))
+    assert build_task(recipe) == TinyTask(
+        depth=2, shape="square", weights=(1.0, 2.5), rate=1.0, windows=True, labels=("a", "b")
+    )
+    assert build_task(recipe, ("x", "y")).labels == ("x", "y")
+    assert load_recipe(write(folder, resolved_toml(recipe))) == recipe
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("shpae = 1", "recipe.toml:6: unknown key 'shpae' in [settings], did you mean 'shape'?"),
+        ("epochs = 1", "recipe.toml:6: 'epochs' belongs in [optim]"),
+        (
+            "thresholds = [0.5]",
+            "recipe.toml:6: unknown key 'thresholds' in [settings]; known: labels, ",
+        ),
+        ('shape = "oval"', "recipe.toml:6: shape = 'oval': expected 'round' or 'square'"),
+        ("weights = 3", "recipe.toml:6: weights = 3: expected 'balanced' or a list"),
+        ('weights = [1, "x"]', "recipe.toml:6: weights[1] = 'x': expected a number without quotes"),
+        ("rate = inf", "recipe.toml:6: rate = inf: expected a finite number"),
+        ('labels = "a"', "recipe.toml:6: labels = 'a': expected a list"),
+        ("windows = 1", "recipe.toml:6: windows = 1: expected true or false"),
+    ],
+)
+def test_settings_that_do_not_fit_the_task(folder: Path, line: str, message: str) -> None:
+    (found,) = refusal(folder, TINY.replace("SETTINGS", line))
+    assert found.startswith(message)
+
+
+def test_a_setting_without_a_default_is_required(folder: Path) -> None:
+    assert refusal(folder, TINY.replace("depth = 2\nSETTINGS", "")) == [
+        "recipe.toml:4: missing key 'depth' in [settings]"
+    ]
+
+
+def test_what_the_task_itself_refuses_is_a_recipe_error(folder: Path) -> None:
+    recipe = load_recipe(write(folder, TINY.replace("SETTINGS", "")), overrides=["settings.depth=-1"])
+    with pytest.raises(RecipeError, match=r"^\[settings\] of .*TinyTask: depth = -1: expected 0 or more$"):
+        build_task(recipe)
+
+
+def test_every_setting_of_the_registered_tasks_can_be_stated(folder: Path) -> None:
+    for name, task_class in TASKS.items():
+        assert load_task_class(name) is task_class
+        text = MINIMAL.replace("sequence-classification", name) + "[settings]\n"
+        defaults = {field.name: field.default for field in dataclasses.fields(task_class)}
+        stated = {name: value for name, value in defaults.items() if name not in task_class.tuned and value is not None}
+        recipe = load_recipe(write(folder, text + to_toml(stated)))
+        assert recipe.settings == stated
+        assert load_recipe(write(folder, resolved_toml(recipe))) == recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sequence-clasification", "did you mean 'sequence-classification'?"),
+        ("zzz", "unknown task 'zzz'; known: "),
+        (
+            "nowhere_at_all:Task",
+            "cannot import 'nowhere_at_all' (No module named 'nowhere_at_all'); is it on PYTHONPATH?",
+        ),
+        (":Task", "expected 'module:Class'"),
+        ("./task.py:Task", "expected 'module:Class'"),
+        (f"{__name__}:TinyTsak", "no Task class 'TinyTsak' there, did you mean 'TinyTask'?"),
+        (f"{__name__}:REPOSITORY", "no Task class 'REPOSITORY' there"),
+        (f"{__name__}:UnfinishedTask", "UnfinishedTask does not define "),
+    ],
+)
+def test_tasks_that_cannot_be_loaded(name: str, message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_task_class(name)
+    assert message in str(caught.value)
+
+
+def test_a_task_module_with_a_syntax_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_task_module.py").write_text("class X(:\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RecipeError, match="cannot import 'broken_task_module'"):
+        load_task_class("broken_task_module:X")
+
+
+def test_sections_for_the_api() -> None:
+    assert sections(epochs=2, max_grad_norm=None, seed=7) == (
+        OptimSection(epochs=2, max_grad_norm=None),
+        RunSection(seed=7),
+    )
+    with pytest.raises(RecipeError) as caught:
+        sections(epcohs=3, batch_size=0, learning_rate=None, lr=3, eval_steps=0)
+    lines = str(caught.value).splitlines()
+    assert lines[:3] == [
+        "learning_rate = None: expected a number",
+        "batch_size = 0: expected at least 1",
+        "unknown key 'epcohs', did you mean 'epochs'?",
+    ]
+    assert lines[3].startswith("unknown key 'lr'; known: learning_rate, ")
+    assert lines[4] == "eval_steps = 0: expected at least 1"
+
+
+def test_a_recipe_cannot_be_changed(folder: Path) -> None:
+    recipe = load_recipe(write(folder, MINIMAL))
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.task = "other"
+    assert isinstance(recipe, Recipe)
+
+
+def test_importing_recipes_is_cheap() -> None:
+    code = "import sys, bert_tasks.recipe; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,167 @@
+"""What a mistake in a recipe is answered with: all of them at once, each with its line or its override."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bert_tasks.errors import RecipeError
+from bert_tasks.recipe import load_recipe
+
+MINIMAL = """\
+task = "sequence-classification"
+[model]
+name = "google-bert/bert-base-uncased"
+[data]
+train = "train.csv"
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "recipe.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def refusal(tmp_path: Path, text: str, *overrides: str) -> list[str]:
+    """The lines of the error, without the folder in front."""
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(write(tmp_path, text), overrides=overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value).replace(f"{tmp_path}{os.sep}", "").splitlines()
+
+
+def test_all_mistakes_are_named_at_once_with_their_lines(tmp_path: Path) -> None:
+    text = """\
+taks = "sequence-classification"
+task = "sequence-classification"
+[model]
+nmae = "m"
+batch_size = 8
+[settings]
+max_lenght = 128
+long_texts = "cut"
+\t[data]
+train = "train.csv"
+[optim]
+epcohs = 3
+learning_rate = "2e-5"
+warmup_ratio = 1.5
+freeze_embeddings = 1
+mixed_precision = "fp8"
+adam_epsilon = nan
+[runs]
+seed = 1
+"""
+    assert refusal(tmp_path, text) == [
+        "recipe.toml:1: unknown key 'taks', did you mean 'task'?",
+        "recipe.toml:3: missing key 'name' in [model]",
+        "recipe.toml:4: unknown key 'nmae' in [model], did you mean 'name'?",
+        "recipe.toml:5: 'batch_size' belongs in [optim]",
+        "recipe.toml:7: unknown key 'max_lenght' in [settings], did you mean 'max_length'?",
+        "recipe.toml:8: long_texts = 'cut': expected 'truncate' or 'windows'",
+        "recipe.toml:12: unknown key 'epcohs' in [optim], did you mean 'epochs'?",
+        "recipe.toml:13: learning_rate = '2e-5': expected a number without quotes",
+        "recipe.toml:14: warmup_ratio = 1.5: expected at most 1.0",
+        "recipe.toml:15: freeze_embeddings = 1: expected true or false",
+        "recipe.toml:16: mixed_precision = 'fp8': expected 'no', 'fp16' or 'bf16'",
+        "recipe.toml:17: adam_epsilon = nan: expected a finite number",
+        "recipe.toml:18: unknown section [runs], did you mean 'run'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[model]\nname = 'm'\ntask = 't'\n[data]\ntrain = 'x'\n",
+            "'task' belongs at the top, before the first section",
+        ),
+        ("task = 'sequence-classification'\n[data]\ntrain = 'x'\n", "recipe.toml: missing section [model]"),
+        (MINIMAL + "[optim]\nzzz = 1\n", "unknown key 'zzz' in [optim]; known: learning_rate, epochs,"),
+        (MINIMAL + "[optim]\nepochs = 0\n", "recipe.toml:7: epochs = 0: expected at least 1"),
+        (MINIMAL + "[optim]\nepochs = 2.5\n", "epochs = 2.5: expected an integer"),
+        (MINIMAL + "[optim]\nlearning_rate = true\n", "learning_rate = true: expected a number"),
+        (MINIMAL + "validation_share = true\n", "recipe.toml:6: validation_share = true: expected a number"),
+        (MINIMAL + "validation = 5\n", "recipe.toml:6: validation = 5: expected a string or a table"),
+        (MINIMAL + "validation = {a = 'x', b = 5}\n", "recipe.toml:6: validation.b = 5: expected a string"),
+        (MINIMAL + "dir = 'folder'\n", "recipe.toml:4: [data]: "),
+        (
+            MINIMAL.replace("sequence-", "sequense-"),
+            "recipe.toml:1: unknown task 'sequense-classification', did you mean",
+        ),
+        ("optim = 3\n" + MINIMAL, "recipe.toml:1: optim = 3: expected a table"),
+        (MINIMAL + "[settings]\nthresholds = [0.5]\n", "unknown key 'thresholds' in [settings]"),
+    ],
+)
+def test_schema_mistakes(tmp_path: Path, text: str, message: str) -> None:
+    assert message in "\n".join(refusal(tmp_path, text))
+
+
+def test_mistakes_at_different_depths_of_a_section_are_all_named(tmp_path: Path) -> None:
+    text = MINIMAL + "encoding = 8\n[data.columns]\ntext = 1\nlabel = 2\n"
+    assert refusal(tmp_path, text) == [
+        "recipe.toml:6: encoding = 8: expected a string",
+        "recipe.toml:8: columns.text = 1: expected a string",
+        "recipe.toml:9: columns.label = 2: expected a string",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "task = 'x'\n[model]\nname = bert\n",
+            "recipe.toml:3: no valid TOML: Invalid value (strings need quotes)",
+        ),
+        (
+            "task = 'x'\ntask = 'y'\n",
+            "recipe.toml:2: no valid TOML: Cannot overwrite a value (the key stands twice)",
+        ),
+        ("task = 'x'\n[model]\n[model]\n", "recipe.toml:3: no valid TOML"),
+        ("task = 'x'\nmodel = {", "recipe.toml:2: no valid TOML"),
+    ],
+)
+def test_the_first_syntax_mistake_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    (line,) = refusal(tmp_path, text)
+    assert line.startswith(message)
+
+
+def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
+    write(tmp_path, MINIMAL)
+    with pytest.raises(RecipeError, match=r"no recipe .*recipee.toml, did you mean .*recipe.toml\?"):
+        load_recipe(tmp_path / "recipee.toml")
+    with pytest.raises(RecipeError, match="there is no folder"):
+        load_recipe(tmp_path / "nowhere" / "recipe.toml")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        load_recipe(tmp_path)
+    (tmp_path / "latin.toml").write_bytes("# für\n".encode("latin-1"))
+    with pytest.raises(RecipeError, match=r"latin.toml: not UTF-8 \(byte 3\)"):
+        load_recipe(tmp_path / "latin.toml")
+    (tmp_path / "bom.toml").write_text(MINIMAL.replace("\n", "\r\n"), encoding="utf-8-sig", newline="")
+    assert load_recipe(tmp_path / "bom.toml") == load_recipe(tmp_path / "recipe.toml")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optim.epcohs=3", "--set optim.epcohs=3: unknown key 'epcohs' in [optim], did you mean 'epochs'?"),
+        ("epochs=3", "--set epochs=3: 'epochs' belongs in [optim]"),
+        ("optim.epochs=many", "--set optim.epochs=many: epochs = 'many': expected an integer"),
+        ("optim=3", "--set optim=3: optim = 3: expected a table"),
+        ("optim.epochs", "--set optim.epochs: expected section.key=value, such as optim.epochs=3"),
+        ("a b=3", "--set a b=3: expected section.key=value, such as optim.epochs=3"),
+    ],
+)
+def test_mistakes_in_overrides_name_the_override(tmp_path: Path, override: str, message: str) -> None:
+    assert refusal(tmp_path, MINIMAL + "[optim]\nepochs = 2\n", override) == [message]
+
+
+def test_mistakes_in_overrides_come_after_those_of_the_file(tmp_path: Path) -> None:
+    lines = refusal(tmp_path, MINIMAL + "[run]\nsede = 2\n", "optim.epochs=0")
+    assert [line.partition(" ")[0] for line in lines] == ["recipe.toml:7:", "--set"]
+
+
+def test_two_sources_in_overrides_are_refused(tmp_path: Path) -> None:
+    (line,) = refusal(tmp_path, MINIMAL, "data.dir=a", "data.dataset=b")
+    assert line.startswith("recipe.toml:4: [data]: ")

@@ -1,0 +1,243 @@
+"""The rules of style that ruff and mypy do not know, each with a snippet that breaks it."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sources import Source, package_sources
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_CONSTRUCTOR_ARGUMENTS = 8
+FORBIDDEN_MODULES = {"utils", "util", "helpers", "helper", "common", "misc"}
+FORBIDDEN_CLASS = re.compile(r"Manager$|Helper$|^Base|Base$|Utils?$")
+PRINTING_MODULES = {"cli", "__main__"}
+# Methods through which gradients flow, outside of encoder/, where every function counts.
+DIFFERENTIATED = re.compile(r"^(forward|_?loss\w*|\w+_loss)$")
+# Forms layouts from Python lists on the host, before any gradient.
+HOST_MODULES = {"encoder.packing"}
+# Indexing that the rule cannot tell from a gather of rows, and why it is none.
+EXEMPT = {
+    ("encoder.attention", "qkv[group.rows]"): "a slice",
+    ("encoder.stack", "self.layers[index]"): "one module of a list",
+}
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(tree: ast.AST) -> Iterator[FunctionNode]:
+    yield from (node for node in ast.walk(tree) if isinstance(node, FunctionNode))
+
+
+def short_files(source: Source) -> Iterator[str]:
+    lines = len(source.text.splitlines())
+    if lines > MAX_FILE_LINES:
+        yield f"{source.name}: {lines} lines, at most {MAX_FILE_LINES}"
+
+
+def short_functions(source: Source) -> Iterator[str]:
+    for node in functions(source.tree):
+        lines = node.end_lineno - node.lineno + 1 if node.end_lineno is not None else 0
+        if lines > MAX_FUNCTION_LINES:
+            yield f"{source.name}:{node.lineno}: {node.name} has {lines} lines, at most {MAX_FUNCTION_LINES}"
+
+
+def few_constructor_arguments(source: Source) -> Iterator[str]:
+    for node in functions(source.tree):
+        arguments = node.args
+        count = len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs) - 1
+        if node.name == "__init__" and count > MAX_CONSTRUCTOR_ARGUMENTS:
+            yield f"{source.name}:{node.lineno}: {count} arguments, at most {MAX_CONSTRUCTOR_ARGUMENTS}"
+
+
+def module_docstring(source: Source) -> Iterator[str]:
+    if ast.get_docstring(source.tree) is None:
+        yield f"{source.name}: no module docstring"
+
+
+def no_print(source: Source) -> Iterator[str]:
+    if source.name in PRINTING_MODULES:
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            yield f"{source.name}:{node.lineno}: print"
+
+
+def no_broad_except(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        caught = {"BaseException"} if node.type is None else _names(node.type)
+        if caught & {"Exception", "BaseException"}:
+            yield f"{source.name}:{node.lineno}: broad except"
+
+
+def no_assert(source: Source) -> Iterator[str]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Assert):
+            yield f"{source.name}:{node.lineno}: assert"
+
+
+def good_names(source: Source) -> Iterator[str]:
+    if source.name.split(".")[-1] in FORBIDDEN_MODULES:
+        yield f"{source.name}: a module's name says what it owns"
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ClassDef) and FORBIDDEN_CLASS.search(node.name):
+            yield f"{source.name}:{node.lineno}: class {node.name}"
+
+
+def no_differentiated_advanced_indexing(source: Source) -> Iterator[str]:
+    """Rows are gathered by index_select, F.embedding or a permutation whose backward is a gather.
+
+    The backward of ``x[rows]`` with repeated rows is not deterministic on two threads.
+    """
+    for line, code in advanced_indexing(source):
+        if (source.name, code) not in EXEMPT:
+            yield f"{source.name}:{line}: advanced indexing {code}"
+
+
+def advanced_indexing(source: Source) -> Iterator[tuple[int, str]]:
+    layer = source.name.split(".")[0]
+    if layer not in {"encoder", "tasks"} or source.name in HOST_MODULES:
+        return
+    for function in functions(source.tree):
+        if layer == "encoder" or DIFFERENTIATED.match(function.name):
+            scalars = _scalar_names(function)
+            for node in _body_subscripts(function):
+                if not _is_basic_index(node.slice, scalars):
+                    yield node.lineno, ast.unparse(node)
+
+
+def _body_subscripts(function: FunctionNode) -> Iterator[ast.Subscript]:
+    """Subscripts that read a value, without annotations and nested functions (visited by themselves)."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, FunctionNode | ast.ClassDef):
+            continue
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and not _is_type(node.value):
+            yield node
+        annotation = node.annotation if isinstance(node, ast.AnnAssign) else None
+        waiting.extend(child for child in ast.iter_child_nodes(node) if child is not annotation)
+
+
+def _is_type(node: ast.expr) -> bool:
+    """``list[Tensor]`` in an expression, and tables in capitals, which are keyed by names."""
+    return isinstance(node, ast.Name) and (node.id in {"list", "tuple", "dict", "set", "type"} or node.id.isupper())
+
+
+def _scalar_names(function: FunctionNode) -> set[str]:
+    """Names that are integers or strings for sure: annotated so, or counted by range or enumerate."""
+    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    names = {
+        argument.arg
+        for argument in arguments
+        if isinstance(argument.annotation, ast.Name) and argument.annotation.id in {"int", "str"}
+    }
+    for node in ast.walk(function):
+        if isinstance(node, ast.For | ast.comprehension) and isinstance(node.iter, ast.Call):
+            names |= _counted_names(node.target, node.iter)
+    return names
+
+
+def _counted_names(target: ast.expr, call: ast.Call) -> set[str]:
+    called = call.func.id if isinstance(call.func, ast.Name) else ""
+    if called == "enumerate" and isinstance(target, ast.Tuple):
+        target = target.elts[0]
+    return {target.id} if called in {"range", "enumerate"} and isinstance(target, ast.Name) else set()
+
+
+def _is_basic_index(index: ast.expr, scalars: set[str]) -> bool:
+    if isinstance(index, ast.Tuple):
+        return all(_is_basic_index(element, scalars) for element in index.elts)
+    if isinstance(index, ast.UnaryOp):
+        return _is_basic_index(index.operand, scalars)
+    if isinstance(index, ast.BinOp):
+        return _is_basic_index(index.left, scalars) and _is_basic_index(index.right, scalars)
+    if isinstance(index, ast.Name):
+        return index.id in scalars
+    return isinstance(index, ast.Constant | ast.Slice)
+
+
+def _names(node: ast.expr) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+LONG_FUNCTION = "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES
+ARGUMENTS = ", ".join(f"a{number}" for number in range(MAX_CONSTRUCTOR_ARGUMENTS + 1))
+BROKEN: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
+    (short_files, "model.x", "x = 1\n" * (MAX_FILE_LINES + 1)),
+    (short_functions, "model.x", LONG_FUNCTION),
+    (few_constructor_arguments, "model.x", f"class A:\n    def __init__(self, *, {ARGUMENTS}): ..."),
+    (module_docstring, "model.x", "x = 1"),
+    (no_print, "model.x", "print('x')"),
+    (no_broad_except, "model.x", "try:\n    f()\nexcept Exception:\n    g()"),
+    (no_broad_except, "model.x", "try:\n    f()\nexcept (OSError, BaseException) as error:\n    g()"),
+    (no_broad_except, "model.x", "try:\n    f()\nexcept:\n    g()"),
+    (no_assert, "model.x", "def f(x):\n    assert x"),
+    (good_names, "model.utils", "x = 1"),
+    (good_names, "model.x", "class ModelManager: ..."),
+    (good_names, "model.x", "class BaseTask: ..."),
+    (good_names, "model.x", "class LoadHelper: ..."),
+    (no_differentiated_advanced_indexing, "encoder.x", "def f(hidden, rows):\n    return hidden[rows]"),
+    (no_differentiated_advanced_indexing, "encoder.x", "def f(hidden, rows):\n    return hidden[:, rows]"),
+    (no_differentiated_advanced_indexing, "encoder.x", "def f(x):\n    return x.hidden[x.mask > 0]"),
+    (no_differentiated_advanced_indexing, "encoder.x", "def f(x):\n    return x[[0, 0]]"),
+    (
+        no_differentiated_advanced_indexing,
+        "encoder.x",
+        "def f(x, i):\n    def g():\n        return x[i]\n    return g",
+    ),
+    (
+        no_differentiated_advanced_indexing,
+        "tasks.x",
+        "class A:\n    def loss(self, x, y):\n        return x[y.rows]",
+    ),
+    (no_differentiated_advanced_indexing, "tasks.x", "def forward(x, rows):\n    return x[rows.long()]"),
+]
+ALLOWED: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
+    (no_print, "cli", "print('x')"),
+    (no_broad_except, "model.x", "try:\n    f()\nexcept (OSError, ValueError):\n    g()"),
+    (
+        no_differentiated_advanced_indexing,
+        "encoder.x",
+        "def f(x, n: int):\n    return x[0], x[:, 1:n], x[..., -1], x[n]",
+    ),
+    (
+        no_differentiated_advanced_indexing,
+        "encoder.x",
+        "def f(xs):\n    return [xs[i + 1] for i in range(3)]",
+    ),
+    (
+        no_differentiated_advanced_indexing,
+        "encoder.x",
+        "def f(x, y):\n    z: list[y] = list[int]()\n    return TABLE[x]",
+    ),
+    (no_differentiated_advanced_indexing, "tasks.x", "def decode(names, i):\n    return names[i]"),
+    (no_differentiated_advanced_indexing, "data.x", "def forward(x, rows):\n    return x[rows]"),
+]
+RULES = list(dict.fromkeys(rule for rule, _, _ in BROKEN))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_package_keeps_the_rule(rule: Callable[[Source], Iterator[str]]) -> None:
+    sources = package_sources()
+    assert len(sources) > 5
+    assert [problem for source in sources for problem in rule(source)] == []
+
+
+@pytest.mark.parametrize(("rule", "name", "text"), BROKEN)
+def test_broken_rule_is_found(rule: Callable[[Source], Iterator[str]], name: str, text: str) -> None:
+    assert len(list(rule(Source(name, text)))) == 1
+
+
+@pytest.mark.parametrize(("rule", "name", "text"), ALLOWED)
+def test_allowed_code_passes(rule: Callable[[Source], Iterator[str]], name: str, text: str) -> None:
+    assert list(rule(Source(name, text))) == []
+
+
+def test_no_exemption_is_left_over() -> None:
+    found = {(source.name, code) for source in package_sources() for _, code in advanced_indexing(source)}
+    assert set(EXEMPT) - found == set()

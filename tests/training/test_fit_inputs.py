@@ -1,0 +1,93 @@
+"""What ``fit`` refuses before it trains, and what it leaves behind for the next run of the same model."""
+
+import math
+
+import pytest
+import torch
+
+from bert_tasks import TaskModel, evaluate, fit
+from bert_tasks.errors import DataError, DivergedError, UsageError
+from bert_tasks.inference import make_accelerator
+from bert_tasks.tasks.sequence_classification import SequenceClassification
+from bert_tasks.training import loop
+from training import LABELS, load_model, make_rows, weights_of
+
+QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{"text": "a", "lable": "positive"}, {"text": "b", "label": None}],
+            "rows:1: column 'label'.*\n.*rows:2: column",
+        ),
+        ([{"text": "a", "label": "postive"}, {"text": "b", "label": "bad"}], "'postive' -> 'positive'.*\n.*'bad'"),
+        ([], "rows: no rows"),
+    ],
+)
+def test_rows_in_memory_are_checked_like_files(checkpoint, tmp_path, rows, message):
+    with pytest.raises(DataError, match=f"(?s){message}"):
+        fit(load_model(checkpoint), rows, make_rows(3), output_dir=tmp_path / "run", **QUICK)
+    assert not (tmp_path / "run").exists()
+
+
+def test_validation_without_rows_is_refused_before_training(checkpoint, tmp_path):
+    with pytest.raises(DataError, match="no rows"):
+        fit(load_model(checkpoint), make_rows(8), [], output_dir=tmp_path / "run", **QUICK)
+    with pytest.raises(UsageError, match="validation: expected at least one set"):
+        fit(load_model(checkpoint), make_rows(8), {}, output_dir=tmp_path / "run", **QUICK)
+
+
+def test_a_diverged_run_leaves_no_gradients_to_the_next(checkpoint, tmp_path, monkeypatch):
+    fresh, model = load_model(checkpoint), load_model(checkpoint)
+    original = loop.accumulate
+
+    def poisoned(stepper, step, batch):
+        sums = original(stepper, step, batch)
+        stepper.model.head.output.weight.grad.fill_(math.nan)
+        return sums
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "accumulate", poisoned)
+        with pytest.raises(DivergedError):
+            fit(model, make_rows(16), make_rows(3), output_dir=tmp_path / "bad", **QUICK)
+    for name, run in (("fresh", fresh), ("again", model)):
+        fit(run, make_rows(16), make_rows(3), output_dir=tmp_path / name, **QUICK)
+    ours, theirs = weights_of(model), weights_of(fresh)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_freezing_ends_with_the_run(checkpoint, tmp_path):
+    model = load_model(checkpoint)
+    model.head.output.bias.requires_grad_(False)  # the user's own choice stays
+    fit(model, make_rows(8), make_rows(3), output_dir=tmp_path, freeze_embeddings=True, freeze_layers=1, **QUICK)
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    assert frozen == ["head.output.bias"]
+
+
+def test_an_accelerate_setting_that_would_scale_gradients_is_refused(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    with pytest.raises(UsageError, match="4 accumulation steps"):
+        make_accelerator()
+
+
+def test_a_label_named_loss_does_not_turn_the_comparison_round(checkpoint, tmp_path, monkeypatch):
+    names = {"negative": "gain", "positive": "loss"}
+    rows = [{**row, "label": names[row["label"]]} for row in make_rows(16)]
+    model = load_model(checkpoint, SequenceClassification(labels=("gain", "loss"), max_length=40))
+    wanted = {"metric_for_best_model": "f1_loss", "learning_rate": 3e-3, "epochs": 20}
+    result = fit(model, rows, rows, output_dir=tmp_path, **{**QUICK, **wanted})
+    assert result.metrics["f1_loss"] == 1.0
+
+
+def test_evaluation_in_a_bf16_run_is_that_of_the_saved_model(checkpoint, tmp_path):
+    model, rows = load_model(checkpoint), make_rows(9, seed=1)
+    result = fit(model, make_rows(16), rows, output_dir=tmp_path, mixed_precision="bf16", **QUICK)
+    assert evaluate(TaskModel.from_pretrained(tmp_path / "model"), rows) == result.metrics
+
+
+def test_balanced_weights_cannot_be_evaluated_before_they_are_numbers(checkpoint):
+    task = SequenceClassification(labels=LABELS, max_length=40, class_weights="balanced")
+    with pytest.raises(UsageError, match="needs the training rows"):
+        evaluate(load_model(checkpoint, task), make_rows(3))

@@ -1,0 +1,370 @@
+"""``fit``: what a run records, keeps and refuses, on one process."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import bert_tasks.inference as inference
+import bert_tasks.training.loop as loop
+import bert_tasks.training.selection as selection
+from bert_tasks import TaskModel, evaluate, fit
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import BertTasksError, DataError, DivergedError, RecipeError, UsageError
+from bert_tasks.inference import Evaluation, evaluate_samples
+from bert_tasks.tasks.sequence_classification import SequenceClassification
+from bert_tasks.training.sampling import linear_schedule
+from training import KEYWORDS, LABELS, TASK, distance, load_model, make_rows, make_stepper, weights_of
+
+QUICK = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
+
+
+def events(folder, kind):
+    def refuse(constant):
+        raise ValueError(f"{constant} is not JSON")
+
+    lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
+    return [event for line in lines if (event := json.loads(line, parse_constant=refuse))["event"] == kind]
+
+
+def short_fit(model, folder, *, rows=None, **changes):
+    data = make_rows(24) if rows is None else rows
+    return fit(model, data, make_rows(9, seed=1), output_dir=folder, **{**QUICK, **changes})
+
+
+def test_a_tiny_model_learns_rows_that_can_be_told_apart(checkpoint, tmp_path):
+    rows = make_rows(16)
+    model = load_model(checkpoint)
+    result = fit(model, rows, rows, output_dir=tmp_path / "run", epochs=25, batch_size=8, learning_rate=3e-3)
+    assert result.metrics["accuracy"] == 1.0
+    assert result.steps == 50
+    assert [prediction.label for prediction in model.predict(rows)] == [row["label"] for row in rows]
+    assert evaluate(result.output_dir / "model", rows)["accuracy"] == 1.0
+
+
+def test_the_recorded_learning_rates_are_the_linear_schedule(checkpoint, tmp_path):
+    result = short_fit(
+        load_model(checkpoint), tmp_path, epochs=5, batch_size=6, warmup_ratio=0.15, learning_rate=2e-4, logging_steps=1
+    )
+    assert result.steps == 20
+    recorded = events(tmp_path, "step")
+    assert [event["step"] for event in recorded] == list(range(1, 21))
+    assert [event["epoch"] for event in recorded] == [1 + step // 4 for step in range(20)]
+    expected = [2e-4 * linear_schedule(step, total_steps=20, warmup_steps=3) for step in range(20)]
+    assert [event["learning_rate"] for event in recorded] == expected
+    assert max(expected) == 2e-4
+    assert all(event["tokens_per_second"] > 0 and event["grad_norm"] > 0 for event in recorded)
+
+
+def test_logging_steps_thins_the_record_but_keeps_the_last_step(checkpoint, tmp_path):
+    short_fit(load_model(checkpoint), tmp_path, epochs=4, batch_size=12, logging_steps=3)
+    assert [event["step"] for event in events(tmp_path, "step")] == [3, 6, 8]
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_does_not(dropout_checkpoint, tmp_path):
+    def trained(name, seed):
+        torch.rand(11)
+        model = load_model(dropout_checkpoint)
+        short_fit(model, tmp_path / name, seed=seed, logging_steps=1)
+        return weights_of(model), [event["loss"] for event in events(tmp_path / name, "step")]
+
+    first, losses = trained("first", 5)
+    again, losses_again = trained("again", 5)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert losses == losses_again
+    other, losses_other = trained("other", 6)
+    assert distance(first, other) > 1e-5
+    assert losses != losses_other
+
+
+# Non-finite steps
+
+
+def poison(model, step):
+    """Makes one gradient NaN in the backward pass of a step (from 0; one micro-batch a step)."""
+    calls = iter(range(1000))
+    parameter = next(model.head.parameters())
+    parameter.register_hook(lambda gradient: gradient * (math.nan if next(calls) == step else 1.0))
+
+
+def weights_before_each_update(monkeypatch):
+    """Copies of the weights as every call of ``update`` finds them."""
+    found = []
+    take = loop.update
+
+    def update(stepper, *arguments):
+        found.append(weights_of(stepper.model))
+        return take(stepper, *arguments)
+
+    monkeypatch.setattr(loop, "update", update)
+    return found
+
+
+@pytest.mark.parametrize("step", [0, 3, 5])  # the first, one in the middle of an epoch, the last
+def test_a_run_that_diverges_stops_with_the_weights_before_that_step(checkpoint, tmp_path, monkeypatch, step):
+    model = load_model(checkpoint)
+    poison(model, step)
+    found = weights_before_each_update(monkeypatch)
+    with pytest.raises(DivergedError, match=f"^step {step + 1}: the loss is") as error:
+        short_fit(model, tmp_path, logging_steps=1)
+    assert error.value.exit_code == 5
+    assert len(found) == step + 1
+    assert all(torch.equal(found[step][name], value) for name, value in weights_of(model).items())
+    assert not (tmp_path / "metrics.json").exists()
+    if step:
+        assert [event["step"] for event in events(tmp_path, "step")] == list(range(1, step + 1))
+    for file in tmp_path.rglob("*.safetensors"):
+        assert all(torch.isfinite(tensor).all() for tensor in load_file(file).values())
+    assert not model.training
+
+
+def test_a_learning_rate_far_too_high_diverges_by_name(checkpoint, tmp_path):
+    model = load_model(checkpoint)
+    with pytest.raises(DivergedError, match=r"the learning rate 9.67e\+29\. .*Lower optim\.learning_rate"):
+        short_fit(model, tmp_path, learning_rate=1e30, epochs=10)
+    assert all(torch.isfinite(value).all() for value in weights_of(model).values())
+
+
+def test_a_poisoned_row_is_named(checkpoint, tmp_path):
+    model = load_model(checkpoint, SequenceClassification(problem_type="regression", max_length=40))
+    rows = [{"text": "a ferry", "label": 0.5} for _ in range(12)]
+    rows[7]["label"] = 1e300
+    with pytest.raises(DivergedError, match=r"Rows of the batch: (\d+, )*7[,.]"):
+        fit(model, rows, rows[:3], output_dir=tmp_path, **{**QUICK, "batch_size": 3})
+
+
+# The best model
+
+
+def scripted(monkeypatch, values, *, key="accuracy"):
+    """Lets each evaluation report the next value; the weights it saw are kept."""
+    seen, script = [], iter(values)
+
+    def evaluation(model, samples, table, accelerator, *, tune=False):
+        seen.append(weights_of(model))
+        return Evaluation(metrics={"loss": 1.0, "accuracy": 0.5, key: next(script)}, predictions=[], task=model.task)
+
+    monkeypatch.setattr(selection, "evaluate_samples", evaluation)
+    return seen
+
+
+def test_the_best_model_is_kept_on_disk_and_in_memory(checkpoint, tmp_path, monkeypatch):
+    seen = scripted(monkeypatch, [0.2, 0.7, 0.7, 0.3])
+    model = load_model(checkpoint)
+    result = short_fit(model, tmp_path, epochs=4)
+    assert (result.best_step, result.steps) == (6, 12)
+    assert result.metrics["accuracy"] == 0.7
+    stored = weights_of(TaskModel.from_pretrained(tmp_path / "model"))
+    for weights in (weights_of(model), stored):
+        assert all(torch.equal(seen[1][name], value) for name, value in weights.items())
+    assert distance(seen[1], seen[3]) > 1e-5
+    summary = json.loads((tmp_path / "metrics.json").read_text("utf-8"))
+    assert (summary["best_step"], summary["steps"], summary["stopped_early"]) == (6, 12, False)
+    assert (summary["metrics"]["accuracy"], summary["last_metrics"]["accuracy"]) == (0.7, 0.3)
+
+
+def test_patience_counts_evaluations_without_a_better_one(checkpoint, tmp_path, monkeypatch):
+    seen = scripted(monkeypatch, [0.2, 0.5, 0.4, 0.5, 0.9, 0.9])
+    result = short_fit(load_model(checkpoint), tmp_path, epochs=6, early_stopping_patience=2)
+    assert (len(seen), result.best_step, result.steps) == (4, 6, 12)
+    assert json.loads((tmp_path / "metrics.json").read_text("utf-8"))["stopped_early"] is True
+
+
+def test_a_metric_that_is_not_a_number_is_worse_than_any(checkpoint, tmp_path, monkeypatch):
+    scripted(monkeypatch, [math.nan, -1.0, math.nan, -2.0])
+    result = short_fit(load_model(checkpoint), tmp_path, epochs=4)
+    assert (result.best_step, result.metrics["accuracy"]) == (6, -1.0)
+    recorded = [event["metrics"]["accuracy"] for event in events(tmp_path, "evaluation")]
+    assert recorded == [None, -1.0, None, -2.0]
+
+
+def test_metrics_without_any_number_keep_the_first_model(checkpoint, tmp_path, monkeypatch):
+    seen = scripted(monkeypatch, [math.nan, math.nan])
+    model = load_model(checkpoint)
+    assert short_fit(model, tmp_path).best_step == 3
+    assert distance(seen[0], weights_of(model)) == 0
+
+
+def test_less_loss_is_better(checkpoint, tmp_path, monkeypatch):
+    # the first value answers the check that the metric exists
+    scripted(monkeypatch, [9.0, 0.8, 0.4, 0.6], key="loss")
+    result = short_fit(load_model(checkpoint), tmp_path, epochs=3, metric_for_best_model="loss")
+    assert (result.best_step, result.metrics["loss"]) == (6, 0.4)
+
+
+def test_an_unknown_metric_is_refused_before_training(checkpoint, tmp_path):
+    with pytest.raises(UsageError, match=r"metric_for_best_model = 'acuracy': there are .*accuracy"):
+        short_fit(load_model(checkpoint), tmp_path / "run", metric_for_best_model="acuracy")
+    assert not (tmp_path / "run").exists()
+
+
+# When and on what to evaluate
+
+
+def test_eval_steps_and_the_end_of_the_run(checkpoint, tmp_path):
+    short_fit(load_model(checkpoint), tmp_path, epochs=2, batch_size=5, eval_steps=4)
+    assert [event["step"] for event in events(tmp_path, "evaluation")] == [4, 8, 10]
+
+
+def test_each_epoch_is_evaluated_by_default(checkpoint, tmp_path):
+    short_fit(load_model(checkpoint), tmp_path, epochs=3, batch_size=5)
+    assert [(event["step"], event["epoch"]) for event in events(tmp_path, "evaluation")] == [(5, 1), (10, 2), (15, 3)]
+
+
+def test_named_validation_sets_prefix_their_metrics(checkpoint, tmp_path):
+    sets = {"home": make_rows(7, seed=1), "away": make_rows(5, seed=2)}
+    model = load_model(checkpoint)
+    result = fit(model, make_rows(16), sets, output_dir=tmp_path, metric_for_best_model="away_loss", **QUICK)
+    assert {"home_accuracy", "away_accuracy", "home_loss", "away_loss"} <= result.metrics.keys()
+    assert "accuracy" not in result.metrics
+    data = json.loads((tmp_path / "run.json").read_text("utf-8"))["data"]
+    assert len({table["fingerprint"] for table in data.values()}) == 3
+    assert data.keys() == {"train", "validation_home", "validation_away"}
+    recorded = [event["metrics"]["away_loss"] for event in events(tmp_path, "evaluation")]
+    assert result.metrics["away_loss"] == min(recorded)
+    assert evaluate(model, sets["home"])["accuracy"] == result.metrics["home_accuracy"]
+
+
+# Which weights learn
+
+
+def test_frozen_weights_do_not_move(checkpoint, tmp_path):
+    model = load_model(checkpoint)
+    before, depths = weights_of(model), model.parameter_depths()
+    short_fit(model, tmp_path, freeze_embeddings=True, freeze_layers=1, weight_decay=0.1)
+    moved = {depths[name] for name, value in weights_of(model).items() if not torch.equal(before[name], value)}
+    assert moved == {2, 3}
+
+
+def test_lower_layers_learn_more_slowly_and_the_head_at_its_own_rate(checkpoint, tmp_path):
+    model = load_model(checkpoint)
+    before, depths = weights_of(model), model.parameter_depths()
+    # one step of AdamW without warm-up moves each weight by its learning rate
+    optim = {"learning_rate": 1e-3, "layerwise_lr_decay": 0.5, "head_learning_rate": 5e-3, "adam_epsilon": 1e-12}
+    fit(model, make_rows(8), make_rows(3), output_dir=tmp_path, epochs=1, batch_size=8, progress=False, **optim)
+    moved = dict.fromkeys(depths.values(), 0.0)
+    for name, value in weights_of(model).items():
+        moved[depths[name]] = max(moved[depths[name]], (value - before[name]).abs().max().item())
+    assert moved == pytest.approx({0: 0.125e-3, 1: 0.25e-3, 2: 0.5e-3, 3: 5e-3}, rel=1e-3)
+
+
+def test_gradient_checkpointing_changes_nothing(dropout_checkpoint, tmp_path):
+    plain, saving = load_model(dropout_checkpoint), load_model(dropout_checkpoint)
+    short_fit(plain, tmp_path / "plain")
+    short_fit(saving, tmp_path / "saving", gradient_checkpointing=True)
+    assert distance(weights_of(plain), weights_of(saving)) == 0
+    assert not saving.stack.gradient_checkpointing
+
+
+# Precision
+
+
+def test_bf16_trains_and_the_process_may_go_on_in_fp32(checkpoint, tmp_path):
+    rows = make_rows(16)
+    model, exact = load_model(checkpoint), load_model(checkpoint)
+    optim = {"epochs": 25, "batch_size": 8, "learning_rate": 3e-3, "progress": False}
+    result = fit(model, rows, rows, output_dir=tmp_path / "half", mixed_precision="bf16", **optim)
+    assert result.metrics["accuracy"] == 1.0
+    assert {value.dtype for value in weights_of(model).values()} == {torch.float32}
+    assert evaluate(model, rows)["accuracy"] == 1.0
+    fit(exact, rows, rows, output_dir=tmp_path / "full", **optim)
+    assert distance(weights_of(model), weights_of(exact)) > 0
+    assert model.predict(rows[:1])[0].score == load_saved(tmp_path / "half").predict(rows[:1])[0].score
+
+
+def load_saved(folder):
+    return TaskModel.from_pretrained(folder / "model")
+
+
+def test_fp16_without_a_gpu_is_refused(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="'fp16' needs a GPU"):
+        short_fit(load_model(checkpoint), tmp_path / "run", mixed_precision="fp16")
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_number_of_processes_than_launched_is_refused(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="started 2 processes, but 1 take part") as error:
+        short_fit(load_model(checkpoint), tmp_path / "run")
+    assert error.value.exit_code == 2
+
+
+# What the data fixes
+
+
+def test_thresholds_are_tuned_on_validation_and_stored(checkpoint, tmp_path):
+    task = SequenceClassification(labels=LABELS, problem_type="multi_label_classification", max_length=40)
+    rows = [{"text": row["text"], "labels": [row["label"]]} for row in make_rows(24)]
+    rows.append({"text": " ".join(KEYWORDS.values()), "labels": list(LABELS)})
+    model = load_model(checkpoint, task)
+    result = fit(model, rows, rows[:12], output_dir=tmp_path, **QUICK)
+    stored = json.loads((tmp_path / "model" / "config.json").read_text("utf-8"))["bert_tasks"]["thresholds"]
+    assert len(stored) == 2
+    assert stored != [0.5, 0.5]
+    assert list(model.task.thresholds) == stored
+    assert list(load_saved(tmp_path).task.thresholds) == stored
+    assert result.metrics["f1"] >= result.metrics["untuned_f1"]
+    assert evaluate(tmp_path / "model", rows[:12])["f1"] == result.metrics["f1"]
+
+
+def test_thresholds_are_tuned_on_the_first_of_several_sets(checkpoint, tmp_path):
+    task = SequenceClassification(labels=LABELS, problem_type="multi_label_classification", max_length=40)
+    rows = [{"text": row["text"], "labels": [row["label"]]} for row in make_rows(24)]
+    swapped = [{"text": row["text"], "labels": ["negative"]} for row in rows[:8]]
+    model = load_model(checkpoint, task)
+    result = fit(model, rows, {"first": rows[:12], "second": swapped}, output_dir=tmp_path, **QUICK)
+    assert "first_untuned_f1" in result.metrics
+    assert "second_untuned_f1" not in result.metrics
+    assert evaluate(model, rows[:12])["f1"] == result.metrics["first_f1"]
+    assert evaluate(model, swapped)["f1"] == result.metrics["second_f1"]
+
+
+def test_balanced_class_weights_become_numbers(checkpoint, tmp_path):
+    model = load_model(checkpoint, replace(TASK, class_weights="balanced"))
+    short_fit(model, tmp_path)  # 8 of 24 rows are positive
+    assert model.task.class_weights == (0.75, 1.5)
+    assert load_saved(tmp_path).task.class_weights == (0.75, 1.5)
+
+
+def test_regression_learns(checkpoint, tmp_path):
+    model = load_model(checkpoint, SequenceClassification(problem_type="regression", max_length=40))
+    rows = [{"text": row["text"], "label": float(row["label"] == "positive")} for row in make_rows(16)]
+    result = fit(model, rows, rows, output_dir=tmp_path, epochs=25, batch_size=8, learning_rate=3e-3, progress=False)
+    assert result.metrics["pearson"] > 0.95
+    assert load_saved(tmp_path).task.problem_type == "regression"
+
+
+def test_settings_that_do_not_fit_are_named(checkpoint, tmp_path):
+    with pytest.raises(RecipeError, match="learning_rat"):
+        short_fit(load_model(checkpoint), tmp_path / "run", learning_rat=1)
+    with pytest.raises(DataError):
+        short_fit(load_model(checkpoint), tmp_path / "run", rows=[{"label": "positive"}])
+    assert not (tmp_path / "run").exists()
+
+
+# Evaluation on one process
+
+
+@pytest.mark.parametrize("damage", ["lost", "twice"])
+def test_a_sample_that_is_lost_or_doubled_is_never_hidden(checkpoint, monkeypatch, damage):
+    whole = inference.longest_first
+
+    def broken(lengths, *, max_tokens):
+        found = whole(lengths, max_tokens=max_tokens)
+        return found[:-1] if damage == "lost" else [*found, found[0][:1]]
+
+    monkeypatch.setattr(inference, "longest_first", broken)
+    with pytest.raises(BertTasksError, match="evaluation saw"):
+        evaluate(load_model(checkpoint), make_rows(4))
+
+
+def test_evaluation_leaves_the_mode_alone(checkpoint):
+    model = load_model(checkpoint)
+    stepper = make_stepper(model, make_rows(4))
+    table = RowTable.from_rows(make_rows(4), columns=TASK.columns)
+    evaluate_samples(model, stepper.samples, table, stepper.accelerator)
+    assert model.training

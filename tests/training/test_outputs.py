@@ -1,0 +1,109 @@
+"""The output folder: whose files are replaced, whose are not, and JSON that is JSON."""
+
+import json
+import math
+
+import pytest
+
+from bert_tasks.errors import UsageError
+from bert_tasks.training.outputs import (
+    append_event,
+    check_folder,
+    environment,
+    finished_summary,
+    open_folder,
+    write_json,
+)
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """A finished run, with a file and a folder of the user's."""
+    folder = tmp_path / "run"
+    open_folder(folder)
+    write_json(folder / "run.json", {})
+    append_event(folder, {"event": "step"})
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}", "utf-8")
+    write_json(folder / "metrics.json", {"best_step": 3})
+    (folder / "notes.txt").write_text("mine", "utf-8")
+    (folder / "figures").mkdir()
+    return folder
+
+
+def test_a_new_or_empty_folder_is_welcome(tmp_path):
+    check_folder(tmp_path / "a" / "b", overwrite=False)
+    check_folder(tmp_path, overwrite=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_earlier_run_is_refused_and_replaced_on_request(run_folder):
+    with pytest.raises(UsageError, match=r"holds a finished run: .* --overwrite"):
+        check_folder(run_folder, overwrite=False)
+    (run_folder / "metrics.json").unlink()
+    with pytest.raises(UsageError, match=r"holds an unfinished run"):
+        check_folder(run_folder, overwrite=False)
+    check_folder(run_folder, overwrite=True)
+
+
+def test_replacing_a_run_leaves_files_that_are_not_its_own(run_folder):
+    check_folder(run_folder, overwrite=True)
+    open_folder(run_folder)
+    assert sorted(path.name for path in run_folder.iterdir()) == ["figures", "notes.txt"]
+    assert (run_folder / "notes.txt").read_text("utf-8") == "mine"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["thesis.tex", "model", "recipe.toml"])
+def test_a_folder_without_a_run_is_refused_whatever_is_asked(tmp_path, overwrite, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(UsageError, match=rf"holds no run \({name}\): choose another folder") as error:
+        check_folder(tmp_path, overwrite=overwrite)
+    assert error.value.exit_code == 2
+
+
+def test_a_file_in_the_way_is_refused(tmp_path):
+    (tmp_path / "run").write_text("", "utf-8")
+    with pytest.raises(UsageError, match="is a file, expected a folder"):
+        check_folder(tmp_path / "run", overwrite=True)
+    with pytest.raises(UsageError, match="is a file, expected a folder"):
+        check_folder(tmp_path / "run" / "deeper", overwrite=True)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(UsageError, match="is not writable"):
+        check_folder(tmp_path / "run", overwrite=False)
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path):
+    append_event(tmp_path, {"loss": math.nan, "metrics": {"f1": -math.inf, "all": (math.inf, 1.5)}})
+    append_event(tmp_path, {"text": "schön\n", "step": 2})
+    lines = (tmp_path / "metrics.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"loss": None, "metrics": {"f1": None, "all": [None, 1.5]}},
+        {"text": "schön\n", "step": 2},
+    ]
+    assert "NaN" not in lines[0]
+
+
+def test_a_json_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "metrics.json"
+    write_json(path, {"a": math.nan})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert json.loads(path.read_text("utf-8")) == {"a": None}
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.json"]
+
+
+def test_an_unfinished_folder_has_no_summary(tmp_path):
+    (tmp_path / "recipe.toml").write_text("task", "utf-8")
+    assert finished_summary(tmp_path, "task") is None
+
+
+def test_the_environment_says_nothing_of_the_user(monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "xyzzy")
+    found = environment()
+    assert set(found) == {"python", "platform", "versions"}
+    assert "xyzzy" not in json.dumps(found)
+    assert {"bert-tasks", "torch", "transformers", "accelerate"} <= found["versions"].keys()

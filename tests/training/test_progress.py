@@ -1,0 +1,89 @@
+"""What a run tells: plain lines, a bar on a terminal, nothing on other ranks."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from bert_tasks.training import progress
+from bert_tasks.training.progress import PlainReporter, RichReporter, SilentReporter, evaluation_line, make_reporter
+from bert_tasks.training.steps import StepLog
+
+
+def log(step):
+    return StepLog(step=step, loss=0.51237, grad_norm=1.0, learning_rate=4.2e-5)
+
+
+def plain(monkeypatch, *, total, every, seconds_per_step=2.0):
+    """A reporter on a text stream, and a clock that it reads."""
+    stream = io.StringIO()
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    reporter = PlainReporter(total_steps=total, logging_steps=every, stream=stream)
+    for step in range(total):
+        now[0] += seconds_per_step
+        reporter.step(log(step), epoch=step // 5, tokens_per_second=12345.6)
+    return reporter, stream
+
+
+def test_plain_lines_come_at_the_first_step_every_few_and_the_last(monkeypatch):
+    _, stream = plain(monkeypatch, total=12, every=5)
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == ["1/12", "5/12", "10/12", "12/12"]
+    assert lines[1] == "step 5/12  epoch 1  loss 0.5124  lr 4.20e-05  12,346 tokens/s  ETA 0:14"
+    assert lines[-1].endswith("ETA 0:00")
+
+
+def test_plain_output_has_no_control_characters(monkeypatch):
+    reporter, stream = plain(monkeypatch, total=3, every=1)
+    reporter.evaluation(3, {"accuracy": 0.9}, best=True)
+    reporter.note("done")
+    reporter.close()
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", stream.getvalue())
+    assert stream.getvalue().endswith("\nevaluation after step 3: accuracy 0.9000  (best so far)\ndone\n")
+
+
+@pytest.mark.parametrize(
+    ("per_step", "text"), [(0.1, "0:10"), (0.596, "1:00"), (36.0, "1:00:00"), (40.01, "1:06:41"), (1000, "27:46:40")]
+)
+def test_the_time_left_is_readable(monkeypatch, per_step, text):
+    _, stream = plain(monkeypatch, total=101, every=1000, seconds_per_step=per_step)
+    assert stream.getvalue().splitlines()[0].endswith(f"ETA {text}")
+
+
+def test_an_evaluation_line_leaves_out_single_classes():
+    metrics = {"loss": 0.25, "f1": 0.5, "f1_cat": 0.1, "precision_cat": 0.2, "recall_cat": 0.3, "untuned_f1": 0.4}
+    assert (
+        evaluation_line(7, metrics, best=False) == "evaluation after step 7: loss 0.2500  f1 0.5000  untuned_f1 0.4000"
+    )
+
+
+def test_the_bar_shows_loss_rate_and_speed():
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=120, height=20)
+    reporter = RichReporter(total_steps=9, console=console)
+    reporter.note("weights: [all] loaded")
+    reporter.step(log(3), epoch=1, tokens_per_second=4321.0)
+    reporter.evaluation(4, {"accuracy": 0.75}, best=False)
+    reporter.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    for part in ("epoch 2", "4/9", "loss 0.5124", "lr 4.20e-05", "4,321 tokens/s"):
+        assert part in shown
+    assert "weights: [all] loaded" in shown
+    assert "evaluation after step 4: accuracy 0.7500" in shown
+
+
+def test_the_place_decides_on_the_reporter(monkeypatch, capsys):
+    assert isinstance(make_reporter(total_steps=1, logging_steps=1, visible=True), PlainReporter)
+    silent = make_reporter(total_steps=1, logging_steps=1, visible=False)
+    assert isinstance(silent, SilentReporter)
+    silent.note("x")
+    silent.step(log(0), epoch=0, tokens_per_second=1.0)
+    silent.evaluation(1, {"accuracy": 1.0}, best=True)
+    silent.close()
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(progress, "Console", lambda stderr: Console(stderr=stderr, force_terminal=True))
+    bar = make_reporter(total_steps=1, logging_steps=1, visible=True)
+    bar.close()
+    assert isinstance(bar, RichReporter)

@@ -1,0 +1,239 @@
+"""A recipe's run: what it leaves on disk, when it is refused or not repeated, and the dry run."""
+
+import json
+import math
+import os
+import stat
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bert_tasks import TaskModel, evaluate, load_recipe, train
+from bert_tasks.errors import DataError, RecipeError, UsageError
+from bert_tasks.training import run as runs
+from bert_tasks.training.run import check, dry_run
+from training import load_model, make_rows
+
+LONG = " ".join(["harbour"] * 60)
+
+
+def write_csv(path, rows):
+    path.write_text("\n".join(["text,label", *(f"{row['text']},{row['label']}" for row in rows)]) + "\n", "utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path, checkpoint):
+    """A recipe, its data (one row too long for the model's windows) and nothing else."""
+    write_csv(tmp_path / "train.csv", [*make_rows(19), {"text": LONG, "label": "negative"}])
+    write_csv(tmp_path / "dev.csv", make_rows(6, seed=1))
+    (tmp_path / "recipe.toml").write_text(
+        f'task = "sequence-classification"\n[model]\nname = "{checkpoint}"\n[settings]\nmax_length = 40\n'
+        '[data]\ntrain = "train.csv"\nvalidation = "dev.csv"\n'
+        "[optim]\nepochs = 2\nbatch_size = 6\nwarmup_ratio = 0.2\nlearning_rate = 1e-3\n"
+        '[run]\noutput_dir = "out"\nseed = 7\n',
+        "utf-8",
+    )
+    return tmp_path
+
+
+def recipe(folder, *overrides):
+    return load_recipe(folder / "recipe.toml", overrides=overrides)
+
+
+def listing(folder):
+    return {path.relative_to(folder): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_leaves_what_it_is_made_of(folder):
+    wanted = recipe(folder, "run.logging_steps=1")
+    result = train(wanted, progress=False)
+    out = folder / "out"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "metrics.json",
+        "metrics.jsonl",
+        "model",
+        "recipe.toml",
+        "run.json",
+    ]
+    assert load_recipe(out / "recipe.toml") == wanted
+    facts = json.loads((out / "run.json").read_text("utf-8"))
+    assert facts["labels"] == ["negative", "positive"]
+    assert (facts["seed"], facts["processes"], facts["device"], facts["rows"], facts["steps"]) == (7, 1, "cpu", 20, 8)
+    assert facts["data"].keys() == {"train", "validation"}
+    assert facts["data"]["train"]["source"].endswith("train.csv")
+    assert all(len(table["fingerprint"]) == 64 for table in facts["data"].values())
+    assert facts["versions"]["torch"] == torch.__version__
+    assert json.loads((out / "metrics.json").read_text("utf-8"))["metrics"] == result.metrics
+    assert evaluate(out / "model", folder / "dev.csv") == pytest.approx(result.metrics)
+
+
+def test_a_file_is_as_good_as_a_recipe(folder):
+    assert train(folder / "recipe.toml", progress=False).steps == 8
+
+
+def test_a_finished_run_is_reported_and_not_repeated(folder):
+    first = train(recipe(folder), progress=False)
+    before = listing(folder)
+    assert train(recipe(folder), progress=False) == replace(first, reused=True)
+    assert listing(folder) == before
+
+
+def test_a_metric_that_was_not_a_number_comes_back_as_one(folder):
+    train(recipe(folder), progress=False)
+    path = folder / "out" / "metrics.json"
+    summary = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(summary | {"metrics": {"pearson": None, "loss": 0.5}}), "utf-8")
+    found = train(recipe(folder), progress=False).metrics
+    assert math.isnan(found["pearson"])
+    assert found["loss"] == 0.5
+
+
+def test_a_damaged_summary_is_named(folder):
+    train(recipe(folder), progress=False)
+    (folder / "out" / "metrics.json").write_text("{", "utf-8")
+    with pytest.raises(UsageError, match=r"metrics\.json is damaged: .* --overwrite"):
+        train(recipe(folder), progress=False)
+
+
+def test_changed_rows_are_noticed_on_a_finished_run(folder):
+    train(recipe(folder), progress=False)
+    rows = (folder / "train.csv").read_text("utf-8")
+    (folder / "train.csv").write_text(
+        rows.replace("negative", "?").replace("positive", "negative").replace("?", "positive")
+    )
+    with pytest.raises(UsageError, match=r"finished run on other rows \(train changed since\): .* --overwrite"):
+        train(recipe(folder), progress=False)
+    assert not train(recipe(folder), overwrite=True, progress=False).reused
+
+
+def test_overwrite_repeats_a_finished_run(folder):
+    first = train(recipe(folder), progress=False)
+    (folder / "out" / "notes.txt").write_text("mine", "utf-8")
+    again = train(recipe(folder), overwrite=True, progress=False)
+    assert again.metrics == first.metrics
+    assert len((folder / "out" / "metrics.jsonl").read_text("utf-8").splitlines()) == 3
+    assert (folder / "out" / "notes.txt").read_text("utf-8") == "mine"
+
+
+def test_another_recipe_in_the_folder_of_a_finished_run_is_refused(folder):
+    train(recipe(folder), progress=False)
+    before = listing(folder)
+    changed = recipe(folder, "optim.epochs=1")
+    with pytest.raises(UsageError, match="holds a finished run"):
+        train(changed, progress=False)
+    with pytest.raises(UsageError, match="holds a finished run"):
+        dry_run(changed)
+    assert listing(folder) == before
+    assert train(changed, overwrite=True, progress=False).steps == 4
+
+
+def test_an_unfinished_run_is_refused_until_overwritten(folder, monkeypatch):
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bert_tasks.training.selection.evaluate_samples", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe(folder), progress=False)
+    assert (folder / "out" / "run.json").exists()
+    with pytest.raises(UsageError, match="holds an unfinished run"):
+        train(recipe(folder), progress=False)
+    assert train(recipe(folder), overwrite=True, progress=False).steps == 8
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_of_other_files_is_refused(folder, overwrite):
+    (folder / "out").mkdir()
+    (folder / "out" / "thesis.tex").write_text("mine", "utf-8")
+    with pytest.raises(UsageError, match=r"holds no run \(thesis\.tex\)"):
+        train(recipe(folder), overwrite=overwrite, progress=False)
+    assert [path.name for path in (folder / "out").iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_needs_a_folder(folder):
+    text = (folder / "recipe.toml").read_text("utf-8").replace('output_dir = "out"\n', "")
+    (folder / "recipe.toml").write_text(text, "utf-8")
+    with pytest.raises(RecipeError, match="--output-dir"):
+        train(recipe(folder), progress=False)
+    with pytest.raises(RecipeError, match="--output-dir"):
+        dry_run(recipe(folder))
+
+
+def test_data_that_cannot_be_used_leaves_no_folder(folder):
+    (folder / "dev.csv").write_text("text,label\nfine,splendid\n", "utf-8")
+    with pytest.raises(DataError, match="splendid"):
+        train(recipe(folder), progress=False)
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_files_have_the_modes_that_the_umask_asks_for(folder, umask, mode):
+    old = os.umask(umask)
+    try:
+        train(recipe(folder, "optim.epochs=1"), progress=False)
+    finally:
+        os.umask(old)
+    files = [path for path in (folder / "out").rglob("*") if path.is_file()]
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in files} == {path.name: mode for path in files}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "metrics.jsonl"} <= {path.name for path in files}
+
+
+# Without training
+
+
+def test_a_dry_run_reports_and_writes_nothing(folder):
+    before = listing(folder)
+    plan = dry_run(recipe(folder))
+    assert listing(folder) == before
+    assert not (folder / "out").exists()
+    assert (plan.steps, plan.warmup_steps) == (8, 2)
+    model = load_model(recipe(folder).model.name)
+    assert plan.parameters == sum(parameter.numel() for parameter in model.parameters())
+    text = "\n".join(plan.lines())
+    assert "steps: 8 (2 of warm-up)" in text
+    assert f"{plan.parameters:,}" in text
+    assert "nothing was written" in text
+    assert "5.0" in text  # one of twenty training rows is cut
+    assert json.loads(json.dumps(plan.to_json()))["steps"] == 8
+
+
+def test_a_dry_run_shows_the_first_row_that_training_sees(folder, monkeypatch):
+    import bert_tasks.training.loop as loop
+
+    seen = []
+    take = loop.accumulate
+
+    def accumulate(stepper, step, batch):
+        seen.append(stepper.samples.features_of(batch[:1])[0]["input_ids"])
+        return take(stepper, step, batch)
+
+    monkeypatch.setattr(loop, "accumulate", accumulate)
+    plan = dry_run(recipe(folder))
+    train(recipe(folder), progress=False)
+    tokenizer = TaskModel.from_pretrained(folder / "out" / "model").tokenizer
+    assert plan.example == tokenizer.decode(seen[0])
+    assert plan.example.startswith("<s>")
+
+
+def test_training_says_how_many_rows_were_cut(folder, capsys):
+    train(recipe(folder, "optim.epochs=1"))
+    assert "1 of 20 training rows are longer than max_length and were cut" in capsys.readouterr().err
+
+
+def test_check_trains_nothing(folder, monkeypatch):
+    monkeypatch.setattr(runs, "run_job", None)
+    before = listing(folder)
+    lines = "\n".join(check(recipe(folder)).lines())
+    assert "negative" in lines
+    assert listing(folder) == before
+
+
+def test_the_seed_draws_the_new_head(folder):
+    def head(seed):
+        prepared = runs.prepare(recipe(folder, f"run.seed={seed}"))
+        torch.rand(5)
+        return runs.load_model(prepared).head.output.weight
+
+    assert torch.equal(head(1), head(1))
+    assert not torch.equal(head(1), head(2))

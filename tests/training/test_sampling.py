@@ -1,0 +1,168 @@
+"""Order, shares and schedule: coverage, determinism, equality with transformers' schedule."""
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import get_linear_schedule_with_warmup
+
+from bert_tasks.data import batching
+from bert_tasks.errors import UsageError
+from bert_tasks.training import sampling
+
+quick = settings(max_examples=60, deadline=None, database=None)
+
+
+def random_lengths(count, seed):
+    return np.random.default_rng(seed).integers(1, 60, size=count).tolist()
+
+
+lengths_of_samples = st.builds(random_lengths, st.integers(0, 600), st.integers(0, 1000))
+
+
+def flat(groups):
+    return list(itertools.chain.from_iterable(groups))
+
+
+@quick
+@given(lengths_of_samples, st.integers(1, 9), st.integers(0, 2**40), st.integers(0, 5))
+def test_an_epoch_holds_every_sample_once_and_one_partial_batch(lengths, batch_size, seed, epoch):
+    batches = sampling.epoch_batches(lengths, batch_size=batch_size, seed=seed, epoch=epoch)
+    assert sorted(flat(batches)) == list(range(len(lengths)))
+    full, rest = divmod(len(lengths), batch_size)
+    assert sorted(map(len, batches)) == [rest] * (rest > 0) + [batch_size] * full
+    assert len(batches) == sampling.total_steps(len(lengths), batch_size, 1)
+    assert batches == sampling.epoch_batches(lengths, batch_size=batch_size, seed=seed, epoch=epoch)
+    assert all(type(sample) is int for sample in flat(batches))
+
+
+def test_seeds_and_epochs_have_orders_of_their_own():
+    lengths = [5] * 200
+    orders = {
+        str(sampling.epoch_batches(lengths, batch_size=4, seed=seed, epoch=epoch))
+        for seed in range(4)
+        for epoch in range(4)
+    }
+    assert len(orders) == 16
+
+
+def test_the_members_of_batches_change_with_the_epoch():
+    lengths = list(range(1, 401))
+    first, second = (
+        {frozenset(batch) for batch in sampling.epoch_batches(lengths, batch_size=4, seed=0, epoch=epoch)}
+        for epoch in (0, 1)
+    )
+    assert len(first & second) < 10
+
+
+def test_batches_are_even_in_length_but_not_in_order_of_length():
+    lengths = np.random.default_rng(0).integers(5, 128, size=20_000)
+    batches = sampling.epoch_batches(lengths, batch_size=32, seed=1, epoch=0)
+    ranges = [np.ptp(lengths[batch]) for batch in batches]
+    assert np.mean(ranges) < 5  # a random batch of 32 spans about 115
+    means = np.array([lengths[batch].mean() for batch in batches])
+    assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.2
+
+
+def test_the_partial_batch_may_stand_anywhere():
+    lengths = np.arange(41)
+    places = {
+        [len(batch) for batch in sampling.epoch_batches(lengths, batch_size=8, seed=0, epoch=epoch)].index(1)
+        for epoch in range(60)
+    }
+    assert places == set(range(6))
+
+
+@quick
+@given(lengths_of_samples, st.integers(1, 5))
+def test_ranks_share_a_batch_evenly_and_without_overlap(lengths, world_size):
+    batch = list(range(len(lengths)))[::-1]
+    shares = [sampling.rank_share(batch, lengths, rank=rank, world_size=world_size) for rank in range(world_size)]
+    assert sorted(flat(shares)) == sorted(batch)
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+    tokens = [sum(lengths[sample] for sample in share) for share in shares]
+    assert max(tokens) - min(tokens) <= max(lengths, default=0)
+
+
+def test_a_small_batch_leaves_ranks_without_samples():
+    assert sampling.rank_share([3, 1], [1, 2, 3, 4], rank=2, world_size=3) == []
+
+
+@quick
+@given(lengths_of_samples, st.integers(1, 100))
+def test_micro_batches_keep_the_order_and_the_limit(lengths, max_tokens):
+    samples = list(range(len(lengths)))
+    groups = batching.token_batches(samples, lengths, max_tokens=max_tokens)
+    assert flat(groups) == samples
+    sizes = [sum(lengths[sample] for sample in group) for group in groups]
+    for group, size in zip(groups, sizes, strict=True):
+        assert size <= max_tokens or len(group) == 1
+    for size, following in zip(sizes, groups[1:], strict=False):
+        assert size + lengths[following[0]] > max_tokens
+
+
+@quick
+@given(lengths_of_samples, st.integers(1, 100), st.integers(1, 5))
+def test_evaluation_batches_cover_all_samples_longest_first(lengths, max_tokens, world_size):
+    batches = batching.longest_first(lengths, max_tokens=max_tokens)
+    order = [lengths[sample] for sample in flat(batches)]
+    assert order == sorted(lengths, reverse=True)
+    shared = flat(batches[rank::world_size] for rank in range(world_size))
+    assert sorted(flat(shared)) == list(range(len(lengths)))
+
+
+def test_samples_of_equal_length_keep_the_order_of_the_data():
+    assert batching.longest_first([2, 3, 2, 3], max_tokens=4) == [[1], [3], [0, 2]]
+
+
+@pytest.mark.parametrize(("total", "ratio"), [(10, 0.0), (10, 0.1), (37, 0.06), (7, 1.0), (1, 0.1), (100, 0.333)])
+def test_schedule_equals_that_of_transformers(total, ratio):
+    warmup = sampling.warmup_steps(ratio, total)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = get_linear_schedule_with_warmup(optimizer, warmup, total)
+    for step in range(total + 3):
+        ours = sampling.linear_schedule(step, total_steps=total, warmup_steps=warmup)
+        assert ours == theirs.get_last_lr()[0]
+        optimizer.step()
+        theirs.step()
+
+
+def test_warmup_is_rounded_up():
+    assert [sampling.warmup_steps(0.1, total) for total in (10, 11, 20, 21)] == [1, 2, 2, 3]
+
+
+def test_steps_count_the_partial_batch_of_each_epoch():
+    assert [sampling.total_steps(count, 8, 3) for count in (0, 8, 9, 16)] == [0, 3, 6, 6]
+
+
+def test_step_seeds_differ_and_fit_torch():
+    seeds = [sampling.step_seed(seed, step, rank) for seed in range(3) for step in range(200) for rank in range(3)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    ones = np.mean([seed.bit_count() for seed in seeds])
+    assert 30 < ones < 33  # 31.5 if every bit is random
+    torch.manual_seed(max(seeds))
+    assert sampling.step_seed(7, 3, 1) == sampling.step_seed(7, 3, 1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: sampling.epoch_batches([1], batch_size=0, seed=0, epoch=0),
+        lambda: sampling.total_steps(1, 0, 1),
+    ],
+)
+def test_sizes_below_one_are_refused(call):
+    with pytest.raises(UsageError, match="= 0, expected at least 1"):
+        call()
+
+
+def test_sampling_does_not_load_torch():
+    code = "import sys, bert_tasks.training.sampling; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,195 @@
+"""A step does not depend on how its batch is cut, and one that is not finite leaves the weights alone."""
+
+import math
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bert_tasks.errors import DivergedError
+from bert_tasks.tasks.base import LossSum
+from bert_tasks.tasks.sequence_classification import SequenceClassification
+from bert_tasks.training import steps
+from bert_tasks.training.sampling import linear_schedule
+from bert_tasks.training.steps import StepResult, accumulate, settle, update
+from training import (
+    LABELS,
+    WEIGHTED_TASK,
+    batches,
+    distance,
+    load_model,
+    make_rows,
+    make_stepper,
+    walk,
+    weights_of,
+)
+
+UNLABELLED = (1, 8, 17, 30)
+# Key biases have a gradient of zero, which rounding makes a little more; a small epsilon would make it a step.
+TWENTY_STEPS = {"epochs": 4, "batch_size": 8, "learning_rate": 1e-3, "adam_epsilon": 1e-4, "weight_decay": 0.01}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanOfMeans(SequenceClassification):
+    """The usual mistake: micro-batches count alike, whatever they hold."""
+
+    def loss(self, logits, batch):
+        loss = super().loss(logits, batch)
+        return LossSum(total=loss.total / loss.count.clamp(min=1e-9), count=torch.ones_like(loss.count))
+
+
+def trained(checkpoint, *, micro_batch_tokens, dtype=torch.float64, task=WEIGHTED_TASK):
+    model = load_model(checkpoint, task).to(dtype)
+    rows = make_rows(37, unlabelled=UNLABELLED)
+    stepper = make_stepper(model, rows, micro_batch_tokens=micro_batch_tokens, **TWENTY_STEPS)
+    logs = walk(stepper)
+    assert len(logs) == 20
+    assert sorted(stepper.samples.seen) == sorted(list(range(37)) * 4)
+    return weights_of(model), [log.loss for log in logs]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("micro_batch_tokens", [1, 40])
+def test_micro_batches_change_no_weight(wide_checkpoint, dtype, tolerance, micro_batch_tokens):
+    whole, losses = trained(wide_checkpoint, micro_batch_tokens=16384, dtype=dtype)
+    cut, losses_cut = trained(wide_checkpoint, micro_batch_tokens=micro_batch_tokens, dtype=dtype)
+    assert distance(whole, cut) <= tolerance
+    assert losses_cut == pytest.approx(losses, abs=tolerance * 100)
+
+
+def test_the_mean_of_micro_batch_means_would_show(wide_checkpoint):
+    task = MeanOfMeans(labels=LABELS, max_length=40, class_weights=(0.3, 1.7))
+    whole, _ = trained(wide_checkpoint, micro_batch_tokens=16384)
+    assert distance(whole, trained(wide_checkpoint, micro_batch_tokens=16384, task=task)[0]) <= 1e-12
+    assert distance(whole, trained(wide_checkpoint, micro_batch_tokens=40, task=task)[0]) > 1e-4
+
+
+def test_the_gradient_is_that_of_the_weighted_mean_over_labelled_rows(wide_checkpoint):
+    rows = make_rows(9, unlabelled=(2, 5))
+    model = load_model(wide_checkpoint, WEIGHTED_TASK).double()
+    stepper = make_stepper(model, rows, batch_size=9, max_grad_norm=None, micro_batch_tokens=30)
+    batch = next(batches(stepper))
+    sums = accumulate(stepper, 0, batch)
+    kept = {name: parameter.grad for name, parameter in model.named_parameters()}
+    result = update(stepper, 0, batch, sums)  # scales the gradients in place before the optimizer drops them
+
+    reference = load_model(wide_checkpoint, WEIGHTED_TASK).double()
+    labelled = [row for row in rows if row["label"] is not None]
+    encoded = reference.tokenizer([row["text"] for row in labelled], padding=True, return_tensors="pt")
+    logits = reference(encoded["input_ids"], encoded["attention_mask"])
+    targets = torch.tensor([LABELS.index(row["label"]) for row in labelled])
+    weight = torch.tensor(WEIGHTED_TASK.class_weights, dtype=torch.float64)
+    loss = torch.nn.functional.cross_entropy(logits, targets, weight=weight)
+    loss.backward()
+    assert result.values[0].item() == pytest.approx(loss.item(), rel=1e-12)
+    for name, parameter in reference.named_parameters():
+        torch.testing.assert_close(kept[name], parameter.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_a_batch_without_any_label_changes_nothing(wide_checkpoint):
+    model = load_model(wide_checkpoint)
+    before = weights_of(model)
+    rows = make_rows(4, unlabelled=range(4))
+    logs = walk(make_stepper(model, rows, batch_size=4, epochs=1))
+    assert (logs[0].loss, logs[0].grad_norm) == (0.0, 0.0)
+    assert distance(before, weights_of(model)) == 0
+
+
+def test_a_process_without_rows_adds_nothing_but_takes_part(wide_checkpoint):
+    model = load_model(wide_checkpoint)
+    stepper = make_stepper(model, make_rows(6))
+    third = SimpleNamespace(
+        process_index=2, num_processes=3, device=torch.device("cpu"), backward=lambda loss: loss.backward()
+    )
+    sums = accumulate(replace(stepper, accelerator=third), 0, [4, 5])
+    assert sums.tolist() == [0, 0]
+    assert all(parameter.grad.abs().max() == 0 for parameter in model.parameters())
+
+
+def test_groups_follow_the_schedule_from_their_own_rates(checkpoint):
+    stepper = make_stepper(
+        load_model(checkpoint),
+        make_rows(12),
+        batch_size=3,
+        epochs=3,
+        warmup_ratio=0.25,
+        learning_rate=1e-3,
+        head_learning_rate=1e-2,
+    )
+    assert set(stepper.rates) == {1e-3, 1e-2}
+    for step, batch in enumerate(batches(stepper)):
+        result = update(stepper, step, batch, accumulate(stepper, step, batch))
+        factor = linear_schedule(step, total_steps=12, warmup_steps=3)
+        assert [group["lr"] for group in stepper.optimizer.param_groups] == [r * factor for r in stepper.rates]
+        assert result.learning_rate == 1e-2 * factor
+
+
+def test_dropout_depends_on_seed_and_step_alone(dropout_checkpoint):
+    model = load_model(dropout_checkpoint)
+    stepper = make_stepper(model, make_rows(8), batch_size=8)
+    batch = next(batches(stepper))
+
+    def loss(step):
+        torch.rand(7)  # whatever else drew random numbers
+        return accumulate(stepper, step, batch)[0].item()
+
+    assert loss(3) == loss(3)
+    assert loss(3) != loss(4)
+
+
+@pytest.mark.parametrize("bad_step", [0, 3])
+def test_a_gradient_that_is_not_finite_leaves_weights_and_moments(checkpoint, bad_step):
+    model = load_model(checkpoint)
+    stepper = make_stepper(model, make_rows(16), batch_size=4, epochs=2, learning_rate=1e-3)
+    poisoned = next(model.head.parameters())
+    plan = list(enumerate(batches(stepper)))
+    for step, batch in plan[:bad_step]:
+        settle(update(stepper, step, batch, accumulate(stepper, step, batch)), overflows=0, mixed_precision="no")
+    before = weights_of(model)
+    states = [{k: v.clone() for k, v in s.items()} for s in stepper.optimizer.optimizer.state.values()]
+    handle = poisoned.register_hook(lambda gradient: gradient * math.nan)
+    step, batch = plan[bad_step]
+    result = update(stepper, step, batch, accumulate(stepper, step, batch))
+    handle.remove()
+    accumulate(stepper, step + 1, plan[bad_step + 1][1])
+    with pytest.raises(DivergedError, match=rf"^step {bad_step + 1}: ") as error:
+        settle(result, overflows=0, mixed_precision="no")
+    assert error.value.exit_code == 5
+    assert f"Rows of the batch: {', '.join(map(str, sorted(batch)))}. " in str(error.value)
+    assert all(torch.equal(before[name], value) for name, value in weights_of(model).items())
+    for old, new in zip(states, stepper.optimizer.optimizer.state.values(), strict=False):
+        assert all(torch.equal(old[key], new[key]) for key in old)
+
+
+def test_a_step_after_a_skipped_one_is_taken(checkpoint):
+    model = load_model(checkpoint)
+    stepper = make_stepper(model, make_rows(8), batch_size=4, learning_rate=1e-3)
+    batch = next(batches(stepper))
+    sums = accumulate(stepper, 0, batch)
+    next(model.head.parameters()).grad.fill_(math.inf)
+    assert update(stepper, 0, batch, sums).values[2].item() == 1
+    before = weights_of(model)
+    assert update(stepper, 1, batch, accumulate(stepper, 1, batch)).values[2].item() == 0
+    assert distance(before, weights_of(model)) > 1e-5
+
+
+def skipped(step=4, rows=range(3)):
+    values = torch.tensor([0.5, math.inf, 1.0], dtype=torch.float64)
+    return StepResult(step=step, batch=list(rows), learning_rate=1e-4, values=values, ready=None)
+
+
+def test_half_precision_may_skip_but_not_for_ever():
+    log, overflows = settle(skipped(), overflows=0, mixed_precision="fp16")
+    assert (log.step, overflows) == (4, 1)
+    good = StepResult(step=5, batch=[0], learning_rate=1e-4, values=torch.tensor([0.5, 1.0, 0.0]), ready=None)
+    assert settle(good, overflows=7, mixed_precision="fp16")[1] == 0
+    with pytest.raises(DivergedError):
+        settle(skipped(), overflows=steps.MOST_OVERFLOWS - 1, mixed_precision="fp16")
+    with pytest.raises(DivergedError):
+        settle(skipped(), overflows=0, mixed_precision="bf16")
+
+
+def test_a_long_batch_names_its_first_rows_only():
+    with pytest.raises(DivergedError, match=r"Rows of the batch: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, \.\.\.\. "):
+        settle(skipped(rows=range(40)), overflows=0, mixed_precision="no")
