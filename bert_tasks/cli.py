@@ -11,11 +11,14 @@ import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from bert_tasks.errors import BertTasksError
+from bert_tasks.errors import BertTasksError, DivergedError
+
+if TYPE_CHECKING:
+    from bert_tasks.recipe import Recipe
 
 app = typer.Typer(
     help="Fine-tune, evaluate and run BERT-family encoders.",
@@ -48,25 +51,46 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, train and write nothing.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    seeds: Annotated[str | None, typer.Option(metavar="1,2,3", help="One run per seed, in OUTPUT_DIR/seed-N.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a recipe; the best model ends in OUTPUT_DIR/model.
+    """Train a recipe; the best model ends in OUTPUT_DIR/model. With several seeds the runs are compared.
 
     Example: bert-tasks train recipes/quickstart.toml --set optim.epochs=1 --output-dir runs/first
     """
     from bert_tasks.recipe import load_recipe
-    from bert_tasks.training import run
+    from bert_tasks.training.run import dry_run as plan_run
+    from bert_tasks.training.seeds import dry_run_seeds, parse_seeds
 
     loaded = load_recipe(recipe, overrides=[] if set_ is None else set_, output_dir=output_dir)
+    chosen = loaded.run.seeds if seeds is None else parse_seeds(seeds)
     if dry_run:
-        plan = run.dry_run(loaded, overwrite=overwrite)
+        several = chosen is not None
+        plan = dry_run_seeds(loaded, chosen, overwrite=overwrite) if several else plan_run(loaded, overwrite=overwrite)
         _show(plan.to_json(), plan.lines(), as_json=as_json)
-        return
+    elif chosen is None:
+        _train_once(loaded, overwrite=overwrite, quiet=quiet, as_json=as_json)
+    else:
+        _train_seeds(loaded, chosen, overwrite=overwrite, quiet=quiet, as_json=as_json)
+
+
+def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, as_json: bool) -> None:
+    from bert_tasks.training import run
+
     result = run.train(loaded, overwrite=overwrite, progress=not quiet)
     summary = {"metrics": result.metrics, "best_step": result.best_step, "model": str(result.output_dir / "model")}
     lines = [f"best model after step {result.best_step} of {result.steps}", *_metric_lines(result.metrics)]
     lines += ["this run was complete already; nothing was trained"] if result.reused else []
     _show(summary, [*lines, f"model: {result.output_dir / 'model'}"], as_json=as_json)
+
+
+def _train_seeds(loaded: "Recipe", seeds: tuple[int, ...], *, overwrite: bool, quiet: bool, as_json: bool) -> None:
+    from bert_tasks.training.seeds import train_seeds
+
+    result = train_seeds(loaded, seeds, overwrite=overwrite, progress=not quiet)
+    _show(result.to_json(), result.lines(), as_json=as_json)
+    if result.failed:
+        raise typer.Exit(DivergedError.exit_code)
 
 
 @app.command()
@@ -128,6 +152,35 @@ def check(recipe: RecipeFile, set_: Overrides = None, as_json: AsJson = False) -
 
 
 @app.command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="csv, tsv, jsonl, parquet, CoNLL, CoNLL-U or SQuAD.")],
+    validation: Annotated[Path | None, typer.Option(help="A second file; default: set rows aside.")] = None,
+    model: Annotated[str | None, typer.Option(help="A folder, a hub id, or package:NAME/PATH.")] = None,
+    output: Annotated[Path, typer.Option(help="The recipe to write; it must not exist.")] = Path("recipe.toml"),
+    format: DataFormat = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = "utf-8",
+    as_json: AsJson = False,
+) -> None:
+    """Look at a data file, guess its task and write a commented recipe for it.
+
+    Example: bert-tasks init reviews.csv --output reviews.toml
+    """
+    from bert_tasks.recipe_init import init_recipe
+
+    draft = init_recipe(
+        file,
+        validation=validation,
+        model=model,
+        output=output,
+        format=format,
+        delimiter=delimiter,
+        encoding=encoding,
+    )
+    _show(draft.to_json(), draft.lines(), as_json=as_json)
+
+
+@app.command()
 def inspect(
     model: ModelName,
     revision: Revision = None,
@@ -141,6 +194,20 @@ def inspect(
 
     inspection = inspect_checkpoint(model, revision=revision)
     _show(inspection.to_json(), inspection.lines(), as_json=as_json)
+
+
+@app.command("glue-submission")
+def glue_submission(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs on GLUE recipes.")],
+    output: Annotated[Path, typer.Option(help="The zip to write.")],
+) -> None:
+    """Predict the test rows of several GLUE runs into one zip for GLUE's server.
+
+    Example: bert-tasks glue-submission runs/cola runs/mnli --output submission.zip
+    """
+    from bert_tasks.submissions import glue_submission
+
+    _print("\n".join(glue_submission(runs, output).lines()))
 
 
 @app.callback(invoke_without_command=True)
@@ -161,8 +228,27 @@ def main() -> None:
     given = sys.argv[1:]
     arguments = [argument for argument in given if argument != "--debug"]
     debug = len(arguments) < len(given)
-    with _ShortErrors(debug=debug):
-        app(["--debug", *arguments] if debug else arguments)
+    try:
+        with _ShortErrors(debug=debug):
+            app(["--debug", *arguments] if debug else arguments)
+    except SystemExit as end:
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            _leave(end.code)
+        raise
+
+
+def _leave(code: str | int | None) -> NoReturn:
+    """Ends one of several processes without Python's shutdown.
+
+    A communication thread that is still alive then would abort the process and replace its exit code.
+    """
+    if "bert_tasks.inference" in sys.modules:
+        from bert_tasks.inference import leave_process_group
+
+        leave_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 class _ShortErrors:

@@ -3,16 +3,17 @@
 Owns how work is shared between processes: batches are formed from the data alone, each process takes whole batches, and
 results come back by sample, so that the digits do not depend on the number of processes. Must not know training.
 
-Shape legend: S samples (rows).
+Shape legend: S samples (rows or windows).
 """
 
+import atexit
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -27,12 +28,15 @@ from bert_tasks.data.columns import Row
 from bert_tasks.data.features_cache import cached_features
 from bert_tasks.data.readers import read_table
 from bert_tasks.data.table import RowTable
-from bert_tasks.data.writers import checked_output, write_rows
+from bert_tasks.data.writers import checked_output, whole_file, write_rows
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
-from bert_tasks.model.predicting import BATCH_TOKENS, batch_logits, predict_rows, tokenizer_of
+from bert_tasks.model.predicting import BATCH_TOKENS, batch_logits, predict_rows, summaries, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import TASKS
-from bert_tasks.tasks.base import Feature, Prediction, Task, collate
+from bert_tasks.tasks.base import Feature, Prediction, Task
+
+FEATURE_ROWS = 1000  # rows per call of ``Task.features``
+DECODED_ROWS = 1000  # rows per call of ``Task.decode``
 
 Data = str | Path | RowTable | Sequence[Row]
 Result = TypeVar("Result")
@@ -61,6 +65,9 @@ def make_accelerator(mixed_precision: str = "no") -> Accelerator:
             f"the launcher started {launched} processes, but {accelerator.num_processes} take part; "
             "start with: torchrun --nproc_per_node N -m bert_tasks ..."
         )
+    if launched > 1:
+        atexit.unregister(leave_process_group)
+        atexit.register(leave_process_group)
     kind = accelerator.distributed_type.name
     if accelerator.gradient_accumulation_steps != 1 or kind not in _PLAIN:
         raise UsageError(
@@ -68,6 +75,12 @@ def make_accelerator(mixed_precision: str = "no") -> Accelerator:
             "change the configuration: here optim.micro_batch_tokens decides about accumulation, on plain processes"
         )
     return accelerator
+
+
+def leave_process_group() -> None:
+    """Ends the communication threads while Python still runs: one that asks for the interpreter later aborts it."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def first_process_first(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
@@ -120,21 +133,28 @@ class Reading:
     encoding: str = "utf-8"
 
 
-def load_table(data: Data, task: Task, *, reading: Reading | None = None, targets: bool = True) -> RowTable:
+def load_table(
+    data: Data,
+    task: Task,
+    *,
+    reading: Reading | None = None,
+    targets: Literal["required", "optional", "unread"] = "required",
+) -> RowTable:
     """A table of a file, of rows in memory, or the table itself, checked against the task's columns and labels.
 
     Args:
-        targets: whether every row must have its target, one of the task's labels; else targets are not read.
+        targets: whether every row must have its target, one of the task's labels, or may; or targets are not read.
 
     Raises:
         DataError: naming every bad row.
     """
     if isinstance(data, RowTable):
         return data
-    wanted = [column for column in task.columns if targets or not column.is_target]
+    wanted = [column for column in task.columns if targets != "unread" or not column.is_target]
+    needed: Literal["required", "optional"] = "required" if targets == "required" else "optional"
     if not isinstance(data, str | Path):
-        table = RowTable.from_rows(data, columns=wanted, targets="required" if targets else "optional")
-        if task.labels:
+        table = RowTable.from_rows(data, columns=wanted, targets=needed)
+        if task.labels and targets == "required":
             check_labels([table], wanted, task.labels)
         return table
     how = Reading() if reading is None else reading
@@ -144,7 +164,7 @@ def load_table(data: Data, task: Task, *, reading: Reading | None = None, target
         columns=wanted,
         names=None if how.columns is None else {k: v for k, v in how.columns.items() if k not in unread},
         format=how.format,
-        targets="required" if targets else "optional",
+        targets=needed,
         labels=task.labels,
         encoding=how.encoding,
         delimiter=how.delimiter,
@@ -164,8 +184,14 @@ def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
         "settings": task.settings(),
         "version": version("bert-tasks"),
     }
-    features = cached_features(table, features=task.features, tokenizer=tokenizer_of(model), key=key)
-    samples = Samples.of(features)
+    features = cached_features(
+        table,
+        features=task.features,
+        tokenizer=tokenizer_of(model),
+        key=key,
+        batch_size=None if task.reads_neighbours else FEATURE_ROWS,
+    )
+    samples = Samples.of(features, task.sample)
     if samples.longest > model.config.usable_length:
         raise DataError(
             f"{table.source}: a window has {samples.longest} tokens, the model {model.config.usable_length} positions"
@@ -187,7 +213,7 @@ class _BatchResult:
     """One batch's contribution, small enough to send between processes."""
 
     samples: list[int]
-    logits: tuple[Tensor, ...]
+    summaries: tuple[Tensor, ...]
     loss: float
     count: float
 
@@ -211,41 +237,59 @@ def evaluate_samples(
     return cast("Evaluation", evaluation[0])
 
 
-def _run_batch(model: TaskModel, samples: Samples, batch: list[int]) -> _BatchResult:
-    features = cast("list[Feature]", samples.features_of(batch))
-    logits = batch_logits(model, features)
+def _run_batch(model: TaskModel, samples: Samples, chosen: list[int]) -> _BatchResult:
+    features = cast("list[Feature]", samples.whole_features_of(chosen))
+    batch, logits = batch_logits(model, features)
     with torch.inference_mode():
-        packed = collate(features, position_offset=model.config.position_offset)
-        loss = model.task.loss(torch.stack(logits).double(), packed)
-    return _BatchResult(samples=batch, logits=logits, loss=loss.total.item(), count=loss.count.item())
+        loss = model.task.loss(logits.double(), batch)
+    return _BatchResult(
+        samples=chosen,
+        summaries=summaries(model, batch, logits, features),
+        loss=loss.total.item(),
+        count=loss.count.item(),
+    )
 
 
 def _evaluation(
     model: TaskModel, samples: Samples, table: RowTable, results: Sequence[_BatchResult], *, tune: bool
 ) -> Evaluation:
     """Decodes and scores in row order, whatever the order in which batches came back."""
-    seen = sorted(sample for result in results for sample in result.samples)
-    if seen != list(range(len(table))):
-        raise BertTasksError(f"evaluation saw {len(seen)} samples of {len(table)} rows: please report this")
     ordered = sorted(results, key=lambda result: result.samples[0])
-    by_feature: dict[int, Tensor] = {}
-    for result in ordered:
-        indices = [i for s in result.samples for i in range(samples.starts[s], samples.starts[s + 1])]
-        by_feature |= zip(indices, result.logits, strict=True)
-    logits = [by_feature[i] for i in range(len(by_feature))]
-    features = cast("list[Feature]", [{"row": row} for row in samples.features["row"]])
+    found = _by_feature(samples, ordered)
     rows = list(table)
-    task, predictions = model.task, model.task.decode(logits, features, rows)
+    task, predictions = model.task, _decoded(model.task, samples, found, rows)
     extra: dict[str, float] = {}
     if tune:
         task = task.tuned_on(predictions, rows)
         if task != model.task:
-            extra = {f"untuned_{task.primary_metric}": task.metrics(predictions, rows)[task.primary_metric]}
-            predictions = task.decode(logits, features, rows)
+            extra = {f"untuned_{task.primary_metric}": model.task.metrics(predictions, rows)[task.primary_metric]}
+            predictions = _decoded(task, samples, found, rows)
     count = sum(result.count for result in ordered)
     loss = {"loss": sum(result.loss for result in ordered) / count} if count else {}
     metrics = {**loss, **task.metrics(predictions, rows), **extra}
-    return Evaluation(metrics=metrics, predictions=list(predictions), task=task)
+    return Evaluation(metrics=metrics, predictions=predictions, task=task)
+
+
+def _by_feature(samples: Samples, results: Sequence[_BatchResult]) -> list[Tensor]:
+    """All summaries in feature order."""
+    seen = sorted(sample for result in results for sample in result.samples)
+    if seen != list(range(len(samples))):
+        raise BertTasksError(f"evaluation saw {len(seen)} samples of {len(samples)}: please report this")
+    found: dict[int, Tensor] = {}
+    for result in results:
+        found |= zip(samples.indices(result.samples), result.summaries, strict=True)
+    return [found[i] for i in range(len(found))]
+
+
+def _decoded(task: Task, samples: Samples, found: Sequence[Tensor], rows: Sequence[Row]) -> list[Prediction]:
+    """All predictions, decoded in blocks of rows, because what decoding reads may be large."""
+    predictions: list[Prediction] = []
+    for first in range(0, len(rows), DECODED_ROWS):
+        end = min(first + DECODED_ROWS, len(rows))
+        features = cast("list[Feature]", samples.decoded_rows(first, end))
+        block = found[samples.row_starts[first] : samples.row_starts[end]]
+        predictions += task.decode(block, features, rows[first:end])
+    return predictions
 
 
 def evaluate(
@@ -283,22 +327,34 @@ def predict(
     revision: str | None = None,
     **reading: Any,
 ) -> list[Prediction]:
-    """One prediction per row, in row order; with ``output`` also written there (.jsonl, .csv or .tsv).
+    """One prediction per row, in row order; with ``output`` also written there.
 
-    The output file appears whole or not at all. Targets in the data are not needed and not read. See ``evaluate`` for
-    the other arguments.
+    The output is .jsonl, .csv or .tsv, or a format of the task: .conll (words, gold tags where there are any, tags), or
+    .json for span extraction (predictions in SQuAD's form, beside it nbest.json and null_odds.json). A file appears
+    whole or not at all. Targets in the data are not needed. See ``evaluate`` for the other arguments.
 
     Raises:
-        DataError: naming every bad row; or an output whose extension is not known.
+        DataError: naming every bad row.
+        UsageError: an output whose extension is not known.
         CheckpointError: the model cannot be loaded.
     """
-    target = None if output is None else checked_output(Path(output))
+    known = {extension for task in TASKS.values() for extension in task.file_formats}
+    target = None if output is None else checked_output(Path(output), others=sorted(known))
     loaded = _loaded(model, revision)
+    rendered = target is not None and target.suffix in known
+    if target is not None and rendered and target.suffix not in loaded.task.file_formats:
+        raise UsageError(
+            f"{target}: {loaded.task.name} has no output format {target.suffix!r}; use .jsonl, .csv or .tsv"
+        )
     if torch.cuda.is_available():
         loaded.to("cuda")
-    table = load_table(data, loaded.task, reading=Reading(**reading), targets=False)
+    table = load_table(data, loaded.task, reading=Reading(**reading), targets="optional" if rendered else "unread")
     predictions = list(predict_rows(loaded, table))
-    if target is not None:
+    if target is not None and rendered:
+        for name, text in loaded.task.render(target.suffix, predictions, list(table)).items():
+            with whole_file(target.with_name(name) if name else target) as file:
+                file.write(text)
+    elif target is not None:
         write_rows([prediction.to_json() for prediction in predictions], target)
     return predictions
 

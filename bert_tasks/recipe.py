@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.errors import RecipeError
@@ -50,9 +50,18 @@ def _none_if_off(value: object) -> object:
     return None if value == "none" or (value == 0 and not isinstance(value, bool)) else value
 
 
+def _without_repeats(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if repeated:
+        raise ValueError(f"{', '.join(map(str, repeated))} stands more than once; each seed is one run")
+    return seeds
+
+
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_without_repeats)]
 
 
 class ModelSection(BaseModel):
@@ -86,10 +95,14 @@ class OptimSection(BaseModel):
 
 
 class RunSection(BaseModel):
-    """``eval_steps`` None: evaluate after each epoch. ``early_stopping_patience`` counts evaluations."""
+    """``eval_steps`` None: evaluate after each epoch. ``early_stopping_patience`` counts evaluations.
+
+    ``seeds``: one run for each, in a folder of its own inside ``output_dir``; ``seed`` is not used then.
+    """
 
     model_config = _CLOSED
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
+    seed: Seed = 42
+    seeds: Seeds | None = None
     output_dir: str | None = None
     eval_steps: Count | None = None
     early_stopping_patience: Count | None = None
@@ -146,9 +159,10 @@ def sections(**settings: object) -> tuple[OptimSection, RunSection]:
     Raises:
         RecipeError: naming every one that does not fit.
     """
-    of_run = {name: value for name, value in settings.items() if name in RunSection.model_fields}
+    run_fields = tuple(name for name in RunSection.model_fields if name != "seeds")  # keywords are for a single run
+    of_run = {name: value for name, value in settings.items() if name in run_fields}
     of_optim = {name: value for name, value in settings.items() if name not in of_run}
-    known = {"": (*OptimSection.model_fields, *RunSection.model_fields)}
+    known = {"": (*OptimSection.model_fields, *run_fields)}
     problems: list[Problem] = []
     built: dict[type[BaseModel], Any] = {}
     for kind, given in ((OptimSection, of_optim), (RunSection, of_run)):

@@ -21,7 +21,7 @@ from bert_tasks.tasks.base import LossSum
 from small_checkpoints import save_checkpoint
 from small_tokenizers import LINES
 
-COMMANDS = ("train", "evaluate", "predict", "check", "inspect")
+COMMANDS = ("train", "evaluate", "predict", "check", "init", "inspect")
 LABELS = ("calm", "glad")
 RECIPE = """\
 task = "sequence-classification"
@@ -186,6 +186,45 @@ class TestTrain:
         assert "step" in message
 
 
+class TestSeeds:
+    def test_one_run_for_each(self, recipe: Path, run: Run) -> None:
+        result = run("train", recipe, "--seeds", "1,2", "--quiet")
+        assert (result.code, result.err) == (0, "")
+        lines = result.out.splitlines()
+        assert lines[0].split() == ["seed", "accuracy", "best", "step"]
+        assert [line.split()[0] for line in lines[1:3]] == ["1", "2"]
+        assert lines[-1] == f"runs: {recipe.parent / 'run'}"
+        stated = run("train", recipe, "--set", "run.seeds=[1, 2]", "--json")
+        summary = json.loads(stated.out)
+        assert summary == json.loads((recipe.parent / "run" / "seeds.json").read_text())
+        assert summary["seeds"] == [1, 2]
+        assert summary["metrics"]["accuracy"]["runs"] == 2
+        assert (recipe.parent / "run" / "seed-2" / "model").is_dir()
+
+    def test_the_option_wins(self, recipe: Path, run: Run) -> None:
+        result = run("train", recipe, "--set", "run.seeds=[1, 2]", "--seeds", "5", "--json", "--quiet")
+        assert result.code == 0, result.err
+        assert json.loads(result.out)["seeds"] == [5]
+        assert json.loads(result.out)["metrics"]["accuracy"]["std"] is None
+
+    def test_dry_run(self, recipe: Path, run: Run) -> None:
+        plan = json.loads(run("train", recipe, "--seeds", "3,4", "--dry-run", "--json").out)
+        assert plan["output_dir"] == str(recipe.parent / "run" / "seed-3")
+        assert not (recipe.parent / "run").exists()
+
+    def test_divergence_is_told_at_the_end(self, recipe: Path, run: Run) -> None:
+        options = ("--set", "optim.learning_rate=1e30", "--set", "optim.epochs=3", "--quiet")
+        result = run("train", recipe, "--seeds", "1,2", *options)
+        assert result.code == 5
+        assert result.err == ""
+        assert "2 of 2 runs (seeds 1, 2) diverged" in result.out
+
+    @pytest.mark.parametrize("seeds", ["", "1;2", "a", "1,1"])
+    def test_seeds_that_will_not_do(self, seeds: str, recipe: Path, run: Run) -> None:
+        message = failure(run("train", recipe, "--seeds", seeds), 2)
+        assert "seed" in message
+
+
 class TestEvaluate:
     def test_prints_metrics(self, model: Path, data: Path, run: Run) -> None:
         result = run("evaluate", model, "--data", data, "--json")
@@ -231,7 +270,7 @@ class TestPredict:
 
     def test_output_is_checked_first(self, model: Path, data: Path, tmp_path: Path, run: Run) -> None:
         message = failure(run("predict", model, "--data", data, "--output", tmp_path / "answers.xlsx"), 2)
-        assert "extension must be .jsonl, .csv or .tsv" in message
+        assert "extension must be .jsonl, .csv, .tsv, .conll, .json or .txt" in message
         assert "--output" in failure(run("predict", model, "--data", data), 2)
 
 
@@ -253,6 +292,33 @@ class TestCheckAndInspect:
         assert inspection["family"] == "albert"
         assert inspection["labels"] == list(LABELS)
         assert inspection["usable_length"] == 48
+
+
+class TestInit:
+    def test_writes_a_recipe_that_check_accepts(self, base: Path, data: Path, tmp_path: Path, run: Run) -> None:
+        target = tmp_path / "made.toml"
+        result = run("init", data, "--output", target, "--model", base)
+        assert (result.code, result.err) == (0, "")
+        assert "task: sequence-classification" in result.out
+        assert result.out.splitlines()[-1] == f"  bert-tasks train {target}"
+        assert run("check", target).code == 0
+        assert "there already" in failure(run("init", data, "--output", target), 2)
+
+    def test_json_and_options(self, data: Path, tmp_path: Path, run: Run) -> None:
+        rows = data.read_text().replace(",", ";")
+        data.write_text(rows)
+        options = ("--validation", data, "--format", "csv", "--delimiter", ";", "--encoding", "latin-1")
+        result = run("init", data, *options, "--output", tmp_path / "made.toml", "--json")
+        assert result.code == 0, result.err
+        assert json.loads(result.out)["task"] == "sequence-classification"
+        text = (tmp_path / "made.toml").read_text()
+        for line in ('validation = "data.csv"', 'format = "csv"', 'delimiter = ";"', 'encoding = "latin-1"'):
+            assert line in text.splitlines()
+
+    def test_nothing_to_learn(self, tmp_path: Path, run: Run) -> None:
+        (tmp_path / "lines.csv").write_text("text\n" + "\n".join(LINES[:4]).replace(",", "") + "\n")
+        message = failure(run("init", tmp_path / "lines.csv", "--output", tmp_path / "made.toml"), 3)
+        assert "no column to learn" in message
 
 
 class TestFailures:

@@ -192,7 +192,7 @@ class TestPredict:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("answers.txt", "the output's extension must be .jsonl, .csv or .tsv"),
+            ("answers.xlsx", "the output's extension must be .jsonl, .csv, .tsv, .conll, .json or .txt"),
             ("answers", "the output's extension must be"),
             ("missing/answers.csv", "the folder .*missing does not exist"),
             ("folder.csv", "is a folder, expected the name of a file"),
@@ -259,7 +259,7 @@ class TestAccelerator:
 def test_a_lost_sample_is_never_hidden(single: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = longest_first
     monkeypatch.setattr(inference, "longest_first", lambda lengths, max_tokens: whole(lengths[1:], max_tokens=30))
-    with pytest.raises(BertTasksError, match=f"saw {len(ROWS) - 1} samples of {len(ROWS)} rows"):
+    with pytest.raises(BertTasksError, match=f"saw {len(ROWS) - 1} samples of {len(ROWS)}:"):
         evaluate(single, list(ROWS))
 
 

@@ -1,4 +1,4 @@
-"""A store of Arrow files that checks itself: `<key>.json` names an Arrow file, its row count and its sha256.
+"""A store of Arrow files that checks itself: `<key>.json` names an Arrow file, its row count, sha256 and notes.
 
 Owns where cached tables lie and how they are written and verified. Must not know what the rows mean. A
 damaged, truncated or deleted file counts as absent. Files are written under a temporary name and moved into
@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
+Write = Callable[[Path], Sequence[str] | None]  # writes the Arrow file; the notes are kept beside it
+
+
 class Stored(NamedTuple):
     rows: "Dataset"
     content: str  # sha256 of the Arrow file
+    notes: tuple[str, ...]
 
 
 def cache_folder(cache_dir: Path | None, part: str) -> Path:
@@ -48,13 +52,23 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_or_write(folder: Path, key: str, write: Callable[[Path], None]) -> "Dataset":
+def open_or_write(folder: Path, key: str, write: Write) -> "Dataset":
     """The rows stored under a key, written by ``write`` if they are not there or not sound."""
-    rows = open_sound(folder, key)
-    return rows if rows is not None else store(folder, key, write).rows
+    return kept_or_written(folder, key, write).rows
+
+
+def kept_or_written(folder: Path, key: str, write: Write) -> Stored:
+    """As `open_or_write`, with the notes that were taken when the rows were written."""
+    kept = _sound(folder, key)
+    return kept if kept is not None else store(folder, key, write)
 
 
 def open_sound(folder: Path, key: str) -> "Dataset | None":
+    kept = _sound(folder, key)
+    return None if kept is None else kept.rows
+
+
+def _sound(folder: Path, key: str) -> Stored | None:
     from datasets import Dataset
 
     try:
@@ -63,26 +77,29 @@ def open_sound(folder: Path, key: str) -> "Dataset | None":
         if file_digest(path) != note["sha256"]:
             return None
         rows = Dataset.from_file(str(path))
+        kept = Stored(rows, note["sha256"], tuple(note["notes"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return rows if len(rows) == note["rows"] else None
+    return kept if len(rows) == note["rows"] else None
 
 
-def store(folder: Path, key: str | None, write: Callable[[Path], None]) -> Stored:
+def store(folder: Path, key: str | None, write: Write) -> Stored:
     """Writes rows through ``write(path)`` and opens them; without a key they are kept by content only."""
     from datasets import Dataset
 
     with _temporary(folder) as temporary:
-        write(temporary)
+        told = write(temporary)
+        notes = () if told is None else tuple(told)
         content = file_digest(temporary)
         path = folder / f"{content}.arrow"
         os.replace(temporary, path)
     rows = Dataset.from_file(str(path))
     if key is not None:
+        about = {"file": path.name, "rows": len(rows), "sha256": content, "notes": notes}
         with _temporary(folder) as temporary:
-            temporary.write_text(json.dumps({"file": path.name, "rows": len(rows), "sha256": content}))
+            temporary.write_text(json.dumps(about))
             os.replace(temporary, folder / f"{key}.json")
-    return Stored(rows, content)
+    return Stored(rows, content, notes)
 
 
 @contextmanager

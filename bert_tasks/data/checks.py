@@ -5,13 +5,14 @@ before training. Must not know how files are read or how a model is trained.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from bert_tasks.data.columns import Column
-from bert_tasks.data.labels import MOST_LABELS, LabelCensus, is_integer
-from bert_tasks.data.problems import Problems, raise_problems, suggestion
+from bert_tasks.data.columns import Column, column_of
+from bert_tasks.data.labels import LABEL_KINDS, MOST_LABELS, LabelCensus, is_integer, known_tags
+from bert_tasks.data.problems import SHOWN, Problems, raise_problems, suggestion
 from bert_tasks.errors import DataError
 
 if TYPE_CHECKING:
@@ -37,10 +38,17 @@ class TokenCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitReport:
-    """What is known of one split; token figures are None when no features were given."""
+    """What is known of one split; token figures are None when no features were given.
+
+    Attributes:
+        words: of sentences; None for other rows.
+        label_counts: rows with each label; words with each tag, in IOB2; answerable and unanswerable questions.
+        notes: what was left out when the rows were read, and tags that no training row has.
+    """
 
     name: str
     rows: int
+    words: int | None
     label_counts: dict[str, int]
     token_lengths: dict[str, float] | None
     truncated_share: float | None
@@ -48,6 +56,7 @@ class SplitReport:
     conflicts: int
     empty_texts: int
     also_in_train: int
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +71,17 @@ class DataReport:
 
 
 def infer_labels(table: "RowTable", columns: Sequence[Column]) -> tuple[str, ...]:
-    """The distinct labels of a table: in numeric order if all are integers, else sorted as text.
+    """The distinct labels of a table: in numeric order if all are integers, else sorted as text; tags in IOB2.
 
     Raises:
         DataError: if they look like numbers or ids, or differ in letter case only.
     """
     census = _census(table, columns)
     found = set(census.counts)
-    if len(found) > MOST_LABELS or (census.rows >= 100 and len(found) > census.rows / 2):
+    column = column_of(columns, *LABEL_KINDS)
+    if column is not None and column.kind == "tags":
+        _check_are_tags(table, census)
+    elif len(found) > MOST_LABELS or (census.rows >= 100 and len(found) > census.rows / 2):
         raise DataError(
             f"{table.source}: {len(found)} different labels in {census.rows} rows look like numbers or ids; "
             "for regression set problem_type = 'regression'"
@@ -87,10 +99,19 @@ def infer_labels(table: "RowTable", columns: Sequence[Column]) -> tuple[str, ...
 
 
 def check_labels(tables: Sequence["RowTable"], columns: Sequence[Column], labels: Sequence[str]) -> None:
-    """Raises one report of all rows, over all tables, whose label is none of ``labels``."""
-    column = _label_column(columns)
-    if column is None:
+    """Raises one report of all rows, over all tables, whose label is none of ``labels``.
+
+    Tags pass: test files may well hold types that no training file has, which a model then misses.
+    """
+    column = column_of(columns, *LABEL_KINDS)
+    if column is None or column.kind == "tags":
         return
+    _report_unknown(tables, columns, column, labels)
+
+
+def _report_unknown(
+    tables: Sequence["RowTable"], columns: Sequence[Column], column: Column, labels: Sequence[str]
+) -> None:
     found = []
     for table in tables:
         problems = Problems(source=table.source)
@@ -102,22 +123,28 @@ def check_labels(tables: Sequence["RowTable"], columns: Sequence[Column], labels
 def check_splits(splits: "Splits", *, columns: Sequence[Column], labels: Sequence[str] = ()) -> tuple[str, ...]:
     """The labels to train on, after checking that the splits can be trained and evaluated with them.
 
-    Without ``labels`` those of the training rows are taken. Columns without labels give an empty tuple.
+    Without ``labels`` those of the training rows are taken. Columns without labels give an empty tuple. Of tags only
+    those of training rows must be among ``labels``, in any scheme; the data report notes those of validation rows
+    that are not.
 
     Raises:
         DataError: for no training or validation rows, unknown labels, a single class, or a class that only
-            validation rows have.
+            validation rows have; for no training question that has an answer.
     """
     tables = [splits.train, *splits.validation.values()]
     for table in tables:
         if len(table) == 0:
             raise DataError(f"{table.source}: no rows")
-    column = _label_column(columns)
+    _check_some_answered(splits.train, columns)
+    column = column_of(columns, *LABEL_KINDS)
     if column is None:
         return ()
     known = tuple(labels) if len(labels) > 0 else infer_labels(splits.train, columns)
-    _check_only_in_validation(splits, columns, known)
-    check_labels(tables, columns, known)
+    if column.kind == "tags":
+        _report_unknown([splits.train], columns, column, known_tags(known))
+    else:
+        _check_only_in_validation(splits, columns, known)
+        check_labels(tables, columns, known)
     _check_enough_classes(splits.train, column, columns, known)
     return known
 
@@ -131,14 +158,16 @@ def data_report(
 ) -> DataReport:
     """What to know of the data before training; ``tokens`` is keyed by the names that `named_splits` gives.
 
-    Texts count as the same if they are equal apart from letter case and outer spaces. A row conflicts if an
-    earlier row of its split has the same text and another target.
+    Texts (of the columns that every row must have, words with a space between them) count as the same if they are
+    equal apart from letter case and outer spaces. A row conflicts if an earlier row of its split has the same text
+    and another target.
     """
     tokens = {} if tokens is None else tokens
     train_keys: set[bytes] = set()
+    trained = _target_counts(splits.train, columns)
     reports = []
     for name, table in named_splits(splits):
-        report = _split_report(name, table, tokens.get(name), columns, labels, train_keys)
+        report = _split_report(name, table, tokens.get(name), columns, labels, train_keys, trained)
         reports.append(report)
     return DataReport(splits=tuple(reports))
 
@@ -156,9 +185,11 @@ def _split_report(
     columns: Sequence[Column],
     labels: Sequence[str],
     train_keys: set[bytes],
+    trained: Counter[str],
 ) -> SplitReport:
     targets: dict[bytes, str] = {}
     duplicates = conflicts = empty = overlap = 0
+    counts = _target_counts(table, columns)
     for key, is_empty, target in _keyed_rows(table, columns):
         empty += is_empty
         overlap += key in train_keys
@@ -166,34 +197,65 @@ def _split_report(
         conflicts += targets.setdefault(key, target) != target
     if name == "train":
         train_keys.update(targets)
-    counts = _census(table, columns).counts
-    order = labels if len(labels) > 0 else sorted(counts)
     return SplitReport(
         name=name,
         rows=len(table),
-        label_counts={label: counts[label] for label in order},
+        words=_word_count(table, columns),
+        label_counts={label: counts[label] for label in dict.fromkeys([*labels, *sorted(counts)])},
         token_lengths=None if tokens is None else _length_figures(tokens.lengths),
         truncated_share=None if tokens is None else _truncated_share(tokens, len(table)),
         duplicates=duplicates,
         conflicts=conflicts,
         empty_texts=empty,
         also_in_train=overlap,
+        notes=table.notes + _new_tags(counts, trained, columns),
     )
 
 
 def _keyed_rows(table: "RowTable", columns: Sequence[Column]) -> Iterator[tuple[bytes, bool, str]]:
     """For each row a digest of its texts, whether a required one is empty, and its target as text."""
-    texts = [column for column in columns if column.kind == "text"]
+    texts = [column.name for column in columns if column.kind in ("text", "words") and column.required]
     targets = [column.name for column in columns if column.is_target]
     for row in table:
-        values = [_folded(row.get(column.name)) for column in texts]
+        values = [_folded(row.get(name)) for name in texts]
         key = hashlib.blake2b("\0".join(values).encode(), digest_size=16).digest()
-        is_empty = any(value == "" for value, column in zip(values, texts, strict=True) if column.required)
-        yield key, is_empty, repr([row.get(name) for name in targets])
+        yield key, "" in values, repr([row.get(name) for name in targets])
 
 
-def _folded(text: str | None) -> str:
-    return "" if text is None else text.strip().casefold()
+def _folded(text: str | list[str] | None) -> str:
+    if text is None:
+        return ""
+    return (text if isinstance(text, str) else " ".join(text)).strip().casefold()
+
+
+def _target_counts(table: "RowTable", columns: Sequence[Column]) -> Counter[str]:
+    """Labels or tags; questions by whether they have an answer."""
+    answers = column_of(columns, "answers")
+    if answers is None or answers.name not in table.rows.column_names:
+        return _census(table, columns).counts
+    return Counter(
+        "answerable" if value["text"] else "unanswerable" for value in _values(table, answers) if value is not None
+    )
+
+
+def _word_count(table: "RowTable", columns: Sequence[Column]) -> int | None:
+    column = column_of(columns, "words")
+    if column is None or column.name not in table.rows.column_names:
+        return None
+    return sum(len(words) for words in _values(table, column) if words is not None)
+
+
+def _new_tags(counts: Counter[str], trained: Counter[str], columns: Sequence[Column]) -> tuple[str, ...]:
+    if column_of(columns, "tags") is None:
+        return ()
+    new = [f"{tag!r} ({counts[tag]} words)" for tag in sorted(counts) if tag not in trained]
+    shown = ", ".join(new[:SHOWN]) + (", ..." if len(new) > SHOWN else "")
+    return (f"tags that no training row has: {shown}",) if new else ()
+
+
+def _values(table: "RowTable", column: Column) -> Iterator[Any]:
+    for batch in table.rows.select_columns([column.name]).iter(batch_size=1000):
+        yield from batch[column.name]
 
 
 def _length_figures(lengths: Sequence[int]) -> dict[str, float]:
@@ -211,9 +273,11 @@ def _truncated_share(tokens: TokenCounts, rows: int) -> float:
 
 
 def _split_lines(split: SplitReport) -> list[str]:
-    lines = [f"{split.name}: {split.rows} rows"]
+    words = "" if split.words is None else f", {split.words} words"
+    lines = [f"{split.name}: {split.rows} rows{words}"]
     if split.label_counts:
-        shares = [f"{label} {count} ({count / split.rows:.0%})" for label, count in split.label_counts.items()]
+        whole = split.rows if split.words is None else max(sum(split.label_counts.values()), 1)
+        shares = [f"{label} {count} ({count / whole:.0%})" for label, count in split.label_counts.items()]
         lines.append(f"  labels: {', '.join(shares)}")
     if split.token_lengths:
         figures = ", ".join(f"{name} {value:g}" for name, value in split.token_lengths.items())
@@ -224,12 +288,13 @@ def _split_lines(split: SplitReport) -> list[str]:
         "with a text that an earlier row has with another target": split.conflicts,
         "with a text that also stands in train": split.also_in_train,
     }
-    return lines + [f"  {count} rows {what}" for what, count in found.items() if count > 0]
+    lines += [f"  {count} rows {what}" for what, count in found.items() if count > 0]
+    return lines + [f"  {note}" for note in split.notes]
 
 
 def _census(table: "RowTable", columns: Sequence[Column]) -> LabelCensus:
     census = LabelCensus()
-    column = _label_column(columns)
+    column = column_of(columns, *LABEL_KINDS)
     if column is None or column.name not in table.rows.column_names:
         return census
     for batch in table.rows.select_columns([column.name, "line"]).iter(batch_size=1000):
@@ -238,8 +303,18 @@ def _census(table: "RowTable", columns: Sequence[Column]) -> LabelCensus:
     return census
 
 
-def _label_column(columns: Sequence[Column]) -> Column | None:
-    return next((column for column in columns if column.kind in ("label", "labels")), None)
+def _check_are_tags(table: "RowTable", census: LabelCensus) -> None:
+    words, found = census.counts.total(), len(census.counts)
+    if (words >= 100 and found > words / 2) or (found > MOST_LABELS and found > words / 20):
+        raise DataError(
+            f"{table.source}: {found} different tags on {words} words look like words or ids; say which column holds "
+            'the tags, e.g. [data.columns] tags = "1", or state the labels in settings.labels'
+        )
+
+
+def _check_some_answered(train: "RowTable", columns: Sequence[Column]) -> None:
+    if column_of(columns, "answers") is not None and _target_counts(train, columns)["answerable"] == 0:
+        raise DataError(f"{train.source}: none of {len(train)} questions has an answer; training needs some that do")
 
 
 def _check_only_in_validation(splits: "Splits", columns: Sequence[Column], labels: Sequence[str]) -> None:
@@ -257,9 +332,10 @@ def _check_only_in_validation(splits: "Splits", columns: Sequence[Column], label
 
 def _check_enough_classes(train: "RowTable", column: Column, columns: Sequence[Column], labels: Sequence[str]) -> None:
     counts = _census(train, columns).counts
-    least = 2 if column.kind == "label" else 1
+    least = 1 if column.kind == "labels" else 2
+    what = "tag" if column.kind == "tags" else "label"
     if len(counts) < least:
-        only = f"only the label {next(iter(counts))!r}" if counts else "no label"
+        only = f"only the {what} {next(iter(counts))!r}" if counts else f"no {what}"
         raise DataError(f"{train.source}: {only} in {len(train)} rows; training needs at least {least} classes")
     if len(labels) < least:
         raise DataError(f"settings.labels names {len(labels)} label; training needs at least {least}")

@@ -46,7 +46,7 @@ def plain_records(path: Path, layout: Format, *, delimiter: str, encoding: str) 
             columns, body = layout.headless, chain([first], rows)
         else:
             columns, body = _header(first[1], path), chain(rows)
-        yield Records(columns, (_record(number, cells, columns, delimiter) for number, cells in body))
+        yield Records(columns, (_plain_record(number, cells, columns, layout, delimiter) for number, cells in body))
 
 
 def _quoted_rows(reader: Any, columns: Sequence[str], delimiter: str) -> Iterator[Record]:
@@ -61,6 +61,12 @@ def _quoted_rows(reader: Any, columns: Sequence[str], delimiter: str) -> Iterato
             return
         if cells:
             yield _record(line, cells, columns, delimiter)
+
+
+def _plain_record(line: int, cells: list[str], columns: Sequence[str], layout: Format, delimiter: str) -> Record:
+    if layout.skips_short_rows and len(cells) < len(columns):
+        return Record(line, {}, skip=True)
+    return _record(line, cells, columns, delimiter)
 
 
 def _record(line: int, cells: list[str], columns: Sequence[str], delimiter: str) -> Record:

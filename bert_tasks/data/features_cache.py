@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, Features
 
 MakeFeatures = Callable[[list[dict[str, Any]], Any], Sequence[Mapping[str, Any]]]
-_VERSION = 1  # part of the key: raise it when the schema changes
+_VERSION = 2  # part of the key: raise it when the schema changes
 
 
 def cached_features(
@@ -30,15 +30,16 @@ def cached_features(
     tokenizer: Any,
     key: Mapping[str, Any],
     cache_dir: Path | None = None,
-    batch_size: int = 1000,
+    batch_size: int | None = 1000,
 ) -> "Dataset":
     """The features of all rows, in row order; ``row`` counts over the whole table.
 
     Args:
         features: makes the features of a batch of rows, whose ``row`` counts within the batch.
         key: everything else the features depend on, as plain values: task, settings, labels, package version.
+        batch_size: rows per call of ``features``; None: all at once.
 
-    A feature without ``labels`` has None there; one without ``lost_tokens`` has 0.
+    What a feature lacks is None there, ``lost_tokens`` 0.
     """
     from datasets import Dataset
 
@@ -93,6 +94,8 @@ def features_schema() -> "Features":
             "input_ids": List(Value("int32")),
             "token_type_ids": List(Value("int8")),
             "labels": List(Value("float64")),
+            "reads": List(Value("int32")),
+            "origins": List(Value("int32")),
             "lost_tokens": Value("int32"),
         }
     )
@@ -115,6 +118,6 @@ def _columns(made: Sequence[Mapping[str, Any]], *, offset: int) -> dict[str, lis
         "row": [feature["row"] + offset for feature in made],
         "input_ids": [feature["input_ids"] for feature in made],
         "token_type_ids": [feature["token_type_ids"] for feature in made],
-        "labels": [feature.get("labels") for feature in made],
+        **{name: [feature.get(name) for feature in made] for name in ("labels", "reads", "origins")},
         "lost_tokens": [feature.get("lost_tokens", 0) for feature in made],
     }

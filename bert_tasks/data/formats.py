@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.squad_json import looks_like_squad
 from bert_tasks.errors import DataError
 
 
@@ -16,49 +17,124 @@ from bert_tasks.errors import DataError
 class Format:
     """How files of a format are laid out.
 
-    ``delimiter`` is None where rows are not cut by one. ``quoted`` files follow csv's quoting rules.
-    ``headless`` names the columns of files without a header line (GLUE's test files have one nevertheless,
-    whose first cell is "index"). ``columns`` and ``hub_columns`` map a task's columns to those of the files
-    and of the hub data set. ``label_names`` maps the label ids of the files to names.
+    Attributes:
+        extensions: what a file's name ends with, the usual one first.
+        file_names: other names that files of a split have; ``{split}`` is train, dev and so on, ``*`` anything.
+        delimiter: None where rows are not cut by one.
+        quoted: whether the cells follow csv's quoting rules.
+        headless: the columns of files without a header line (GLUE's test files have one nevertheless, whose first
+            cell is "index").
+        skips_short_rows: whether rows with too few cells are left out and counted, as others do; else they are
+            faults.
+        columns, hub_columns: the task's columns -> those of the files, and of the hub data set.
+        label_names: the label ids of the files -> their names, in the order of the hub data set.
+        validation, hub_validation: the named validation sets where there is more than one -> their file in a folder,
+            and their split on the hub.
     """
 
     name: str
-    extension: str
+    extensions: tuple[str, ...]
+    file_names: tuple[str, ...] = ()
     delimiter: str | None = None
     quoted: bool = True
     headless: tuple[str, ...] = ()
+    skips_short_rows: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
     hub_columns: Mapping[str, str] = field(default_factory=dict)
     label_names: Mapping[str, str] = field(default_factory=dict)
+    validation: Mapping[str, str] = field(default_factory=dict)
+    hub_validation: Mapping[str, str] = field(default_factory=dict)
 
 
-def _glue(name: str, *, columns: dict[str, str], labels: tuple[str, ...], headless: tuple[str, ...] = ()) -> Format:
+@dataclass(frozen=True, kw_only=True)
+class _Glue:
+    """What differs from one GLUE task to the next; see `Format`."""
+
+    columns: tuple[str, ...]  # of the files: text, text_pair for pairs, label
+    labels: tuple[str, ...] = ()
+    hub_columns: tuple[str, ...] = ("sentence1", "sentence2", "label")
+    headless: tuple[str, ...] = ()
+    skips_short_rows: bool = False
+    validation_sets: tuple[str, ...] = ()
+
+
+def _glue(name: str, task: _Glue) -> Format:
     return Format(
         name=f"glue/{name}",
-        extension=".tsv",
+        extensions=(".tsv",),
         delimiter="\t",
         quoted=False,
-        headless=headless,
-        columns=columns,
-        hub_columns=columns,
-        label_names={str(number): label for number, label in enumerate(labels)},
+        headless=task.headless,
+        skips_short_rows=task.skips_short_rows,
+        columns=_task_columns(task.columns),
+        hub_columns=_task_columns(task.hub_columns),
+        label_names={str(number): label for number, label in enumerate(task.labels)},
+        validation={name: f"dev_{name}.tsv" for name in task.validation_sets},
+        hub_validation={name: f"validation_{name}" for name in task.validation_sets},
     )
 
 
-_SENTENCE = {"text": "sentence", "label": "label"}
-_ALL = (
-    Format(name="csv", extension=".csv", delimiter=","),
-    Format(name="tsv", extension=".tsv", delimiter="\t"),
-    Format(name="tsv/plain", extension=".tsv", delimiter="\t", quoted=False),
-    Format(name="jsonl", extension=".jsonl"),
-    Format(name="parquet", extension=".parquet"),
-    _glue("sst2", columns=_SENTENCE, labels=("negative", "positive")),
-    _glue(
-        "cola",
-        columns=_SENTENCE,
+def _task_columns(names: tuple[str, ...]) -> dict[str, str]:
+    ours = ("text", "label") if len(names) == 2 else ("text", "text_pair", "label")
+    return dict(zip(ours, names, strict=True))
+
+
+_ENTAILMENT = ("entailment", "neutral", "contradiction")
+_GLUE = {
+    "sst2": _Glue(columns=("sentence", "label"), hub_columns=("sentence", "label"), labels=("negative", "positive")),
+    "cola": _Glue(
+        columns=("sentence", "label"),
+        hub_columns=("sentence", "label"),
         labels=("unacceptable", "acceptable"),
         headless=("source", "label", "mark", "sentence"),
     ),
+    "mrpc": _Glue(columns=("#1 String", "#2 String", "Quality"), labels=("not_equivalent", "equivalent")),
+    "stsb": _Glue(columns=("sentence1", "sentence2", "score")),
+    "qqp": _Glue(
+        columns=("question1", "question2", "is_duplicate"),
+        hub_columns=("question1", "question2", "label"),
+        labels=("not_duplicate", "duplicate"),
+        skips_short_rows=True,
+    ),
+    "mnli": _Glue(
+        columns=("sentence1", "sentence2", "gold_label"),
+        hub_columns=("premise", "hypothesis", "label"),
+        labels=_ENTAILMENT,
+        validation_sets=("matched", "mismatched"),
+    ),
+    "qnli": _Glue(
+        columns=("question", "sentence", "label"),
+        hub_columns=("question", "sentence", "label"),
+        labels=("entailment", "not_entailment"),
+    ),
+    "rte": _Glue(columns=("sentence1", "sentence2", "label"), labels=("entailment", "not_entailment")),
+    "wnli": _Glue(columns=("sentence1", "sentence2", "label"), labels=("not_entailment", "entailment")),
+    "ax": _Glue(
+        columns=("sentence1", "sentence2", "label"),
+        hub_columns=("premise", "hypothesis", "label"),
+        labels=_ENTAILMENT,
+    ),
+}
+_ALL = (
+    Format(name="csv", extensions=(".csv",), delimiter=","),
+    Format(name="tsv", extensions=(".tsv",), delimiter="\t"),
+    Format(name="tsv/plain", extensions=(".tsv",), delimiter="\t", quoted=False),
+    Format(name="jsonl", extensions=(".jsonl", ".json")),
+    Format(name="parquet", extensions=(".parquet",)),
+    Format(
+        name="conll",
+        extensions=(".conll", ".txt", ".bio", ".iob"),
+        hub_columns={"words": "tokens", "tags": "ner_tags"},
+    ),
+    Format(
+        name="conllu",
+        extensions=(".conllu",),
+        file_names=("*-ud-{split}.conllu",),
+        columns={"words": "form", "tags": "upos"},
+        hub_columns={"words": "tokens", "tags": "upos"},
+    ),
+    Format(name="squad", extensions=(".json",), file_names=("{split}-v*.json",)),
+    *(_glue(name, task) for name, task in _GLUE.items()),
 )
 FORMATS: Mapping[str, Format] = MappingProxyType({row.name: row for row in _ALL})
 
@@ -70,11 +146,30 @@ def named_format(name: str) -> Format:
 
 
 def file_format(name: str | None, path: Path) -> Format:
-    """The format asked for, else the one that the file's extension stands for."""
+    """The format asked for, else the one of the file's extension; .json is SQuAD's or jsonl, as the file begins."""
     if name is not None:
         return named_format(name)
     extension = path.suffix.lower()
-    by_extension = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
-    if extension not in by_extension:
+    if extension == ".json" and looks_like_squad(path):
+        return FORMATS["squad"]
+    fitting = [row for row in _ALL if extension in row.extensions]
+    if not fitting:
         raise DataError(f"{path}: no format belongs to the extension {extension!r}; state one of {', '.join(FORMATS)}")
-    return FORMATS[by_extension[extension]]
+    return fitting[0]
+
+
+def files_of_split(folder: Path, split: str, format: str | None) -> list[Path]:
+    """The files in a folder that may hold a split, of the format or of any."""
+    rows = _ALL if format is None else (named_format(format),)
+    names = list(dict.fromkeys(f"{split}{extension}" for row in rows for extension in row.extensions))
+    plain = [path for path in (folder / name for name in names) if path.is_file()]
+    patterns = dict.fromkeys(pattern.format(split=split) for row in rows for pattern in row.file_names)
+    return plain + [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
+
+
+def expected_files(split: str, format: str | None) -> str:
+    """The names that `files_of_split` looks for, in words."""
+    rows = _ALL if format is None else (named_format(format),)
+    plain = [f"{split}{extension}" for row in rows for extension in row.extensions]
+    patterns = [pattern.format(split=split) for row in rows for pattern in row.file_names]
+    return " or ".join(dict.fromkeys(plain + patterns))

@@ -1,53 +1,33 @@
 """Reading of files and hub data sets into tables of canonical rows.
 
-Owns how a source becomes a `RowTable`: format, column mapping, validation of every value, and the report of
-all bad rows. Must not know models, tokenizers or training. Rows are streamed into a memory-mapped Arrow file,
-so memory stays flat; an unchanged file read in the same way is not parsed again.
+Owns how a source becomes a `RowTable`: which parser reads it, and where the rows are kept. Must not know what valid
+values are, models, tokenizers or training. Rows are streamed into a memory-mapped Arrow file, so memory stays flat; an
+unchanged file read in the same way is not parsed again.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from bert_tasks.data.arrow_cache import cache_folder, digest, file_digest, open_or_write, store
+from bert_tasks.data.arrow_cache import cache_folder, digest, file_digest, kept_or_written, store
 from bert_tasks.data.columns import Column
+from bert_tasks.data.conll import conll_records, conllu_records
 from bert_tasks.data.delimited import plain_records, quoted_records
 from bert_tasks.data.formats import Format, file_format, named_format
-from bert_tasks.data.labels import LabelCensus
-from bert_tasks.data.problems import Problems, did_you_mean, raise_problems
-from bert_tasks.data.records import Record, Records, dataset_records, json_records, parquet_records
+from bert_tasks.data.judge import Judge, Plan, Targets, check_columns, make_plan
+from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.records import Records, dataset_records, in_batches, json_records, parquet_records
+from bert_tasks.data.squad_json import squad_records
 from bert_tasks.data.table import RowTable, table_schema, without_absent
-from bert_tasks.data.values import BadValueError, canonical
 from bert_tasks.errors import DataError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Targets = Literal["required", "optional"]
 _BATCH = 1000
-_VERSION = 1  # part of the cache's key: raise it when reading changes
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Field:
-    """A column of the task and what it is called in the source."""
-
-    column: Column
-    name: str
-    mapped: bool
-    needed: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """What to take out of a source and how to judge it."""
-
-    fields: tuple[_Field, ...]
-    label_names: Mapping[str, str]
-    labels: Sequence[str] | None
-    source: str
+_VERSION = 2  # part of the cache's key: raise it when reading changes
 
 
 def read_table(
@@ -65,11 +45,13 @@ def read_table(
     """Reads one file.
 
     Args:
-        names: what the task's columns are called in the file, where that differs. format: one of `FORMATS`;
-        None goes by the file's extension. targets: "optional" reads files for prediction, whose targets may
-        be missing. labels: the known label names, which every label must be; an empty sequence says that they
-        will be inferred
-            from the rows (numbers among names are then refused); None leaves labels unchecked.
+        names: what the task's columns are called in the file, where that differs; in CoNLL files columns are
+            called by their number, the word's being "0".
+        format: one of `FORMATS`; None goes by the file's extension.
+        targets: "optional" reads files for prediction, whose targets may be missing.
+        labels: the known label names, which every label must be (but not every tag: see `check_splits`); an empty
+            sequence says that they will be inferred from the rows (numbers among names are then refused); None
+            leaves labels unchecked.
 
     Raises:
         BadRowsError: naming all the rows that cannot be used.
@@ -77,17 +59,18 @@ def read_table(
     """
     path = _existing_file(Path(source))
     layout = file_format(format, path)
-    plan = _plan(columns, names, layout.columns, layout, targets, labels, display_name(path))
+    plan = make_plan(columns, names, layout.columns, layout, targets, labels, display_name(path))
     options = {"encoding": encoding, "delimiter": delimiter, "format": layout.name, "version": _VERSION}
     content = _content(path, encoding)
     fingerprint = digest(content, options, [asdict(field) for field in plan.fields], labels)
 
-    def write(target: Path) -> None:
+    def write(target: Path) -> tuple[str, ...]:
         with _records(path, layout, plan, encoding, delimiter) as records:
-            _write_rows(records, plan, target)
+            return _write_rows(records, plan, target)
 
-    rows = open_or_write(cache_folder(cache_dir, "tables"), fingerprint, write)
-    return RowTable(rows=without_absent(rows, columns), source=plan.source, fingerprint=fingerprint)
+    stored = kept_or_written(cache_folder(cache_dir, "tables"), fingerprint, write)
+    rows = without_absent(stored.rows, columns)
+    return RowTable(rows=rows, source=plan.source, fingerprint=fingerprint, notes=stored.notes)
 
 
 def read_hub(
@@ -110,10 +93,11 @@ def read_hub(
     layout = None if format is None else named_format(format)
     hub_columns: Mapping[str, str] = {} if layout is None else layout.hub_columns
     source = "/".join(part for part in (dataset, config, split) if part is not None)
-    plan = _plan(columns, names, hub_columns, layout, targets, labels, source)
+    plan = make_plan(columns, names, hub_columns, layout, targets, labels, source)
     records = dataset_records(_hub_rows(dataset, config, split, revision))
     stored = store(cache_folder(cache_dir, "tables"), None, lambda target: _write_rows(records, plan, target))
-    return RowTable(rows=without_absent(stored.rows, columns), source=source, fingerprint=stored.content)
+    rows = without_absent(stored.rows, columns)
+    return RowTable(rows=rows, source=source, fingerprint=stored.content, notes=stored.notes)
 
 
 def hub_splits(dataset: str, *, config: str | None = None, revision: str | None = None) -> list[str]:
@@ -177,40 +161,20 @@ def _content(path: Path, encoding: str) -> str:
         raise DataError(f"{path}: the file cannot be read: {error.strerror}") from error
 
 
-def _plan(
-    columns: Sequence[Column],
-    names: Mapping[str, str] | None,
-    usual_names: Mapping[str, str],
-    layout: Format | None,
-    targets: Targets,
-    labels: Sequence[str] | None,
-    source: str,
-) -> _Plan:
-    names = {} if names is None else names
-    known = [column.name for column in columns]
-    for name in names:
-        if name not in known:
-            raise DataError(f"columns: the task reads {', '.join(known)}, no {name!r}{did_you_mean(name, known)}")
-    fields = tuple(
-        _Field(
-            column=column,
-            name=names.get(column.name, usual_names.get(column.name, column.name)),
-            mapped=column.name in names,
-            needed=column.required or (column.is_target and targets == "required"),
-        )
-        for column in columns
-    )
-    label_names: Mapping[str, str] = {} if layout is None else layout.label_names
-    return _Plan(fields=fields, label_names=label_names, labels=labels, source=source)
-
-
 def _records(
-    path: Path, layout: Format, plan: _Plan, encoding: str, delimiter: str | None
+    path: Path, layout: Format, plan: Plan, encoding: str, delimiter: str | None
 ) -> AbstractContextManager[Records]:
-    if layout.name == "parquet":
-        return parquet_records(path, wanted=[field.name for field in plan.fields])
-    if layout.name == "jsonl":
-        return json_records(path, encoding=encoding)
+    match layout.name:
+        case "parquet":
+            return parquet_records(path, wanted=[field.name for field in plan.fields])
+        case "jsonl":
+            return json_records(path, encoding=encoding)
+        case "squad":
+            return squad_records(path, encoding=encoding)
+        case "conll":
+            return conll_records(path, encoding=encoding)
+        case "conllu":
+            return conllu_records(path, encoding=encoding)
     cut = layout.delimiter if delimiter is None else delimiter
     if cut is None:
         raise DataError(f"{path}: format {layout.name!r} needs a delimiter")
@@ -219,103 +183,15 @@ def _records(
     return plain_records(path, layout, delimiter=cut, encoding=encoding)
 
 
-def _write_rows(records: Records, plan: _Plan, target: Path) -> None:
-    """Streams the canonical rows into an Arrow file, or raises with every problem that was found."""
+def _write_rows(records: Records, plan: Plan, target: Path) -> tuple[str, ...]:
+    """Streams the canonical rows into an Arrow file, or raises with every problem that was found; gives the notes."""
     import pyarrow
 
     if records.columns is not None:
-        _check_columns(records.columns, plan)
-    judge = _Judge(plan, set() if records.columns is None else set(records.columns))
+        check_columns(records.columns, plan)
+    judge = Judge(plan, set() if records.columns is None else set(records.columns))
     schema = table_schema([field.column for field in plan.fields]).arrow_schema
     with pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:
-        for batch in _batches(judge.rows(records.rows)):
+        for batch in in_batches(judge.rows(records.rows), _BATCH):
             stream.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema=schema))
-    judge.finish()
-
-
-class _Judge:
-    """Turns records into rows, keeping what is wrong with them and how often each label stands."""
-
-    def __init__(self, plan: _Plan, seen: set[str]) -> None:
-        self.plan = plan
-        self.seen = seen
-        self.count = 0
-        self.problems = Problems(source=plan.source)
-        self.census = LabelCensus()
-
-    def rows(self, records: Iterator[Record]) -> Iterator[dict[str, Any]]:
-        for record in records:
-            self.count += 1
-            if record.fault is not None:
-                self.problems.add(record.line, record.fault)
-                continue
-            self.seen.update(record.cells)
-            row = {field.column.name: self._value(record, field) for field in self.plan.fields}
-            yield row | {"line": record.line}
-
-    def finish(self) -> None:
-        if self.count == 0:
-            raise DataError(f"{self.plan.source}: no rows; there is nothing below the header")
-        if self.seen:
-            _check_columns(tuple(self.seen), self.plan)
-        label_columns = [field.name for field in self.plan.fields if field.column.kind in ("label", "labels")]
-        if self.plan.labels is not None and label_columns:
-            self.census.report(self.problems, label_columns[0], self.plan.labels)
-        raise_problems([self.problems])
-
-    def _value(self, record: Record, field: _Field) -> Any:
-        raw = record.cells.get(field.name)
-        if raw is None and not field.column.required and not field.needed:
-            return None
-        try:
-            value = self._named(canonical(raw, field.column.kind), field.column)
-            if value is None and field.needed:
-                raise BadValueError(f"missing {field.column.kind}")
-        except BadValueError as error:
-            self.problems.add(record.line, str(error), column=field.name, value=raw)
-            return None
-        self.census.add(value, record.line, field.column)
-        return value
-
-    def _named(self, value: Any, column: Column) -> Any:
-        names = self.plan.label_names
-        if column.kind != "label" or not names or value is None or value in names.values():
-            return value
-        if value == "-1":
-            return None
-        if value not in names:
-            raise BadValueError(f"expected one of {', '.join(names)}")
-        return names[value]
-
-
-def _batches(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-def _check_columns(present: tuple[str, ...], plan: _Plan) -> None:
-    missing = [field for field in plan.fields if field.needed and field.name not in present]
-    if not missing:
-        return
-    if len(present) == 1:
-        other = next((mark for mark in (";", "\t", ",", "|") if mark in present[0]), None)
-        if other is not None:
-            raise DataError(f"{plan.source}: one column only, {present[0]!r}; set delimiter = {other!r}")
-    there = ", ".join(repr(name) for name in sorted(present))
-    lines = [f"{plan.source}: no column {field.name!r}{did_you_mean(field.name, present)}" for field in missing]
-    example = f'{missing[0].column.name} = "NAME"'
-    raise DataError(
-        "\n".join(
-            [
-                *lines,
-                f"  the columns there are: {there}",
-                f"  say which one to read: [data.columns] {example}",
-            ]
-        )
-    )
+    return judge.finish()

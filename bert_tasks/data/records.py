@@ -7,6 +7,7 @@ values.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -14,11 +15,16 @@ from bert_tasks.errors import DataError
 
 
 class Record(NamedTuple):
-    """One row: its line in the file, its cells by column name, and what is wrong with it as a whole."""
+    """One row: its line in the file, its cells by column name, and what is wrong with it as a whole.
+
+    A row to skip is counted and not read. ``name`` finds a row that has no line of its own, in messages.
+    """
 
     line: int
     cells: Mapping[str, Any]
     fault: str | None = None
+    skip: bool = False
+    name: str | None = None
 
 
 class Records(NamedTuple):
@@ -89,6 +95,12 @@ def dataset_records(rows: Any) -> Records:
 def rows_of(batch: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """A batch of columns as a list of rows."""
     return [dict(zip(batch, cells, strict=True)) for cells in zip(*batch.values(), strict=True)]
+
+
+def in_batches(rows: Iterable[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+    remaining = iter(rows)
+    while batch := list(islice(remaining, size)):
+        yield batch
 
 
 def _numbered(batches: Iterable[list[dict[str, Any]]], class_names: Mapping[str, list[str]]) -> Iterator[Record]:

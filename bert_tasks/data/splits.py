@@ -1,25 +1,23 @@
 """Which rows train and which validate.
 
-Owns the description of a data set as a recipe states it, where its files are looked for, and the split that
-is made when no validation rows are given. Must not know file formats, models or training.
+Owns the description of a data set as a recipe states it, and where its files are looked for. Must not know how files
+are laid out, models or training.
 """
 
-import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bert_tasks.data.columns import Column
-from bert_tasks.data.formats import named_format
+from bert_tasks.data.formats import expected_files, files_of_split, named_format
 from bert_tasks.data.problems import BadRowsError, Problems, did_you_mean
 from bert_tasks.data.readers import hub_splits, read_hub, read_table
+from bert_tasks.data.set_aside import set_aside
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
 _VALIDATION_NAMES = ("validation", "dev", "valid")
-_EXTENSIONS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +25,9 @@ class DataSpec:
     """Where the rows are: one of a hub data set, a folder with train.* and dev.*, or files.
 
     ``validation`` is a split name, a file name in ``dir``, or a path, as fits; a table of them gives several
-    named sets. ``columns`` maps the task's columns to those of the files. ``validation_share`` of the
-    training rows is set aside where no validation rows are given or found.
+    named sets. Without it the format may know of several (MNLI's matched and mismatched). ``columns`` maps the task's
+    columns to those of the files; a CoNLL file's are called by their number, the word's being "0".
+    ``validation_share`` of the training rows is set aside where no validation rows are given or found.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -91,24 +90,9 @@ def load_splits(
 
     tables = _read_all(read, [train, *validation.values()])
     if not validation:
-        return _set_aside(tables[0], columns, spec.validation_share, seed)
+        train_rows, validation_rows = set_aside(tables[0], columns, spec.validation_share, seed)
+        return Splits(train=train_rows, validation={"": validation_rows})
     return Splits(train=tables[0], validation=dict(zip(validation, tables[1:], strict=True)))
-
-
-def stratified_split(labels: Sequence[str], share: float, seed: int) -> tuple[list[int], list[int]]:
-    """Indices of training and validation rows, each in order.
-
-    Every label with two rows or more is on both sides; a single row of its kind trains.
-    """
-    chance = random.Random(seed)
-    groups: dict[str, list[int]] = {}
-    for index, label in enumerate(labels):
-        groups.setdefault(label, []).append(index)
-    validation: set[int] = set()
-    for group in groups.values():
-        count = min(max(round(len(group) * share), 1), len(group) - 1)
-        validation.update(chance.sample(group, count))
-    return [index for index in range(len(labels)) if index not in validation], sorted(validation)
 
 
 def _read_all(read: Callable[[str], RowTable], places: Iterable[str]) -> list[RowTable]:
@@ -124,47 +108,34 @@ def _read_all(read: Callable[[str], RowTable], places: Iterable[str]) -> list[Ro
     return tables
 
 
-def _set_aside(table: RowTable, columns: Sequence[Column], share: float, seed: int) -> Splits:
-    train, validation = stratified_split(_strata(table, columns), share, seed)
-    if not validation:
-        raise DataError(
-            f"{table.source}: {len(table)} rows, no two of one class, are too few to set some aside; "
-            "add rows or give data.validation"
-        )
-    return Splits(train=table.select(train), validation={"": table.select(validation)})
-
-
-def _strata(table: RowTable, columns: Sequence[Column]) -> list[str]:
-    """What to spread evenly: the label, or the rarest label of a set; rows without labels are all alike."""
-    column = next((column for column in columns if column.kind in ("label", "labels")), None)
-    if column is None:
-        return [""] * len(table)
-    values = table.rows[column.name]
-    if column.kind == "label":
-        return list(values)
-    sets = list(values)
-    counts = Counter(label for names in sets for label in names)
-    return [min(names, key=lambda label: (counts[label], label), default="") for names in sets]
-
-
 def _places(spec: DataSpec) -> tuple[str, dict[str, str]]:
     """Where training and validation rows are read: split names of a hub data set, else paths."""
-    named = {"": spec.validation} if isinstance(spec.validation, str) else spec.validation
+    stated = {"": spec.validation} if isinstance(spec.validation, str) else spec.validation
     if spec.train is not None:
-        return spec.train, {} if named is None else named
+        return spec.train, {} if stated is None else stated
     if spec.dataset is not None:
-        return "train", _hub_validation(spec) if named is None else named
+        return "train", _hub_validation(spec) if stated is None else stated
     folder = _existing_folder(Path(str(spec.dir)))
     train = _file_in(folder, ("train",), spec.format)
     if train is None:
-        raise DataError(f"{folder}: no file {_expected('train', spec.format)}; {_held(folder)}")
+        raise DataError(f"{folder}: no file {expected_files('train', spec.format)}; {_held(folder)}")
+    named = _usual_validation(spec.format, folder) if stated is None else stated
     if named is not None:
         return str(train), {name: str(folder / place) for name, place in named.items()}
     found = _file_in(folder, _VALIDATION_NAMES, spec.format)
     return str(train), {} if found is None else {"": str(found)}
 
 
+def _usual_validation(format: str | None, folder: Path) -> Mapping[str, str] | None:
+    """The format's named sets, if the folder holds any of them."""
+    usual = {} if format is None else named_format(format).validation
+    return usual if any((folder / place).is_file() for place in usual.values()) else None
+
+
 def _hub_validation(spec: DataSpec) -> dict[str, str]:
+    usual = {} if spec.format is None else named_format(spec.format).hub_validation
+    if usual:
+        return dict(usual)
     splits = hub_splits(str(spec.dataset), config=spec.config, revision=spec.revision)
     return {"": "validation"} if "validation" in splits else {}
 
@@ -178,18 +149,12 @@ def _existing_folder(folder: Path) -> Path:
     return folder
 
 
-def _file_in(folder: Path, stems: Sequence[str], format: str | None) -> Path | None:
-    extensions = _EXTENSIONS if format is None else (named_format(format).extension,)
-    found = [path for stem in stems for path in (folder / f"{stem}{end}" for end in extensions) if path.is_file()]
+def _file_in(folder: Path, splits: Sequence[str], format: str | None) -> Path | None:
+    found = [path for split in splits for path in files_of_split(folder, split, format)]
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise DataError(f"{folder}: {names} could all be meant; state data.train and data.validation")
     return found[0] if found else None
-
-
-def _expected(stem: str, format: str | None) -> str:
-    extensions = _EXTENSIONS if format is None else (named_format(format).extension,)
-    return " or ".join(f"{stem}{end}" for end in extensions)
 
 
 def _held(folder: Path) -> str:

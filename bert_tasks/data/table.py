@@ -12,6 +12,7 @@ from bert_tasks.data.arrow_cache import digest
 from bert_tasks.data.columns import Column
 from bert_tasks.data.problems import Problems, raise_problems
 from bert_tasks.data.records import rows_of
+from bert_tasks.data.row_checks import checked_together
 from bert_tasks.data.values import BadValueError, canonical
 from bert_tasks.errors import DataError
 
@@ -26,12 +27,14 @@ class RowTable:
     """Rows with the columns' names that the task uses, and ``line``: where a row stands in its file, from 1.
 
     A target column that the source does not have is absent; a single missing target is None. ``source`` names
-    the file in messages. ``fingerprint`` is a sha256 over the contents and the way they were read.
+    the file in messages. ``fingerprint`` is a sha256 over the contents and the way they were read. ``notes`` are for
+    people: what was left out when the rows were read.
     """
 
     rows: "Dataset"
     source: str
     fingerprint: str
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_rows(
@@ -78,14 +81,16 @@ class RowTable:
 
     def select(self, indices: Sequence[int]) -> "RowTable":
         chosen = [int(index) for index in indices]
-        return RowTable(rows=self.rows.select(chosen), source=self.source, fingerprint=digest(self.fingerprint, chosen))
+        fingerprint = digest(self.fingerprint, chosen)
+        return RowTable(rows=self.rows.select(chosen), source=self.source, fingerprint=fingerprint, notes=self.notes)
 
 
 def table_schema(columns: Sequence[Column]) -> "Features":
     from datasets import Features, List, Value
 
-    types = {"text": Value("string"), "label": Value("string"), "number": Value("float64")}
-    types["labels"] = List(Value("string"))
+    types: dict[str, Any] = {"text": Value("string"), "label": Value("string"), "number": Value("float64")}
+    types |= dict.fromkeys(("labels", "words", "tags"), List(Value("string")))
+    types["answers"] = {"text": List(Value("string")), "answer_start": List(Value("int64"))}
     return Features({column.name: types[column.kind] for column in columns} | {"line": Value("int64")})
 
 
@@ -123,4 +128,7 @@ def _checked_row(
             values[column.name] = canonical(value, column.kind)
         except BadValueError as error:
             problems.add(row["line"], str(error), column=column.name, value=value)
+    values, faults = checked_together(values, columns)
+    for fault in faults:
+        problems.add(row["line"], fault.what, column=fault.column, value=fault.value)
     return values

@@ -1,21 +1,42 @@
 """The canonical form of one value: what a cell of any file format becomes in a row.
 
-Owns the rules for texts, labels, label sets and numbers. Must not know files, rows or which labels a task
-has.
+Owns the rules for texts, labels, label sets, numbers, words, tags and answers. Must not know files, rows or which
+labels a task has.
 """
 
+import json
 import math
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
+
+from bert_tasks.data.columns import Kind
 
 LABEL_SEPARATOR = ";"
+_ANSWERS_EXAMPLE = '{"text": ["Paris"], "answer_start": [17]}'
+_MOST_CHARACTERS = 2**31
+UNKNOWN_START = -1  # an answer of which the source says only the text
+
+
+class Answers(TypedDict):
+    """The answers to one question, as SQuAD's data sets on the hub have them; empty lists: it has no answer.
+
+    ``answer_start`` counts characters of the row's context from 0.
+    """
+
+    text: list[str]
+    answer_start: list[int]
 
 
 class BadValueError(ValueError):
     """The value cannot be used; the message says why and what would do."""
 
 
-def canonical(value: Any, kind: Literal["text", "label", "labels", "number"]) -> str | float | list[str] | None:
-    """The value as rows hold it; None where there is none (never for a text cell, which may be empty).
+def canonical(value: Any, kind: Kind) -> Any:
+    """The value as rows hold it; None where there is none (never for texts and words, which may be empty).
+
+    label, tags, answers: hidden ones (None, and negative class ids in tags) are no targets. words, tags: a list, or
+    in one cell a JSON list, or names with white space between them. answers: see ``Answers``; also a list of such
+    objects or of texts, or in one cell the same as JSON or the text itself (empty: the question has no answer).
 
     Raises:
         BadValueError: if the value is not of this kind.
@@ -29,6 +50,12 @@ def canonical(value: Any, kind: Literal["text", "label", "labels", "number"]) ->
             return None if value is None else _label_set(value)
         case "number":
             return None if value is None or value == "" else _number(value)
+        case "words":
+            return _words(value)
+        case "tags":
+            return None if value is None else _tags(value)
+        case "answers":
+            return None if value is None else _answers(value)
 
 
 def label_name(value: Any) -> str:
@@ -87,6 +114,99 @@ def _decimal_point(value: Any) -> str:
     pointed = str(value).strip().replace(",", ".")
     is_number = pointed.count(".") == 1 and pointed.replace(".", "").lstrip("+-").isdecimal()
     return f": {value!r} -> {pointed!r}?" if is_number else ""
+
+
+def _words(value: Any) -> list[str]:
+    if value is None:
+        raise BadValueError("missing words; write an empty sentence as []")
+    return [_part("word", number, _text, part) for number, part in enumerate(_parts(value, "words"), start=1)]
+
+
+def _tags(value: Any) -> list[str] | None:
+    parts = _parts(value, "tags")
+    hidden = [number for number, part in enumerate(parts, start=1) if _is_hidden(part)]
+    if len(hidden) == len(parts) > 0:
+        return None
+    if hidden:
+        raise BadValueError(f"tag {hidden[0]} of {len(parts)} is hidden ({parts[hidden[0] - 1]!r}); give all or none")
+    return [_part("tag", number, _tag, part) for number, part in enumerate(parts, start=1)]
+
+
+def _is_hidden(tag: Any) -> bool:
+    """A class id below 0 says "not told" on the hub; readers hand it on as None where the ids have names."""
+    return tag is None or (isinstance(tag, int) and tag < 0)
+
+
+def _tag(value: Any) -> str:
+    if isinstance(value, float):
+        raise BadValueError("a number, not a tag name")
+    name = value.strip() if isinstance(value, str) else value
+    if name == "":
+        raise BadValueError("empty; each word needs a tag, 'O' where it is part of nothing")
+    return label_name(name)
+
+
+def _parts(value: Any, what: str) -> list[Any]:
+    if isinstance(value, str):
+        value = _json(value, what) if value.startswith("[") else value.split()
+    if not isinstance(value, list | tuple):
+        raise BadValueError(f"expected a list of {what}, not {_type_name(value)}")
+    return list(value)
+
+
+def _part(what: str, number: int, judge: Callable[[Any], str], value: Any) -> str:
+    try:
+        return judge(value)
+    except BadValueError as error:
+        raise BadValueError(f"{what} {number}: {error}") from None
+
+
+def _json(cell: str, what: str) -> Any:
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError) as error:
+        raise BadValueError(
+            f'a cell that starts with {cell[0]!r} must be JSON such as ["a", "b"], and these {what} are not ({error})'
+        ) from None
+
+
+def _answers(value: Any) -> Answers:
+    if isinstance(value, str):
+        value = _json(value, "answers") if value.startswith(("[", "{")) else [value]
+    pairs = [pair for part in _listed(value) for pair in _answer_pairs(part)]
+    if [text for text, _ in pairs] == [""]:
+        pairs = []
+    for number, (text, start) in enumerate(pairs, start=1):
+        if not isinstance(text, str) or text.strip() == "":
+            raise BadValueError(f"answer {number} is {text!r}, expected a text; no answer at all is an empty list")
+        if isinstance(start, bool) or not isinstance(start, int) or not UNKNOWN_START <= start < _MOST_CHARACTERS:
+            raise BadValueError(f"the answer_start of answer {number} is {start!r}, expected a whole number from 0")
+    return Answers(text=[_encodable(text) for text, _ in pairs], answer_start=[start for _, start in pairs])
+
+
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [value]
+    if not isinstance(value, list | tuple):
+        raise BadValueError(f"expected answers such as {_ANSWERS_EXAMPLE}, not {_type_name(value)}")
+    return list(value)
+
+
+def _answer_pairs(part: Any) -> list[tuple[Any, Any]]:
+    """Texts with their starts, of one text, one answer, or an object that holds a list of both."""
+    if not isinstance(part, Mapping):
+        return [(part, UNKNOWN_START)]
+    if "text" not in part:
+        named = ", ".join(map(repr, part)) if part else "nothing"
+        raise BadValueError(f"expected answers such as {_ANSWERS_EXAMPLE}; 'text' is missing, there is {named}")
+    texts = part["text"] if isinstance(part["text"], list | tuple) else [part["text"]]
+    starts = part.get("answer_start")
+    if starts is None:
+        starts = [UNKNOWN_START] * len(texts)
+    starts = starts if isinstance(starts, list | tuple) else [starts]
+    if len(texts) != len(starts):
+        raise BadValueError(f"{len(texts)} answer texts and {len(starts)} values of answer_start; give one for each")
+    return list(zip(texts, starts, strict=True))
 
 
 def _encodable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Rows out: JSON Lines, or a table with one column per field.
+"""Rows out: JSON Lines, a table with one column per field, or a text that somebody else made.
 
 Owns the output formats and that a file appears whole or not at all. Must not know what the rows mean.
 """
@@ -7,22 +7,27 @@ import csv
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from bert_tasks.errors import UsageError
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
-def checked_output(path: Path) -> Path:
+def checked_output(path: Path, *, others: Sequence[str] = ()) -> Path:
     """Refuses an output path before any work is done for it.
+
+    Args:
+        others: extensions that are written beside those of ``write_rows``.
 
     Raises:
         UsageError: an unknown extension, a folder, or a folder that does not exist.
     """
-    if path.suffix not in (".jsonl", *_DELIMITERS):
-        raise UsageError(f"{path}: the output's extension must be .jsonl, .csv or .tsv")
+    known = (".jsonl", *_DELIMITERS, *others)
+    if path.suffix not in known:
+        raise UsageError(f"{path}: the output's extension must be {', '.join(known[:-1])} or {known[-1]}")
     if path.is_dir():
         raise UsageError(f"{path} is a folder, expected the name of a file")
     if not path.absolute().parent.is_dir():
@@ -36,18 +41,29 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
+    with whole_file(path) as file:
+        if path.suffix == ".jsonl":
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            return
+        flat = [dict(_flat(row)) for row in rows]
+        names = list(dict.fromkeys(name for row in flat for name in row))
+        writer = csv.DictWriter(file, names, delimiter=_DELIMITERS[path.suffix], lineterminator="\n")
+        if names:
+            writer.writeheader()
+        writer.writerows(flat)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[TextIO]:
+    """A text file that appears under its name when all of it is written, or not at all.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8", newline="") as file:
-            if path.suffix == ".jsonl":
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            else:
-                flat = [dict(_flat(row)) for row in rows]
-                names = list(dict.fromkeys(name for row in flat for name in row))
-                writer = csv.DictWriter(file, names, delimiter=_DELIMITERS[path.suffix], lineterminator="\n")
-                if names:
-                    writer.writeheader()
-                writer.writerows(flat)
+            yield file
         temporary.replace(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot write the output ({error.strerror})") from None
@@ -60,4 +76,13 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
         else:
-            yield prefix + name, ";".join(map(str, value)) if isinstance(value, list) else value
+            yield prefix + name, _cell(value)
+
+
+def _cell(value: Any) -> Any:
+    """Lists of plain values with ``;`` between them; as JSON where that would not be clear."""
+    if not isinstance(value, list):
+        return value
+    if any(isinstance(part, Mapping | list) or ";" in str(part) for part in value):
+        return json.dumps(value, ensure_ascii=False)
+    return ";".join(map(str, value))

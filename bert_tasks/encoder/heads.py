@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.packing import Layout, Packed
+from bert_tasks.encoder.packing import Layout, Packed, Padded
 from bert_tasks.encoder.stack import activate
 
 TokenPooling = Literal["mean", "max", "attention"]
@@ -100,7 +100,10 @@ class PoolingHead(nn.Module):
 
 
 class RowHead(nn.Module):
-    """Logits for every row: token classification (L labels) and span extraction (2: start and end)."""
+    """Logits for each token that is read: token classification (L labels) and span extraction (2: start and end).
+
+    Packed rows come out sequence after sequence in the caller's order, whatever order they are computed in.
+    """
 
     def __init__(self, config: EncoderConfig, num_labels: int, *, dropout: float) -> None:
         super().__init__()
@@ -108,7 +111,7 @@ class RowHead(nn.Module):
         self.output = nn.Linear(config.hidden_size, num_labels)
 
     def read(self, layout: Layout) -> Tensor | None:
-        return None
+        return layout.reads if isinstance(layout, Packed) else None
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         """``[R, H] -> [R, L]``"""
@@ -116,4 +119,44 @@ class RowHead(nn.Module):
         return logits
 
 
+class ChainHead(RowHead):
+    """Logits for each word that depend on the word before: a linear-chain CRF over the rows that are read.
+
+    ``transitions [L + 2, L]``: row 0 scores a label at the start of a chain, row i + 1 a label after label i, the last
+    row a label at the end.
+    """
+
+    def __init__(self, config: EncoderConfig, num_labels: int, *, dropout: float) -> None:
+        super().__init__(config, num_labels, dropout=dropout)
+        self.transitions = nn.Parameter(torch.zeros(num_labels + 2, num_labels))
+
+    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+        """``[R, H] -> [R, L + 2, L]`` emission + transition; padded rows give the emissions alone, ``[N, L]``.
+
+        Each row holds what it adds to a path as a start, after each label, and (without emission) as an end.
+        """
+        emissions = super().forward(hidden, layout)  # [R, L]
+        if isinstance(layout, Padded):
+            return emissions
+        within = emissions[:, None, :] + self.transitions[:-1]  # [R, L + 1, L]
+        ends = self.transitions[-1:].expand(emissions.shape[0], 1, -1)  # [R, 1, L]
+        return torch.cat([within, ends], dim=1)
+
+
 Head = SequenceHead | PoolingHead | RowHead
+
+
+def label_dims(head: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Names of the parameters that belong to single labels -> the dimensions that count labels."""
+    dims: dict[str, tuple[int, ...]] = {"head.output.weight": (0,), "head.output.bias": (0,)}
+    return {**dims, "head.transitions": (0, 1)} if isinstance(head, ChainHead) else dims
+
+
+def reordered(tensor: Tensor, order: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The tensor with label ``order[i]`` in place i; a start before and an end after the labels stay."""
+    for dim in dims:
+        rim = (tensor.size(dim) - len(order)) // 2
+        ends = torch.arange(tensor.size(dim))
+        index = torch.cat([ends[:rim], order + rim, ends[len(order) + rim :]])
+        tensor = tensor.index_select(dim, index)
+    return tensor

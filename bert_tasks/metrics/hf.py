@@ -1,10 +1,11 @@
 """The pure metric functions as ``evaluate.Metric`` classes that work offline: nothing is loaded by name.
 
 Owns argument names, features and result keys as HF evaluate has them; the numbers come from
-``classification``. Must not compute anything itself. evaluate writes its inputs to a cache folder: give
+``classification`` and ``tagging``. Must not compute anything itself. evaluate writes its inputs to a cache folder: give
 ``cache_dir`` where the default one cannot be written.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import datasets
@@ -12,7 +13,7 @@ import evaluate
 from numpy.typing import ArrayLike
 
 from bert_tasks.errors import UsageError
-from bert_tasks.metrics import classification
+from bert_tasks.metrics import classification, tagging
 
 
 class OfflineMetric(evaluate.Metric):  # type: ignore[misc]  # evaluate is untyped
@@ -84,3 +85,14 @@ class Spearman(OfflineMetric):
 
     def _compute(self, predictions: ArrayLike, references: ArrayLike) -> dict[str, float]:
         return {"spearmanr": classification.spearmanr(references, predictions)}
+
+
+class Tagging(OfflineMetric):
+    """The metrics of sentences tagged word by word, IOB2 or raw; flat keys ``TYPE_f1`` where seqeval's are nested."""
+
+    value = datasets.Sequence(datasets.Value("string"))
+
+    def _compute(
+        self, predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]], raw: bool | None = None
+    ) -> dict[str, float]:
+        return tagging.tagging_metrics(references, predictions, raw=raw)

@@ -15,6 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.data.batching import longest_first
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.values import BadValueError, canonical
+from bert_tasks.encoder.heads import RowHead
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.tasks.base import Feature, Prediction, collate
 
@@ -32,37 +34,37 @@ def predict_rows(model: "TaskModel", rows: Iterable[Row]) -> Iterator[Prediction
         UsageError: the model has no tokenizer.
         DataError: a row lacks a column or holds something else than its kind.
     """
-    tokenizer = tokenizer_of(model)
-    columns = model.task.columns
-    inputs = [column.name for column in columns if not column.is_target]
+    tokenizer, task = tokenizer_of(model), model.task
+    inputs = [column for column in task.columns if not column.is_target]
     remaining = iter(rows)
     number = 0
-    while chunk := list(islice(remaining, CHUNK_ROWS)):
-        for row in chunk:
-            check_row(row, columns, number)
-            number += 1
-        texts = [{name: row[name] for name in inputs if name in row} for row in chunk]  # targets are not read
-        features = model.task.features(texts, tokenizer)
-        yield from model.task.decode(feature_logits(model, features), features, chunk)
+    while chunk := list(remaining if task.reads_neighbours else islice(remaining, CHUNK_ROWS)):
+        read = [canonical_row(row, inputs, number + i) for i, row in enumerate(chunk)]  # targets are not read
+        number += len(chunk)
+        features = task.features(read, tokenizer)
+        yield from task.decode(feature_summaries(model, features), features, read)
 
 
-def check_row(row: Row, columns: Sequence[Column], number: int) -> None:
-    """Refuses a row that lacks a required text, before a tokenizer meets it.
+def canonical_row(row: Row, columns: Sequence[Column], number: int) -> Row:
+    """The row's values of some columns in the form that tasks read.
 
     Raises:
         DataError: naming the row (counted from 0), the column and what is there instead.
     """
     if not isinstance(row, Mapping):
         raise DataError(f"row {number}: expected a mapping with the task's columns, got {type(row).__name__}")
+    values = {}
     for column in columns:
-        if not column.required:
+        if column.name not in row or (row[column.name] is None and not column.required):
+            if column.required:
+                there = ", ".join(map(repr, row)) if row else "none"
+                raise DataError(f"row {number}: no column {column.name!r}; it has {there}")
             continue
-        if column.name not in row:
-            raise DataError(f"row {number}: no column {column.name!r}; it has {', '.join(map(repr, row)) or 'none'}")
         try:
-            canonical(row[column.name], column.kind)
+            values[column.name] = canonical(row[column.name], column.kind)
         except BadValueError as error:
             raise DataError(f"row {number}: column {column.name!r}: {error}") from None
+    return values
 
 
 def tokenizer_of(model: "TaskModel") -> PreTrainedTokenizerBase:
@@ -72,22 +74,35 @@ def tokenizer_of(model: "TaskModel") -> PreTrainedTokenizerBase:
     return model.tokenizer
 
 
-def feature_logits(model: "TaskModel", features: Sequence[Feature], *, max_tokens: int = BATCH_TOKENS) -> list[Tensor]:
-    """The head's logits of each feature, in feature order, float32 on the CPU. Dropout is off meanwhile."""
+def feature_summaries(
+    model: "TaskModel", features: Sequence[Feature], *, max_tokens: int = BATCH_TOKENS
+) -> list[Tensor]:
+    """What decoding needs of each feature, in feature order. Dropout is off meanwhile."""
     lengths = [len(feature["input_ids"]) for feature in features]
-    logits: dict[int, Tensor] = {}
+    found: dict[int, Tensor] = {}
     for batch in longest_first(lengths, max_tokens=max_tokens):
-        logits |= zip(batch, batch_logits(model, [features[i] for i in batch]), strict=True)
-    return [logits[i] for i in range(len(features))]
+        chosen = [features[i] for i in batch]
+        found |= zip(batch, summaries(model, *batch_logits(model, chosen), chosen), strict=True)
+    return [found[i] for i in range(len(features))]
 
 
-def batch_logits(model: "TaskModel", features: Sequence[Feature]) -> tuple[Tensor, ...]:
-    """The logits of one packed batch, split by feature, float32 on the CPU. Dropout is off meanwhile."""
+def batch_logits(model: "TaskModel", features: Sequence[Feature]) -> tuple[PackedBatch, Tensor]:
+    """A packed batch and its logits, both on the model's device, logits in float32. Dropout is off meanwhile."""
     was_training = model.training
     model.eval()
     try:
         with torch.inference_mode():
             batch = collate(features, position_offset=model.config.position_offset).to(model.device)
-            return tuple(model.packed_logits(batch).float().cpu())
+            return batch, model.packed_logits(batch).float()
     finally:
         model.train(was_training)
+
+
+def summaries(
+    model: "TaskModel", batch: PackedBatch, logits: Tensor, features: Sequence[Feature]
+) -> tuple[Tensor, ...]:
+    """The task's summary of each feature's logits, on the CPU."""
+    counts = batch.layout.read_counts
+    with torch.inference_mode():
+        split = torch.split(logits, list(counts)) if isinstance(model.head, RowHead) else logits.unbind()
+        return tuple(summary.cpu() for summary in model.task.summarize(split, features))

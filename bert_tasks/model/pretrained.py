@@ -27,6 +27,7 @@ from bert_tasks.checkpoints.load import LoadReport, Matched, checked_tensors, ma
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.checkpoints.weights import label_names, read_config, read_weights
+from bert_tasks.encoder.heads import label_dims, reordered
 from bert_tasks.encoder.stack import initialize
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.tasks import TASKS, Task
@@ -36,7 +37,12 @@ if TYPE_CHECKING:
 
 ModelT = TypeVar("ModelT", bound="TaskModel")
 
-HEADS: Mapping[HeadKind | None, str] = {"sequence": "sequence-classification"}
+# The tasks that a head of transformers serves; the first is what a folder without our key is taken for.
+HEADS: Mapping[HeadKind | None, tuple[str, ...]] = {
+    "sequence": ("sequence-classification", "pair-classification"),
+    "token": ("token-classification",),
+    "span": ("span-extraction",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +106,9 @@ def _task(folder: _Folder, task: str | Task | None, labels: Sequence[str] | None
         return task
     if task is not None:
         given = {} if labels is None else {"labels": tuple(labels)}
-        fits = folder.head in HEADS and HEADS[folder.head] == task and settings.get("problem_type") != "regression"
-        known = {"labels": folder.labels} if fits else {}
+        implied = _implied(folder, task) if task in HEADS.get(folder.head, ()) else {}
+        takes_labels = "labels" in implied and settings.get("problem_type") != "regression"
+        known = {"labels": implied["labels"]} if takes_labels else {}
         return _build(task, {**known, **given, **settings})
     if labels is not None or settings:
         raise UsageError("labels and settings need a task: pass task='sequence-classification' (or another) too")
@@ -121,10 +128,8 @@ def _stored_task(folder: _Folder) -> Task:
         settings = stored.get("settings", {})
         if not isinstance(settings, dict):
             raise CheckpointError(f"{folder.path}: config.json, key {CONFIG_KEY}: settings must be an object")
-        entries = {**settings, **tuned}
-        labels = {} if entries.get("problem_type") == "regression" else {"labels": folder.labels}
         try:
-            return _build(name, {**labels, **entries})
+            return _build(name, {**_implied(folder, name), **settings, **tuned})
         except UsageError as error:
             raise CheckpointError(f"{folder.path}: config.json, key {CONFIG_KEY}: {error}") from None
     if folder.head not in HEADS:
@@ -132,21 +137,16 @@ def _stored_task(folder: _Folder) -> Task:
             f"{folder.path} has no task head this package knows (architectures: "
             f"{folder.hf_config.get('architectures')}); pass task='sequence-classification' (or another) for a new one"
         )
+    name = HEADS[folder.head][0]
     try:
-        return _build(HEADS[folder.head], _hf_settings(folder))
+        return _build(name, _implied(folder, name))
     except UsageError as error:
         raise CheckpointError(f"{folder.path}: config.json: {error}") from None
 
 
-def _hf_settings(folder: _Folder) -> dict[str, Any]:
-    """Settings of a folder saved by transformers: its problem type, as transformers would infer it, and a length."""
-    labels = folder.labels if folder.labels else ("LABEL_0", "LABEL_1")  # transformers' default: two classes
-    problem = folder.hf_config.get("problem_type")
-    if problem is None:
-        problem = "regression" if len(labels) == 1 else "single_label_classification"
-    max_length = min(Task.max_length, encoder_config(folder.hf_config).usable_length)
-    stated = {"problem_type": problem, "max_length": max_length}
-    return stated if problem == "regression" else {**stated, "labels": labels}
+def _implied(folder: _Folder, name: str) -> dict[str, Any]:
+    """What transformers' part of the configuration says about the task."""
+    return TASKS[name].from_hf(folder.hf_config, folder.labels, encoder_config(folder.hf_config).usable_length)
 
 
 def _build(name: str, entries: Mapping[str, Any]) -> Task:
@@ -183,46 +183,44 @@ def _match(model: "TaskModel", folder: _Folder, *, head_may_be_new: bool) -> Mat
         head_may_be_new=head_may_be_new,
         ignore_head=folder.head != kind,
     )
-    if kind is None:
-        return _with_own_head(matched, model, folder, head_may_be_new=head_may_be_new)
-    return _reordered(matched, model.task, folder, names)
+    own = {key: value.shape for key, value in model.state_dict().items() if key not in names}
+    if own:
+        matched = _with_own_tensors(matched, own, folder, may_be_new=head_may_be_new)
+    return _reordered(matched, model, folder, names)
 
 
-def _with_own_head(matched: Matched, model: "TaskModel", folder: _Folder, *, head_may_be_new: bool) -> Matched:
-    """Adds the head that transformers lacks, from ``task_head.safetensors``."""
-    wanted = {key: value.shape for key, value in model.state_dict().items() if key.startswith("head.")}
-    found = read_head_tensors(folder.path)
-    if found is not None and {key: value.shape for key, value in found.items()} == wanted:
-        tensors = checked_tensors(found)
-        loaded = tuple(sorted([*matched.report.loaded, *wanted]))
-        own = Matched(tensors=matched.tensors | tensors, report=replace(matched.report, loaded=loaded))
-        return _reordered(own, model.task, folder, {})
-    if not head_may_be_new:
+def _with_own_tensors(matched: Matched, own: Mapping[str, torch.Size], folder: _Folder, *, may_be_new: bool) -> Matched:
+    """Adds what transformers has no name for (``own``: parameter -> shape), from ``task_head.safetensors``."""
+    found, report = read_head_tensors(folder.path), matched.report
+    if found is not None and {key: value.shape for key, value in found.items()} == own:
+        loaded = tuple(sorted([*report.loaded, *own]))
+        return Matched(tensors=matched.tensors | checked_tensors(found), report=replace(report, loaded=loaded))
+    if not may_be_new:
         raise CheckpointError(f"{folder.path}: task_head.safetensors is missing or does not fit the stored task")
-    return Matched(tensors=matched.tensors, report=replace(matched.report, new=tuple(sorted(wanted))))
+    return Matched(tensors=matched.tensors, report=replace(report, new=tuple(sorted([*report.new, *own]))))
 
 
-def _reordered(matched: Matched, task: Task, folder: _Folder, names: Mapping[str, tuple[str, ...]]) -> Matched:
-    """Brings the rows of the head's last layer into the task's label order, by name.
+def _reordered(matched: Matched, model: "TaskModel", folder: _Folder, names: Mapping[str, tuple[str, ...]]) -> Matched:
+    """Brings what the head knows of labels into the task's label order, by name.
 
     Args:
         names: our parameter name -> transformers' names, which the report speaks of.
     """
-    theirs, ours = folder.labels, task.labels
-    keys = [key for key in ("head.output.weight", "head.output.bias") if key in matched.tensors]
-    if not keys or theirs == ours or not theirs or not ours:
+    theirs, ours = folder.labels, model.task.labels
+    dims = {key: dim for key, dim in label_dims(model.head).items() if key in matched.tensors}
+    if not dims or theirs == ours or not theirs or not ours:
         return matched
     if sorted(theirs) == sorted(ours):
         order = torch.tensor([theirs.index(label) for label in ours])
-        moved = {key: matched.tensors[key].index_select(0, order) for key in keys}
+        moved = {key: reordered(matched.tensors[key], order, dims[key]) for key in dims}
         note = f"head re-ordered from labels {', '.join(theirs)} to {', '.join(ours)}"
         return Matched(tensors=matched.tensors | moved, report=_noted(matched.report, note))
     if all(label.startswith("LABEL_") for label in theirs):
         note = f"the file's labels are unnamed ({', '.join(theirs)}): taken in the order {', '.join(ours)}"
         return Matched(tensors=matched.tensors, report=_noted(matched.report, note))
-    kept = {key: value for key, value in matched.tensors.items() if key not in keys}
+    kept = {key: value for key, value in matched.tensors.items() if key not in dims}
     note = f"the file's head knows other labels ({', '.join(theirs)}): its last layer is new"
-    redrawn = [name for key in keys for name in names.get(key, (key,))]
+    redrawn = [name for key in dims for name in names.get(key, (key,))]
     loaded = tuple(name for name in matched.report.loaded if name not in redrawn)
     report = replace(matched.report, loaded=loaded, new=(*matched.report.new, *redrawn))
     return Matched(tensors=kept, report=_noted(report, note))

@@ -3,11 +3,11 @@
 Owns the types that training, inference and the model share with a task. Must not know how training runs, how
 checkpoints are stored or what a recipe is.
 
-Shape legend: N tokens, B sequences (windows), S samples (rows of the user's file), H hidden, L labels.
+Shape legend: N tokens, B sequences (windows), S samples (rows or windows), R tokens a head reads, H hidden, L labels.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Any, ClassVar, Literal, NotRequired, Self, TypedDict, get_args, get_origin, get_type_hints
@@ -19,20 +19,27 @@ from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import PackedBatch, pack
+from bert_tasks.errors import UsageError
 
 
 class Feature(TypedDict):
     """One window of one row: flat, so that Arrow stores it as it is.
 
-    ``row`` is the index of the row it came from; features of a row are neighbours. ``labels`` holds the targets as
-    numbers; it is absent (or None, from Arrow) where a row has none. ``lost_tokens`` counts the row's tokens that no
-    window holds.
+    Attributes:
+        row: index of the row it came from; features of a row are neighbours.
+        labels: the targets as numbers; absent (or None, from Arrow) where a row has none.
+        reads: tokens that a head with logits per token reads, ascending; absent (or None): all.
+        origins: where those tokens come from, in the task's own numbers (words, characters), for ``summarize`` and
+            ``decode``; training does not load them.
+        lost_tokens: how many of the row's tokens no window holds.
     """
 
     row: int
     input_ids: list[int]
     token_type_ids: list[int]
     labels: NotRequired[list[float] | None]
+    reads: NotRequired[list[int] | None]
+    origins: NotRequired[list[int] | None]
     lost_tokens: NotRequired[int]
 
 
@@ -58,11 +65,15 @@ class Task(ABC):
     A subclass sets ``name`` (as on the hub), the columns it reads and how it turns rows into numbers and back. The
     fields are what a recipe may state under ``[settings]`` and what ``config.json`` stores, so they hold plain values
     only. ``labels`` fixes the order of the classes; everything else maps labels by name. ``max_length`` is the longest
-    window in tokens, special tokens included. ``tuned`` names the fields that validation sets, never a user.
+    window in tokens, special tokens included. ``tuned`` names the fields that the data set, never a user. ``sample``
+    says what has one joint loss and counts for ``batch_size``: a row (all its windows), or each window.
+    ``file_formats`` are the extensions that ``render`` knows.
     """
 
     name: ClassVar[str]
     tuned: ClassVar[tuple[str, ...]] = ()
+    sample: ClassVar[Literal["row", "window"]] = "row"
+    file_formats: ClassVar[tuple[str, ...]] = ()
     labels: tuple[str, ...] = ()
     max_length: int = 128
 
@@ -109,11 +120,21 @@ class Task(ABC):
     def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
         """The summed loss over the labelled items of the batch and the number that a mean divides by."""
 
+    def summarize(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
+        """What ``decode`` needs of each feature's float32 logits (``[L]``, or ``[R, L]``), still on their device.
+
+        A task whose logits are many overrides this, so that only the summary crosses to the host.
+        """
+        return logits
+
     @abstractmethod
     def decode(
-        self, logits: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> Sequence[Prediction]:
-        """One prediction per row, in row order. ``logits`` holds one float32 tensor per feature, on the CPU."""
+        """One prediction per row, in row order, from what ``summarize`` gave for each feature, on the CPU.
+
+        ``features`` need not hold tokens: ``row`` (from 0 within ``rows``), ``reads`` and ``origins`` are there.
+        """
 
     @abstractmethod
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
@@ -127,6 +148,20 @@ class Task(ABC):
         """The task with decision thresholds chosen on validation predictions."""
         return self
 
+    @property
+    def reads_neighbours(self) -> bool:
+        """Whether the features of a row depend on the rows around it: then all rows come in one call."""
+        return False
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
+        """The fields that a config of transformers implies; ``labels`` are its id2label, empty where it has none."""
+        return {"labels": labels, "max_length": min(cls.max_length, usable_length)}
+
+    def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
+        """Predictions in one of ``file_formats``: file name suffix -> text; the suffix "" is the file asked for."""
+        raise UsageError(f"{self.name} has no output format {extension!r}")
+
     def settings(self) -> dict[str, Any]:
         """The fields a user states: all but ``labels`` (stored as id2label) and what validation tunes."""
         names = [field.name for field in fields(self) if field.name not in ("labels", *self.tuned)]
@@ -134,13 +169,14 @@ class Task(ABC):
 
 
 def collate(features: Sequence[Feature], *, position_offset: int) -> PackedBatch:
-    """Packs features into a batch; neighbours with the same ``row`` are the windows of one sample."""
+    """Packs features into a batch; neighbours with the same ``row`` are the windows of one row."""
     return pack(
         [feature["input_ids"] for feature in features],
         [feature["token_type_ids"] for feature in features],
         position_offset=position_offset,
         windows=[len(list(windows)) for _, windows in groupby(features, key=lambda feature: feature["row"])],
         labels=[targets(feature) for feature in features],
+        reads=[feature.get("reads") for feature in features],
     )
 
 

@@ -142,6 +142,16 @@ class SequenceClassification(Task):
             "problem_type": self.problem_type,
         }
 
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
+        """Without a problem type one label means regression, as transformers infers it."""
+        names = labels if labels else ("LABEL_0", "LABEL_1")  # transformers' default: two classes
+        stated = hf_config.get("problem_type")
+        inferred = "regression" if len(names) == 1 else "single_label_classification"
+        problem = inferred if stated is None else stated
+        fields = {"problem_type": problem, "max_length": min(cls.max_length, usable_length)}
+        return fields if problem == "regression" else {**fields, "labels": names}
+
     def head(self, config: EncoderConfig) -> Head:
         if not self._regression and not self.labels:
             raise UsageError("sequence classification needs labels, e.g. labels=['negative', 'positive']")
@@ -286,13 +296,13 @@ class SequenceClassification(Task):
         return replace(self, class_weights=tuple(share / counts[name] for name in self.labels))
 
     def decode(
-        self, logits: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[SequencePrediction]:
         if not rows:
             return []
         starts = [i for i, feature in enumerate(features) if i == 0 or feature["row"] != features[i - 1]["row"]]
         windows = [end - start for start, end in pairwise([*starts, len(features)])]
-        samples = sample_logits(torch.stack(list(logits)), windows)  # [S, L]
+        samples = sample_logits(torch.stack(list(summaries)), windows)  # [S, L]
         if self._regression:
             return [SequencePrediction(label=None, score=value, scores={}) for value in samples[:, 0].tolist()]
         probabilities = torch.sigmoid(samples) if self._several else torch.softmax(samples, dim=-1)

@@ -93,6 +93,118 @@ def test_splits_that_cannot(
     assert said in str(error.value)
 
 
+TAGGED = (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
+ASKED = (
+    Column(name="id", kind="text", required=False),
+    Column(name="question", kind="text"),
+    Column(name="context", kind="text"),
+    Column(name="answers", kind="answers", required=False),
+)
+
+
+def tagged(*sentences: str, source: str = "train.conll") -> RowTable:
+    rows = [{"words": ["w"] * len(tags.split()), "tags": tags} for tags in sentences]
+    return RowTable.from_rows(rows, source, TAGGED)
+
+
+def asked(*answers: str, source: str = "train.json") -> RowTable:
+    rows = [
+        {"id": str(number), "question": f"{number % 3}?", "context": "To Paris.", "answers": answer}
+        for number, answer in enumerate(answers)
+    ]
+    return RowTable.from_rows(rows, source, ASKED)
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        pytest.param(("B-PER I-PER O", "B-LOC"), id="IOB2"),
+        pytest.param(("I-PER I-PER O", "I-LOC"), id="IOB1"),
+        pytest.param(("B-PER E-PER O", "S-LOC"), id="BIOES"),
+    ],
+)
+def test_tags_are_inferred_in_iob2(sentences: tuple[str, ...]) -> None:
+    assert infer_labels(tagged(*sentences), TAGGED) == ("B-LOC", "B-PER", "I-PER", "O")
+
+
+def test_many_tags_in_few_sentences_are_no_ids() -> None:
+    parts = tagged(*(" ".join(f"X{number}" for number in range(40)) for _ in range(120)))
+    assert len(infer_labels(parts, TAGGED)) == 40
+    assert infer_labels(tagged("10 2 10"), TAGGED) == ("2", "10")
+    cases = [(400, 201, True), (400, 200, False), (2002, 1001, True), (15_000, 1001, True), (21_000, 1001, False)]
+    for words, distinct, refused in cases:
+        lemmas = tagged(" ".join(f"{number % distinct}" for number in range(words)))
+        if refused:
+            with pytest.raises(DataError, match=rf"{distinct} different tags on {words} words look like words or ids"):
+                infer_labels(lemmas, TAGGED)
+        else:
+            assert len(infer_labels(lemmas, TAGGED)) == distinct
+
+
+def test_tags_that_only_validation_has_are_allowed() -> None:
+    splits = Splits(train=tagged("B-PER O"), validation={"": tagged("B-NEW O", "B-NEW", source="dev.conll")})
+    assert check_splits(splits, columns=TAGGED) == ("B-PER", "O")
+    check_labels([splits.validation[""]], TAGGED, ("B-PER", "O"))
+    report = data_report(splits, columns=TAGGED, labels=("O", "B-PER"))
+    assert report.lines() == [
+        "train: 1 rows, 2 words",
+        "  labels: O 1 (50%), B-PER 1 (50%)",
+        "validation: 2 rows, 3 words",
+        "  labels: O 1 (33%), B-PER 0 (0%), B-NEW 2 (67%)",
+        "  1 rows with a text that also stands in train",
+        "  tags that no training row has: 'B-NEW' (2 words)",
+    ]
+
+
+@pytest.mark.parametrize("labels", [("O", "B-PER", "I-PER"), ("O", "I-PER"), ("O", "S-PER", "E-PER", "B-PER", "I-PER")])
+@pytest.mark.parametrize("sentence", ["B-PER I-PER O", "I-PER O", "B-PER E-PER O", "S-PER"])
+def test_any_scheme_fits_labels_of_any_scheme(labels: tuple[str, ...], sentence: str) -> None:
+    splits = Splits(train=tagged(sentence, "O B-PER"), validation={})
+    assert check_splits(splits, columns=TAGGED, labels=labels) == labels
+
+
+@pytest.mark.parametrize(
+    ("train", "labels", "said"),
+    [
+        (("O O", "O"), (), "train.conll: only the tag 'O' in 2 rows; training needs at least 2 classes"),
+        (("O O",), ("O", "B-PER"), "train.conll: only the tag 'O' in 1 rows"),
+        (("", ""), (), "train.conll: no tag in 2 rows"),
+        (("O", "O B-PRE"), ("O", "B-PER"), "train.conll:2: column 'tags': 'B-PRE': 'B-PRE' -> 'B-PER'?"),
+        (("O S-NEWS",), ("O", "B-PER"), "train.conll:1: column 'tags': 'B-NEWS': expected one of O, B-PER, I-PER"),
+        (("NN VB",), ("NN", "ADJ"), "train.conll:1: column 'tags': 'VB': expected one of NN, ADJ"),
+        (("B-PER B-per",), (), "the labels 'B-PER' and 'B-per' differ in letter case only"),
+    ],
+)
+def test_tags_that_cannot_be_trained(train: tuple[str, ...], labels: tuple[str, ...], said: str) -> None:
+    splits = Splits(train=tagged(*train), validation={"": tagged("O", source="dev.conll")})
+    with pytest.raises(DataError) as error:
+        check_splits(splits, columns=TAGGED, labels=labels)
+    assert said in str(error.value)
+
+
+def test_sentences_count_as_the_same_by_their_words() -> None:
+    rows = [
+        {"words": ["a", "B"], "tags": ["O", "O"]},
+        {"words": ["A", "b"], "tags": ["O", "B-X"]},
+        {"words": [], "tags": []},
+    ]
+    report = data_report(Splits(train=RowTable.from_rows(rows, columns=TAGGED), validation={}), columns=TAGGED)
+    (split,) = report.splits
+    assert (split.rows, split.words, split.duplicates, split.conflicts, split.empty_texts) == (3, 4, 1, 1, 1)
+    assert split.label_counts == {"B-X": 1, "O": 3}
+
+
+def test_questions_are_counted_by_whether_they_have_an_answer() -> None:
+    splits = Splits(train=asked("Paris", "", "Paris", "Paris", "Paris"), validation={"": asked("")})
+    assert check_splits(splits, columns=ASKED) == ()
+    first, second = data_report(splits, columns=ASKED).splits
+    assert first.label_counts == {"answerable": 4, "unanswerable": 1}
+    assert (first.words, first.duplicates, first.conflicts, second.also_in_train) == (None, 2, 1, 1)
+    assert second.label_counts == {"unanswerable": 1}
+    with pytest.raises(DataError, match=r"train.json: none of 2 questions has an answer"):
+        check_splits(Splits(train=asked("", ""), validation={}), columns=ASKED)
+
+
 def table(*rows: tuple[str, str], source: str = "train.csv") -> RowTable:
     return RowTable.from_rows([{"text": text, "label": label} for text, label in rows], source, COLUMNS)
 

@@ -318,7 +318,9 @@ def test_glue_files_are_read_without_quoting(read: Read) -> None:
     table = read(sst2, "train.tsv", format="glue/sst2")
     assert table[0] == {"text": '"half a quote ', "label": "negative", "line": 2}
     assert table[1]["label"] == "positive"
-    with pytest.raises(BadRowsError, match=r"train.tsv:2: column 'label': '2': expected one of 0, 1"):
+    with pytest.raises(
+        BadRowsError, match=r"train.tsv:2: column 'label': '2': expected one of 0, 1, or negative, positive"
+    ):
         read("sentence\tlabel\ngood\t2\n", "train.tsv", format="glue/sst2")
 
 

@@ -5,18 +5,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from bert_tasks.data.columns import Column
 from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.readers import read_hub
-from bert_tasks.data.splits import DataSpec, Splits, load_splits, stratified_split
+from bert_tasks.data.splits import DataSpec, Splits, load_splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
 COLUMNS = (Column(name="text", kind="text"), Column(name="label", kind="label", required=False))
+PAIRS = (COLUMNS[0], Column(name="text_pair", kind="text"), COLUMNS[1])
+TAGGED = (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
+ASKED = (
+    Column(name="question", kind="text"),
+    Column(name="context", kind="text"),
+    Column(name="answers", kind="answers", required=False),
+)
 SETS = (Column(name="text", kind="text"), Column(name="labels", kind="labels", required=False))
 
 
@@ -35,26 +40,6 @@ def write(path: Path, *rows: str) -> str:
 def load(folder: Path, task_columns: tuple[Column, ...] = COLUMNS, seed: int = 1, **fields: Any) -> Splits:
     labels = fields.pop("labels", None)
     return load_splits(DataSpec(**fields), columns=task_columns, seed=seed, labels=labels, cache_dir=folder / "cache")
-
-
-@given(labels=st.lists(st.sampled_from("aabbbc"), max_size=60), share=st.floats(0.01, 0.99), seed=st.integers(0, 9))
-@settings(max_examples=100, deadline=None)
-def test_a_stratified_split_is_a_fair_partition(labels: list[str], share: float, seed: int) -> None:
-    train, validation = stratified_split(labels, share, seed)
-    assert sorted([*train, *validation]) == list(range(len(labels)))
-    assert train == sorted(train)
-    assert validation == sorted(validation)
-    assert stratified_split(labels, share, seed) == (train, validation)
-    in_train, in_validation = (Counter(labels[index] for index in part) for part in (train, validation))
-    for label, count in Counter(labels).items():
-        assert in_train[label] >= 1
-        assert in_validation[label] >= (1 if count >= 2 else 0)
-        assert abs(in_validation[label] - share * count) <= 1
-
-
-def test_seeds_split_differently() -> None:
-    labels = ["a", "b"] * 50
-    assert len({tuple(stratified_split(labels, 0.1, seed)[1]) for seed in range(5)}) == 5
 
 
 @pytest.mark.parametrize(
@@ -108,6 +93,64 @@ def test_a_glue_folder(folder: Path) -> None:
     assert splits.validation[""][0]["text"] == '"Roses" bloom.'
 
 
+def test_the_two_validation_sets_of_mnli(folder: Path) -> None:
+    for name, text in {"train": "a", "dev_matched": "b", "dev_mismatched": "c"}.items():
+        row = f"{text}\t{text}\tneutral\n"
+        (folder / f"{name}.tsv").write_text("sentence1\tsentence2\tgold_label\n" + row)
+    splits = load(folder, PAIRS, dir=str(folder), format="glue/mnli")
+    assert {name: rows[0]["text"] for name, rows in splits.validation.items()} == {"matched": "b", "mismatched": "c"}
+    stated = load(folder, PAIRS, dir=str(folder), format="glue/mnli", validation="dev_matched.tsv")
+    assert list(stated.validation) == [""]
+    (folder / "dev_matched.tsv").rename(folder / "dev.tsv")
+    with pytest.raises(DataError, match=r"dev_matched.tsv: no such file, did you mean 'dev_mismatched.tsv'"):
+        load(folder, PAIRS, dir=str(folder), format="glue/mnli")
+    (folder / "dev_mismatched.tsv").unlink()
+    assert list(load(folder, PAIRS, dir=str(folder), format="glue/mnli").validation) == [""]
+
+
+SENTENCES = "a\tB-X\n\nb\tO\n"
+UNIVERSAL = "1\ta\t_\tNOUN\t_\t_\t_\t_\t_\t_\n"
+SQUAD = '{"data": [{"paragraphs": [{"context": "To Paris.", "qas": [{"id": "1", "question": "?", "answers": []}]}]}]}'
+
+
+@pytest.mark.parametrize("format", [None, "by name"])
+@pytest.mark.parametrize(
+    ("columns", "content", "names", "named"),
+    [
+        (TAGGED, SENTENCES, ("train.txt", "valid.txt"), "conll"),
+        (TAGGED, SENTENCES, ("train.conll", "dev.bio"), "conll"),
+        (TAGGED, UNIVERSAL, ("en_ewt-ud-train.conllu", "en_ewt-ud-dev.conllu"), "conllu"),
+        (ASKED, SQUAD, ("train.json", "validation.json"), "squad"),
+        (ASKED, SQUAD, ("train-v2.0.json", "dev-v2.0.json"), "squad"),
+    ],
+)
+def test_folders_as_they_are_published(
+    folder: Path, columns: tuple[Column, ...], content: str, names: tuple[str, str], named: str, format: str | None
+) -> None:
+    (folder / "data").mkdir()
+    for name in (*names, "test.txt", "README"):
+        (folder / "data" / name).write_text(content)
+    splits = load(folder, columns, dir="data", format=None if format is None else named)
+    assert splits.train.source == f"data/{names[0]}"
+    assert splits.validation[""].source == f"data/{names[1]}"
+
+
+def test_questions_and_sentences_are_set_aside(folder: Path) -> None:
+    (folder / "train.txt").write_text(SENTENCES)
+    splits = load(folder, TAGGED, train=str(folder / "train.txt"))
+    assert (len(splits.train), len(splits.validation[""])) == (1, 1)
+    (folder / "train.json").write_text(SQUAD)
+    with pytest.raises(DataError, match=r"train.json: 1 rows, no two on different contexts, are too few"):
+        load(folder, ASKED, train=str(folder / "train.json"))
+
+
+def test_tags_of_validation_rows_may_be_new(folder: Path) -> None:
+    (folder / "train.txt").write_text(SENTENCES)
+    (folder / "dev.txt").write_text("a\tB-NEW\n")
+    splits = load(folder, TAGGED, dir=str(folder), labels=("B-X", "O"))
+    assert splits.validation[""][0]["tags"] == ["B-NEW"]
+
+
 def test_folders_that_do_not_fit(folder: Path) -> None:
     train = write(folder / "data/train.csv", "a,x")
     for fields, said in [
@@ -157,7 +200,7 @@ def test_bad_rows_of_all_files_are_in_one_report(folder: Path) -> None:
 @pytest.fixture
 def hub(folder: Path) -> Path:
     """A data set with two configs, laid out as on the hub; `load_dataset` takes its path for a name."""
-    from datasets import ClassLabel, Dataset, Features, Value
+    from datasets import ClassLabel, Dataset, Features, List, Value
 
     features = Features({"sentence": Value("string"), "label": ClassLabel(names=["negative", "positive"])})
     root = folder / "dataset"
@@ -166,6 +209,16 @@ def hub(folder: Path) -> Path:
         path = root / "sst2" / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         Dataset.from_dict(rows, features=features).to_parquet(path)
+    words = {"tokens": [["a", "b"], []], "ner_tags": [[1, 0], []], "id": [1, 2]}
+    kinds = {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-X"])), "id": Value("int32")}
+    (root / "ner").mkdir()
+    Dataset.from_dict(words, features=Features(kinds)).to_parquet(root / "ner/train.parquet")
+    hidden = {**words, "ner_tags": [[-1, -1], [-1]], "tokens": [["a", "b"], ["c"]]}
+    Dataset.from_dict(hidden, features=Features(kinds)).to_parquet(root / "ner/test.parquet")
+    (root / "qa").mkdir()
+    answers = [{"text": ["Paris"], "answer_start": [3]}, {"text": [], "answer_start": []}]
+    asked = {"question": ["?", "?"], "context": ["To Paris."] * 2, "answers": answers}
+    Dataset.from_dict(asked).to_parquet(root / "qa/train.parquet")
     (root / "plain").mkdir()
     Dataset.from_dict({"text": list("abcd"), "label": list("xyxy")}).to_parquet(root / "plain/train.parquet")
     (root / "ids").mkdir()
@@ -173,6 +226,9 @@ def hub(folder: Path) -> Path:
     (root / "README.md").write_text(
         "---\nconfigs:\n- config_name: sst2\n  data_files:\n"
         + "".join(f"  - split: {name}\n    path: sst2/{name}.parquet\n" for name in ("train", "validation", "test"))
+        + "- config_name: ner\n  data_files:\n"
+        + "".join(f"  - split: {name}\n    path: ner/{name}.parquet\n" for name in ("train", "test"))
+        + "- config_name: qa\n  data_files:\n  - split: train\n    path: qa/train.parquet\n"
         + "- config_name: plain\n  data_files:\n  - split: train\n    path: plain/train.parquet\n"
         + "- config_name: ids\n  data_files:\n  - split: train\n    path: ids/train.parquet\n---\n"
     )
@@ -210,6 +266,44 @@ def test_hidden_labels_are_no_labels(folder: Path, hub: Path) -> None:
     assert [row["label"] for row in ids] == ["positive", None]
     with pytest.raises(BadRowsError, match="missing label"):
         read("sst2", "test", format="glue/sst2")
+
+
+def test_tags_from_the_hub(folder: Path, hub: Path) -> None:
+    def read(split: str, targets: Any) -> list[dict[str, Any]]:
+        options: dict[str, Any] = {"columns": TAGGED, "format": "conll", "cache_dir": folder, "targets": targets}
+        return list(read_hub(str(hub), config="ner", split=split, **options))
+
+    assert read("train", "required") == [
+        {"words": ["a", "b"], "tags": ["B-X", "O"], "line": 1},
+        {"words": [], "tags": [], "line": 2},
+    ]
+    assert read("test", "optional") == [{"words": ["a", "b"], "line": 1}, {"words": ["c"], "line": 2}]
+    with pytest.raises(BadRowsError, match=r"column 'ner_tags': .*missing tags"):
+        read("test", "required")
+
+
+def test_answers_from_the_hub(folder: Path, hub: Path) -> None:
+    table = read_hub(str(hub), config="qa", columns=ASKED, format="squad", cache_dir=folder)
+    assert [row["answers"] for row in table] == [
+        {"text": ["Paris"], "answer_start": [3]},
+        {"text": [], "answer_start": []},
+    ]
+
+
+def test_the_validation_splits_of_mnli_on_the_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, hub: Path) -> None:
+    read: list[str] = []
+
+    def rows(dataset: str, config: str | None, split: str, revision: str | None) -> Any:
+        from datasets import Dataset
+
+        read.append(split)
+        return Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"], "label": [2]})
+
+    monkeypatch.setattr("bert_tasks.data.readers._hub_rows", rows)
+    splits = load(folder, PAIRS, dataset="nyu-mll/glue", config="mnli", format="glue/mnli")
+    assert read == ["train", "validation_matched", "validation_mismatched"]
+    assert list(splits.validation) == ["matched", "mismatched"]
+    assert splits.train[0]["label"] == "contradiction"
 
 
 def test_hub_data_sets_that_cannot_be_loaded(folder: Path, hub: Path) -> None:

@@ -188,7 +188,7 @@ def test_the_rest_of_the_last_layer_is_skipped() -> None:
     [
         (SequenceHead(CONFIG, 3), len(LENGTHS)),
         (PoolingHead(CONFIG, 3, pooling="mean"), None),
-        (RowHead(CONFIG, 3, dropout=0.1), None),
+        (RowHead(CONFIG, 3, dropout=0.1), sum(LENGTHS)),
     ],
 )
 def test_what_heads_read(head: Head, rows: int | None) -> None:

@@ -1,5 +1,6 @@
 """Packed layouts hold every token once, in groups that attention can take, and answer in the caller's order."""
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -125,6 +126,18 @@ def test_labels_and_windows_stay_in_the_callers_order() -> None:
     assert batch.windows == (2, 1)
 
 
+@FEW
+@given(LENGTHS, st.randoms(use_true_random=False))
+def test_what_is_read_stays_in_the_callers_order(lengths: list[int], chance: random.Random) -> None:
+    ids = [[1000 * i + p for p in range(length)] for i, length in enumerate(lengths)]
+    reads = [None if chance.random() < 0.2 else sorted(chance.sample(range(n), chance.randint(0, n))) for n in lengths]
+    batch = pack(ids, ids, position_offset=0, reads=reads)
+    expected = [part if read is None else [part[p] for p in read] for part, read in zip(ids, reads, strict=True)]
+    assert batch.input_ids[batch.layout.reads].tolist() == [token for part in expected for token in part]
+    assert batch.layout.read_counts == tuple(map(len, expected))
+    assert batch.layout.reads.dtype == torch.long
+
+
 def test_each_sequence_is_a_sample_unless_told_otherwise() -> None:
     batch = numbered([3, 1])
     assert batch.windows == (1, 1)
@@ -151,8 +164,8 @@ def test_moving_a_batch_moves_every_tensor() -> None:
     layout = batch.layout
     assert layout.regroup is not None
     tensors = [batch.input_ids, batch.position_ids, batch.token_type_ids, batch.labels, layout.first_rows]
-    tensors += [layout.order, layout.sequence_of_row, layout.row_lengths, layout.offsets]
+    tensors += [layout.order, layout.sequence_of_row, layout.row_lengths, layout.offsets, layout.reads]
     tensors += [layout.regroup.gather, layout.regroup.scatter]
     tensors += [group.mask for group in layout.groups if group.mask is not None]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
-    assert len(tensors) == 12
+    assert len(tensors) == 13

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.model import predicting
-from bert_tasks.model.predicting import feature_logits, predict_rows
+from bert_tasks.model.predicting import feature_summaries, predict_rows
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
 from small_checkpoints import save_checkpoint
@@ -93,7 +93,7 @@ def test_mode_is_left_as_it_was(model: TaskModel, training: bool) -> None:
         assert model.predict([{"text": "the ferry leaves"}]) == quiet  # without dropout
         assert {module.training for module in model.modules()} == {training}
         with pytest.raises(IndexError):
-            feature_logits(model, [Feature(row=0, input_ids=[10**6], token_type_ids=[0])])
+            feature_summaries(model, [Feature(row=0, input_ids=[10**6], token_type_ids=[0])])
         assert {module.training for module in model.modules()} == {training}
     finally:
         model.eval()
@@ -102,10 +102,10 @@ def test_mode_is_left_as_it_was(model: TaskModel, training: bool) -> None:
 def test_logits_come_in_feature_order_without_a_graph(model: TaskModel) -> None:
     assert model.tokenizer is not None
     features = model.task.features([{"text": line} for line in LINES], model.tokenizer)
-    logits = feature_logits(model, features, max_tokens=100)
+    logits = feature_summaries(model, features, max_tokens=100)
     assert len(logits) == len(features)
     for index in (0, 7, 19):
-        (alone,) = feature_logits(model, [features[index]])
+        (alone,) = feature_summaries(model, [features[index]])
         assert torch.allclose(alone, logits[index], atol=1e-6)
         assert not alone.requires_grad
 

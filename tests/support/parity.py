@@ -64,7 +64,7 @@ class RowTask(Task):
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         raise NotImplementedError("a batch is made of token ids here")
 
-    def decode(self, logits: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> list[Prediction]:
+    def decode(self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> list[Prediction]:
         raise NotImplementedError("a batch is made of token ids here")
 
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
@@ -141,9 +141,9 @@ def packed_output(model: Model, batch: HFBatch) -> Tensor:
     if isinstance(model, TaskModel) and not isinstance(model.head, RowHead):
         return rows  # [B, L]
     rectangle = rows.new_zeros(*batch.input_ids.shape, rows.shape[-1])  # [B, T, X]
-    for sequence, first in enumerate(packed.layout.first_rows.tolist()):
-        real = batch.attention_mask[sequence].bool()
-        rectangle[sequence, real] = rows[first : first + packed.layout.lengths[sequence]]
+    in_order = rows if isinstance(model, TaskModel) else rows.index_select(0, packed.layout.reads)
+    for sequence, part in enumerate(in_order.split(list(packed.layout.lengths))):
+        rectangle[sequence, batch.attention_mask[sequence].bool()] = part
     return rectangle
 
 

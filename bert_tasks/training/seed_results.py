@@ -1,0 +1,231 @@
+"""What several runs of one recipe say together: figures over the seeds, and which runs collapsed.
+
+Owns the statistics, how a collapsed run is told from its metrics, and the tables for people and programs. Must not know
+how runs are made or where they are kept.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_tasks.training.loop import FitResult
+
+_LOWER_IS_BETTER = ("loss", "invalid_transitions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedRun:
+    """One seed's run.
+
+    Attributes:
+        result: None where the run diverged; ``failure`` says at which step.
+        collapse: what the best model answers everywhere, where it answers the same to everything.
+    """
+
+    seed: int
+    output_dir: Path
+    result: FitResult | None = None
+    failure: str | None = None
+    collapse: str | None = None
+
+    def value(self, metric: str) -> float:
+        """The best model's metric; not a number where there is none."""
+        return math.nan if self.result is None else self.result.metrics.get(metric, math.nan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A metric over several runs; a metric that is not a number in some run has no mean.
+
+    Attributes:
+        runs: how many have it.
+        std: the sample standard deviation (divided by runs - 1), not a number for a single run.
+        best, best_seed: the highest (a loss: the lowest) and whose it is; among equals the first.
+    """
+
+    runs: int
+    mean: float
+    std: float
+    median: float
+    best: float
+    best_seed: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedsResult:
+    """All runs of a recipe, in the order of the seeds.
+
+    Attributes:
+        metric: the one that picks the best model.
+        notes: what a reader of the figures must know.
+    """
+
+    output_dir: Path
+    metric: str
+    runs: tuple[SeedRun, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> tuple[SeedRun, ...]:
+        """The runs that diverged."""
+        return tuple(run for run in self.runs if run.failure is not None)
+
+    @property
+    def collapsed(self) -> tuple[SeedRun, ...]:
+        return tuple(run for run in self.runs if run.collapse is not None)
+
+    @property
+    def sound(self) -> tuple[SeedRun, ...]:
+        """The runs that neither diverged nor collapsed."""
+        return tuple(run for run in self.runs if run.failure is None and run.collapse is None)
+
+    @property
+    def metrics(self) -> dict[str, Spread]:
+        """Every metric over the runs that did not diverge, in the order in which runs report them."""
+        return spreads(self.runs)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of ``seeds.json``."""
+        without = {name: vars(spread) for name, spread in spreads(self.sound).items()}
+        return {
+            "metric": self.metric,
+            "seeds": [run.seed for run in self.runs],
+            "metrics": {name: vars(spread) for name, spread in self.metrics.items()},
+            "collapsed": {str(run.seed): run.collapse for run in self.collapsed},
+            "failed": {str(run.seed): run.failure for run in self.failed},
+            "metrics_without_collapsed": without if self.collapsed else None,
+            "runs": [_run_facts(run, self.metric) for run in self.runs],
+            "notes": list(self.notes),
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        return [
+            *_aligned([("seed", self.metric, "best step", ""), *(_run_cells(run, self.metric) for run in self.runs)]),
+            "",
+            *_aligned(
+                [
+                    ("metric", "mean", "std", "median", "best", "of seed"),
+                    *(_spread_cells(name, spread) for name, spread in self.metrics.items()),
+                ]
+            ),
+            *self._remarks(),
+            f"runs: {self.output_dir}",
+        ]
+
+    def _remarks(self) -> Iterator[str]:
+        if self.failed:
+            yield f"{_counted(self.failed, self.runs)} diverged and count nowhere"
+        if self.collapsed:
+            spread = spreads(self.sound).get(self.metric)
+            rest = "no other is left" if spread is None else f"without: {self.metric} {_mean_and_std(spread)}"
+            yield f"{_counted(self.collapsed, self.runs)} collapsed; {rest}"
+        yield from self.notes
+
+
+def metrics_of_set(metrics: Mapping[str, float], name: str) -> dict[str, float]:
+    """The metrics of one validation set, without its name."""
+    prefix = f"{name}_" if name else ""
+    return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
+
+
+def collapse(metrics: Mapping[str, float]) -> str | None:
+    """What a model answers everywhere if it answers the same to all validation rows, told from its metrics.
+
+    Classes (of texts, or of words): one has recall 1 and all others 0, and its precision is the accuracy, which
+    then is its share of the rows. Several labels: at most one is ever found, and that in all its rows. Entities: none
+    is found. Spans: no answer is right, and all questions without one are. Numbers: a correlation does not exist.
+    """
+    if "overall_f1" in metrics:
+        return "finds no entity" if metrics["overall_f1"] == 0 else None
+    if "HasAns_f1" in metrics or "exact_match" in metrics:
+        found = metrics.get("HasAns_f1", metrics.get("f1"))
+        return "answers no question" if found == 0 and metrics.get("NoAns_exact", 100.0) == 100.0 else None
+    if "pearson" in metrics:
+        return "gives one number to all rows" if math.isnan(metrics["pearson"]) else None
+    return _one_class(metrics)
+
+
+def _one_class(metrics: Mapping[str, float]) -> str | None:
+    recalls, precisions = _by_class(metrics, "recall"), _by_class(metrics, "precision")
+    found = [name for name, recall in recalls.items() if recall > 0]
+    if "micro_f1" in metrics and not found:
+        return "finds no label"
+    if len(found) != 1 or len(recalls) < 2 or recalls[found[0]] < 1:
+        return None
+    precision = precisions.get(found[0], 1.0)
+    accuracy = metrics.get("overall_accuracy", metrics.get("accuracy"))
+    is_share = "micro_f1" in metrics or precision == accuracy
+    return f"answers {found[0]!r} to everything" if is_share and precision < 1 else None
+
+
+def _by_class(metrics: Mapping[str, float], score: str) -> dict[str, float]:
+    """Class -> score. A classifier of texts names it ``recall_CLASS``, one of words ``CLASS_recall``."""
+    if "overall_accuracy" in metrics:
+        return {key.removesuffix(f"_{score}"): value for key, value in metrics.items() if key.endswith(f"_{score}")}
+    return {key.removeprefix(f"{score}_"): value for key, value in metrics.items() if key.startswith(f"{score}_")}
+
+
+def spreads(runs: Sequence[SeedRun]) -> dict[str, Spread]:
+    """Every metric over the runs that have it."""
+    results = {run.seed: run.result.metrics for run in runs if run.result is not None}
+    names = dict.fromkeys(name for metrics in results.values() for name in metrics)
+    return {name: _spread({seed: m[name] for seed, m in results.items() if name in m}, name) for name in names}
+
+
+def _spread(values: Mapping[int, float], name: str) -> Spread:
+    numbers = list(values.values())
+    whole = all(map(math.isfinite, numbers))
+    comparable = [seed for seed, value in values.items() if not math.isnan(value)]
+    pick = min if name.endswith(_LOWER_IS_BETTER) else max
+    best = pick(comparable, key=values.__getitem__) if comparable else None
+    return Spread(
+        runs=len(numbers),
+        mean=statistics.fmean(numbers) if whole else math.nan,
+        std=statistics.stdev(numbers) if whole and len(numbers) > 1 else math.nan,
+        median=statistics.median(numbers) if whole else math.nan,
+        best=math.nan if best is None else values[best],
+        best_seed=best,
+    )
+
+
+def _run_facts(run: SeedRun, metric: str) -> dict[str, Any]:
+    done = run.result
+    facts = {"seed": run.seed, "output_dir": str(run.output_dir), "value": run.value(metric)}
+    best = {} if done is None else {"best_step": done.best_step, "steps": done.steps, "metrics": done.metrics}
+    return {**facts, **best, "failure": run.failure, "collapse": run.collapse}
+
+
+def _run_cells(run: SeedRun, metric: str) -> tuple[str, ...]:
+    if run.result is None:
+        return (str(run.seed), "-", "-", f"diverged: {run.failure}")
+    steps = f"{run.result.best_step} of {run.result.steps}"
+    remarks = ["complete already"] if run.result.reused else []
+    remarks += [] if run.collapse is None else [f"collapsed: {run.collapse}"]
+    return (str(run.seed), _number(run.value(metric)), steps, "; ".join(remarks))
+
+
+def _spread_cells(name: str, spread: Spread) -> tuple[str, ...]:
+    seed = "-" if spread.best_seed is None else str(spread.best_seed)
+    return (name, *map(_number, (spread.mean, spread.std, spread.median, spread.best)), seed)
+
+
+def _mean_and_std(spread: Spread) -> str:
+    return f"mean {_number(spread.mean)}, std {_number(spread.std)}"
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.6g}"
+
+
+def _counted(some: Sequence[SeedRun], runs: Sequence[SeedRun]) -> str:
+    seeds = ", ".join(str(run.seed) for run in some)
+    return f"{len(some)} of {len(runs)} runs (seed{'s' if len(some) > 1 else ''} {seeds})"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,203 @@
+"""One recipe with several seeds: how much of a score is luck.
+
+Owns the folder of the runs (``seed-1``, ``seed-2``, ... and ``seeds.json``) and what becomes of each seed. Must not
+know how a run is trained (each is one that ``run.train`` makes of the recipe with that seed) or how runs are compared.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from bert_tasks.errors import DivergedError, RecipeError, UsageError
+from bert_tasks.inference import make_accelerator
+from bert_tasks.recipe import Recipe, RunSection, build_task, load_recipe, resolved_toml
+from bert_tasks.recipe_errors import schema_problems
+from bert_tasks.training import outputs
+from bert_tasks.training.progress import PlainReporter
+from bert_tasks.training.run import DryRun, dry_run, train
+from bert_tasks.training.seed_results import SeedRun, SeedsResult, collapse, metrics_of_set
+
+SEEDS = "seeds.json"
+_SEED_FOLDER = re.compile(r"seed-\d+")
+
+
+def train_seeds(
+    recipe: Recipe | str | Path,
+    seeds: Iterable[int] | None = None,
+    *,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> SeedsResult:
+    """Runs a recipe once for each seed and compares the runs.
+
+    ``OUTPUT_DIR/seed-N`` is the run that the recipe with ``run.seed = N`` makes. One that is finished is reported, not
+    repeated; an unfinished one of the same recipe starts afresh, because it would go the same way. The comparison goes
+    to ``OUTPUT_DIR/seeds.json``. A run that diverges is reported as failed, and the others go on.
+
+    Args:
+        seeds: default: the recipe's ``run.seeds``.
+        overwrite: repeat finished runs too, and replace those of other recipes.
+
+    Raises:
+        RecipeError, DataError, CheckpointError, UsageError: as ``train``; all folders are looked at before the first
+            run starts.
+    """
+    loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    is_main = make_accelerator(loaded.optim.mixed_precision).is_main_process
+    planned = _planned(loaded, seeds, overwrite=overwrite)
+    runs = []
+    for number, (made, replace) in enumerate(planned, start=1):
+        if progress and is_main:
+            _announce(f"seed {made.run.seed} (run {number} of {len(planned)})")
+        runs.append(_run(made, overwrite=replace, progress=progress))
+    folder = _folder(loaded)
+    result = _compared(folder, loaded, runs)
+    if is_main:
+        outputs.write_json(folder / SEEDS, result.to_json())
+    return result
+
+
+def dry_run_seeds(recipe: Recipe, seeds: Iterable[int] | None = None, *, overwrite: bool = False) -> DryRun:
+    """The dry run of the first seed, after a look at the folders of all; see ``train_seeds`` and ``dry_run``."""
+    first, replace = _planned(recipe, seeds, overwrite=overwrite)[0]
+    return dry_run(first, overwrite=replace)
+
+
+def seed_recipes(recipe: Recipe, seeds: Iterable[int] | None = None) -> dict[int, Recipe]:
+    """Seed -> the recipe of its run; ``seeds`` default to the recipe's.
+
+    Raises:
+        RecipeError: no seed, one that stands twice, or one that is out of range.
+    """
+    chosen = recipe.run.seeds if seeds is None else _checked(tuple(seeds))
+    if chosen is None:
+        raise RecipeError("no seeds: set run.seeds in the recipe, or pass --seeds 1,2,3")
+    folder = recipe.run.output_dir
+    homes = {seed: None if folder is None else str(Path(folder) / f"seed-{seed}") for seed in chosen}
+    changes = {seed: {"seed": seed, "seeds": None, "output_dir": home} for seed, home in homes.items()}
+    return {
+        seed: recipe.model_copy(update={"run": recipe.run.model_copy(update=change)})
+        for seed, change in changes.items()
+    }
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """The seeds of ``1,2,3``.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]+", part) for part in parts):
+        raise UsageError(f"--seeds {text}: expected whole numbers with commas between them, such as 1,2,3")
+    return tuple(map(int, parts))
+
+
+def _checked(seeds: tuple[int, ...]) -> tuple[int, ...] | None:
+    try:
+        return RunSection(seeds=seeds).seeds
+    except ValidationError as error:
+        problems = schema_problems(error, {"seeds": seeds}, (), {})
+        raise RecipeError("\n".join(problem.text for problem in problems)) from None
+
+
+def _planned(recipe: Recipe, seeds: Iterable[int] | None, *, overwrite: bool) -> list[tuple[Recipe, bool]]:
+    """The recipe of each run, and whether it replaces what its folder holds.
+
+    Raises:
+        RecipeError, UsageError: seeds or folders that will not do, also those of the last run.
+    """
+    if recipe.run.output_dir is None:
+        raise RecipeError("the runs need a folder: set run.output_dir in the recipe, or pass --output-dir")
+    recipes = seed_recipes(recipe, seeds).values()
+    _check_folder(_folder(recipe))
+    planned = [(made, overwrite or _is_unfinished(made)) for made in recipes]
+    for made, replace in planned:
+        if replace or outputs.finished_summary(_folder(made), resolved_toml(made)) is None:
+            outputs.check_folder(_folder(made), overwrite=replace)
+    return planned
+
+
+def _folder(recipe: Recipe) -> Path:
+    return Path(str(recipe.run.output_dir))
+
+
+def _check_folder(folder: Path) -> None:
+    """Whether the folder may hold the folders of runs."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file, expected a folder for the runs: choose another output folder")
+    existing = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if outputs.RUN in existing or outputs.SUMMARY in existing:
+        raise UsageError(f"{folder} holds a run of one seed: choose another folder for several")
+    if existing and not any(name == SEEDS or _SEED_FOLDER.fullmatch(name) for name in existing):
+        raise UsageError(f"{folder} is not empty and holds no runs ({', '.join(existing[:3])}): choose another folder")
+
+
+def _is_unfinished(recipe: Recipe) -> bool:
+    """Whether the run's folder holds an unfinished run of this very recipe."""
+    folder = _folder(recipe)
+    stored = folder / outputs.RECIPE
+    if (folder / outputs.SUMMARY).exists() or not stored.is_file():
+        return False
+    return stored.read_text(encoding="utf-8") == resolved_toml(recipe)
+
+
+def _announce(text: str) -> None:
+    PlainReporter(total_steps=1, logging_steps=1, stream=sys.stderr).note(text)
+
+
+def _run(recipe: Recipe, *, overwrite: bool, progress: bool) -> SeedRun:
+    seed, folder = recipe.run.seed, _folder(recipe)
+    try:
+        result = train(recipe, overwrite=overwrite, progress=progress)
+    except DivergedError as error:
+        return SeedRun(seed=seed, output_dir=folder, failure=str(error))
+    first = next(iter(_validation(_facts(folder))))
+    return SeedRun(
+        seed=seed, output_dir=folder, result=result, collapse=collapse(metrics_of_set(result.metrics, first))
+    )
+
+
+def _compared(folder: Path, recipe: Recipe, runs: Sequence[SeedRun]) -> SeedsResult:
+    facts = [_facts(run.output_dir) for run in runs]
+    return SeedsResult(
+        output_dir=folder, metric=_metric(recipe, facts[0]), runs=tuple(runs), notes=tuple(_notes(facts))
+    )
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """What a run says it was made of."""
+    facts: dict[str, Any] = json.loads((folder / outputs.RUN).read_text(encoding="utf-8"))
+    return facts
+
+
+def _validation(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Validation set ("" where it has no name) -> fingerprint of its rows, in the order of evaluation."""
+    return {
+        split.removeprefix("validation").removeprefix("_"): data["fingerprint"]
+        for split, data in facts["data"].items()
+        if split != "train"
+    }
+
+
+def _metric(recipe: Recipe, facts: Mapping[str, Any]) -> str:
+    """The metric that picks the best model, with the name of its validation set."""
+    if recipe.run.metric_for_best_model is not None:
+        return recipe.run.metric_for_best_model
+    labels = tuple(facts["labels"])
+    primary = build_task(recipe, labels if labels else None).primary_metric
+    first = next(iter(_validation(facts)))
+    return f"{first}_{primary}" if first else primary
+
+
+def _notes(facts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if any(_validation(other) != _validation(facts[0]) for other in facts[1:]):
+        yield (
+            "the runs have different validation rows (each seed sets its own aside), which adds to the spread; "
+            "state data.validation to compare them on the same rows"
+        )

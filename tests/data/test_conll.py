@@ -1,0 +1,208 @@
+"""Sentences with one word a line: CoNLL columns and CoNLL-U."""
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_tasks.data.columns import Column
+from bert_tasks.data.conll import conll_records
+from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import DataError
+
+WORDS = Column(name="words", kind="words")
+TAGS = Column(name="tags", kind="tags", required=False)
+COLUMNS = (WORDS, TAGS, Column(name="document", kind="text", required=False))
+
+Read = Callable[..., RowTable]
+
+
+def sentences(table: RowTable) -> list[tuple[list[str], list[str]]]:
+    return [(row["words"], row["tags"]) for row in table]
+
+
+def lines(error: pytest.ExceptionInfo[BadRowsError]) -> list[str]:
+    return str(error.value).splitlines()[1:]
+
+
+TWO = [(["EU", "rejects"], ["B-ORG", "O"]), (["No"], ["O"])]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param("EU\tB-ORG\nrejects\tO\n\nNo\tO\n", id="tabs"),
+        pytest.param("EU B-ORG\nrejects   O\n\nNo \t O \n", id="runs of spaces"),
+        pytest.param("EU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\nNo DT O O\n", id="four columns"),
+        pytest.param("EU\tNNP\tB-NP\tB-ORG\nrejects\tVBZ\tB-VP\tO\n\nNo\tDT\tO\tO\n", id="four columns, tabs"),
+        pytest.param("EU\tB-ORG\r\nrejects\tO\r\n\r\nNo\tO\r\n", id="crlf"),
+        pytest.param("EU\tB-ORG\nrejects\tO\n\nNo\tO", id="no last line end"),
+        pytest.param("\n\nEU\tB-ORG\nrejects\tO\n\n \n\t\nNo\tO\n\n\n", id="blank lines"),
+        pytest.param("\ufeffEU\tB-ORG\nrejects\tO\n\nNo\tO\n", id="byte order mark"),
+        pytest.param("# id = 1\nEU\tB-ORG\nrejects\tO\n\n# text = No\nNo\tO\n", id="comments, tabs"),
+        pytest.param("# id I-1\nEU B-ORG\nrejects O\n\n# two\nNo O\n", id="comments, spaces"),
+        pytest.param("#\tcomment\nEU B-ORG\nrejects O\n\n# two\nNo O\n", id="comment after a tab"),
+    ],
+)
+def test_the_same_sentences_in_every_layout(read: Read, content: str) -> None:
+    table = read(content, "rows.conll", columns=COLUMNS)
+    assert sentences(table) == TWO
+    assert "document" not in table[0]
+
+
+def test_rows_carry_the_line_of_their_first_word(read: Read) -> None:
+    table = read("# one\nEU\tO\nrejects\tO\n\n\n# two\nNo\tO\n", "rows.txt", columns=COLUMNS)
+    assert [row["line"] for row in table] == [2, 7]
+
+
+def test_documents(read: Read) -> None:
+    content = "a\tO\n-DOCSTART- -X- -X- O\n\nb\tO\n\nc\tO\n-DOCSTART-\td\te\nd\tO\n"
+    table = read(content, "rows.bio", columns=COLUMNS)
+    assert [(row["words"], row["document"]) for row in table] == [
+        (["a"], None),
+        (["b"], "0"),
+        (["c"], "0"),
+        (["d"], "1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        pytest.param("#\tO\na\tO\n", ["#", "a"], id="first, tabs"),
+        pytest.param("# O\na O\n", ["#", "a"], id="first, spaces"),
+        pytest.param("a O\n# O\n", ["a", "#"], id="spaces"),
+        pytest.param("a NN\nb SYM\n# SYM\n# x\n", ["a", "b", "#"], id="only tags that stood before"),
+        pytest.param("#tag O\n## O\n", ["#tag", "##"], id="more than a hash"),
+        pytest.param("a\tO\n# b\tO\n", ["a", "# b"], id="a hash in a longer word"),
+        pytest.param(
+            "\u200b\tO\n\tO\n\u00a0\tO\nNew York\tO\n\u2028\tO\n",
+            ["\u200b", "", "\u00a0", "New York", "\u2028"],
+            id="odd",
+        ),
+        pytest.param("\u00a0 O\na\u3000b O\n", ["\u00a0", "a\u3000b"], id="only spaces and tabs part columns"),
+    ],
+)
+def test_words_that_could_be_taken_for_something_else(read: Read, content: str, words: list[str]) -> None:
+    assert read(content, "rows.iob", columns=COLUMNS)[0]["words"] == words
+
+
+def test_columns_by_number(read: Read) -> None:
+    content = "EU NNP B-NP B-ORG\nrejects VBZ B-VP O\n"
+    tags = {number: read(content, "rows.conll", columns=COLUMNS, names={"tags": number})[0]["tags"] for number in "123"}
+    assert tags == {"1": ["NNP", "VBZ"], "2": ["B-NP", "B-VP"], "3": ["B-ORG", "O"]}
+    with pytest.raises(DataError, match=r"no column '4'\n.*there are: '0', '1', '2', '3', 'tags', 'words'"):
+        read(content, "rows.conll", columns=COLUMNS, names={"tags": "4"})
+
+
+def test_words_alone_are_enough_for_prediction(read: Read) -> None:
+    content = "# one\nEU\nrejects\n\n#\n"
+    table = read(content, "rows.txt", columns=COLUMNS, targets="optional")
+    assert list(table) == [{"words": ["EU", "rejects"], "line": 2}, {"words": ["#"], "line": 5}]
+    with pytest.raises(DataError, match=r"rows.txt: no column 'tags'"):
+        read(content, "rows.txt", columns=COLUMNS)
+
+
+def test_faults_are_named_by_line(read: Read) -> None:
+    content = "EU\tB-ORG\nrejects O\nNew\tYork\tO\n\nno\t\nway\tO\n\nlast\tO\n"
+    with pytest.raises(BadRowsError) as error:
+        read(content, "rows.conll", columns=COLUMNS)
+    said = [line.removesuffix("; each word needs a tag, 'O' where it is part of nothing") for line in lines(error)]
+    assert said == [
+        "  rows.conll:2: 1 column where the file's first word has 2 columns, parted by tabs: 'rejects O'",
+        "  rows.conll:3: 3 columns where the file's first word has 2 columns, parted by tabs: 'New\\tYork\\tO'",
+        """  rows.conll:5: column 'tags': "['', 'O']": tag 1: empty""",
+    ]
+
+
+def test_numbers_among_tags_are_refused_when_they_are_inferred(read: Read) -> None:
+    content = "a B-PER\nb O\n\nc 0\nd O\n"
+    with pytest.raises(BadRowsError, match=r"rows.txt:4: column 'tags': '0': a number among names"):
+        read(content, "rows.txt", columns=COLUMNS, labels=())
+    assert len(read(content, "rows.txt", columns=COLUMNS, labels=("O", "B-LOC"))) == 2
+
+
+def test_files_without_sentences(read: Read) -> None:
+    for content in ("", "\n\n", "# nothing\n", "-DOCSTART- O\n\n"):
+        with pytest.raises(DataError, match=r"rows.txt: no rows$"):
+            read(content, "rows.txt", columns=COLUMNS)
+
+
+word = st.text(st.characters(codec="utf-8", exclude_characters="\t\n\r\ufeff"), max_size=4).map(
+    lambda text: text.strip(" ")
+)
+tag = st.sampled_from(["O", "B-PER", "I-PER", "S-a-b"])
+
+
+@given(
+    text=st.lists(st.lists(st.tuples(word, tag), min_size=1, max_size=4), max_size=4),
+    end=st.sampled_from(["\n", "\r\n"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_what_is_written_with_tabs_comes_back(text: list[list[tuple[str, str]]], end: str) -> None:
+    content = end.join(end.join("\t".join(cells) for cells in sentence) + end for sentence in text)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.conll"
+        path.write_bytes(content.encode())
+        with conll_records(path, encoding="utf-8") as records:
+            read_back = [list(zip(row.cells["words"], row.cells["tags"], strict=True)) for row in records.rows]
+    assert read_back == text
+
+
+UNIVERSAL = """\
+# newdoc id = first
+# sent_id = 1
+# text = Don't.
+1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_
+1\tDo\tdo\tAUX\tVBP\tMood=Ind\t0\troot\t_\t_
+2\tn't\tnot\tPART\tRB\t_\t1\tadvmod\t_\tSpaceAfter=No
+2.1\tgo\tgo\tVERB\tVB\t_\t_\t_\t_\t_
+3\t.\t.\tPUNCT\t.\t_\t1\tpunct\t_\t_
+
+# newdoc
+1\t_\t_\tX\t_\t_\t0\troot\t_\t_
+
+# newdocs are something else
+1\t#\t#\tSYM\t_\t_\t0\troot\t_\t_
+"""
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_universal_dependencies(read: Read, end: str) -> None:
+    content = UNIVERSAL.replace("\n", end)
+    assert list(read(content, "en-ud-dev.conllu", columns=COLUMNS)) == [
+        {"words": ["Do", "n't", "."], "tags": ["AUX", "PART", "PUNCT"], "document": "0", "line": 5},
+        {"words": ["_"], "tags": ["X"], "document": "1", "line": 11},
+        {"words": ["#"], "tags": ["SYM"], "document": "1", "line": 14},
+    ]
+
+
+def test_other_columns_of_universal_dependencies(read: Read) -> None:
+    first = "\n".join(UNIVERSAL.splitlines()[2:8])
+    assert read(first, "a.conllu", columns=COLUMNS, names={"tags": "xpos", "words": "lemma"})[0] == {
+        "words": ["do", "not", "."],
+        "tags": ["VBP", "RB", "."],
+        "line": 3,
+    }
+    with pytest.raises(DataError, match="no column 'upos_', did you mean 'upos'"):
+        read(first, "a.conllu", columns=COLUMNS, names={"tags": "upos_"})
+
+
+def test_tags_that_are_not_told_are_no_targets(read: Read) -> None:
+    blind = "1\ta\t_\t_\t_\t_\t_\t_\t_\t_\n2\tb\t_\t_\t_\t_\t_\t_\t_\t_\n"
+    assert list(read(blind, "a.conllu", columns=COLUMNS, targets="optional")) == [{"words": ["a", "b"], "line": 1}]
+    with pytest.raises(DataError, match="no column 'upos'"):
+        read(blind, "a.conllu", columns=COLUMNS)
+
+
+def test_faults_of_universal_dependencies(read: Read) -> None:
+    with pytest.raises(BadRowsError) as error:
+        read("1\ta\n\nx\ta\t_\tX\t_\t_\t_\t_\t_\t_\n\n" + UNIVERSAL, "a.conllu", columns=COLUMNS)
+    assert lines(error) == [
+        "  a.conllu:1: 2 columns where CoNLL-U has 10, parted by tabs: '1\\ta'; read other columns as format = 'conll'",
+        "  a.conllu:3: the id 'x': expected 1, a range such as 1-2, or an empty node such as 1.1",
+    ]

@@ -1,0 +1,59 @@
+"""The published data sets, where BERT_TASKS_DATA names a folder that holds them: nothing lost, nothing refused."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bert_tasks.data.checks import infer_labels
+from bert_tasks.data.columns import Column
+from bert_tasks.data.readers import read_table
+from bert_tasks.data.table import RowTable
+
+TAGGED = (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
+TEXTS = (Column(name="text", kind="text"), Column(name="text_pair", kind="text"))
+ASKED = (
+    Column(name="id", kind="text", required=False),
+    Column(name="question", kind="text"),
+    Column(name="context", kind="text"),
+    Column(name="answers", kind="answers", required=False),
+)
+
+pytestmark = pytest.mark.skipif("BERT_TASKS_DATA" not in os.environ, reason="BERT_TASKS_DATA is not set")
+
+
+def read(tmp_path: Path, name: str, columns: tuple[Column, ...], format: str | None = None) -> RowTable:
+    return read_table(Path(os.environ["BERT_TASKS_DATA"]) / name, columns=columns, format=format, cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentences", "words"), [("train", 14041, 203621), ("valid", 3250, 51362), ("test", 3453, 46435)]
+)
+def test_conll_2003(tmp_path: Path, name: str, sentences: int, words: int) -> None:
+    table = read(tmp_path, f"conll2003/{name}.txt", TAGGED)
+    assert len(table) == sentences
+    assert sum(len(row["words"]) for row in table) == words
+    types = ("LOC", "MISC", "ORG", "PER")
+    assert infer_labels(table, TAGGED) == (*(f"{p}-{kind}" for p in "BI" for kind in types), "O")
+
+
+def test_squad(tmp_path: Path) -> None:
+    table = read(tmp_path, "squad/dev-v2.0.part.json", ASKED)
+    counts = Counter(len(row["answers"]["text"]) > 0 for row in table)
+    assert counts == {True: 6078 - 3168, False: 3168}
+    assert len(set(table.rows["id"])) == 6078
+    xquad = read(tmp_path, "squad/xquad.en.json", ASKED)
+    assert Counter(len(row["answers"]["text"]) for row in xquad) == {1: 1190}
+
+
+@pytest.mark.parametrize(
+    ("folder", "format", "kind", "train", "dev"),
+    [("STS-B", "glue/stsb", "number", 5749, 1500), ("RTE", "glue/rte", "label", 2490, 277)],
+)
+def test_glue_pairs(tmp_path: Path, folder: str, format: str, kind: str, train: int, dev: int) -> None:
+    label = Column(name="label", kind="number" if kind == "number" else "label", required=False)
+    tables = [read(tmp_path, f"glue/{folder}/{name}.tsv", (*TEXTS, label), format) for name in ("train", "dev")]
+    assert [len(table) for table in tables] == [train, dev]
+    values = set(tables[0].rows["label"])
+    assert values == {"entailment", "not_entailment"} if kind == "label" else (min(values), max(values)) == (0.0, 5.0)

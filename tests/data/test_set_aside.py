@@ -1,0 +1,124 @@
+"""Validation rows taken out of the training rows: fair, repeatable, and without leaks."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_tasks.data.columns import Column
+from bert_tasks.data.set_aside import grouped_split, set_aside, stratified_split
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import DataError
+
+TAGGED = (
+    Column(name="words", kind="words"),
+    Column(name="tags", kind="tags", required=False),
+    Column(name="document", kind="text", required=False),
+)
+ASKED = (
+    Column(name="question", kind="text"),
+    Column(name="context", kind="text"),
+    Column(name="answers", kind="answers", required=False),
+)
+
+
+@given(labels=st.lists(st.sampled_from("aabbbc"), max_size=60), share=st.floats(0.01, 0.99), seed=st.integers(0, 9))
+@settings(max_examples=100, deadline=None)
+def test_a_stratified_split_is_a_fair_partition(labels: list[str], share: float, seed: int) -> None:
+    train, validation = stratified_split(labels, share, seed)
+    assert sorted([*train, *validation]) == list(range(len(labels)))
+    assert train == sorted(train)
+    assert validation == sorted(validation)
+    assert stratified_split(labels, share, seed) == (train, validation)
+    in_train, in_validation = (Counter(labels[index] for index in part) for part in (train, validation))
+    for label, count in Counter(labels).items():
+        assert in_train[label] >= 1
+        assert in_validation[label] >= (1 if count >= 2 else 0)
+        assert abs(in_validation[label] - share * count) <= 1
+
+
+def test_seeds_split_differently() -> None:
+    labels = ["a", "b"] * 50
+    assert len({tuple(stratified_split(labels, 0.1, seed)[1]) for seed in range(5)}) == 5
+    assert len({tuple(grouped_split(range(100), labels, 0.1, seed)[1]) for seed in range(5)}) == 5
+
+
+rows = st.lists(st.tuples(st.integers(0, 8), st.sampled_from("ab")), max_size=60)
+
+
+@given(rows=rows, share=st.floats(0.01, 0.99), seed=st.integers(0, 9))
+@settings(max_examples=100, deadline=None)
+def test_a_grouped_split_tears_no_group_apart(rows: list[tuple[int, str]], share: float, seed: int) -> None:
+    groups, strata = [group for group, _ in rows], [stratum for _, stratum in rows]
+    train, validation = grouped_split(groups, strata, share, seed)
+    assert sorted([*train, *validation]) == list(range(len(rows)))
+    assert train == sorted(train)
+    assert validation == sorted(validation)
+    assert {groups[index] for index in train} & {groups[index] for index in validation} == set()
+    assert grouped_split(groups, strata, share, seed) == (train, validation)
+    assert (len(train) > 0) == (len(rows) > 0)
+    assert (len(validation) > 0) == (len(set(groups)) > 1)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.9])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_grouped_split_keeps_the_shares(share: float, seed: int) -> None:
+    groups = [number // 5 for number in range(1000)]
+    strata = ["rare" if number % 50 == 0 else "often" for number in range(1000)]
+    _, validation = grouped_split(groups, strata, share, seed)
+    found = Counter(strata[index] for index in validation)
+    assert found["rare"] == pytest.approx(20 * share, abs=1)
+    assert found["often"] == pytest.approx(980 * share, abs=20)
+
+
+def test_no_share_is_too_small_for_a_group() -> None:
+    assert [len(part) for part in grouped_split([0] * 9 + [1], ["a"] * 10, 0.01, seed=1)] == [9, 1]
+    assert [len(part) for part in grouped_split([0] * 9 + [1], ["a"] * 10, 0.99, seed=1)] == [1, 9]
+
+
+def test_the_share_of_all_rows_counts_too() -> None:
+    groups = [number // 10 for number in range(200)]
+    strata = ["b" if number < 50 else "a" for number in range(200)]  # 5 rows of "b" wanted, groups of 10
+    assert {len(grouped_split(groups, strata, 0.1, seed)[1]) for seed in range(5)} == {20}
+
+
+def questions(*contexts: str) -> RowTable:
+    asked = [
+        {"question": f"{number}?", "context": context, "answers": context[:3] if number % 40 < 30 else ""}
+        for number, context in enumerate(contexts)
+    ]
+    return RowTable.from_rows(asked, "train.json", ASKED)
+
+
+def test_questions_on_one_context_stay_together() -> None:
+    table = questions(*(f"context {number % 20}" for number in range(200)))
+    train, validation = set_aside(table, ASKED, 0.1, seed=1)
+    assert len(validation) == 20
+    assert sum(row["answers"]["text"] == [] for row in validation) == 5
+    assert {row["context"] for row in train} & {row["context"] for row in validation} == set()
+    with pytest.raises(DataError, match=r"train.json: 3 rows, no two on different contexts, are too few"):
+        set_aside(questions("same", "same", "same"), ASKED, 0.1, seed=1)
+
+
+def sentences(*documents: Any) -> RowTable:
+    tagged = [{"words": ["a"], "tags": ["O"], "document": document} for document in documents]
+    return RowTable.from_rows(tagged, "train.conll", TAGGED)
+
+
+def test_documents_stay_together_where_there_are_enough() -> None:
+    def documents(table: RowTable) -> tuple[set[str], set[str]]:
+        train, validation = set_aside(table, TAGGED, 0.2, seed=1)
+        assert len(validation) == pytest.approx(0.2 * len(table), abs=1)
+        return {row.get("document") for row in train}, {row.get("document") for row in validation}
+
+    many = documents(sentences(*(str(number // 4) for number in range(40))))
+    assert many[0] & many[1] == set()
+    few = documents(sentences(*(str(number // 20) for number in range(40))))
+    assert few[0] & few[1] != set()
+    assert documents(sentences(*[None] * 40)) == ({None}, {None})
+    mixed = documents(sentences(*[None] * 30, *(str(number // 2) for number in range(10))))
+    assert mixed[0] & mixed[1] <= {None}
+    with pytest.raises(DataError, match=r"train.conll: 1 rows, no two in all, are too few"):
+        set_aside(sentences(None), TAGGED, 0.2, seed=1)

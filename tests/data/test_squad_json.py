@@ -1,0 +1,131 @@
+"""SQuAD's nested JSON."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_tasks.data.columns import Column
+from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.squad_json import looks_like_squad
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import DataError
+
+COLUMNS = (
+    Column(name="id", kind="text", required=False),
+    Column(name="title", kind="text", required=False),
+    Column(name="question", kind="text"),
+    Column(name="context", kind="text"),
+    Column(name="answers", kind="answers", required=False),
+)
+Read = Callable[..., RowTable]
+
+
+def question(number: int, **fields: Any) -> dict[str, Any]:
+    return {"id": f"q{number}", "question": f"Question {number}?", **fields}
+
+
+def squad(*questions: dict[str, Any], context: str = "To Paris, twice to Paris.") -> str:
+    paragraphs = [{"context": context, "qas": list(questions)}]
+    return json.dumps({"version": "v2.0", "data": [{"title": "Trips", "paragraphs": paragraphs}]})
+
+
+PARIS = {"text": "Paris", "answer_start": 3}
+
+
+def test_both_versions(read: Read) -> None:
+    content = squad(
+        question(1, answers=[PARIS, {"text": "Paris", "answer_start": 19}]),
+        question(2, answers=[], is_impossible=True, plausible_answers=[PARIS]),
+        question(3, answers=[PARIS], is_impossible=False),
+        question(4, is_impossible=True),
+    )
+    table = read(content, "dev-v2.0.json", columns=COLUMNS)
+    assert table[0] == {
+        "id": "q1",
+        "title": "Trips",
+        "question": "Question 1?",
+        "context": "To Paris, twice to Paris.",
+        "answers": {"text": ["Paris", "Paris"], "answer_start": [3, 19]},
+        "line": 1,
+    }
+    assert [len(row["answers"]["text"]) for row in table] == [2, 0, 1, 0]
+    assert [row["line"] for row in table] == [1, 2, 3, 4]
+
+
+def test_questions_without_answers_are_for_prediction(read: Read) -> None:
+    content = squad(question(1), {"id": 7, "question": "?"})
+    table = read(content, "test.json", columns=COLUMNS, targets="optional")
+    assert [row["id"] for row in table] == ["q1", "7"]
+    assert "answers" not in table[0]
+    with pytest.raises(DataError, match=r"test.json: no column 'answers'"):
+        read(content, "test.json", columns=COLUMNS)
+
+
+def test_problems_name_the_question(read: Read) -> None:
+    content = squad(
+        question(1, answers=[{"text": "Paris", "answer_start": 4}]),
+        question(2, answers=[PARIS], is_impossible=True),
+        question(3),
+        {"answers": []},
+        question(5, answers=[PARIS]),
+    )
+    with pytest.raises(BadRowsError) as error:
+        read(content, "train.json", columns=COLUMNS)
+    assert str(error.value).splitlines()[1:] == [
+        "  train.json:1: column 'answers': 'Paris': at answer_start 4 the context has 'aris,'; the text stands at 3, "
+        "answer_start is 1 too large (question 'q1')",
+        "  train.json:2: it has answers, but is_impossible is true; correct one of them (question 'q2')",
+        "  train.json:3: column 'answers': missing answers (question 'q3')",
+        "  train.json:4: column 'question': missing text; write an empty text as \"\"",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"data": [{"paragraphs": [{]}]}', r"a.json:1: not valid JSON at column 28: "),
+        ('{"data": [\n{"paragraphs": [', r"a.json:2: not valid JSON at column 17: "),
+        ("", "a.json:1: not valid JSON at column 1: "),
+        ('{"data": 5}', "a.json: no list 'data', which SQuAD's JSON has; read one object a line"),
+        ("[]", "a.json: no list 'data'"),
+        ('{"data": [5]}', r"a.json: data\[0\]: expected an object, not 5"),
+        ('{"data": [{}, {}]}', r"a.json: no list 'data\[0\].paragraphs', which SQuAD's JSON has$"),
+        ('{"data": [{"paragraphs": [{"qas": []}, {}]}]}', r"a.json: no list 'data\[0\].paragraphs\[1\].qas'"),
+        ('{"data": []}', "a.json: no rows$"),
+        ("[" * 100_000, "a.json: nested too deeply"),
+    ],
+)
+def test_other_json(read: Read, content: str, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        read(content, "a.json", columns=COLUMNS, format="squad")
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        (squad(question(1)), True),
+        (json.dumps(json.loads(squad(question(1))), indent=2), True),
+        ('\ufeff{"version": "1.1", "data": [{', True),
+        ('{"data": [{"title": "a"', True),
+        ('{"name": "my \u00e9 set", "count": 3, "final": true, "data": [\n {', True),
+        ('{"question": "?", "context": "c", "answers": []}', False),
+        ('{"text": "a"}\n{"data": [{}]}', False),
+        ('{"data": []}', False),
+        ('{"data": "x"}', False),
+        ('[{"data": [{}]}]', False),
+        ("", False),
+    ],
+)
+def test_what_looks_like_squad(tmp_path: Path, start: str, expected: bool) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(start, encoding="utf-8")
+    assert looks_like_squad(path) == expected
+    assert not looks_like_squad(tmp_path / "none.json")
+
+
+def test_flat_rows_in_a_json_file(read: Read) -> None:
+    line = {"question": "?", "context": "To Paris.", "answers": {"text": ["Paris"], "answer_start": [3]}}
+    assert read(json.dumps(line), "a.json", columns=COLUMNS)[0] == {**line, "line": 1}

@@ -1,0 +1,121 @@
+"""Ranking metrics against the definitions in plain Python and against scikit-learn."""
+
+import itertools
+
+import numpy as np
+import pytest
+import sklearn.metrics
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from bert_tasks.errors import DataError
+from bert_tasks.metrics.ranking import ranking_metrics
+
+quick = settings(max_examples=80, deadline=None, database=None)
+# Few scores, so that ties are common.
+rows = st.tuples(st.sampled_from("abc"), st.booleans(), st.sampled_from([-1.0, 0.0, 0.25, 2.0]))
+tables = st.lists(rows, min_size=1, max_size=14)
+
+
+def columns(table):
+    return [list(column) for column in zip(*table, strict=True)]
+
+
+def ranked(table, name):
+    """The judgements of a group, best score first, the later row first among equals."""
+    numbered = [(score, row, relevant) for row, (group, relevant, score) in enumerate(table) if group == name]
+    return [relevant for _, _, relevant in sorted(numbered, reverse=True)]
+
+
+def average_precision(judgements):
+    precisions = [sum(judgements[:rank]) / rank for rank, hit in enumerate(judgements, start=1) if hit]
+    return sum(precisions) / len(precisions)
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+@quick
+@given(tables)
+def test_metrics_equal_their_definitions(table):
+    lists = [ranked(table, name) for name in sorted({name for name, _, _ in table})]
+    counted = [judgements for judgements in lists if any(judgements)]
+    assume(counted)
+    ours = ranking_metrics(*columns(table))
+    assert ours == pytest.approx(
+        {
+            "map": mean([average_precision(judgements) for judgements in counted]),
+            "mrr": mean([1 / (judgements.index(True) + 1) for judgements in counted]),
+            "ranked_groups": len(counted),
+        },
+        abs=1e-14,
+    )
+    assert all(type(value) is float for value in ours.values())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_map_without_ties_is_scikit_learns_mean(seed):
+    random = np.random.default_rng(seed)
+    groups = random.integers(0, 6, size=80)
+    relevant = random.random(80) < 0.4
+    scores = random.permutation(80) / 80
+    expected = [
+        sklearn.metrics.average_precision_score(relevant[groups == group], scores[groups == group])
+        for group in range(6)
+        if relevant[groups == group].any()
+    ]
+    ours = ranking_metrics([f"question {group}" for group in groups], relevant.tolist(), scores.tolist())
+    assert ours["map"] == pytest.approx(np.mean(expected), abs=1e-12)
+    assert ours["ranked_groups"] == len(expected)
+
+
+def test_numbers_worked_out_by_hand():
+    groups = ["q1", "q2", "q1", "q1", "q2", "q3"]
+    relevant = [True, False, False, True, True, False]
+    scores = [0.9, 0.8, 0.7, 0.1, 0.3, 1.0]
+    # q1: ranks 1 and 3, (1 + 2/3) / 2; q2: rank 2; q3 has no right answer
+    assert ranking_metrics(groups, relevant, scores) == pytest.approx(
+        {"map": (5 / 6 + 1 / 2) / 2, "mrr": 3 / 4, "ranked_groups": 2.0}
+    )
+
+
+def test_equal_scores_put_the_later_row_first():
+    first = ranking_metrics(["q"] * 3, [True, False, False], [0.5] * 3)
+    last = ranking_metrics(["q"] * 3, [False, False, True], [0.5] * 3)
+    assert (first["mrr"], last["mrr"]) == (pytest.approx(1 / 3), 1.0)
+
+
+def test_order_of_groups_and_of_distinct_scores_does_not_matter():
+    table = [("a", True, 0.1), ("a", False, 0.2), ("b", True, 0.3), ("b", True, 0.15), ("b", False, 0.25)]
+    found = [ranking_metrics(*columns(shuffled)) for shuffled in itertools.permutations(table)]
+    assert all(metrics == pytest.approx(found[0], abs=1e-15) for metrics in found)
+
+
+def test_a_group_of_right_answers_only_counts():
+    assert ranking_metrics(["a", "a"], [True, True], [0.1, 0.2]) == {"map": 1.0, "mrr": 1.0, "ranked_groups": 1.0}
+
+
+def test_infinite_scores_are_in_order():
+    infinity = float("inf")
+    assert ranking_metrics(["a"] * 3, [False, True, False], [-infinity, infinity, 3.0])["mrr"] == 1.0
+
+
+def test_names_are_compared_whole():
+    metrics = ranking_metrics(["a", "a ", "A"], [True, True, True], [0.1, 0.2, 0.3])
+    assert metrics["ranked_groups"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("groups", "relevant", "scores", "message"),
+    [
+        (["a"], [True, False], [0.1, 0.2], "1 groups, 2 judgements and 2 scores"),
+        (["a", "a"], [True, False], [0.1], "2 judgements and 1 scores"),
+        (["a", "a"], [True, False], [0.1, float("nan")], "score of row 2 is NaN"),
+        (["a", "b"], [False, False], [0.1, 0.2], "no group has a relevant row"),
+        ([], [], [], "no group has a relevant row"),
+    ],
+)
+def test_what_cannot_be_ranked_is_refused(groups, relevant, scores, message):
+    with pytest.raises(DataError, match=message):
+        ranking_metrics(groups, relevant, scores)

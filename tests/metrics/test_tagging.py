@@ -1,0 +1,260 @@
+"""Tagging metrics against conlleval's counting in plain Python, against scikit-learn, and at their edges."""
+
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+import sklearn.metrics
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_tasks.errors import DataError
+from bert_tasks.metrics import hf
+from bert_tasks.metrics.tagging import tagging_metrics
+
+quick = settings(max_examples=80, deadline=None, database=None)
+IOB2_TAGS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
+
+
+@st.composite
+def tagged(draw, tags):
+    """References and predictions of 1 to 4 sentences, which may be empty but not all."""
+    lengths = draw(st.lists(st.integers(0, 6), min_size=1, max_size=4).filter(any))
+    sentence = st.sampled_from(tags)
+    return [
+        [draw(st.lists(sentence, min_size=length, max_size=length)) for length in lengths] for _ in ("actual", "given")
+    ]
+
+
+def chunk_begins(before, kind_before, role, kind):
+    """conlleval's rule for B, I and O."""
+    return role == "B" or (role == "I" and (before == "O" or kind_before != kind))
+
+
+def chunk_ends(before, kind_before, role, kind):
+    return before in ("B", "I") and (role in ("B", "O") or kind_before != kind)
+
+
+def lenient_chunks(tags):
+    return _chunks(tags, chunk_begins)
+
+
+def strict_chunks(tags):
+    """As ``lenient_chunks``, but only B begins one: an I- with nothing to continue belongs to none."""
+    return _chunks(tags, lambda before, kind_before, role, kind: role == "B")
+
+
+def _chunks(tags, begins):
+    found, start = set(), None
+    before, kind_before = "O", ""
+    for place, tag in enumerate([*tags, "O"]):
+        role, _, kind = tag.partition("-")
+        if chunk_ends(before, kind_before, role, kind) and start is not None:
+            found.add((kind_before, start, place))
+            start = None
+        if begins(before, kind_before, role, kind):
+            start = place
+        before, kind_before = role, kind
+    return found
+
+
+def scores(name, actual, predicted, kind=None):
+    """Precision, recall and F1 of chunks ``(sentence, type, start, end)``, by the formulas."""
+    actual = {chunk for chunk in actual if kind in (None, chunk[1])}
+    predicted = {chunk for chunk in predicted if kind in (None, chunk[1])}
+    both = len(actual & predicted)
+    precision = both / len(predicted) if predicted else 0.0
+    recall = both / len(actual) if actual else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if both else 0.0
+    return {f"{name}_precision": precision, f"{name}_recall": recall, f"{name}_f1": f1}
+
+
+def in_file(sentences, chunks):
+    return {(number, *chunk) for number, tags in enumerate(sentences) for chunk in chunks(tags)}
+
+
+def expected_entity_metrics(references, predictions):
+    actual, predicted = (in_file(sentences, lenient_chunks) for sentences in (references, predictions))
+    words = [
+        (a, p) for left, right in zip(references, predictions, strict=True) for a, p in zip(left, right, strict=True)
+    ]
+    expected = {
+        **scores("overall", actual, predicted),
+        **scores("strict_overall", *(in_file(sentences, strict_chunks) for sentences in (references, predictions))),
+        "overall_accuracy": sum(a == p for a, p in words) / len(words),
+        "invalid_transitions": sum(predictions[number][start][0] == "I" for number, _, start, _ in predicted),
+    }
+    for kind in {chunk[1] for chunk in actual | predicted}:
+        expected |= scores(kind, actual, predicted, kind)
+        expected[f"{kind}_number"] = sum(chunk[1] == kind for chunk in actual)
+    return expected
+
+
+@quick
+@given(tagged(IOB2_TAGS))
+def test_entity_metrics_equal_conlleval_counting(sides):
+    references, predictions = sides
+    ours = tagging_metrics(references, predictions)
+    assert ours == pytest.approx(expected_entity_metrics(references, predictions), abs=1e-14)
+    assert all(type(value) is float for value in ours.values())
+
+
+def test_numbers_worked_out_by_hand():
+    references = [["B-PER", "I-PER", "O", "B-LOC"], ["B-PER", "O"]]
+    predictions = [["I-PER", "I-PER", "O", "B-LOC"], ["O", "B-LOC"]]
+    metrics = tagging_metrics(references, predictions)
+    assert metrics == pytest.approx(
+        {
+            "LOC_precision": 1 / 2,
+            "LOC_recall": 1.0,
+            "LOC_f1": 2 / 3,
+            "LOC_number": 1.0,
+            "PER_precision": 1.0,
+            "PER_recall": 1 / 2,
+            "PER_f1": 2 / 3,
+            "PER_number": 2.0,
+            "overall_precision": 2 / 3,
+            "overall_recall": 2 / 3,
+            "overall_f1": 2 / 3,
+            "overall_accuracy": 3 / 6,
+            "strict_overall_precision": 1 / 2,
+            "strict_overall_recall": 1 / 3,
+            "strict_overall_f1": 2 / 5,
+            "invalid_transitions": 1.0,
+        }
+    )
+
+
+def test_entities_do_not_run_across_sentences():
+    references = [["B-X"], ["I-X"]]
+    assert tagging_metrics(references, references)["X_number"] == 2.0
+    assert tagging_metrics(references, references)["invalid_transitions"] == 1.0
+
+
+def test_types_may_hold_hyphens():
+    sentences = [["B-per-nam", "I-per-nam", "B-per-nom"]]
+    metrics = tagging_metrics(sentences, sentences)
+    assert (metrics["per-nam_f1"], metrics["per-nam_number"], metrics["per-nom_f1"]) == (1.0, 1.0, 1.0)
+
+
+def test_overall_keys_win_over_a_type_of_that_name():
+    metrics = tagging_metrics([["B-overall", "B-X"]], [["O", "B-X"]])
+    assert metrics["overall_recall"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("references", "predictions", "accuracy"),
+    [
+        ([["O", "O"]], [["O", "O"]], 1.0),
+        ([["O", "O"]], [["O", "B-X"]], 0.5),
+        ([["B-X", "O"]], [["O", "O"]], 0.5),
+        ([[], ["O"]], [[], ["O"]], 1.0),
+    ],
+)
+def test_no_entity_on_a_side_counts_zero_without_a_warning(references, predictions, accuracy):
+    metrics = tagging_metrics(references, predictions)
+    assert metrics.pop("overall_accuracy") == accuracy
+    metrics.pop("X_number", None)
+    assert set(metrics.values()) == {0.0}
+    assert {"overall_f1", "strict_overall_f1", "invalid_transitions"} <= set(metrics)
+
+
+@quick
+@given(tagged(["NOUN", "VERB", "O", "X-Y"]))
+def test_raw_tags_equal_scikit_learn(sides):
+    references, predictions = ([tag for tags in sentences for tag in tags] for sentences in sides)
+    names = sorted({*references, *predictions})
+    precision, recall, f1, number = sklearn.metrics.precision_recall_fscore_support(
+        references, predictions, labels=names, zero_division=0
+    )
+    expected = {
+        "overall_accuracy": sklearn.metrics.accuracy_score(references, predictions),
+        "macro_f1": sklearn.metrics.f1_score(references, predictions, average="macro", zero_division=0),
+    }
+    for index, name in enumerate(names):
+        columns = {"precision": precision, "recall": recall, "f1": f1, "number": number}
+        expected |= {f"{name}_{key}": float(values[index]) for key, values in columns.items()}
+    ours = tagging_metrics(*sides, raw=True)
+    assert ours == pytest.approx(expected, abs=1e-14)
+    assert all(type(value) is float for value in ours.values())
+
+
+def test_one_tag_that_is_no_chunk_tag_makes_the_file_raw():
+    metrics = tagging_metrics([["B-X", "O"]], [["B-X", "X"]])
+    assert "overall_f1" not in metrics
+    assert metrics["overall_accuracy"] == 0.5
+
+
+def test_caller_may_know_better_what_the_tags_are():
+    sentences = [["O", "B-X"]]
+    assert "macro_f1" in tagging_metrics(sentences, sentences, raw=True)
+    with pytest.raises(DataError, match=r"predictions, sentence 2, word 1: 'NOUN', expected O, B-TYPE or I-TYPE"):
+        tagging_metrics([["O"], ["O"]], [["O"], ["NOUN"]], raw=False)
+
+
+@pytest.mark.parametrize("raw", [None, False])
+def test_another_chunk_scheme_is_refused(raw):
+    with pytest.raises(DataError, match="references, sentence 1, word 2: 'S-X'"):
+        tagging_metrics([["O", "S-X"]], [["O", "B-X"]], raw=raw)
+
+
+def test_length_mismatch_names_the_sentence():
+    with pytest.raises(DataError, match="sentence 2 has 2 reference tags and 1 predicted"):
+        tagging_metrics([["O"], ["O", "O"]], [["O"], ["O"]])
+
+
+def test_number_of_sentences_must_agree():
+    with pytest.raises(DataError, match="2 sentences of references and 1 of predictions"):
+        tagging_metrics([["O"], ["O"]], [["O"]])
+
+
+@pytest.mark.parametrize("sentences", [[], [[]], [[], []]])
+@pytest.mark.parametrize("raw", [None, False, True])
+def test_no_words_are_refused(sentences, raw):
+    with pytest.raises(DataError, match="no words to compare"):
+        tagging_metrics(sentences, sentences, raw=raw)
+
+
+def test_tuples_do_as_well_as_lists():
+    assert tagging_metrics((("B-X", "O"),), (("B-X", "O"),))["overall_f1"] == 1.0
+
+
+def test_a_test_set_of_conll_size_is_quick():
+    choose = random.Random(0)
+    references = [choose.choices(IOB2_TAGS, weights=[20, 2, 1, 2, 1], k=13) for _ in range(3500)]
+    predictions = [[tag if choose.random() < 0.9 else "O" for tag in tags] for tags in references]
+    tagging_metrics(references[:1], predictions[:1])  # the import
+
+    def seconds():
+        start = time.process_time()
+        tagging_metrics(references, predictions)
+        return time.process_time() - start
+
+    assert any(seconds() < 2.0 for _ in range(3))  # a busy machine may be slow once
+
+
+def test_seqeval_is_loaded_only_when_entities_are_counted():
+    code = (
+        "import sys; from bert_tasks.metrics.tagging import tagging_metrics\n"
+        "tagging_metrics([['NOUN']], [['NOUN']])\n"
+        "print(sorted({'seqeval', 'sklearn'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("options", [{}, {"raw": True}])
+def test_metric_class_equals_the_function(options, tmp_path):
+    references, predictions = [["B-X", "I-X", "O"], [], ["I-Y"]], [["B-X", "O", "O"], [], ["B-Y"]]
+    metric = hf.Tagging(cache_dir=str(tmp_path))
+    computed = metric.compute(predictions=predictions, references=references, **options)
+    assert computed == tagging_metrics(references, predictions, **options)
+
+
+def test_metric_class_takes_batches(tmp_path):
+    metric = hf.Tagging(cache_dir=str(tmp_path))
+    for word in ("NOUN", "VERB"):
+        metric.add_batch(predictions=[["NOUN", "DET"]], references=[[word, "DET"]])
+    assert metric.compute()["overall_accuracy"] == 0.75

@@ -1,0 +1,170 @@
+"""Two texts: the tokens that transformers makes of them, labels by name, ranking within groups."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
+
+from bert_tasks.data.columns import Row
+from bert_tasks.errors import DataError
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import PairClassification, SequenceClassification
+from bert_tasks.tasks.base import collate
+from bert_tasks.tasks.sequence_classification import SequencePrediction
+from hf_models import FAMILIES
+from small_checkpoints import save_checkpoint, tokenizer_of
+from small_tokenizers import LINES
+
+NLI = ("entailment", "neutral", "contradiction")
+TASK = PairClassification(labels=NLI, max_length=32)
+PAIRS = [
+    *zip(LINES[:6], LINES[6:12], strict=True),
+    (" ".join(LINES[:5]), LINES[3]),
+    (LINES[3], " ".join(LINES[:5])),
+    (" ".join(LINES[:4]), " ".join(LINES[4:8])),
+    ("", LINES[0]),
+    (LINES[0], ""),
+    ("", ""),
+]
+ROWS: list[Row] = [{"text": first, "text_pair": second} for first, second in PAIRS]
+
+
+@pytest.fixture(params=("wordpiece_tokenizer", "bpe_tokenizer", "unigram_tokenizer"))
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
+    chosen: PreTrainedTokenizerBase = request.getfixturevalue(request.param)
+    return chosen
+
+
+def test_tokens_and_segments_are_those_of_transformers(tokenizer: PreTrainedTokenizerBase) -> None:
+    features = TASK.features(ROWS, tokenizer)
+    first, second = zip(*PAIRS, strict=True)
+    expected = tokenizer(
+        list(first), list(second), truncation="longest_first", max_length=32, return_token_type_ids=True
+    )
+    assert [feature["input_ids"] for feature in features] == expected["input_ids"]
+    assert [feature["token_type_ids"] for feature in features] == expected["token_type_ids"]
+    whole = [len(ids) for ids in tokenizer(list(first), list(second))["input_ids"]]
+    assert [feature["lost_tokens"] for feature in features] == [max(0, length - 32) for length in whole]
+    assert max(whole) > 32
+
+
+def test_segments_are_real_where_the_family_has_them(
+    wordpiece_tokenizer: PreTrainedTokenizerBase, bpe_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    assert set(TASK.features(ROWS[:1], wordpiece_tokenizer)[0]["token_type_ids"]) == {0, 1}
+    (feature,) = TASK.features(ROWS[:1], bpe_tokenizer)
+    assert set(feature["token_type_ids"]) == {0}
+    ends = [i for i, token in enumerate(feature["input_ids"]) if token == bpe_tokenizer.sep_token_id]
+    assert len(ends) == 3
+    assert ends[1] == ends[0] + 1  # </s></s> between the texts
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_those_of_transformers(
+    family: str,
+    tmp_path: Path,
+    wordpiece_tokenizer: PreTrainedTokenizerBase,
+    bpe_tokenizer: PreTrainedTokenizerBase,
+    unigram_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    kinds = {"wordpiece": wordpiece_tokenizer, "bpe": bpe_tokenizer, "unigram": unigram_tokenizer}
+    tokenizer = tokenizer_of(family, kinds)
+    theirs = save_checkpoint(tmp_path, family, tokenizer, head="sequence", labels=NLI, wide=True)
+    ours = TaskModel.from_pretrained(tmp_path, task=TASK)
+    batch = collate(TASK.features(ROWS, tokenizer), position_offset=ours.config.position_offset)
+    first, second = zip(*PAIRS, strict=True)
+    tokens = tokenizer(
+        list(first),
+        list(second),
+        truncation=True,
+        max_length=32,
+        padding=True,
+        return_tensors="pt",
+        return_token_type_ids=family in ("bert", "albert", "electra"),
+    )
+    with torch.no_grad():
+        assert (ours(batch) - theirs(**tokens).logits).abs().max() < 5e-5
+
+
+def test_labels_are_mapped_by_name(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
+    """Google's MNLI models have contradiction first; GLUE's order is another."""
+    google = ("contradiction", "entailment", "neutral")
+    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer, head="sequence", labels=google, wide=True)
+    as_saved = TaskModel.from_pretrained(tmp_path, task="pair-classification", max_length=32)
+    ours = TaskModel.from_pretrained(tmp_path, task=TASK)
+    assert as_saved.task.labels == google
+    assert ours.task.labels == NLI
+    for left, right in zip(as_saved.predict(ROWS), ours.predict(ROWS), strict=True):
+        assert isinstance(left, SequencePrediction)
+        assert isinstance(right, SequencePrediction)
+        assert left.label == right.label
+        assert dict(left.scores) == pytest.approx(dict(right.scores), abs=1e-6)
+
+
+def test_a_saved_pair_model_stays_one(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
+    save_checkpoint(tmp_path / "base", "bert", wordpiece_tokenizer)
+    model = TaskModel.from_pretrained(tmp_path / "base", task=TASK)
+    model.save_pretrained(tmp_path / "saved")
+    assert TaskModel.from_pretrained(tmp_path / "saved").task == TASK
+    stock = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
+    assert stock.config.label2id == {label: index for index, label in enumerate(NLI)}
+
+
+def test_a_missing_second_text_is_an_error(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
+    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer)
+    model = TaskModel.from_pretrained(tmp_path, task=TASK)
+    with pytest.raises(DataError, match="row 0: no column 'text_pair'; it has 'text'"):
+        model.predict([{"text": "alone"}])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"labels": ("a",)}, "at least 2"),
+        ({"max_length": 4}, "at least 5"),
+        ({"class_weights": "even"}, "'balanced'"),
+        ({"problem_type": "regression", "labels": ("a", "b")}, "do not apply"),
+    ],
+)
+def test_settings_are_checked_as_for_one_text(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PairClassification(**settings)
+
+
+def test_the_data_set_balanced_weights_and_thresholds() -> None:
+    rows = [{"text": "a", "text_pair": "b", "label": label} for label in ("no", "no", "no", "yes")]
+    task = PairClassification(labels=("no", "yes"), class_weights="balanced").fitted_to(rows)
+    alone = SequenceClassification(labels=("no", "yes"), class_weights="balanced").fitted_to(rows)
+    assert task.class_weights == alone.class_weights == (4 / 6, 2.0)
+    several = PairClassification(labels=("x", "y"), problem_type="multi_label_classification")
+    scores = [{"x": 0.9, "y": 0.2}, {"x": 0.6, "y": 0.3}, {"x": 0.1, "y": 0.1}]
+    guesses = [SequencePrediction(label="x", score=0.0, scores=score, labels=()) for score in scores]
+    targets = [{"labels": ["x", "y"]}, {"labels": ["y"]}, {"labels": []}]
+    assert several.tuned_on(guesses, targets).thresholds == pytest.approx((0.75, 0.15))
+
+
+def graded(*scores: float) -> list[SequencePrediction]:
+    return [SequencePrediction(label="yes", score=s, scores={"no": 1 - s, "yes": s}) for s in scores]
+
+
+def test_groups_are_ranked_by_the_second_label() -> None:
+    task = PairClassification(labels=("no", "yes"))
+    labels, groups = ("no", "yes", "no", "yes", "no"), ("q1", "q1", "q1", "q2", "q2")
+    rows = [{"label": label, "group": group} for label, group in zip(labels, groups, strict=True)]
+    metrics = task.metrics(graded(0.9, 0.8, 0.1, 0.7, 0.2), rows)
+    assert metrics["map"] == metrics["mrr"] == pytest.approx((0.5 + 1.0) / 2)
+    assert metrics["ranked_groups"] == 2
+    assert "accuracy" in metrics
+    nothing = task.metrics(graded(0.9, 0.8), [{"label": "no", "group": "q"}, {"label": "no", "group": "q"}])
+    assert math.isnan(nothing["map"])
+
+
+def test_without_groups_or_two_labels_nothing_is_ranked() -> None:
+    rows = [{"label": "yes"}, {"label": "no"}]
+    assert "map" not in PairClassification(labels=("no", "yes")).metrics(graded(0.9, 0.8), rows)
+    three = PairClassification(labels=("no", "yes", "maybe"))
+    with_groups = [{**row, "group": "q"} for row in rows]
+    assert "map" not in three.metrics(graded(0.9, 0.8), with_groups)

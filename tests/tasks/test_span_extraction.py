@@ -1,0 +1,474 @@
+"""Span extraction: loss, decoding, metrics, files and folders, against transformers and plain Python.
+
+Shape legend: B windows, T tokens of a window.
+"""
+
+import json
+import math
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
+
+from bert_tasks.encoder.heads import RowHead
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.model.predicting import feature_summaries
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import TASKS
+from bert_tasks.tasks.base import Feature, collate
+from bert_tasks.tasks.span_extraction import SpanExtraction, SpanPrediction
+from bert_tasks.tasks.span_search import Span
+from hf_models import hf_class, hf_config, hf_model, widen
+from parity import ours_from
+from small_checkpoints import edit_config, save_checkpoint
+from small_tokenizers import LINES
+
+V1 = SpanExtraction(max_length=40, doc_stride=12, max_query_length=10, n_best_size=6, max_answer_length=5)
+V2 = SpanExtraction(
+    max_length=40,
+    doc_stride=12,
+    max_query_length=10,
+    n_best_size=6,
+    max_answer_length=5,
+    version_2_with_negative=True,
+)
+CONTEXT = " ".join(LINES[:5])
+QUESTION = "when does the ferry leave"
+Answer = tuple[str, int]
+
+
+def row(context: str = CONTEXT, *answers: Answer, question: str = QUESTION, **more: Any) -> dict[str, Any]:
+    texts, starts = [text for text, _ in answers], [start for _, start in answers]
+    return {"question": question, "context": context, "answers": {"text": texts, "answer_start": starts}, **more}
+
+
+def predicted(
+    text: str, *, null_odds: float | None = None, name: str | None = None, answer: str | None = None
+) -> SpanPrediction:
+    """A prediction whose best span is ``text`` and whose answer is that too, unless stated."""
+    best = Span(text=text, start=0, end=len(text), start_logit=1.5, end_logit=1.0, probability=0.75)
+    given = text if answer is None else answer
+    return SpanPrediction(
+        id=name, answer=given, start=0, end=len(given), score=0.75, n_best=(best,), best=best, null_odds=null_odds
+    )
+
+
+def windows_of(lengths: Sequence[int], labels: Sequence[tuple[int, int] | None]) -> list[Feature]:
+    return [
+        Feature(
+            row=number,
+            input_ids=[2] * length,
+            token_type_ids=[0] * length,
+            labels=None if label is None else [float(place) for place in label],
+        )
+        for number, (length, label) in enumerate(zip(lengths, labels, strict=True))
+    ]
+
+
+def random_logits(rows: int, seed: int = 0) -> Tensor:
+    return 3 * torch.randn(rows, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class TestLoss:
+    LENGTHS = (7, 3, 12, 3, 1)
+    LABELS = ((2, 6), (0, 0), (11, 11), (1, 2), (0, 0))
+
+    def test_is_cross_entropy_over_the_tokens_of_each_window(self) -> None:
+        logits = random_logits(sum(self.LENGTHS))
+        expected = 0.0
+        for part, label in zip(logits.split(self.LENGTHS), self.LABELS, strict=True):
+            for column, place in enumerate(label):
+                scores = part[:, column].tolist()
+                expected += math.log(sum(map(math.exp, scores))) - scores[place]
+        loss = V1.loss(logits, collate(windows_of(self.LENGTHS, self.LABELS), position_offset=0))
+        assert loss.total.item() == pytest.approx(expected, rel=1e-12)
+        assert loss.count.item() == 2 * len(self.LENGTHS)
+
+    def test_windows_without_target_do_not_count(self) -> None:
+        logits = random_logits(sum(self.LENGTHS)).requires_grad_()
+        labels = [label if number in (0, 3) else None for number, label in enumerate(self.LABELS)]
+        mixed = V1.loss(logits, collate(windows_of(self.LENGTHS, labels), position_offset=0))
+        mixed.total.backward()
+        assert logits.grad is not None
+        used = logits.grad.abs().sum(1) > 0
+        assert used.tolist() == [True] * 7 + [False] * 15 + [True] * 3 + [False]
+        assert logits.grad.isfinite().all()
+        alone = torch.cat([logits[:7], logits[22:25]])
+        expected = V1.loss(alone, collate(windows_of((7, 3), (labels[0], labels[3])), position_offset=0))
+        assert (mixed.total.item(), mixed.count.item()) == (pytest.approx(expected.total.item()), 4.0)
+        nothing = V1.loss(logits, collate(windows_of(self.LENGTHS, [None] * 5), position_offset=0))
+        assert (nothing.total.item(), nothing.count.item()) == (0.0, 0.0)
+
+    @pytest.mark.parametrize(
+        "family", ["bert", *(pytest.param(family, marks=pytest.mark.slow) for family in ("roberta", "albert"))]
+    )
+    def test_a_hundred_steps_give_transformers_loss_curve(self, family: str) -> None:
+        none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        config = hf_config(family, num_hidden_layers=2, num_labels=2, **none)
+        theirs = hf_model(family, "span", config=config).train()
+        ours = ours_from(theirs, "span").train()
+        assert isinstance(ours, TaskModel)
+        generator = torch.Generator().manual_seed(3)
+        ids = torch.randint(3, 100, (5, 4, 12), generator=generator)
+        places = torch.randint(0, 12, (5, 4, 2), generator=generator)
+
+        def hf_loss(step: int) -> Tensor:
+            start, end = places[step % 5].unbind(1)
+            loss: Tensor = theirs(ids[step % 5], start_positions=start, end_positions=end).loss
+            return loss
+
+        def our_loss(step: int) -> Tensor:
+            features = windows_of([12] * 4, [tuple(label) for label in places[step % 5].tolist()])
+            rows = ids[step % 5].tolist()
+            features = [{**feature, "input_ids": tokens} for feature, tokens in zip(features, rows, strict=True)]
+            batch = collate(features, position_offset=ours.config.position_offset)
+            loss = V1.loss(ours(batch), batch)
+            return loss.total / loss.count
+
+        expected, found = loss_curve(theirs, hf_loss), loss_curve(ours, our_loss)
+        assert max(abs(one - other) for one, other in zip(expected, found, strict=True)) <= 1e-9
+        assert sum(expected[-5:]) < 0.5 * sum(expected[:5])
+
+
+def loss_curve(model: torch.nn.Module, loss_of: Callable[[int], Tensor]) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, foreach=True)
+    curve = []
+    for step in range(100):
+        loss = loss_of(step)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        curve.append(loss.item())
+    return curve
+
+
+def plain_n_best(
+    task: SpanExtraction, logits: Sequence[Tensor], features: Sequence[Feature], context: str
+) -> list[tuple[str, float]]:
+    """Texts and scores of one question as transformers' example finds them, without "no answer"."""
+    found: list[tuple[float, str]] = []
+    for window, feature in zip(logits, features, strict=True):
+        flat = feature["origins"]
+        assert flat is not None
+        starts, ends = ([float(value) for value in window[:, column]] for column in (0, 1))
+        best_starts, best_ends = (
+            sorted(range(len(values)), key=values.__getitem__)[: -task.n_best_size - 1 : -1]
+            for values in (starts, ends)
+        )
+        for start in best_starts:
+            for end in best_ends:
+                roles = flat[3 * start + 2], flat[3 * end + 2]
+                if roles[0] == 2 and roles[1] > 0 and start <= end < start + task.max_answer_length:
+                    found.append((starts[start] + ends[end], context[flat[3 * start] : flat[3 * end + 1]]))
+    found.sort(reverse=True)
+    return [(text, score) for score, text in found[: task.n_best_size]]
+
+
+def logits_for(features: Sequence[Feature], seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [4 * torch.randn(len(feature["input_ids"]), 2, generator=generator) for feature in features]
+
+
+def decoded(task: SpanExtraction, rows: list[dict[str, Any]], logits: list[Tensor], features: list[Feature]) -> Any:
+    return task.decode(task.summarize(logits, features), features, rows)
+
+
+class TestDecode:
+    ROWS = (row(), row(LINES[6], question="why"), row("渡轮七点离开 😀e\u0301 旧港口", question="何時"), row(""))
+
+    @pytest.mark.parametrize("kind", ["wordpiece_tokenizer", "bpe_tokenizer", "unigram_tokenizer"])
+    @pytest.mark.parametrize("seed", range(4))
+    def test_n_best_is_that_of_a_plain_search(self, kind: str, seed: int, request: pytest.FixtureRequest) -> None:
+        rows = list(self.ROWS)
+        features = V2.features(rows, request.getfixturevalue(kind))
+        logits = logits_for(features, seed)
+        assert len(features) > len(rows) + 2
+        for task in (V1, V2):
+            for number, guess in enumerate(decoded(task, rows, logits, features)):
+                own = [i for i, feature in enumerate(features) if feature["row"] == number]
+                parts, context = [logits[i] for i in own], rows[number]["context"]
+                expected = plain_n_best(task, parts, [features[i] for i in own], context)
+                if task is V2:
+                    null = min(float(part[0].sum()) for part in parts)
+                    odds = null - expected[0][1] if expected else null
+                    assert guess.null_score == pytest.approx(null, abs=1e-5)
+                    assert guess.null_odds == pytest.approx(odds, abs=1e-5)
+                    assert guess.answer == ("" if odds > 0 or not expected else expected[0][0])
+                else:
+                    assert guess.answer == (expected[0][0] if expected else "")
+                texts = [(span.text, span.start_logit + span.end_logit) for span in guess.n_best]
+                spans = [pair for pair in texts if pair[0]]
+                cut = len(spans)  # "no answer" may have taken a place
+                assert cut in (len(expected), len(expected) - 1)
+                assert [text for text, _ in spans] == [text for text, _ in expected[:cut]]
+                assert [score for _, score in spans] == pytest.approx([score for _, score in expected[:cut]], abs=1e-5)
+                assert task is V1 or len(texts) == cut + 1
+                if spans:
+                    weights = [math.exp(score) for _, score in texts]
+                    shares = [weight / sum(weights) for weight in weights]
+                    assert [span.probability for span in guess.n_best] == pytest.approx(shares, rel=1e-4)
+
+    @settings(max_examples=20, deadline=None)
+    @given(
+        context=st.text(st.sampled_from("ab é\u0301港口😀👩\u200d\n\u3000.7"), max_size=70),
+        seed=st.integers(0, 1000),
+        negative=st.booleans(),
+    )
+    def test_offsets_give_the_exact_substring(
+        self, tokenizers: tuple[PreTrainedTokenizerBase, ...], context: str, seed: int, negative: bool
+    ) -> None:
+        task = replace(V2 if negative else V1, n_best_size=V1.max_length)  # all starts and ends are paired
+        rows = [row(context, id="x")]
+        for tokenizer in tokenizers:
+            features = task.features(rows, tokenizer)
+            (guess,) = decoded(task, rows, logits_for(features, seed), features)
+            assert context[guess.start : guess.end] == guess.answer == guess.answer.strip()
+            for span in guess.n_best:
+                assert 0 <= span.start <= span.end <= len(context)
+                assert context[span.start : span.end] == span.text == span.text.strip()
+                assert span.text or span.start == span.end == 0
+            assert guess.id == "x"
+            assert guess.best.text or not any(map(str.isalnum, context))
+
+    def test_the_threshold_decides_about_no_answer(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
+        features = V2.features([row()], wordpiece_tokenizer)
+        (guess,) = decoded(V2, [row()], logits_for(features, 0), features)
+        assert guess.null_odds is not None
+        assert guess.best.text
+        for shift, empty in ((-0.01, True), (0.0, False), (0.01, False)):
+            task = SpanExtraction(**V2.settings(), null_threshold=guess.null_odds + shift)
+            (again,) = decoded(task, [row()], logits_for(features, 0), features)
+            assert (again.answer == "") == empty
+            assert (again.n_best, again.best, again.null_odds) == (guess.n_best, guess.best, guess.null_odds)
+            chosen = [span for span in again.n_best if (span.text, span.start) == (again.answer, again.start)]
+            assert again.score in [span.probability for span in chosen]
+            assert (again.start, again.end) == ((0, 0) if empty else (guess.best.start, guess.best.end))
+
+    def test_summaries_are_small_and_sent_alone(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
+        features = V2.features([row(" ".join(LINES))], wordpiece_tokenizer)
+        assert len(features) > 10
+        summaries = V2.summarize(logits_for(features, 0), features)
+        assert [summary.shape for summary in summaries] == [(7, 4)] * len(features)
+        assert {summary.dtype for summary in summaries} == {torch.float32}
+        whole = len(pickle.dumps(list(summaries)))
+        assert whole < 3 * len(pickle.dumps(torch.stack(list(summaries)))) + 500 * len(features)
+
+    def test_no_rows(self) -> None:
+        assert V1.decode([], [], []) == []
+
+    def test_json(self) -> None:
+        null = Span(text="", start=0, end=0, start_logit=0.5, end_logit=0.25, probability=0.25)
+        best = Span(text="at", start=3, end=5, start_logit=2.0, end_logit=1.0, probability=0.75)
+        guess = SpanPrediction(id="q", answer="at", start=3, end=5, score=0.75, n_best=(best, null), best=best)
+        content = guess.to_json()
+        assert list(content) == ["id", "answer", "start", "end", "score", "n_best"]
+        entry = {"text": "at", "score": 0.75, "start": 3, "end": 5, "start_logit": 2.0, "end_logit": 1.0}
+        assert content["n_best"][0] == entry
+        assert json.loads(json.dumps(content)) == content
+        negative = SpanPrediction(
+            id=None, answer="", start=0, end=0, score=0.25, n_best=(null,), best=best, null_score=0.75, null_odds=-2.25
+        )
+        content = negative.to_json()
+        assert list(content) == ["answer", "start", "end", "score", "null_score", "null_odds", "n_best"]
+        assert (content["null_score"], content["null_odds"]) == (0.75, -2.25)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(
+    wordpiece_tokenizer: PreTrainedTokenizerBase,
+    bpe_tokenizer: PreTrainedTokenizerBase,
+    unigram_tokenizer: PreTrainedTokenizerBase,
+) -> tuple[PreTrainedTokenizerBase, ...]:
+    return wordpiece_tokenizer, bpe_tokenizer, unigram_tokenizer
+
+
+class TestMetrics:
+    def test_first_version(self) -> None:
+        guesses = [predicted("the old harbour"), predicted("nobody"), predicted("x"), predicted("unscored")]
+        rows = [row("", ("harbour", 0), ("old harbour", 0)), row("", ("Nobody!", 0)), row("", ("y", 0)), row()]
+        del rows[3]["answers"]
+        assert V1.metrics(guesses, rows) == pytest.approx({"exact_match": 200 / 3, "f1": 200 / 3})
+
+    def test_second_version_scores_the_best_spans_against_the_threshold(self) -> None:
+        guesses = [
+            predicted("harbour", null_odds=-2.0),
+            predicted("ferry", null_odds=1.0, answer=""),
+            predicted("wind", null_odds=3.0, answer=""),
+            predicted("rain", null_odds=2.0, answer=""),
+        ]
+        rows = [row("", ("harbour", 0)), row("", ("ferry", 0)), row(), row()]
+        metrics = V2.metrics(guesses, rows)
+        assert metrics["f1"] == metrics["exact"] == 75.0
+        assert (metrics["HasAns_f1"], metrics["NoAns_f1"], metrics["total"]) == (50.0, 100.0, 4)
+        assert (metrics["best_f1"], metrics["best_f1_thresh"]) == (100.0, 1.0)
+        tuned = V2.tuned_on(guesses, rows)
+        assert tuned.null_threshold == 1.0
+        assert tuned.metrics(guesses, rows)["f1"] == metrics["best_f1"]
+        assert tuned.settings() == V2.settings()
+        assert V1.tuned_on(guesses, rows) is V1
+        assert V2.tuned_on(guesses[:1], [{"question": "", "context": ""}]) is V2
+
+    def test_first_version_refuses_unanswerable_questions(self) -> None:
+        rows = [row("", ("a", 0)), row(id="q7")]
+        message = r"row 1 \(id 'q7'\): the question has no answer.* set version_2_with_negative = true"
+        with pytest.raises(DataError, match=message):
+            V1.fitted_to(rows)
+        with pytest.raises(DataError, match=message):
+            V1.metrics([predicted("a"), predicted("a")], rows)
+        assert V1.fitted_to([*rows[:1], {"question": "", "context": "", "answers": None}]) is V1
+        assert V2.fitted_to(rows) is V2
+
+    @pytest.mark.parametrize("task", [V1, V2], ids=["v1", "v2"])
+    def test_primary_metric_is_one_of_the_metrics(self, task: SpanExtraction) -> None:
+        metrics = task.metrics([predicted("x y", null_odds=-1.0)], [row("", ("y", 0))])
+        assert metrics[task.primary_metric] == pytest.approx(200 / 3)
+
+
+class TestRender:
+    def read(self, files: Mapping[str, str]) -> dict[str, Any]:
+        return {name: json.loads(text) for name, text in files.items()}
+
+    def test_official_files(self) -> None:
+        guesses = [predicted("harbour", null_odds=-2.5, name="a"), predicted("é", null_odds=4.0, answer="")]
+        files = self.read(V2.render(".json", guesses, [{}, {}]))
+        entry = {"text": "harbour", "probability": 0.75, "start_logit": 1.5, "end_logit": 1.0}
+        assert files[""] == {"a": "harbour", "1": ""}
+        assert files["nbest.json"]["a"] == [entry]
+        assert files["nbest.json"]["1"][0]["text"] == "é"
+        assert files["null_odds.json"] == {"a": -2.5, "1": 4.0}
+        assert list(self.read(V1.render(".json", guesses, [{}, {}]))) == ["", "nbest.json"]
+        assert self.read(V2.render(".json", [], [])) == {"": {}, "nbest.json": {}, "null_odds.json": {}}
+
+    def test_an_id_names_one_row(self) -> None:
+        with pytest.raises(DataError, match="id '1' stands 2 times"):
+            V1.render(".json", [predicted("a", name="1"), predicted("b")], [{}, {}])
+
+    def test_other_formats_are_refused(self) -> None:
+        with pytest.raises(UsageError, match=r"span-extraction has no output format '\.xml'"):
+            V1.render(".xml", [], [])
+
+
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"labels": ("a", "b")}, "labels do not apply to span extraction"),
+    ({"doc_stride": -1}, "doc_stride is -1: .* can overlap by 0 to 316 tokens"),
+    ({"doc_stride": 317}, "doc_stride is 317: windows of 384 tokens with max_query_length = 64 and 3 special tokens"),
+    ({"max_length": 67}, "max_length is 67: max_query_length = 64 and 3 special tokens leave no room"),
+    ({"max_query_length": 0}, "max_query_length is 0, expected at least 1"),
+    ({"n_best_size": 0}, "n_best_size is 0, expected at least 1"),
+    ({"max_answer_length": 0}, "max_answer_length is 0, expected at least 1"),
+    ({"null_threshold": math.nan}, "null_threshold is nan, expected a finite number"),
+    ({"max_length": 2}, "max_length is 2, expected at least 3"),
+)
+
+
+class TestSettings:
+    @pytest.mark.parametrize(("stated", "message"), REFUSED, ids=[message for _, message in REFUSED])
+    def test_refused(self, stated: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            SpanExtraction(**stated)
+
+    def test_stated_settings_leave_out_the_threshold(self) -> None:
+        assert SpanExtraction(doc_stride=316).settings() == {
+            "max_length": 384,
+            "doc_stride": 316,
+            "max_query_length": 64,
+            "n_best_size": 20,
+            "max_answer_length": 30,
+            "version_2_with_negative": False,
+        }
+
+    @pytest.mark.parametrize("usable", [6, 7, 10, 48, 128, 384, 512, 4096])
+    def test_fit_small_models(self, usable: int) -> None:
+        task = SpanExtraction(**SpanExtraction.from_hf({}, ("a", "b", "c"), usable))
+        assert task.max_length == min(384, usable)
+        assert task.max_length - task.max_query_length - 4 > task.doc_stride
+        if usable >= 384:
+            assert task == SpanExtraction()
+
+    def test_columns(self) -> None:
+        assert [(column.name, column.kind, column.is_target, column.required) for column in V1.columns] == [
+            ("id", "text", False, False),
+            ("question", "text", False, True),
+            ("context", "text", False, True),
+            ("answers", "answers", True, False),
+        ]
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bert_tasks.model.pretrained.TASKS", {**TASKS, SpanExtraction.name: SpanExtraction})
+
+
+@pytest.fixture
+def stock_folder(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> tuple[Path, PreTrainedModel]:
+    """A question-answering model as transformers saves it."""
+    folder = tmp_path / "stock"
+    config = hf_config("bert", vocab_size=len(wordpiece_tokenizer), num_hidden_layers=2, num_labels=2)
+    model = hf_class("bert", "span")(config).eval()
+    widen(model, seed=5)
+    model.save_pretrained(folder)
+    wordpiece_tokenizer.save_pretrained(folder)
+    return folder, model
+
+
+@pytest.mark.usefixtures("registered")
+class TestFolders:
+    def test_a_stock_folder_predicts(self, stock_folder: tuple[Path, PreTrainedModel]) -> None:
+        folder, stock = stock_folder
+        edit_config(folder, id2label={"0": "B", "1": "A"}, label2id={"B": 0, "A": 1})
+        model = TaskModel.from_pretrained(folder)
+        task = model.task
+        assert task == SpanExtraction(max_length=48, max_query_length=12, doc_stride=16)
+        assert isinstance(task, SpanExtraction)
+        rows = [row(" ".join(LINES)), row(LINES[3]), row("")]
+        guesses = model.predict(rows)
+        assert model.tokenizer is not None
+        features = task.features(rows, model.tokenizer)
+        assert len(features) > 10
+        logits = []
+        for feature in features:
+            ids, segments = (torch.tensor([feature[name]]) for name in ("input_ids", "token_type_ids"))
+            with torch.no_grad():
+                output = stock(input_ids=ids, token_type_ids=segments)
+            logits.append(torch.stack([output.start_logits[0], output.end_logits[0]], dim=-1))
+        for guess, expected in zip(guesses, decoded(task, rows, logits, features), strict=True):
+            assert isinstance(guess, SpanPrediction)
+            assert (guess.answer, guess.start) == (expected.answer, expected.start)
+            assert guess.score == pytest.approx(expected.score, rel=1e-3)
+
+    @pytest.mark.parametrize("family", ["bert", "roberta", "albert"])
+    def test_stock_transformers_opens_what_is_saved(
+        self, family: str, tokenizers: tuple[PreTrainedTokenizerBase, ...], tmp_path: Path
+    ) -> None:
+        tokenizer = dict(zip(("bert", "roberta", "albert"), tokenizers, strict=True))[family]
+        save_checkpoint(tmp_path / "base", family, tokenizer, wide=True)
+        task = SpanExtraction(**V2.settings(), null_threshold=-1.25)
+        model = TaskModel.from_pretrained(tmp_path / "base", task=task)
+        assert isinstance(model.head, RowHead)
+        model.save_pretrained(tmp_path / "saved")
+        again = TaskModel.from_pretrained(tmp_path / "saved")
+        assert again.task == task
+        assert again.predict([row()]) == model.predict([row()])
+        stock = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "saved").eval()
+        assert stock.config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
+        ids = torch.tensor([task.features([row()], tokenizer)[0]["input_ids"]])
+        with torch.no_grad():
+            theirs, ours = stock(input_ids=ids), model(ids)
+        assert (torch.stack([theirs.start_logits, theirs.end_logits], dim=-1) - ours).abs().max() < 5e-5
+
+    def test_answers_do_not_depend_on_the_batch(self, stock_folder: tuple[Path, PreTrainedModel]) -> None:
+        model = TaskModel.from_pretrained(stock_folder[0])
+        assert model.tokenizer is not None
+        features = model.task.features([row(" ".join(LINES)), row("a")], model.tokenizer)
+        wide, narrow = (feature_summaries(model, features, max_tokens=limit) for limit in (10_000, 1))
+        for left, right in zip(wide, narrow, strict=True):
+            torch.testing.assert_close(left, right, rtol=0.0, atol=2e-5)

@@ -1,0 +1,241 @@
+"""Token classification without the CRF: loss, decoding, metrics, output and settings."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from bert_tasks.checkpoints.families import encoder_config
+from bert_tasks.encoder.packing import PackedBatch, pack
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.tasks.base import Feature
+from bert_tasks.tasks.token_classification import EntitySpan, TokenClassification, TokenPrediction, entity_spans
+from hf_models import hf_config
+from taggers import LABELS
+
+TASK = TokenClassification(labels=LABELS, max_length=48, doc_stride=8)
+
+
+def batch_of(reads: Sequence[int], labels: Sequence[Sequence[float]]) -> PackedBatch:
+    """Windows of which the first tokens are read."""
+    ids = [[5] * (count + 2) for count in reads]
+    return pack(ids, ids, position_offset=0, labels=labels, reads=[range(1, count + 1) for count in reads])
+
+
+def logits_of(rows: int, labels: int = 5) -> Tensor:
+    return torch.randn(rows, labels, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
+
+
+class TestLoss:
+    def test_is_the_cross_entropy_of_what_is_labelled(self) -> None:
+        logits = logits_of(9).requires_grad_()
+        loss = TASK.loss(logits, batch_of([2, 3, 0, 3, 1], [[1, 2], [], [], [0, 4, 3], []]))
+        expected = F.cross_entropy(logits[[0, 1, 5, 6, 7]], torch.tensor([1, 2, 0, 4, 3]))
+        assert loss.count == 5
+        assert (loss.total / loss.count).item() == pytest.approx(expected.item(), rel=1e-12)
+        ours, theirs = (torch.autograd.grad(value, logits)[0] for value in (loss.total / 5, expected))
+        assert torch.allclose(ours, theirs, atol=1e-14)
+
+    @pytest.mark.parametrize("reads", [[2, 1], [0, 0]])
+    def test_of_nothing_is_nothing(self, reads: list[int]) -> None:
+        logits = logits_of(sum(reads)).requires_grad_()
+        loss = TASK.loss(logits, batch_of(reads, [[], []]))
+        assert (loss.total.item(), loss.count.item()) == (0.0, 0.0)
+        loss.total.backward()
+        assert logits.grad is not None
+        assert not logits.grad.any()
+
+
+def feature_of(row: int, origins: list[int]) -> Feature:
+    return Feature(row=row, input_ids=[], token_type_ids=[], reads=origins, origins=origins)
+
+
+class TestDecode:
+    def test_best_label_and_its_probability(self) -> None:
+        logits = logits_of(5).float()
+        rows = [{"words": ["a", "b", "c"]}, {"words": []}, {"words": ["d", "e"]}]
+        windows = [feature_of(0, [0, 1]), feature_of(0, [2]), feature_of(1, []), feature_of(2, [0, 1])]
+        found = TASK.decode(logits.split([2, 1, 0, 2]), windows, rows)
+        best = logits.argmax(1).tolist()
+        scores = logits.softmax(1).max(1).values.tolist()
+        assert [prediction.words for prediction in found] == [("a", "b", "c"), (), ("d", "e")]
+        assert [tag for prediction in found for tag in prediction.tags] == [LABELS[index] for index in best]
+        assert [score for prediction in found for score in prediction.scores] == scores
+        assert found[1] == TokenPrediction(words=(), tags=(), scores=(), entities=())
+        assert found[1].to_json() == {"words": [], "tags": [], "scores": [], "entities": []}
+        assert TASK.decode([], [], []) == []
+
+    def test_tag_of_a_word_is_that_of_its_first_sub_word(self) -> None:
+        logits = logits_of(6).float()
+        task = TokenClassification(labels=LABELS, labelling="all")
+        windows = [feature_of(0, [0, 0, 1]), feature_of(0, [2]), feature_of(1, [0, 0])]
+        rows = [{"words": ["a", "b", "c"]}, {"words": ["d"]}]
+        found = task.decode(logits.split([3, 1, 2]), windows, rows)
+        expected = [LABELS[index] for index in logits.argmax(1)[[0, 2, 3, 4]].tolist()]
+        assert [tag for prediction in found for tag in prediction.tags] == expected
+
+    def test_entities(self) -> None:
+        logits = torch.full((4, 5), -20.0)
+        for word, label in enumerate([1, 2, 0, 4]):
+            logits[word, label] = float(word)
+        (found,) = TASK.decode([logits], [feature_of(0, [0, 1, 2, 3])], [{"words": ["Ana", "Maria", "in", "Rom"]}])
+        assert found.tags == ("B-PER", "I-PER", "O", "I-LOC")
+        person, place = found.entities
+        assert (person.entity_group, person.word, person.start, person.end) == ("PER", "Ana Maria", 0, 9)
+        assert (place.entity_group, place.word, place.start, place.end) == ("LOC", "Rom", 13, 16)
+        assert person.score == pytest.approx(sum(found.scores[:2]) / 2)
+        assert found.to_json()["entities"][1] == {
+            "entity_group": "LOC",
+            "score": found.scores[3],
+            "word": "Rom",
+            "start": 13,
+            "end": 16,
+        }
+
+    def test_raw_labels_mark_no_entities(self) -> None:
+        task = TokenClassification(labels=("B-X", "NOUN"))
+        (found,) = task.decode([torch.tensor([[9.0, 0.0]])], [feature_of(0, [0])], [{"words": ["a"]}])
+        assert (found.tags, found.entities) == (("B-X",), ())
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(st.tuples(st.text("aé日本😀 -", max_size=4), st.sampled_from(LABELS)), max_size=12))
+    def test_offsets_give_the_exact_words(self, pairs: list[tuple[str, str]]) -> None:
+        words, tags = [word for word, _ in pairs], [tag for _, tag in pairs]
+        text = " ".join(words)
+        found = entity_spans(words, tags, [0.5] * len(words))
+        for entity in found:
+            assert text[entity.start : entity.end] == entity.word
+        inside = sum(tag != "O" for tag in tags)
+        assert sum(entity.word.count(" ") for entity in found) + len(found) == inside + sum(
+            word.count(" ") for word, tag in pairs if tag != "O"
+        )
+
+
+def answer(words: Sequence[str], tags: Sequence[str]) -> TokenPrediction:
+    entities: tuple[EntitySpan, ...] = ()
+    return TokenPrediction(words=tuple(words), tags=tuple(tags), scores=(1.0,) * len(words), entities=entities)
+
+
+class TestMetrics:
+    def test_schemes_are_compared_as_entities(self) -> None:
+        rows = [{"tags": ["I-A", "I-A", "B-A"]}, {"tags": ["S-A", "O", "O"]}, {"tags": None}, {}]
+        tags = {
+            ("O", "B-A", "I-A"): [["B-A", "I-A", "B-A"], ["B-A", "O", "O"]],
+            ("O", "B-A", "I-A", "E-A", "S-A"): [["B-A", "E-A", "S-A"], ["S-A", "O", "O"]],
+            ("O", "I-A", "I-B", "B-B"): [["I-A", "I-A", "I-A"], ["I-A", "O", "O"]],
+        }
+        f1 = []
+        for labels, predicted in tags.items():
+            answers = [answer("abc", found) for found in [*predicted, ["O"] * 3, ["O"] * 3]]
+            found = TokenClassification(labels=labels).metrics(answers, rows)
+            f1.append(found["overall_f1"])
+            assert found["A_number"] == 3
+            assert found["invalid_transitions"] == 0
+        assert f1 == pytest.approx([1.0, 1.0, 0.4])
+
+    def test_faults_are_counted_not_mended(self) -> None:
+        rows = [{"tags": ["B-A", "I-A", "O"]}]
+        inside = TokenClassification(labels=("O", "B-A", "I-A")).metrics([answer("abc", ["I-A", "I-A", "O"])], rows)
+        assert (inside["overall_f1"], inside["strict_overall_f1"], inside["invalid_transitions"]) == (1.0, 0.0, 1.0)
+        labels = ("O", "B-A", "I-A", "E-A", "S-A")
+        unclosed = TokenClassification(labels=labels).metrics([answer("abc", ["B-A", "I-A", "O"])], rows)
+        assert (unclosed["overall_f1"], unclosed["invalid_transitions"]) == (1.0, 1.0)
+
+    def test_raw_labels(self) -> None:
+        task = TokenClassification(labels=("NOUN", "VERB"))
+        rows = [{"tags": ["NOUN", "VERB", "X"]}, {"tags": ["O"]}]
+        found = task.metrics([answer("abc", ["NOUN", "NOUN", "NOUN"]), answer("a", ["NOUN"])], rows)
+        assert found["overall_accuracy"] == 0.25
+        assert found[task.primary_metric] == 0.25
+        assert "overall_f1" not in found
+        assert TASK.primary_metric == "overall_f1"
+
+    def test_tags_of_another_task_are_refused(self) -> None:
+        with pytest.raises(DataError, match="none of the rows' tags, 'NOUN', 'VERB', is among them"):
+            TASK.metrics([answer("ab", ["O", "O"])], [{"tags": ["VERB", "NOUN"]}])
+        assert TASK.metrics([answer("a", ["O"])], [{"tags": ["O"]}])["overall_accuracy"] == 1.0
+
+    def test_scheme_of_the_training_rows_is_recorded(self) -> None:
+        fitted = TASK.fitted_to([{"tags": ["O", "I-PER"]}, {}, {"tags": None}, {"tags": ["I-LOC", "B-LOC"]}])
+        assert fitted.scheme == "IOB1"
+        assert fitted.fitted_to([{"tags": ["NN"]}]).scheme == "raw"
+        assert fitted.fitted_to([{"words": []}]) is fitted
+
+
+class TestRender:
+    ROWS = ({"tags": ["I-PER", "O", "O", "O"]}, {"tags": []}, {"tags": ["S-LOC"]})
+    ANSWERS = (
+        answer(["Ana", "", "New\u00a0York", "\t a  b"], ["B-PER", "O", "I-LOC", "O"]),
+        answer([], []),
+        answer(["Rom"], ["O"]),
+    )
+
+    @pytest.mark.parametrize("extension", [".conll", ".txt"])
+    def test_columns_of_conlleval(self, extension: str) -> None:
+        assert TASK.render(extension, self.ANSWERS, self.ROWS) == {
+            "": "Ana B-PER B-PER\n_ O O\nNew_York O I-LOC\n_a_b O O\n\n\nRom B-LOC O\n\n"
+        }
+
+    def test_without_tags_and_in_another_scheme(self) -> None:
+        task = TokenClassification(labels=("O", "B-A", "I-A", "E-A", "S-A"))
+        found = task.render(".conll", [answer(["a", "b", "c"], ["B-A", "E-A", "S-A"])], [{"words": ["a", "b", "c"]}])
+        assert found == {"": "a B-A\nb I-A\nc B-A\n\n"}
+
+    def test_other_formats_are_refused(self) -> None:
+        with pytest.raises(UsageError, match=r"no output format '\.xml'"):
+            TASK.render(".xml", self.ANSWERS, self.ROWS)
+
+
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"labels": ("O",)}, "labels holds 1 name, a tagger needs at least 2"),
+    ({"labels": ("O", "B-A", "O")}, "labels: 'O' stands more than once"),
+    ({"max_length": 16, "doc_stride": 14}, "windows of 16 tokens .two of them special. can overlap by 0 to 13"),
+    ({"doc_stride": -1}, "doc_stride is -1"),
+    ({"context_tokens": -3}, "context_tokens is -3, expected 0"),
+    ({"crf": True, "labelling": "all"}, "crf tags words, so it needs labelling = 'first', not 'all'"),
+    ({"labelling": "last"}, "labelling is 'last', expected one of 'first', 'continuation', 'all'"),
+    ({"scheme": "IOB3"}, "scheme is 'IOB3'"),
+)
+
+
+class TestSettings:
+    @pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[message for _, message in REFUSED])
+    def test_refused(self, fields: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            TokenClassification(**fields)
+
+    def test_what_a_user_states_and_what_transformers_is_told(self) -> None:
+        assert TokenClassification(labels=LABELS, scheme="IOB1").settings() == {
+            "max_length": 128,
+            "labelling": "first",
+            "doc_stride": 32,
+            "crf": False,
+            "context_tokens": 0,
+        }
+        assert TokenClassification(labels=("O", "B-A")).hf_config == {
+            "id2label": {"0": "O", "1": "B-A"},
+            "label2id": {"O": 0, "B-A": 1},
+        }
+
+    def test_columns(self) -> None:
+        assert [(c.name, c.kind, c.required, c.is_target) for c in TASK.columns] == [
+            ("words", "words", True, False),
+            ("tags", "tags", False, True),
+            ("document", "text", False, False),
+        ]
+
+    @pytest.mark.parametrize("usable", [3, 4, 16, 48, 512])
+    def test_settings_implied_by_a_checkpoint_fit_it(self, usable: int) -> None:
+        task = TokenClassification(**TokenClassification.from_hf({}, LABELS, usable))
+        assert (task.labels, task.max_length) == (LABELS, min(128, usable))
+        assert TokenClassification.from_hf({}, (), usable)["labels"] == ("LABEL_0", "LABEL_1")
+
+    def test_a_head_needs_labels(self) -> None:
+        config = encoder_config(hf_config("bert").to_dict())
+        with pytest.raises(UsageError, match="token classification needs labels"):
+            TokenClassification().head(config)

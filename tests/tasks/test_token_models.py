@@ -1,0 +1,151 @@
+"""Whole taggers: trained, run on rows of any shape, saved and evaluated, beside transformers' token classification."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrainedTokenizerBase
+
+from bert_tasks.inference import evaluate
+from bert_tasks.model.predicting import feature_summaries
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks.base import collate
+from bert_tasks.tasks.token_classification import TokenClassification
+from hf_models import hf_config, hf_model
+from parity import ours_from
+from small_tokenizers import LINES
+from taggers import LABELS, save_tagger, tagged, transformers_labels
+
+TASK = TokenClassification(labels=LABELS, max_length=48, doc_stride=8)
+
+
+@pytest.fixture(scope="module")
+def reference(bpe_folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer as transformers' examples load it for pre-split words."""
+    return AutoTokenizer.from_pretrained(bpe_folder, add_prefix_space=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tagger(tmp_path_factory.mktemp("tagger"), bpe_tokenizer)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> TaskModel:
+    """A folder saved by transformers, with a window that tests can fill."""
+    return TaskModel.from_pretrained(checkpoint, task=TASK)
+
+
+def padded(
+    rows: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
+) -> dict[str, Tensor]:
+    batch = tokenizer([row["words"] for row in rows], is_split_into_words=True, padding=True, return_tensors="pt")
+    targets = torch.full(batch["input_ids"].shape, -100)
+    for position, row in enumerate(rows):
+        found = transformers_labels(row, tokenizer, labels)
+        targets[position, : len(found)] = torch.tensor(found)
+    return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": targets}
+
+
+def loss_curve(model: nn.Module, losses: Callable[[int], Tensor], *, steps: int = 100) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.01)
+    curve = []
+    for step in range(steps):
+        loss = losses(step % 4)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        curve.append(loss.item())
+    return curve
+
+
+def test_a_hundred_steps_give_transformers_loss_curve(
+    bpe_tokenizer: PreTrainedTokenizerBase, reference: PreTrainedTokenizerBase
+) -> None:
+    labels = ("O", "B-PER", "I-PER")
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = hf_config("roberta", vocab_size=len(bpe_tokenizer), num_hidden_layers=2, **none)
+    theirs = hf_model("roberta", "token", config=config).train()
+    ours = ours_from(theirs, "token").train()
+    assert isinstance(ours, TaskModel)
+    ours.task = TokenClassification(labels=labels, max_length=48, doc_stride=0)
+    lines = [" ".join(line.split()[: 3 + number % 6]) for number, line in enumerate(LINES[:12])]
+    rows = tagged(lines, labels)
+    parts = [rows[start : start + 3] for start in range(0, 12, 3)]
+    batches = [padded(part, reference, labels) for part in parts]
+    packed = [
+        collate(ours.task.features(part, bpe_tokenizer), position_offset=ours.config.position_offset) for part in parts
+    ]
+
+    def our_loss(part: int) -> Tensor:
+        loss = ours.task.loss(ours(packed[part]), packed[part])
+        return loss.total / loss.count
+
+    expected = loss_curve(theirs, lambda part: theirs(**batches[part]).loss)
+    curve = loss_curve(ours, our_loss)
+    assert max(abs(one - other) for one, other in zip(expected, curve, strict=True)) <= 1e-9
+    assert sum(expected[-4:]) < 0.5 * sum(expected[:4])
+
+
+def test_rows_without_words_alone_in_a_batch(model: TaskModel) -> None:
+    assert [prediction.tags for prediction in model.predict([{"words": []}] * 2)] == [(), ()]
+    assert model.tokenizer is not None
+    features = TASK.features([{"words": [], "tags": []}] * 2, model.tokenizer)
+    batch = collate(features, position_offset=model.config.position_offset)
+    loss = TASK.loss(model(batch), batch)
+    assert (loss.total.item(), loss.count.item()) == (0.0, 0.0)
+    loss.total.backward()
+    model.zero_grad()
+
+
+def test_every_word_is_answered(model: TaskModel) -> None:
+    rows = [{"words": words} for words in (["", "\u200b"], [], " ".join(LINES).split(), ["x" * 500, "y"])]
+    for prediction, row in zip(model.predict(rows), rows, strict=True):
+        assert prediction.words == tuple(row["words"])
+        assert len(prediction.tags) == len(prediction.scores) == len(row["words"])
+        assert all(0.2 <= score <= 1.0 for score in prediction.scores)
+
+
+def test_stock_transformers_gives_the_same_tags(
+    model: TaskModel, reference: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    model.save_pretrained(tmp_path)
+    stock = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
+    assert stock.config.id2label == dict(enumerate(LABELS))
+    for line in LINES[:4]:
+        words = line.split()
+        encoding = reference(words, is_split_into_words=True, return_tensors="pt")
+        firsts = [encoding.word_ids().index(word) for word in range(len(words))]
+        with torch.no_grad():
+            logits = stock(**encoding).logits[0, firsts]
+        (found,) = model.predict([{"words": words}])
+        assert list(found.tags) == [LABELS[index] for index in logits.argmax(1).tolist()]
+        assert list(found.scores) == pytest.approx(logits.softmax(1).max(1).values.tolist(), abs=1e-5)
+
+
+def test_context_changes_answers_and_batches_do_not(checkpoint: Path) -> None:
+    task = TokenClassification(labels=LABELS, max_length=48, doc_stride=8, context_tokens=12)
+    model = TaskModel.from_pretrained(checkpoint, task=task)
+    rows: list[dict[str, Any]] = [{"words": line.split()[:5], "document": str(n // 3)} for n, line in enumerate(LINES)]
+    scores = [prediction.scores for prediction in model.predict(rows)]
+    assert model.predict(rows[1:2])[0].scores != pytest.approx(scores[1], abs=1e-3)
+    by_document = [p.scores for first in range(0, len(rows), 3) for p in model.predict(rows[first : first + 3])]
+    assert [s for row in by_document for s in row] == pytest.approx([s for row in scores for s in row], abs=2e-6)
+    assert model.tokenizer is not None
+    features = task.features(rows, model.tokenizer)
+    wide, narrow = (feature_summaries(model, features, max_tokens=limit) for limit in (10_000, 1))
+    assert max(float((a - b).abs().max()) for a, b in zip(wide, narrow, strict=True)) < 1e-4
+
+
+def test_evaluation(model: TaskModel) -> None:
+    rows = [*tagged(LINES[:8]), {"words": [], "tags": []}, {"words": ["a", "b"], "tags": ["B-ORG", "O"]}]
+    found = evaluate(model, rows)
+    assert found["ORG_number"] == 1
+    assert found["overall_accuracy"] > 0
+    again = TASK.metrics(model.predict(rows), rows)
+    assert {key: value for key, value in found.items() if key != "loss"} == again
+    assert found["loss"] == pytest.approx(evaluate(model, rows[:8])["loss"], rel=1e-9)

@@ -1,0 +1,550 @@
+"""``init``: which task a file seems to be for, what it says about that, and that the recipe can be used."""
+
+import csv
+import importlib.util
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks import recipe_source
+from bert_tasks.errors import CheckpointError, DataError, UsageError
+from bert_tasks.recipe import load_recipe
+from bert_tasks.recipe_guess import Guess, guess_task
+from bert_tasks.recipe_init import EMBEDDED_MODEL, USUAL_MODEL, Draft, init_recipe
+from bert_tasks.recipe_profile import percentile, pieces, profile
+from bert_tasks.training.run import check
+from small_checkpoints import save_checkpoint
+from small_tokenizers import LINES
+
+MOODS = ("calm", "glad", "sad")
+SINGLE, SEVERAL = "single_label_classification", "multi_label_classification"
+
+
+@pytest.fixture(scope="module")
+def base(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("albert")
+    save_checkpoint(folder, "albert", unigram_tokenizer)
+    return str(folder)
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], delimiter: str = ",") -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n", "utf-8")
+    return path
+
+
+def labelled(count: int = 24, **more: Any) -> list[dict[str, Any]]:
+    return [{"text": f"{LINES[i % len(LINES)]} {i}", "label": MOODS[i % 3], **more} for i in range(count)]
+
+
+def draft_of(file: Path, tmp_path: Path, **options: Any) -> Draft:
+    return init_recipe(file, output=tmp_path / "made.toml", **options)
+
+
+# The data sets that come with the recipes
+
+SHIPPED = [
+    ("reviews.csv", "sequence-classification", {"problem_type": SINGLE}, {"text": "review", "label": "rating"}),
+    ("tickets.csv", "sequence-classification", {"problem_type": SEVERAL}, {"text": "text", "labels": "labels"}),
+    (
+        "pairs.csv",
+        "pair-classification",
+        {"problem_type": SINGLE},
+        {"text": "first", "text_pair": "second", "label": "relation"},
+    ),
+    (
+        "answers.csv",
+        "pair-classification",
+        {"problem_type": SINGLE},
+        {"text": "question", "text_pair": "candidate", "label": "relevant"},
+    ),
+    ("entities.conll", "token-classification", {}, {"words": "words", "tags": "tags"}),
+    ("slots.jsonl", "token-classification", {}, {"words": "words", "tags": "tags"}),
+    (
+        "questions.csv",
+        "span-extraction",
+        {"version_2_with_negative": True},
+        {"question": "question", "context": "context", "answers": "answer"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "task", "settings", "columns"), SHIPPED, ids=[row[0] for row in SHIPPED])
+def test_shipped_data_are_recognised(
+    name: str, task: str, settings: dict[str, Any], columns: dict[str, str], repository: Path, tmp_path: Path
+) -> None:
+    guess = draft_of(repository / "recipes" / "data" / "custom" / name, tmp_path).guess
+    assert (guess.task, guess.settings, guess.columns) == (task, settings, columns)
+    assert guess.alternatives == ()
+    assert len(guess.reasons) >= 2
+
+
+@pytest.mark.parametrize("name", [row[0] for row in SHIPPED])
+def test_check_accepts_the_recipe(name: str, repository: Path, tmp_path: Path, base: str) -> None:
+    file = repository / "recipes" / "data" / "custom" / name
+    draft = draft_of(file, tmp_path, model=base)
+    recipe = load_recipe(draft.path)
+    assert (recipe.task, recipe.model.name, recipe.data.train) == (draft.guess.task, base, str(file))
+    assert recipe.settings["max_length"] <= 48
+    assert {key: recipe.settings[key] for key in draft.guess.settings} == draft.guess.settings
+    report = check(recipe)
+    assert sum(split.rows for split in report.splits) == draft.source.count
+
+
+# Kinds of files
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_every_table_format(kind: str, tmp_path: Path, base: str) -> None:
+    from datasets import Dataset
+
+    rows, path = labelled(), tmp_path / f"rows.{kind}"
+    if kind == "parquet":
+        Dataset.from_list(rows).to_parquet(path)
+    elif kind == "jsonl":
+        write_jsonl(path, rows)
+    else:
+        write_csv(path, rows, "\t" if kind == "tsv" else ",")
+    draft = draft_of(path, tmp_path, model=base)
+    assert draft.guess.task == "sequence-classification"
+    assert draft.guess.labels == MOODS
+    assert "[data.columns]" not in draft.text
+    assert len(check(load_recipe(draft.path)).splits) == 2
+
+
+def test_another_delimiter_is_found(tmp_path: Path, base: str) -> None:
+    draft = draft_of(write_csv(tmp_path / "rows.csv", labelled(), ";"), tmp_path, model=base)
+    assert load_recipe(draft.path).data.delimiter == ";"
+    assert "the columns are parted by ';'" in "\n".join(draft.lines())
+    check(load_recipe(draft.path))
+
+
+def test_stray_quotes_in_a_tab_file(tmp_path: Path, base: str) -> None:
+    lines = [f'"{row["text"]}" he said\t{row["label"]}' for row in labelled()]
+    (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n", "utf-8")
+    draft = draft_of(tmp_path / "rows.tsv", tmp_path, model=base)
+    assert load_recipe(draft.path).data.format == "tsv/plain"
+    assert draft.source.count == 24
+    check(load_recipe(draft.path))
+
+
+def test_a_format_that_is_stated(tmp_path: Path, base: str) -> None:
+    lines = [f"{row['text']}\t{i % 2}" for i, row in enumerate(labelled())]
+    (tmp_path / "rows.data").write_text("\n".join(["sentence\tlabel", *lines]) + "\n", "utf-8")
+    draft = draft_of(tmp_path / "rows.data", tmp_path, model=base, format="glue/sst2")
+    recipe = load_recipe(draft.path)
+    assert (recipe.data.format, recipe.data.columns) == ("glue/sst2", {})
+    check(recipe)
+
+
+def test_another_encoding(tmp_path: Path, base: str) -> None:
+    rows = [{**row, "text": f"café {row['text']}"} for row in labelled()]
+    path = write_csv(tmp_path / "rows.csv", rows)
+    path.write_bytes(path.read_text("utf-8").encode("latin-1"))
+    with pytest.raises(DataError, match=r"column 'text' holds bytes that are not utf-8; .* --encoding latin-1"):
+        draft_of(path, tmp_path)
+    draft = draft_of(path, tmp_path, model=base, encoding="latin-1")
+    assert load_recipe(draft.path).data.encoding == "latin-1"
+    check(load_recipe(draft.path))
+
+
+def test_a_missing_header_is_noted(tmp_path: Path) -> None:
+    rows = [(row["text"], i % 2) for i, row in enumerate(labelled())]
+    with (tmp_path / "rows.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(rows)
+    draft = draft_of(tmp_path / "rows.csv", tmp_path)
+    assert "is the header missing?" in "\n".join(draft.lines())
+
+
+def test_rows_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "rows.csv", labelled())
+    path.write_text(path.read_text("utf-8") + "a,b,c,d\n", "utf-8")
+    draft = draft_of(path, tmp_path)
+    assert "1 more cannot be read (line 26: 4 cells where the header has 2" in "\n".join(draft.lines())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("rows.csv", "text,label\n", "no rows"),
+        ("rows.csv", "", "the file is empty"),
+        ("rows.jsonl", "hello\nworld\n", "cannot be read as jsonl: line 1"),
+        ("rows.txt", "It rained.\nAnd it rained on.\n\nThen it was over.\n", "cannot be read as conll: line 2"),
+        ("rows.docx", "hello", "no format belongs to the extension"),
+    ],
+)
+def test_files_that_hold_no_rows(name: str, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, "utf-8")
+    with pytest.raises(DataError, match=message):
+        draft_of(tmp_path / name, tmp_path)
+    assert not (tmp_path / "made.toml").exists()
+
+
+def test_large_files_are_sampled_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_source, "_MOST_ROWS", 300)
+    rows = [{"text": f"row number {i}", "label": "first" if i < 1500 else "second"} for i in range(3000)]
+    draft = draft_of(write_csv(tmp_path / "rows.csv", rows), tmp_path)
+    numbers = [int(row["text"].split()[-1]) for row in draft.source.rows]
+    assert (draft.source.count, len(numbers)) == (3000, 300)
+    assert numbers == sorted(set(numbers))
+    assert 100 < sum(number < 1500 for number in numbers) < 200
+    assert "3000 rows, 300 of them looked at" in draft.text
+
+
+# Which task it is
+
+
+def test_numbers_with_decimals_are_regression() -> None:
+    rows = [{"line": text, "weight": f"{i * 0.25:.2f}"} for i, text in enumerate(LINES)]
+    guess = guess_task(rows)
+    assert guess.settings == {"problem_type": "regression"}
+    assert guess.columns == {"text": "line", "label": "weight"}
+    assert guess.labels == ()
+    assert "with decimals" in guess.reasons[-1]
+
+
+def test_a_few_whole_numbers_are_classes_with_a_doubt() -> None:
+    guess = guess_task([{"text": text, "stars": i % 5 + 1} for i, text in enumerate(LINES)])
+    assert guess.settings == {"problem_type": SINGLE}
+    assert len(guess.alternatives) == 1
+    assert "regression" in guess.alternatives[0]
+
+
+def test_many_whole_numbers_are_amounts_unless_they_count_classes() -> None:
+    words = [{"text": f"{LINES[i % 20]} {i}", "label": i % 60 + 100} for i in range(240)]
+    assert guess_task(words).settings == {"problem_type": "regression"}
+    classes = [{**row, "label": row["label"] - 100} for row in words]
+    assert guess_task(classes).settings == {"problem_type": SINGLE}
+
+
+def test_sets_need_names_that_come_back() -> None:
+    cells = ["bill; refund", "bill", "", "login;bill", "refund"] * 4
+    guess = guess_task([{"text": text, "topics": cell} for text, cell in zip(LINES, cells, strict=True)])
+    assert guess.settings == {"problem_type": SEVERAL}
+    assert guess.columns == {"text": "text", "labels": "topics"}
+    assert guess.labels == ("bill", "login", "refund")
+    lists = [
+        {"text": text, "topics": cell.replace(" ", "").split(";")} for text, cell in zip(LINES, cells, strict=True)
+    ]
+    assert guess_task([row for row in lists if row["topics"] != [""]]).settings == {"problem_type": SEVERAL}
+    joined = [{"text": text, "topic": "rent; water" if i % 2 else "other"} for i, text in enumerate(LINES)]
+    assert guess_task(joined).labels == ("other", "rent; water")
+    semicolons = [{"text": f"{text}; or not", "label": MOODS[i % 3]} for i, text in enumerate(LINES)]
+    assert guess_task(semicolons).settings == {"problem_type": SINGLE}
+
+
+def test_a_telling_name_decides_between_targets() -> None:
+    rows = [{"label": MOODS[i % 3], "text": text, "source": "ab"[i % 2]} for i, text in enumerate(LINES)]
+    guess = guess_task(rows)
+    assert guess.columns["label"] == "label"
+    assert guess.alternatives == ()
+    unnamed = guess_task([{"mood": row["label"], "text": row["text"], "source": row["source"]} for row in rows])
+    assert unnamed.columns["label"] == "source"
+    assert any(text.startswith('label = "mood"') for text in unnamed.alternatives)
+
+
+def test_ids_dates_and_constants_are_no_targets() -> None:
+    rows = [
+        {"id": i, "day": f"2024-01-{i + 1:02}", "language": "en", "text": text, "mood": MOODS[i % 3]}
+        for i, text in enumerate(LINES)
+    ]
+    guess = guess_task(rows)
+    assert guess.columns == {"text": "text", "label": "mood"}
+    assert guess.alternatives == ()
+
+
+def test_two_texts_are_a_pair_and_a_doubt_where_names_say_nothing() -> None:
+    rows = [{"title": text, "body": f"{text} {LINES[-i]}", "label": MOODS[i % 3]} for i, text in enumerate(LINES)]
+    guess = guess_task(rows)
+    assert guess.task == "pair-classification"
+    assert guess.columns == {"text": "title", "text_pair": "body", "label": "label"}
+    assert [text for text in guess.alternatives if "body" in text]
+    named = guess_task([{"premise": r["title"], "hypothesis": r["body"], "label": r["label"]} for r in rows])
+    assert named.alternatives == ()
+
+
+def test_short_texts_will_do() -> None:
+    names = ["Ida", "Otto", "Mia", "Emil", "Lena", "Karl", "Rosa", "Paul"]
+    guess = guess_task([{"name": name, "label": "ab"[i % 2]} for i, name in enumerate(names)])
+    assert guess.columns == {"text": "name", "label": "label"}
+
+
+def test_missing_labels_are_mentioned() -> None:
+    rows = [{"text": text, "label": MOODS[i % 3] if i % 5 else ""} for i, text in enumerate(LINES)]
+    assert "4 empty cells" in guess_task(rows).reasons[-1]
+
+
+def test_ranked_candidates_may_be_grouped(tmp_path: Path) -> None:
+    rows = [
+        {"question": f"why is line {i // 4} so short", "candidate": f"{LINES[i % 20]} {i}", "label": "ny"[i % 4 == 0]}
+        for i in range(40)
+    ]
+    draft = draft_of(write_csv(tmp_path / "rows.csv", rows), tmp_path)
+    assert draft.guess.spare[0][:2] == ("group", "question")
+    assert '# group = "question" #' in draft.text
+    assert "group" not in load_recipe(draft.path).data.columns
+
+
+def test_no_texts_and_nothing_to_learn_are_said_with_what_there_is(tmp_path: Path) -> None:
+    numbers = write_csv(tmp_path / "numbers.csv", [{"width": i, "height": i * i / 7} for i in range(20)])
+    with pytest.raises(
+        DataError, match=r"numbers\.csv: no column of texts; there are\n  'width': .*\n  'height': numb"
+    ):
+        draft_of(numbers, tmp_path)
+    texts = write_csv(tmp_path / "texts.csv", [{"text": text} for text in LINES])
+    with pytest.raises(DataError, match=r"no column to learn .*\n  'text': 20 different values in 20 rows"):
+        draft_of(texts, tmp_path)
+
+
+# Words and tags
+
+
+def test_columns_of_a_conll_file(tmp_path: Path) -> None:
+    sentence = "Ida NNP B-NP I-PER\nwalks VBZ B-VP O\nhome NN B-NP O\n. . O O\n\n"
+    other = "Rain NN B-NP O\nin IN B-PP O\nOslo NNP B-NP I-LOC\n\n"
+    (tmp_path / "rows.txt").write_text((sentence + other) * 6, "utf-8")
+    draft = draft_of(tmp_path / "rows.txt", tmp_path)
+    assert draft.guess.columns == {"words": "words", "tags": "tags"}
+    assert draft.guess.labels == ("B-LOC", "B-PER", "O")
+    assert "IOB1 of the types LOC, PER" in draft.guess.reasons[1]
+    assert [(task, column) for task, column, _ in draft.guess.spare] == [("tags", "1"), ("tags", "2")]
+    assert '# tags = "1" # 5 different tags: ., IN, NN, NNP, VBZ' in draft.text
+
+
+def test_treebanks(tmp_path: Path) -> None:
+    line = "{0}\t{1}\t_\t{2}\t{3}\t_\t0\tdep\t_\t_\n"
+    words = [("Ida", "PROPN", "NNP"), ("walks", "VERB", "VBZ"), ("home", "NOUN", "NN"), ("rain", "NOUN", "NN")]
+    sentence = "".join(line.format(i, *word) for i, word in enumerate(words, start=1))
+    (tmp_path / "rows.conllu").write_text(f"{sentence}\n" * 4, "utf-8")
+    draft = draft_of(tmp_path / "rows.conllu", tmp_path)
+    assert draft.guess.columns == {"words": "form", "tags": "upos"}
+    assert "classes of words" in draft.guess.reasons[1]
+    assert not re.search(r"^\[data\.columns\]", draft.text, re.MULTILINE)
+    assert '# tags = "xpos"' in draft.text
+
+
+def test_words_in_cells_and_other_names() -> None:
+    rows = [{"tokens": "Ida walks home", "slots": "B-who O O"}, {"tokens": '["go", "home"]', "slots": '["O", "O"]'}] * 4
+    assert guess_task(rows).columns == {"words": "tokens", "tags": "slots"}
+    lists = [{"kinds": ["N", "V"], "surface": [f"w{i}", f"v{i}"]} for i in range(9)]
+    assert guess_task(lists).columns == {"words": "surface", "tags": "kinds"}
+    uneven = [*lists, {"kinds": ["N"], "surface": ["a", "b"]}]
+    with pytest.raises(DataError, match="no column of texts"):
+        guess_task(uneven)
+
+
+# Questions and answers
+
+
+def questions(*, unanswerable: bool = False) -> list[dict[str, Any]]:
+    return [
+        {
+            "asked": f"What about the line of number {i}?",
+            "said": f"The ferry {i} leaves the old harbour at seven in the morning and returns late at night",
+            "found": "" if unanswerable and i % 4 == 0 else f"ferry {i}" if i % 3 else "the old harbour",
+        }
+        for i in range(12)
+    ]
+
+
+def renamed(rows: Sequence[Mapping[str, Any]], **names: str) -> list[dict[str, Any]]:
+    return [{names[key]: value for key, value in row.items()} for row in rows]
+
+
+@pytest.mark.parametrize("unanswerable", [False, True])
+def test_answers_that_stand_in_another_column(unanswerable: bool) -> None:
+    rows = renamed(questions(unanswerable=unanswerable), asked="question", said="context", found="answer")
+    guess = guess_task(rows)
+    assert guess.task == "span-extraction"
+    assert guess.columns == {"question": "question", "context": "context", "answers": "answer"}
+    assert guess.settings == {"version_2_with_negative": unanswerable}
+
+
+def test_answers_are_found_without_telling_names() -> None:
+    guess = guess_task(questions())
+    assert guess.columns == {"question": "asked", "context": "said", "answers": "found"}
+    elsewhere = [{**row, "found": f"bus {i}"} for i, row in enumerate(questions())]
+    with pytest.raises(DataError):
+        guess_task(elsewhere)
+
+
+def test_answers_of_the_hub() -> None:
+    rows = [
+        {
+            "question": row["asked"],
+            "context": row["said"],
+            "answers": {"text": [row["found"]], "answer_start": [row["said"].index(row["found"])]},
+        }
+        for row in questions()
+    ]
+    assert guess_task(rows).columns["answers"] == "answers"
+
+
+# The recipe
+
+
+def test_everything_the_recipe_says(tmp_path: Path, base: str) -> None:
+    (tmp_path / "data").mkdir()
+    rows = [{"review": row["text"], "mood": row["label"]} for row in labelled(90)]
+    train = write_csv(tmp_path / "data" / "train.csv", rows)
+    dev = write_csv(tmp_path / "data" / "dev.csv", rows[:30])
+    draft = draft_of(train, tmp_path, model=base, validation=dev)
+    assert 'train = "data/train.csv"' in draft.text
+    assert 'validation = "data/dev.csv"' in draft.text
+    recipe = load_recipe(draft.path)
+    assert recipe.data.columns == {"text": "review", "label": "mood"}
+    assert (recipe.data.train, recipe.data.validation) == (str(train), str(dev))
+    assert recipe.run.output_dir == str(tmp_path / "runs" / "data")
+    assert [split.rows for split in check(recipe).splits] == [90, 30]
+    assert draft.path.read_text("utf-8") == draft.text
+
+
+def test_a_validation_file_beside_the_rows_is_offered(tmp_path: Path) -> None:
+    train = write_csv(tmp_path / "train.csv", labelled())
+    write_csv(tmp_path / "valid.csv", labelled())
+    draft = draft_of(train, tmp_path)
+    assert '# validation = "valid.csv"' in draft.text
+    assert load_recipe(draft.path).data.validation is None
+
+
+def test_paths_start_at_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str) -> None:
+    (tmp_path / "recipes").mkdir()
+    write_csv(tmp_path / "rows.csv", labelled())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small").symlink_to(base)
+    draft = init_recipe("rows.csv", output="recipes/rows.toml", model="small")
+    assert 'train = "../rows.csv"' in draft.text
+    assert 'name = "../small"' in draft.text
+    recipe = load_recipe("recipes/rows.toml")
+    assert (recipe.data.train, recipe.model.name) == (str(tmp_path / "rows.csv"), str(tmp_path / "small"))
+
+
+def test_lengths_follow_the_texts_and_the_model(tmp_path: Path, base: str) -> None:
+    rows = [{"text": " ".join(["word"] * (200 if i % 10 == 0 else 30)), "label": "ab"[i % 2]} for i in range(100)]
+    path = write_csv(tmp_path / "rows.csv", [{**row, "text": f"{row['text']} {i}"} for i, row in enumerate(rows)])
+    assert load_recipe(draft_of(path, tmp_path).path).settings["max_length"] == 384
+    short = init_recipe(path, output=tmp_path / "short.toml", model=base)
+    assert load_recipe(short.path).settings["max_length"] == 48
+    assert '# long_texts = "windows"' in short.text
+    few = write_csv(tmp_path / "few.csv", labelled())
+    assert load_recipe(init_recipe(few, output=tmp_path / "few.toml").path).settings["max_length"] <= 48
+
+
+def test_the_model_is_the_one_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_csv(tmp_path / "rows.csv", labelled())
+    first = load_recipe(draft_of(path, tmp_path).path)
+    assert first.model.name == EMBEDDED_MODEL
+    assert first.settings["pooling"] == "mean"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    second = load_recipe(init_recipe(path, output=tmp_path / "second.toml").path)
+    assert second.model.name == USUAL_MODEL
+    assert "pooling" not in second.settings
+    assert second.optim.learning_rate == 2e-5
+    with pytest.raises(CheckpointError):
+        init_recipe(path, output=tmp_path / "third.toml", model="package:no_such_package/model")
+    assert not (tmp_path / "third.toml").exists()
+
+
+@settings(max_examples=40)
+@given(
+    names=st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(str.strip),
+        min_size=2,
+        max_size=2,
+        unique_by=lambda name: name.strip().lower(),
+    ),
+    label=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(str.strip),
+)
+def test_any_name_is_written_so_that_it_can_be_read(
+    names: list[str], label: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("names")
+    rows = [{names[0]: text, names[1]: (label, "other")[i % 2]} for i, text in enumerate(LINES)]
+    draft = draft_of(write_jsonl(folder / "rows.jsonl", rows), folder)
+    recipe = load_recipe(draft.path)
+    columns = {"text": "text", "label": "label"} | recipe.data.columns
+    assert columns == draft.guess.columns
+    assert sorted(columns.values()) == sorted(names)
+
+
+def test_what_is_told(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "rows.csv", [{**row, "stars": i % 4} for i, row in enumerate(labelled())])
+    draft = init_recipe(path, output=tmp_path / "a recipe.toml")
+    lines = draft.lines()
+    assert lines[0] == "rows.csv: 24 rows"
+    assert "  label: 3 distinct values in 24 rows (calm 8, glad 8, sad 8) -> one label per row" in lines
+    assert lines[-3:] == [
+        f"  bert-tasks check '{draft.path}'",
+        f"  bert-tasks train '{draft.path}' --dry-run",
+        f"  bert-tasks train '{draft.path}'",
+    ]
+    told = draft.to_json()
+    assert (told["task"], told["rows"], told["columns"]["label"]) == ("sequence-classification", 24, "label")
+    assert json.loads(json.dumps(told)) == told
+    assert all(line.startswith("#") for line in draft.text.split("\n\n")[0].splitlines())
+
+
+def test_doubts_stand_in_the_recipe(tmp_path: Path) -> None:
+    rows = [{"text": text, "stars": i % 5 + 1} for i, text in enumerate(LINES)]
+    draft = draft_of(write_csv(tmp_path / "rows.csv", rows), tmp_path)
+    assert "task: sequence-classification, most likely" in draft.lines()
+    assert '#   settings.problem_type = "regression"' in draft.text
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "rows.csv", labelled())
+    (tmp_path / "made.toml").write_text("mine", "utf-8")
+    with pytest.raises(UsageError, match=r"made\.toml is there already"):
+        draft_of(path, tmp_path)
+    assert (tmp_path / "made.toml").read_text("utf-8") == "mine"
+    with pytest.raises(UsageError, match="there is no folder"):
+        init_recipe(path, output=tmp_path / "nowhere" / "made.toml")
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "rows.csv", labelled())
+    with pytest.raises(DataError, match=r"no such file, did you mean 'rows\.csv'\?"):
+        draft_of(tmp_path / "row.csv", tmp_path)
+    with pytest.raises(DataError, match="a folder"):
+        draft_of(tmp_path, tmp_path)
+    with pytest.raises(DataError, match=r"dev\.csv: no such file"):
+        draft_of(path, tmp_path, validation=tmp_path / "dev.csv")
+    assert not (tmp_path / "made.toml").exists()
+
+
+# Profiles
+
+
+def test_profile() -> None:
+    found = profile("x", ["two words", "", None, "two words", "one"])
+    assert (found.rows, found.filled, found.distinct, found.common) == (5, 3, 2, (("two words", 2), ("one", 1)))
+    assert found.words == pytest.approx(5 / 3)
+    numbers = profile("x", ["1", 2, "-3.5", "1e2"])
+    assert (numbers.numbers, numbers.low, numbers.high, numbers.decimals) == (1.0, -3.5, 100.0, True)
+    assert not profile("x", ["1.0", "2.0"]).decimals
+    assert profile("x", []).described() == "empty"
+
+
+def test_words_and_marks() -> None:
+    assert pieces("Well, it's done.") == 7
+    assert pieces("我喜欢猫 and cats") == 6
+    assert percentile(list(range(1, 101))) == 95
+    assert percentile([7]) == 7
+
+
+def test_a_guess_has_defaults() -> None:
+    assert Guess(task="t", columns={}, words=1).alternatives == ()

@@ -1,0 +1,369 @@
+"""Several seeds of one recipe: the runs they leave, what is said of them together, and which count as collapsed."""
+
+import json
+import math
+import statistics
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_tasks import fit, load_recipe, train
+from bert_tasks.errors import RecipeError, UsageError
+from bert_tasks.metrics.classification import classification_metrics, multilabel_metrics, regression_metrics
+from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics
+from bert_tasks.metrics.tagging import tagging_metrics
+from bert_tasks.training import seeds as module
+from bert_tasks.training.loop import FitResult
+from bert_tasks.training.seed_results import SeedRun, SeedsResult, collapse, metrics_of_set, spreads
+from bert_tasks.training.seeds import dry_run_seeds, parse_seeds, seed_recipes, train_seeds
+from training import load_model, make_rows
+
+LABELS = ("calm", "glad", "sad")
+
+
+def write_csv(path, rows):
+    path.write_text("\n".join(["text,label", *(f"{row['text']},{row['label']}" for row in rows)]) + "\n", "utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path, checkpoint):
+    write_csv(tmp_path / "train.csv", make_rows(20))
+    write_csv(tmp_path / "dev.csv", make_rows(8, seed=1))
+    (tmp_path / "recipe.toml").write_text(
+        f'task = "sequence-classification"\n[model]\nname = "{checkpoint}"\n[settings]\nmax_length = 40\n'
+        '[data]\ntrain = "train.csv"\nvalidation = "dev.csv"\n'
+        "[optim]\nepochs = 1\nbatch_size = 10\nlearning_rate = 1e-3\n"
+        '[run]\noutput_dir = "out"\nseed = 9\n',
+        "utf-8",
+    )
+    return tmp_path
+
+
+def recipe(folder, *overrides):
+    return load_recipe(folder / "recipe.toml", overrides=overrides)
+
+
+def summary(folder):
+    return json.loads((folder / "out" / "seeds.json").read_text("utf-8"))
+
+
+def diverging(wrong_seed):
+    """``train`` with a learning rate that one seed does not survive."""
+
+    def run(wanted, **options):
+        rate = 1e30 if wanted.run.seed == wrong_seed else wanted.optim.learning_rate
+        optim = wanted.optim.model_copy(update={"learning_rate": rate, "epochs": 3})
+        return train(wanted.model_copy(update={"optim": optim}), **options)
+
+    return run
+
+
+# The runs
+
+
+def test_each_seed_is_a_run_of_its_own(folder):
+    result = train_seeds(recipe(folder), [2, 1], progress=False)
+    assert [run.seed for run in result.runs] == [2, 1]
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["seed-1", "seed-2", "seeds.json"]
+    assert load_recipe(folder / "out" / "seed-1" / "recipe.toml").run.seeds is None
+    for run in result.runs:
+        assert json.loads((run.output_dir / "run.json").read_text("utf-8"))["seed"] == run.seed
+        assert (run.output_dir / "model" / "model.safetensors").is_file()
+    alone = train(recipe(folder, "run.seed=2", f"run.output_dir={folder / 'alone'}"), progress=False)
+    assert alone.metrics == result.runs[0].result.metrics
+    assert alone.metrics["loss"] != result.runs[1].result.metrics["loss"]
+    assert summary(folder) == json.loads(json.dumps(result.to_json()))
+
+
+def test_finished_runs_are_reported_and_missing_ones_made(folder):
+    first = train_seeds(recipe(folder), [1, 2], progress=False)
+    before = {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("*.safetensors")}
+    again = train_seeds(recipe(folder, "run.seeds=[1, 2, 3]"), progress=False)
+    assert [run.result.reused for run in again.runs] == [True, True, False]
+    assert [run.result.metrics for run in again.runs[:2]] == [run.result.metrics for run in first.runs]
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+    assert summary(folder)["seeds"] == [1, 2, 3]
+    assert "complete already" in again.lines()[1]
+    repeated = train_seeds(recipe(folder), [1], overwrite=True, progress=False)
+    assert not repeated.runs[0].result.reused
+    assert repeated.runs[0].result.metrics == first.runs[0].result.metrics
+
+
+def test_an_interrupted_run_starts_afresh(folder, monkeypatch):
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bert_tasks.training.selection.evaluate_samples", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train_seeds(recipe(folder), [1, 2], progress=False)
+    assert (folder / "out" / "seed-1" / "run.json").exists()
+    with pytest.raises(UsageError, match="seed-1 holds an unfinished run"):
+        train_seeds(recipe(folder, "optim.epochs=2"), [1], progress=False)
+    assert [run.result.reused for run in train_seeds(recipe(folder), [1], progress=False).runs] == [False]
+
+
+def test_a_run_that_diverges_does_not_stop_the_others(folder, monkeypatch):
+    monkeypatch.setattr(module, "train", diverging(1))
+    result = train_seeds(recipe(folder), [1, 2], progress=False)
+    assert [run.seed for run in result.failed] == [1]
+    assert result.runs[0].failure.startswith("step ")
+    assert result.metrics["accuracy"].runs == 1
+    assert summary(folder)["failed"].keys() == {"1"}
+    assert summary(folder)["metrics"]["accuracy"]["best_seed"] == 2
+    text = "\n".join(result.lines())
+    assert "diverged: step" in text
+    assert "1 of 2 runs (seed 1) diverged" in text
+
+
+def test_all_runs_may_diverge(folder):
+    result = train_seeds(recipe(folder, "optim.learning_rate=1e30", "optim.epochs=3"), [1, 2], progress=False)
+    assert len(result.failed) == 2
+    assert result.metrics == {}
+    assert result.metric == "accuracy"
+    assert "2 of 2 runs (seeds 1, 2) diverged" in "\n".join(result.lines())
+
+
+def test_other_validation_rows_are_noted(folder):
+    text = (folder / "recipe.toml").read_text("utf-8").replace('validation = "dev.csv"\n', "validation_share = 0.3\n")
+    same = train_seeds(recipe(folder), [1, 2], progress=False)
+    assert same.notes == ()
+    (folder / "recipe.toml").write_text(text.replace('"out"', '"other"'), "utf-8")
+    result = train_seeds(recipe(folder), [1, 2], progress=False)
+    assert len(result.notes) == 1
+    assert "different validation rows" in result.lines()[-2]
+
+
+def test_named_validation_sets(folder):
+    text = (folder / "recipe.toml").read_text("utf-8")
+    named = '[data.validation]\ntrain = "dev.csv"\nother = "train.csv"\n[optim]'
+    (folder / "recipe.toml").write_text(text.replace('validation = "dev.csv"\n', "").replace("[optim]", named), "utf-8")
+    assert train_seeds(recipe(folder), [4], progress=False).metric == "train_accuracy"
+    chosen = train_seeds(
+        recipe(folder, "run.metric_for_best_model=other_f1", f"run.output_dir={folder / 'b'}"), [4], progress=False
+    )
+    assert chosen.metric == "other_f1"
+    assert not math.isnan(chosen.runs[0].value("other_f1"))
+
+
+def test_each_seed_is_announced(folder, capsys):
+    train_seeds(recipe(folder), [5, 6])
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("seed")] == ["seed 5 (run 1 of 2)", "seed 6 (run 2 of 2)"]
+
+
+# Before the first run
+
+
+@pytest.mark.parametrize("content", ["run.json", "metrics.json", "thesis.tex"])
+def test_a_folder_of_something_else_is_refused(folder, content):
+    (folder / "out").mkdir()
+    (folder / "out" / content).write_text("mine", "utf-8")
+    expected = "holds no runs" if content == "thesis.tex" else "a run of one seed"
+    for call in (train_seeds, dry_run_seeds):
+        with pytest.raises(UsageError, match=expected):
+            call(recipe(folder), [1])
+    assert [path.name for path in (folder / "out").iterdir()] == [content]
+
+
+def test_a_file_in_the_way_is_refused(folder):
+    (folder / "out").write_text("mine", "utf-8")
+    with pytest.raises(UsageError, match="is a file"):
+        train_seeds(recipe(folder), [1])
+
+
+def test_the_folder_of_the_last_seed_is_looked_at_first(folder):
+    train_seeds(recipe(folder), [3], progress=False)
+    changed = recipe(folder, "optim.learning_rate=2e-3")
+    for call in (train_seeds, dry_run_seeds):
+        with pytest.raises(UsageError, match="seed-3 holds a finished run"):
+            call(changed, [1, 2, 3])
+    assert not (folder / "out" / "seed-1").exists()
+
+
+def test_a_single_run_does_not_replace_several(folder):
+    train_seeds(recipe(folder), [1], progress=False)
+    with pytest.raises(UsageError, match="holds no run"):
+        train(recipe(folder), progress=False, overwrite=True)
+
+
+def test_a_dry_run_writes_nothing(folder):
+    plan = dry_run_seeds(recipe(folder, "run.seeds=[3, 4]"))
+    assert plan.output_dir == str(folder / "out" / "seed-3")
+    assert not (folder / "out").exists()
+
+
+def test_a_folder_and_seeds_are_needed(folder):
+    with pytest.raises(RecipeError, match=r"no seeds: set run\.seeds .*--seeds"):
+        train_seeds(recipe(folder))
+    text = (folder / "recipe.toml").read_text("utf-8").replace('output_dir = "out"\n', "")
+    (folder / "recipe.toml").write_text(text, "utf-8")
+    with pytest.raises(RecipeError, match="--output-dir"):
+        train_seeds(folder / "recipe.toml", [1])
+
+
+@pytest.mark.parametrize(
+    ("seeds", "message"), [([], "at least 1"), ([1, 2, 1], "1 stands more than once"), ([-1], "at least 0")]
+)
+def test_seeds_that_will_not_do(folder, seeds, message):
+    with pytest.raises(RecipeError, match=message):
+        seed_recipes(recipe(folder), seeds)
+    with pytest.raises(RecipeError, match=message):
+        recipe(folder, f"run.seeds={seeds}")
+
+
+def test_stated_seeds_win(folder):
+    assert list(seed_recipes(recipe(folder, "run.seeds=[1, 2]"), [7])) == [7]
+    assert list(seed_recipes(recipe(folder, "run.seeds=[1, 2]"))) == [1, 2]
+
+
+def test_parse_seeds():
+    assert parse_seeds("3, 1,20") == (3, 1, 20)
+    for text in ("", "1,", "1;2", "a", "1.5", "-1", "²"):
+        with pytest.raises(UsageError, match="whole numbers"):
+            parse_seeds(text)
+
+
+def test_fit_is_one_run(checkpoint, tmp_path):
+    with pytest.raises(RecipeError, match="seeds"):
+        fit(load_model(checkpoint), make_rows(4), make_rows(4), output_dir=tmp_path / "out", seeds=(1, 2))
+
+
+# The figures
+
+
+def made(seed, *, failure=None, **metrics):
+    """A run with these metrics."""
+    result = FitResult(
+        metrics=metrics,
+        last_metrics=metrics,
+        best_step=1,
+        steps=2,
+        stopped_early=False,
+        train_seconds=0.0,
+        output_dir=None,
+    )
+    return SeedRun(seed=seed, output_dir=None, result=None if failure else result, failure=failure)
+
+
+def test_spread_of_four_runs():
+    runs = [made(seed, accuracy=value, loss=1 - value) for seed, value in {1: 0.5, 2: 0.9, 3: 0.7, 4: 0.6}.items()]
+    found = spreads(runs)["accuracy"]
+    assert found.mean == pytest.approx(0.675)
+    assert found.std == pytest.approx(math.sqrt((0.175**2 + 0.225**2 + 0.025**2 + 0.075**2) / 3))
+    assert found.median == pytest.approx(0.65)
+    assert (found.best, found.best_seed, found.runs) == (0.9, 2, 4)
+    assert spreads(runs)["loss"].best_seed == 2
+    assert list(spreads(runs)) == ["accuracy", "loss"]
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=9))
+def test_spread_is_that_of_the_statistics_module(values):
+    found = spreads([made(seed, f1=value) for seed, value in enumerate(values)])["f1"]
+    assert (found.mean, found.std) == (statistics.fmean(values), statistics.stdev(values))
+    assert (found.median, found.best) == (statistics.median(values), max(values))
+    assert values[found.best_seed] == max(values)
+
+
+def test_one_run_has_no_deviation():
+    found = spreads([made(3, accuracy=0.5)])["accuracy"]
+    assert (found.mean, found.median, found.best_seed) == (0.5, 0.5, 3)
+    assert math.isnan(found.std)
+
+
+def test_a_metric_that_is_not_a_number_has_no_mean_but_a_best():
+    found = spreads([made(1, pearson=math.nan), made(2, pearson=0.3)])["pearson"]
+    assert (found.best, found.best_seed) == (0.3, 2)
+    assert all(map(math.isnan, (found.mean, found.std, found.median)))
+    nothing = spreads([made(1, pearson=math.nan)])["pearson"]
+    assert nothing.best_seed is None
+
+
+def test_metrics_of_some_runs_only():
+    found = spreads([made(1, f1=0.4), made(2, f1=0.6, untuned_f1=0.5), made(3, failure="step 1")])
+    assert (found["f1"].runs, found["untuned_f1"].runs) == (2, 1)
+
+
+def test_collapsed_runs_are_told_apart():
+    collapsed = replace(made(2, accuracy=0.5), collapse="answers 'calm' to everything")
+    result = SeedsResult(
+        output_dir=None,
+        metric="accuracy",
+        runs=(made(1, accuracy=0.8), collapsed, made(3, accuracy=0.9), made(4, failure="step 7: the loss is nan")),
+    )
+    assert result.metrics["accuracy"].mean == pytest.approx(2.2 / 3)
+    content = result.to_json()
+    assert content["metrics_without_collapsed"]["accuracy"]["mean"] == pytest.approx(0.85)
+    assert content["collapsed"] == {"2": "answers 'calm' to everything"}
+    assert [run["value"] for run in content["runs"][:3]] == [0.8, 0.5, 0.9]
+    assert math.isnan(content["runs"][3]["value"])
+    lines = result.lines()
+    assert lines[0].split() == ["seed", "accuracy", "best", "step"]
+    assert "collapsed: answers 'calm' to everything" in lines[2]
+    assert "1 of 4 runs (seed 2) collapsed; without: accuracy mean 0.85, std 0.0707107" in lines
+    alone = replace(result, runs=(collapsed,))
+    assert "1 of 1 runs (seed 2) collapsed; no other is left" in alone.lines()
+    assert replace(result, runs=result.runs[:1]).to_json()["metrics_without_collapsed"] is None
+
+
+# Collapse, from the metrics that models get
+
+rows = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=2, max_size=30)
+
+
+@given(rows)
+def test_a_classifier_collapses_exactly_if_it_names_one_class(pairs):
+    references, guesses = (list(side) for side in zip(*pairs, strict=True))
+    seen = set(guesses)
+    only = len(seen) == 1 and len(set(references)) > 1 and seen < set(references)
+    expected = f"answers {LABELS[guesses[0]]!r} to everything" if only else None
+    assert collapse(classification_metrics(references, guesses, LABELS)) == expected
+
+
+@given(rows)
+def test_a_tagger_of_classes_collapses_likewise(pairs):
+    references, guesses = ([LABELS[number] for number in side] for side in zip(*pairs, strict=True))
+    only = len(set(guesses)) == 1 and set(guesses) < set(references)
+    expected = f"answers {guesses[0]!r} to everything" if only else None
+    assert collapse(tagging_metrics([references], [guesses], raw=True)) == expected
+
+
+def test_a_tagger_of_entities_collapses_if_it_finds_none():
+    references = [["B-PER", "I-PER", "O"], ["O", "B-LOC"]]
+    assert collapse(tagging_metrics(references, [["O", "O", "O"], ["O", "O"]])) == "finds no entity"
+    assert collapse(tagging_metrics(references, [["B-PER", "I-PER", "O"], ["O", "O"]])) is None
+
+
+def test_several_labels():
+    targets = [[1, 0], [0, 1], [1, 1]]
+    assert collapse(multilabel_metrics(targets, [[0, 0]] * 3, ("a", "b"))) == "finds no label"
+    assert collapse(multilabel_metrics(targets, [[1, 0]] * 3, ("a", "b"))) == "answers 'a' to everything"
+    assert collapse(multilabel_metrics(targets, [[1, 0], [0, 0], [1, 0]], ("a", "b"))) is None
+    assert collapse(multilabel_metrics(targets, [[1, 0], [0, 1], [1, 0]], ("a", "b"))) is None
+
+
+def test_numbers():
+    assert collapse(regression_metrics([1.0, 2.0, 3.0], [0.7, 0.7, 0.7])) == "gives one number to all rows"
+    assert collapse(regression_metrics([1.0, 2.0, 3.0], [0.7, 0.7, 0.8])) is None
+
+
+def test_spans():
+    golds, answers = [["a blue boat"], [], ["noon"]], ["boat", "rain", "at one"]
+    assert collapse(squad_v2_metrics(golds, answers, [5.0, 5.0, 5.0])) == "answers no question"
+    assert collapse(squad_v2_metrics(golds, answers, [5.0, -5.0, 5.0])) is None
+    assert collapse(squad_v2_metrics(golds, answers, [-5.0, 5.0, 5.0])) is None
+    assert collapse(squad_v1_metrics(golds[::2], ["", ""])) == "answers no question"
+    assert collapse(squad_v1_metrics(golds[::2], ["boat", ""])) is None
+
+
+def test_what_is_not_known_is_not_judged():
+    assert collapse({"loss": 0.1, "accuracy": 0.0, "my_score": 0.0}) is None
+    assert collapse({"recall_a": 1.0, "recall_b": 0.0}) is None
+
+
+def test_metrics_of_one_set():
+    metrics = {"matched_loss": 1.0, "matched_recall_a": 0.5, "mismatched_loss": 2.0}
+    assert metrics_of_set(metrics, "matched") == {"loss": 1.0, "recall_a": 0.5}
+    assert metrics_of_set({"loss": 1.0}, "") == {"loss": 1.0}
