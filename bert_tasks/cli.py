@@ -19,6 +19,7 @@ from bert_tasks.errors import BertTasksError, DivergedError
 
 if TYPE_CHECKING:
     from bert_tasks.recipe import Recipe
+    from bert_tasks.tasks.base import Task
 
 app = typer.Typer(
     help="Fine-tune, evaluate and run BERT-family encoders.",
@@ -40,6 +41,7 @@ Columns = Annotated[
 Delimiter = Annotated[str | None, typer.Option(help="Of a csv file, e.g. ';'.")]
 Encoding = Annotated[str, typer.Option(help="Of a text file.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
+OwnTask = Annotated[str | None, typer.Option("--task", metavar="MODULE:CLASS", help="For a task that is not built in.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -101,6 +103,7 @@ def evaluate(
     column: Columns = None,
     delimiter: Delimiter = None,
     encoding: Encoding = "utf-8",
+    task: OwnTask = None,
     revision: Revision = None,
     as_json: AsJson = False,
 ) -> None:
@@ -111,7 +114,7 @@ def evaluate(
     from bert_tasks.inference import evaluate
 
     reading = {"columns": _mapping(column), "format": format, "delimiter": delimiter, "encoding": encoding}
-    metrics = evaluate(model, data, revision=revision, **reading)
+    metrics = evaluate(model, data, task=_task_class(task), revision=revision, **reading)
     _show(metrics, _metric_lines(metrics), as_json=as_json)
 
 
@@ -124,6 +127,7 @@ def predict(
     column: Columns = None,
     delimiter: Delimiter = None,
     encoding: Encoding = "utf-8",
+    task: OwnTask = None,
     revision: Revision = None,
 ) -> None:
     """Write a prediction with its probabilities for every row of a file.
@@ -133,7 +137,7 @@ def predict(
     from bert_tasks.inference import predict
 
     reading = {"columns": _mapping(column), "format": format, "delimiter": delimiter, "encoding": encoding}
-    predictions = predict(model, data, output=output, revision=revision, **reading)
+    predictions = predict(model, data, output=output, task=_task_class(task), revision=revision, **reading)
     _print(f"{len(predictions)} predictions: {output}")
 
 
@@ -274,6 +278,14 @@ class _ShortErrors:
         sys.stderr.write(f"internal error: {type(error).__name__}: {reason}\n")
         sys.stderr.write("" if self.debug else "  --debug shows where; please report it\n")
         raise SystemExit(1) from None
+
+
+def _task_class(name: str | None) -> "type[Task] | None":
+    if name is None:
+        return None
+    from bert_tasks.recipe import load_task_class
+
+    return load_task_class(name)
 
 
 def _mapping(options: list[str] | None) -> dict[str, str]:

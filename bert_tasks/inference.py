@@ -293,12 +293,18 @@ def _decoded(task: Task, samples: Samples, found: Sequence[Tensor], rows: Sequen
 
 
 def evaluate(
-    model: TaskModel | str | Path, data: Data, *, revision: str | None = None, **reading: Any
+    model: TaskModel | str | Path,
+    data: Data,
+    *,
+    task: type[Task] | None = None,
+    revision: str | None = None,
+    **reading: Any,
 ) -> dict[str, float]:
     """Metrics of a model on rows with targets, the same digits on any number of processes.
 
     Args:
         model: a model, or a folder or name that says what its task is (``revision`` of a hub id).
+        task: the class, for a folder whose task is not built in.
         data: a file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
         reading: fields of ``Reading``: columns, format, delimiter, encoding.
 
@@ -307,7 +313,7 @@ def evaluate(
         CheckpointError: the model cannot be loaded.
     """
     accelerator = make_accelerator()
-    loaded = _loaded(model, revision).to(accelerator.device)
+    loaded = _loaded(model, task, revision).to(accelerator.device)
 
     def load() -> tuple[RowTable, Samples]:
         table = load_table(data, loaded.task, reading=Reading(**reading))
@@ -324,6 +330,7 @@ def predict(
     data: Data,
     *,
     output: str | Path | None = None,
+    task: type[Task] | None = None,
     revision: str | None = None,
     **reading: Any,
 ) -> list[Prediction]:
@@ -338,9 +345,14 @@ def predict(
         UsageError: an output whose extension is not known.
         CheckpointError: the model cannot be loaded.
     """
-    known = {extension for task in TASKS.values() for extension in task.file_formats}
+    kinds = [
+        *TASKS.values(),
+        *([] if task is None else [task]),
+        *([type(model.task)] if isinstance(model, TaskModel) else []),
+    ]
+    known = {extension for kind in kinds for extension in kind.file_formats}
     target = None if output is None else checked_output(Path(output), others=sorted(known))
-    loaded = _loaded(model, revision)
+    loaded = _loaded(model, task, revision)
     rendered = target is not None and target.suffix in known
     if target is not None and rendered and target.suffix not in loaded.task.file_formats:
         raise UsageError(
@@ -359,5 +371,5 @@ def predict(
     return predictions
 
 
-def _loaded(model: TaskModel | str | Path, revision: str | None) -> TaskModel:
-    return model if isinstance(model, TaskModel) else TaskModel.from_pretrained(model, revision=revision)
+def _loaded(model: TaskModel | str | Path, task: type[Task] | None, revision: str | None) -> TaskModel:
+    return model if isinstance(model, TaskModel) else TaskModel.from_pretrained(model, task=task, revision=revision)

@@ -31,6 +31,8 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
 )
 
+pytest.register_assert_rewrite("task_contract")
+
 import torch  # noqa: E402
 from transformers import AutoTokenizer, PreTrainedTokenizerBase  # noqa: E402
 

@@ -67,7 +67,7 @@ def load_task_model(
     cls: type[ModelT],
     name: str | Path,
     *,
-    task: str | Task | None,
+    task: str | Task | type[Task] | None,
     labels: Sequence[str] | None,
     revision: str | None,
     settings: Mapping[str, Any],
@@ -76,11 +76,13 @@ def load_task_model(
     path = resolve(name, revision=revision)
     hf_config = read_config(path)
     folder = _Folder(path=path, hf_config=hf_config, head=head_kind(hf_config))
-    built = _task(folder, task, labels, settings)
+    is_stored = labels is None and not settings and _states(folder, task)
+    kind = task if isinstance(task, type) else None
+    built = _stored_task(folder, kind) if is_stored else _task(folder, task, labels, settings)
     config = encoder_config(hf_config)
     with torch.device("meta"):
         model = cls(hf_config, built)
-    matched = _match(model, folder, head_may_be_new=task is not None)
+    matched = _match(model, folder, head_may_be_new=task is not None and not is_stored)
     missing = set(model.state_dict()) - set(matched.tensors)
     head = built.head(config)
     initialize(head, std=config.initializer_range)
@@ -98,75 +100,94 @@ def restore_weights(model: "TaskModel", path: Path) -> None:
     model.load_state_dict(_match(model, folder, head_may_be_new=False).tensors)
 
 
-def _task(folder: _Folder, task: str | Task | None, labels: Sequence[str] | None, settings: Mapping[str, Any]) -> Task:
-    """The task that the caller names, else the one that the folder states, else the one its head serves."""
+def _states(folder: _Folder, task: str | Task | type[Task] | None) -> bool:
+    """Whether the folder decides what the task is: none is named, or the class of which it stores an instance."""
+    if isinstance(task, type):
+        return folder.stored is not None and folder.stored.get("task") == registered_name(task)
+    return task is None
+
+
+def _task(
+    folder: _Folder, task: str | Task | type[Task] | None, labels: Sequence[str] | None, settings: Mapping[str, Any]
+) -> Task:
+    """The task that the caller names."""
     if isinstance(task, Task):
         if labels is not None or settings:
             raise UsageError("pass either a task, or a task's name with labels and settings")
         return task
-    if task is not None:
-        given = {} if labels is None else {"labels": tuple(labels)}
-        implied = _implied(folder, task) if task in HEADS.get(folder.head, ()) else {}
-        takes_labels = "labels" in implied and settings.get("problem_type") != "regression"
-        known = {"labels": implied["labels"]} if takes_labels else {}
-        return _build(task, {**known, **given, **settings})
-    if labels is not None or settings:
+    if task is None:
         raise UsageError("labels and settings need a task: pass task='sequence-classification' (or another) too")
-    return _stored_task(folder)
+    kind = task if isinstance(task, type) else _known(task)
+    given = {} if labels is None else {"labels": tuple(labels)}
+    implied = _implied(folder, kind) if kind.name in HEADS.get(folder.head, ()) else {}
+    takes_labels = "labels" in implied and settings.get("problem_type") != "regression"
+    known = {"labels": implied["labels"]} if takes_labels else {}
+    return _build(kind, {**known, **given, **settings})
 
 
-def _stored_task(folder: _Folder) -> Task:
+def _stored_task(folder: _Folder, kind: type[Task] | None) -> Task:
+    """The task that the folder states, else the one its head serves. ``kind``: the class, from the caller."""
     stored = folder.stored
-    if stored is not None:
-        name = stored.get("task")
-        if not isinstance(name, str) or name not in TASKS:
-            raise CheckpointError(
-                f"{folder.path}: config.json says its task is {name!r}, which is not built in; load it with "
-                "TaskModel.from_pretrained(folder, task=YourTask(...))"
-            )
-        tuned = {key: value for key, value in stored.items() if key in TASKS[name].tuned}
+    if stored is None:
+        kind, entries, place = _served(folder), {}, "config.json"
+    else:
+        kind, place = _stored_class(folder, stored) if kind is None else kind, f"config.json, key {CONFIG_KEY}"
+        tuned = {key: value for key, value in stored.items() if key in kind.tuned}
         settings = stored.get("settings", {})
         if not isinstance(settings, dict):
-            raise CheckpointError(f"{folder.path}: config.json, key {CONFIG_KEY}: settings must be an object")
-        try:
-            return _build(name, {**_implied(folder, name), **settings, **tuned})
-        except UsageError as error:
-            raise CheckpointError(f"{folder.path}: config.json, key {CONFIG_KEY}: {error}") from None
+            raise CheckpointError(f"{folder.path}: {place}: settings must be an object")
+        entries = {**settings, **tuned}
+    try:
+        return _build(kind, {**_implied(folder, kind), **entries})
+    except UsageError as error:
+        raise CheckpointError(f"{folder.path}: {place}: {error}") from None
+
+
+def _stored_class(folder: _Folder, stored: Mapping[str, Any]) -> type[Task]:
+    name = stored.get("task")
+    if not isinstance(name, str) or name not in TASKS:
+        raise CheckpointError(
+            f"{folder.path}: config.json says its task is {name!r}, which is not built in; pass the class: "
+            "TaskModel.from_pretrained(folder, task=YourTask), or --task module:YourTask"
+        )
+    return TASKS[name]
+
+
+def _served(folder: _Folder) -> type[Task]:
     if folder.head not in HEADS:
         raise CheckpointError(
             f"{folder.path} has no task head this package knows (architectures: "
             f"{folder.hf_config.get('architectures')}); pass task='sequence-classification' (or another) for a new one"
         )
-    name = HEADS[folder.head][0]
-    try:
-        return _build(name, _implied(folder, name))
-    except UsageError as error:
-        raise CheckpointError(f"{folder.path}: config.json: {error}") from None
+    return TASKS[HEADS[folder.head][0]]
 
 
-def _implied(folder: _Folder, name: str) -> dict[str, Any]:
+def _implied(folder: _Folder, kind: type[Task]) -> dict[str, Any]:
     """What transformers' part of the configuration says about the task."""
-    return TASKS[name].from_hf(folder.hf_config, folder.labels, encoder_config(folder.hf_config).usable_length)
+    return kind.from_hf(folder.hf_config, folder.labels, encoder_config(folder.hf_config).usable_length)
 
 
-def _build(name: str, entries: Mapping[str, Any]) -> Task:
+def _known(name: str) -> type[Task]:
     if name not in TASKS:
         close = get_close_matches(name, TASKS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise UsageError(f"unknown task {name!r}; there are {', '.join(TASKS)}{hint}")
-    kind = TASKS[name]
+    return TASKS[name]
+
+
+def _build(kind: type[Task], entries: Mapping[str, Any]) -> Task:
     known = {field.name for field in fields(kind)}
     for key in entries:
         if key not in known:
             close = get_close_matches(key, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise UsageError(f"{name} has no setting {key!r}{hint}")
+            raise UsageError(f"{kind.name} has no setting {key!r}{hint}")
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in entries.items()}
     construct: Callable[..., Task] = kind  # its fields are checked by the task itself
     try:
         return construct(**plain)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{name}: {error}") from None
+        raise UsageError(f"{kind.name}: {error}") from None
 
 
 def _match(model: "TaskModel", folder: _Folder, *, head_may_be_new: bool) -> Matched:
@@ -253,9 +274,8 @@ def saved_config(model: "TaskModel") -> dict[str, Any]:
     """config.json of a saved model: the loaded one, updated, with one key of our own."""
     family, task = family_of(model.hf_config), model.task
     head: HeadKind = "base" if task.hf_head is None else task.hf_head
-    names = {kind: name for name, kind in TASKS.items()}
     entry = {
-        "task": names.get(type(task), f"{type(task).__module__}:{type(task).__qualname__}"),
+        "task": registered_name(type(task)),
         "settings": task.settings(),
         "version": version("bert-tasks"),
         **{key: getattr(task, key) for key in task.tuned},
@@ -263,3 +283,9 @@ def saved_config(model: "TaskModel") -> dict[str, Any]:
     unwanted = ("_name_or_path", "num_labels", "finetuning_task")
     kept = {key: value for key, value in model.hf_config.items() if key not in unwanted}
     return {**kept, **task.hf_config, "architectures": [family.architectures[head]], CONFIG_KEY: entry}
+
+
+def registered_name(kind: type[Task]) -> str:
+    """What config.json calls a task: its name in ``TASKS``, else ``module:Class``."""
+    names = {known: name for name, known in TASKS.items()}
+    return names.get(kind, f"{kind.__module__}:{kind.__qualname__}")

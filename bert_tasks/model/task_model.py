@@ -59,7 +59,7 @@ class TaskModel(nn.Module):
         cls,
         name: str | Path,
         *,
-        task: str | Task | None = None,
+        task: str | Task | type[Task] | None = None,
         labels: Sequence[str] | None = None,
         revision: str | None = None,
         **settings: Any,
@@ -68,8 +68,9 @@ class TaskModel(nn.Module):
 
         Args:
             name: a folder, a hub id, or ``package:NAME/PATH`` for weights inside an installed package.
-            task: a task's name, with ``labels`` and ``settings`` as its fields, or a task. Then the head may be new,
-                and ``load_report`` says so. Without it the folder says what the task is, and its head must be complete.
+            task: a task's name or class, with ``labels`` and ``settings`` as its fields, or a task. Then the head may
+                be new, and ``load_report`` says so. Without it the folder says what the task is, and its head must be
+                complete; a class alone does the same for a folder that holds a task of this class.
             labels: the classes in order. A head in the file with the same labels in another order is re-ordered.
             revision: branch, tag or commit of a hub id.
 

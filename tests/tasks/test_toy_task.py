@@ -1,0 +1,202 @@
+"""A task that is written in one file and registered as ``module:Class``: a number for every word.
+
+It keeps the whole contract, trains through the command line, and is read back by those who pass it.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.cli import main
+from bert_tasks.data.columns import Column, Row
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import RowHead
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.errors import CheckpointError
+from bert_tasks.metrics.classification import pearson
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import Task
+from bert_tasks.tasks.base import Feature, LossSum, Prediction
+from bert_tasks.tasks.word_windows import WindowRules, document_windows, split_words
+from small_checkpoints import save_checkpoint
+from small_tokenizers import LINES
+from task_contract import Example, TaskContract
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordNumbers(Prediction):
+    words: tuple[str, ...]
+    numbers: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"words": list(self.words), "numbers": list(self.numbers)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordRegression(Task):
+    """Settings of the task. ``scale``: what a number is divided by before it is learnt."""
+
+    name: ClassVar[str] = "word-regression"
+    scale: float = 1.0
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
+
+    @property
+    def primary_metric(self) -> str:
+        return "pearson"
+
+    @property
+    def hf_head(self) -> Literal["token"]:
+        return "token"
+
+    @property
+    def hf_config(self) -> dict[str, Any]:
+        return {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "problem_type": "regression"}
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
+        return {"max_length": min(cls.max_length, usable_length)}
+
+    def head(self, config: EncoderConfig) -> RowHead:
+        return RowHead(config, 1, dropout=config.head.token_dropout)
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        rules = WindowRules.of(tokenizer, max_length=self.max_length, overlap=0)
+        split = split_words([row["words"] for row in rows], tokenizer, longest=rules.room)
+        features = []
+        for number, (row, words) in enumerate(zip(rows, split, strict=True)):
+            (windows,) = document_windows([words], rules)
+            for window in windows:
+                reads, origins = window.reads(first=True)
+                tags = row.get("tags")
+                feature = Feature(
+                    row=number,
+                    input_ids=window.ids,
+                    token_type_ids=[0] * len(window.ids),
+                    labels=None if tags is None else [float(tags[word]) / self.scale for word in origins],
+                    reads=reads,
+                    origins=origins,
+                    lost_tokens=0,
+                )
+                features.append(feature)
+        return features
+
+    def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
+        parts = torch.split(logits.squeeze(1), list(batch.layout.read_counts))
+        labelled = [part for part, count in zip(parts, batch.label_counts, strict=True) if count]
+        if not labelled:
+            return LossSum(total=logits.sum() * 0.0, count=logits.new_zeros(()))
+        guesses = torch.cat(labelled)
+        total = (guesses - batch.labels).square().sum()
+        return LossSum(total=total, count=logits.new_full((), len(guesses)))
+
+    def decode(
+        self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> list[WordNumbers]:
+        found: list[list[float]] = [[] for _ in rows]
+        for summary, feature in zip(summaries, features, strict=True):
+            found[feature["row"]] += (summary.squeeze(1) * self.scale).tolist()
+        return [
+            WordNumbers(words=tuple(row["words"]), numbers=tuple(numbers))
+            for row, numbers in zip(rows, found, strict=True)
+        ]
+
+    def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
+        answers = cast("Sequence[WordNumbers]", predictions)
+        known = [
+            (answer, row["tags"]) for answer, row in zip(answers, rows, strict=True) if row.get("tags") is not None
+        ]
+        actual = [float(tag) for _, tags in known for tag in tags]
+        return {"pearson": pearson(actual, [number for answer, _ in known for number in answer.numbers])}
+
+
+def row(line: str) -> dict[str, Any]:
+    """Words with numbers that follow from their letters."""
+    words = line.split()
+    return {"words": words, "tags": [str((len(word) % 4) / 2 - 0.75) for word in words]}
+
+
+class TestContract(TaskContract):
+    examples: ClassVar[Mapping[str, Example]] = {
+        "toy": Example(
+            task=WordRegression(max_length=24, scale=0.5),
+            rows=tuple(row(" ".join(line.split()[:5])) for line in LINES[:8]),
+            column="words",
+            windows=True,
+        )
+    }
+
+
+@pytest.fixture
+def recipe(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Path:
+    save_checkpoint(tmp_path / "base", "bert", wordpiece_tokenizer)
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row(line)) + "\n" for line in LINES))
+    settings = {
+        "model": {"name": "base"},
+        "settings": {"max_length": 32, "scale": 0.5},
+        "data": {"train": "train.jsonl", "validation": "dev.jsonl"},
+        "optim": {"learning_rate": 3e-3, "epochs": 25, "batch_size": 8},
+        "run": {"seed": 1, "output_dir": "run"},
+    }
+    sections = [
+        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in entries.items())
+        for name, entries in settings.items()
+    ]
+    path = tmp_path / "recipe.toml"
+    path.write_text("\n".join([f'task = "{__name__}:WordRegression"\n', *sections]))
+    return path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["bert-tasks", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return 0 if end.value.code is None else int(end.value.code)
+
+
+def test_trains_through_the_command_line(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "check", recipe) == 0
+    assert run(monkeypatch, "train", recipe, "--quiet", "--json") == 0
+    metrics = json.loads((recipe.parent / "run" / "metrics.json").read_text())["metrics"]
+    assert metrics["pearson"] > 0.9
+    folder, dev = recipe.parent / "run" / "model", recipe.parent / "dev.jsonl"
+    capsys.readouterr()
+    own = ("--task", f"{__name__}:WordRegression")
+    assert run(monkeypatch, "evaluate", folder, "--data", dev, "--json", *own) == 0
+    assert json.loads(capsys.readouterr().out)["pearson"] == pytest.approx(metrics["pearson"], abs=1e-6)
+    output = recipe.parent / "answers.jsonl"
+    assert run(monkeypatch, "predict", folder, "--data", dev, "--output", output, *own) == 0
+    written = [json.loads(line) for line in output.read_text().splitlines()]
+    rows = [row(line) for line in LINES]
+    assert [answer["words"] for answer in written] == [given["words"] for given in rows]
+    model = TaskModel.from_pretrained(folder, task=WordRegression)
+    assert model.task == WordRegression(max_length=32, scale=0.5)
+    assert [answer.to_json() for answer in model.predict(rows)] == written
+
+
+def test_a_folder_alone_runs_no_code(
+    wordpiece_tokenizer: PreTrainedTokenizerBase,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    save_checkpoint(tmp_path / "base", "bert", wordpiece_tokenizer)
+    TaskModel.from_pretrained(tmp_path / "base", task=WordRegression, max_length=32).save_pretrained(tmp_path / "own")
+    (tmp_path / "dev.jsonl").write_text(json.dumps(row("a b")) + "\n")
+    assert run(monkeypatch, "evaluate", tmp_path / "own", "--data", tmp_path / "dev.jsonl") == 4
+    assert f"'{__name__}:WordRegression', which is not built in" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="task=YourTask"):
+        TaskModel.from_pretrained(tmp_path / "own")
