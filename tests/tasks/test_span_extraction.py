@@ -22,7 +22,6 @@ from bert_tasks.encoder.heads import RowHead
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.model.predicting import feature_summaries
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Feature, collate
 from bert_tasks.tasks.span_extraction import SpanExtraction, SpanPrediction
 from bert_tasks.tasks.span_search import Span
@@ -404,11 +403,6 @@ class TestSettings:
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bert_tasks.model.pretrained.TASKS", {**TASKS, SpanExtraction.name: SpanExtraction})
-
-
-@pytest.fixture
 def stock_folder(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> tuple[Path, PreTrainedModel]:
     """A question-answering model as transformers saves it."""
     folder = tmp_path / "stock"
@@ -420,7 +414,6 @@ def stock_folder(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -
     return folder, model
 
 
-@pytest.mark.usefixtures("registered")
 class TestFolders:
     def test_a_stock_folder_predicts(self, stock_folder: tuple[Path, PreTrainedModel]) -> None:
         folder, stock = stock_folder

@@ -1,0 +1,100 @@
+"""Folders that transformers saved, whatever their labels are called, open, evaluate and predict."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.tags import to_iob2
+from bert_tasks.inference import evaluate
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import SpanExtraction, TokenClassification
+from hf_models import FAMILIES
+from small_checkpoints import save_checkpoint, tokenizer_of
+from small_tokenizers import LINES
+from task_contract import padded_logits
+
+TAGGERS = {
+    "IOB2": ("I-LOC", "O", "B-LOC", "B-PER", "I-PER"),
+    "BIOES": ("S-x", "O", "B-x", "E-x", "I-x"),
+    "entities without prefix": ("PER", "O", "place of birth"),
+    "parts of speech": ("NOUN", "VERB", "PUNCT", "X"),
+    "unnamed": ("LABEL_0", "LABEL_1", "LABEL_2"),
+}
+QUESTIONS: list[dict[str, Any]] = [
+    {
+        "id": str(number),
+        "question": f"What about {line.split()[1]}?",
+        "context": line,
+        "answers": {"text": [line.split()[2]], "answer_start": [line.index(line.split()[2])]},
+    }
+    for number, line in enumerate(LINES[:6])
+]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def sentences(labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Words that all bear tags the labels can say."""
+    whole = [label for label in labels if label[:2] not in ("I-", "E-") and ("B-" not in label or "S-x" not in labels)]
+    return [
+        {"words": words, "tags": [whole[len(word) % len(whole)] for word in words]}
+        for words in map(str.split, LINES[:6])
+    ]
+
+
+@pytest.mark.parametrize("labels", TAGGERS.values(), ids=TAGGERS)
+def test_token_classification(
+    family: str, labels: tuple[str, ...], by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
+) -> None:
+    stock = save_checkpoint(tmp_path, family, tokenizer_of(family, by_kind), head="token", labels=labels, wide=True)
+    model = TaskModel.from_pretrained(tmp_path)
+    assert isinstance(model.task, TokenClassification)
+    assert model.task.labels == labels
+    assert model.tokenizer is not None
+    rows = sentences(labels)
+    features = model.task.features(rows, model.tokenizer)
+    for feature, ours in zip(features, padded_logits(model, features), strict=True):
+        with torch.no_grad():
+            theirs = stock(input_ids=torch.tensor([feature["input_ids"]])).logits[0]
+        torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=0)
+    metrics = evaluate(model, rows)
+    answers = model.predict(rows)
+    spoken = to_iob2 if "S-x" in labels else list  # what is said in IOB2 is compared as it is
+    right = [
+        tag == guess
+        for row, answer in zip(rows, answers, strict=True)
+        for tag, guess in zip(spoken(row["tags"]), spoken(answer.tags), strict=True)
+    ]
+    assert metrics["overall_accuracy"] == pytest.approx(sum(right) / len(right))
+    assert model.task.primary_metric in metrics
+
+
+@pytest.mark.parametrize("names", [("LABEL_0", "LABEL_1"), ("end?", "start")])
+def test_span_extraction(
+    family: str, names: tuple[str, ...], by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
+) -> None:
+    stock = save_checkpoint(tmp_path, family, tokenizer_of(family, by_kind), head="span", labels=names, wide=True)
+    model = TaskModel.from_pretrained(tmp_path)
+    assert isinstance(model.task, SpanExtraction)
+    assert model.tokenizer is not None
+    features = model.task.features(QUESTIONS, model.tokenizer)
+    segments = [
+        {} if family == "distilbert" else {"token_type_ids": torch.tensor([f["token_type_ids"]])} for f in features
+    ]
+    for feature, extra, ours in zip(features, segments, padded_logits(model, features), strict=True):
+        with torch.no_grad():
+            output = stock(input_ids=torch.tensor([feature["input_ids"]]), **extra)
+        theirs = torch.stack([output.start_logits[0], output.end_logits[0]], dim=-1)
+        torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=0)
+    metrics = evaluate(model, QUESTIONS)
+    answers = model.predict(QUESTIONS)
+    assert 0.0 <= metrics["exact_match"] <= metrics["f1"] <= 100.0
+    for row, answer in zip(QUESTIONS, answers, strict=True):
+        assert answer.answer == row["context"][answer.start : answer.end] != ""
