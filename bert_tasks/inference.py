@@ -83,27 +83,38 @@ def leave_process_group() -> None:
         torch.distributed.destroy_process_group()
 
 
-def first_process_first(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
-    """Runs work on the first process, then on the others, which find its results in the cache.
+def from_first_process(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
+    """What the first process makes, on every process.
 
     Raises:
         BertTasksError: what the first process raised, on every process: none is left waiting.
     """
-    outcome: list[tuple[int, str] | None] = [None]
-    result: list[Result] = []
+    outcome: list[tuple[Result | None, tuple[int, str] | None]] = [(None, None)]
     if accelerator.is_main_process:
         try:
-            result.append(work())
+            outcome = [(work(), None)]
         except BertTasksError as error:
             if accelerator.num_processes == 1:
                 raise
-            outcome = [(error.exit_code, str(error))]
+            outcome = [(None, (error.exit_code, str(error)))]
     broadcast_object_list(outcome)
-    if outcome[0] is not None:
-        code, text = outcome[0]
+    result, failure = outcome[0]
+    if failure is not None:
+        code, text = failure
         kinds = (UsageError, DataError, CheckpointError)
         raise next((kind for kind in kinds if kind.exit_code == code), BertTasksError)(text)
-    return result[0] if result else work()
+    return cast("Result", result)
+
+
+def first_process_first(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
+    """Runs work on the first process, then on the others, which find its results in the cache.
+
+    Raises:
+        BertTasksError: see ``from_first_process``.
+    """
+    own: list[Result] = []
+    from_first_process(accelerator, lambda: own.append(work()))
+    return own[0] if own else work()
 
 
 def _forget_precision(wanted: str) -> None:
@@ -232,9 +243,7 @@ def evaluate_samples(
     batches = longest_first(samples.lengths, max_tokens=BATCH_TOKENS)
     mine = batches[accelerator.process_index :: accelerator.num_processes]
     results: list[_BatchResult] = gather_object([_run_batch(model, samples, batch) for batch in mine])
-    evaluation = [_evaluation(model, samples, table, results, tune=tune)] if accelerator.is_main_process else [None]
-    broadcast_object_list(evaluation)
-    return cast("Evaluation", evaluation[0])
+    return from_first_process(accelerator, lambda: _evaluation(model, samples, table, results, tune=tune))
 
 
 def _run_batch(model: TaskModel, samples: Samples, chosen: list[int]) -> _BatchResult:

@@ -138,7 +138,7 @@ def run_job(job: Job, *, overwrite: bool = False, progress: bool = True) -> FitR
     model = job.model
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        rehearse(job, accelerator)
+        rehearse(model, job.splits, job.optim, job.run, accelerator)
         samples, validation = first_process_first(accelerator, lambda: _features(job))
         stepper = _stepper(job, samples, accelerator)
         if accelerator.is_main_process:
@@ -159,18 +159,17 @@ def run_job(job: Job, *, overwrite: bool = False, progress: bool = True) -> FitR
         accelerator.unwrap_model(model, keep_fp32_wrapper=False).eval()
 
 
-def rehearse(job: Job, accelerator: Accelerator) -> None:
+def rehearse(model: TaskModel, splits: Splits, optim: OptimSection, run: RunSection, accelerator: Accelerator) -> None:
     """What only the data and the model together can tell: data-dependent settings, freezing, the metric's name.
 
     Raises:
         DataError, UsageError: what would stop the run later.
     """
-    model, optim = job.model, job.optim
-    if not job.splits.validation:
+    if not splits.validation:
         raise UsageError("validation: expected at least one set of rows")
-    model.task = model.task.fitted_to(job.splits.train)
+    model.task = model.task.fitted_to(splits.train)
     freeze(model, embeddings=optim.freeze_embeddings, layers=optim.freeze_layers)
-    check_metric(model, job.run, job.splits.validation, accelerator)
+    check_metric(model, run, splits.validation, accelerator)
 
 
 def _features(job: Job) -> tuple[Samples, Validation]:
@@ -287,9 +286,16 @@ def _announce(job: Job, stepper: Stepper, reporter: Reporter) -> None:
     report = job.model.load_report
     if report is not None:
         reporter.note(report.summary())
-    lost = sum(1 for count in stepper.samples.features["lost_tokens"] if count)
-    if lost:
-        reporter.note(f"{lost} of {len(stepper.samples)} training rows are longer than max_length and were cut")
+    tables = {"train": job.splits.train} | {
+        f"validation {name}".strip(): t for name, t in job.splits.validation.items()
+    }
+    for name, table in tables.items():
+        for note in table.notes:
+            reporter.note(f"{name}: {note}")
+    lost = stepper.samples.features.select_columns(["row", "lost_tokens"])
+    cut = {row for row, count in zip(lost["row"], lost["lost_tokens"], strict=True) if count}
+    if cut:
+        reporter.note(f"{len(cut)} of {len(job.splits.train)} training rows are too long for max_length and were cut")
 
 
 def _settle(

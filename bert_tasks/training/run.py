@@ -114,7 +114,9 @@ def check(recipe: Recipe) -> DataReport:
         DataError, RecipeError, CheckpointError: what would stop ``train``.
     """
     prepared = prepare(recipe)
-    return _report(load_model(prepared), prepared.splits)
+    model, splits = load_model(prepared), prepared.splits
+    rehearse(model, splits, recipe.optim, recipe.run, make_accelerator(recipe.optim.mixed_precision))
+    return _report(model, splits)
 
 
 def _report(model: TaskModel, splits: Splits) -> DataReport:
@@ -161,8 +163,8 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     if outputs.finished_summary(folder, resolved_toml(recipe)) is None:
         outputs.check_folder(folder, overwrite=overwrite)
     job = _job(prepare(recipe))
-    rehearse(job, make_accelerator(recipe.optim.mixed_precision))
     model, optim = job.model, recipe.optim
+    rehearse(model, job.splits, optim, recipe.run, make_accelerator(optim.mixed_precision))
     samples = tokenized(job.splits.train, model.task, model)
     steps = total_steps(len(samples), optim.batch_size, optim.epochs)
     first = epoch_batches(samples.lengths, batch_size=optim.batch_size, seed=recipe.run.seed, epoch=0)[0][0]

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from bert_tasks.data.batching import Samples
 from bert_tasks.data.table import RowTable
-from bert_tasks.errors import UsageError
+from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate_samples, tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import RunSection
@@ -68,19 +68,35 @@ def evaluate_all(model: TaskModel, validation: Validation, accelerator: Accelera
 def check_metric(
     model: TaskModel, run: RunSection, validation: Mapping[str, RowTable], accelerator: Accelerator
 ) -> None:
-    """Refuses a metric that evaluation will not report, before an epoch is spent; it evaluates one row to know.
+    """Refuses a metric that evaluation will not report, before an epoch is spent.
+
+    It evaluates one row to know, and all of them where one says too little: some metrics exist only if there is a row
+    of some class, and a row may have nothing to measure.
 
     Raises:
         UsageError: naming the metrics there are.
     """
-    if run.metric_for_best_model is None:
+    wanted = run.metric_for_best_model
+    if wanted is None or wanted in _metric_names(model, validation, accelerator, rows=1):
         return
+    names = _metric_names(model, validation, accelerator, rows=None)
+    if wanted not in names:
+        raise UsageError(f"metric_for_best_model = {wanted!r}: there are {', '.join(names)}")
+
+
+def _metric_names(
+    model: TaskModel, validation: Mapping[str, RowTable], accelerator: Accelerator, *, rows: int | None
+) -> list[str]:
+    """The metrics over the first rows of each set, or over all; none where they cannot be computed."""
     model.to(accelerator.device)
-    firsts = {name: table.select([0]) for name, table in validation.items()}
-    rows = {name: (tokenized(first, model.task, model), first) for name, first in firsts.items()}
-    metrics, _ = evaluate_all(model, rows, accelerator)
-    if run.metric_for_best_model not in metrics:
-        raise UsageError(f"metric_for_best_model = {run.metric_for_best_model!r}: there are {', '.join(metrics)}")
+    some = {name: table if rows is None else table.select(range(rows)) for name, table in validation.items()}
+    samples = {name: (tokenized(table, model.task, model), table) for name, table in some.items()}
+    try:
+        return list(evaluate_all(model, samples, accelerator)[0])
+    except DataError:
+        if rows is None:
+            raise
+        return []
 
 
 def value_of(metrics: Mapping[str, Any], task: Task, run: RunSection, sets: Mapping[str, Any]) -> float:

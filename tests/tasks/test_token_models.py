@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrainedTokenizerBase
 
-from bert_tasks.inference import evaluate
+from bert_tasks.errors import UsageError
+from bert_tasks.inference import evaluate, load_table, make_accelerator
 from bert_tasks.model.predicting import feature_summaries
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.recipe import RunSection
 from bert_tasks.tasks.base import collate
 from bert_tasks.tasks.token_classification import TokenClassification
+from bert_tasks.training.selection import check_metric
 from hf_models import hf_config, hf_model
 from parity import ours_from
 from small_tokenizers import LINES
@@ -149,3 +152,11 @@ def test_evaluation(model: TaskModel) -> None:
     again = TASK.metrics(model.predict(rows), rows)
     assert {key: value for key, value in found.items() if key != "loss"} == again
     assert found["loss"] == pytest.approx(evaluate(model, rows[:8])["loss"], rel=1e-9)
+
+
+def test_the_best_model_may_be_chosen_by_a_metric_that_the_first_row_does_not_have(model: TaskModel) -> None:
+    table = load_table([{"words": [], "tags": []}, *tagged(LINES[:3])], model.task)
+    for metric in ("overall_f1", "PER_f1"):
+        check_metric(model, RunSection(metric_for_best_model=metric), {"": table}, make_accelerator())
+    with pytest.raises(UsageError, match=r"'PERS_f1': there are .*PER_f1"):
+        check_metric(model, RunSection(metric_for_best_model="PERS_f1"), {"": table}, make_accelerator())

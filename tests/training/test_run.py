@@ -218,7 +218,7 @@ def test_a_dry_run_shows_the_first_row_that_training_sees(folder, monkeypatch):
 
 def test_training_says_how_many_rows_were_cut(folder, capsys):
     train(recipe(folder, "optim.epochs=1"))
-    assert "1 of 20 training rows are longer than max_length and were cut" in capsys.readouterr().err
+    assert "1 of 20 training rows are too long for max_length and were cut" in capsys.readouterr().err
 
 
 def test_check_trains_nothing(folder, monkeypatch):
@@ -227,6 +227,11 @@ def test_check_trains_nothing(folder, monkeypatch):
     lines = "\n".join(check(recipe(folder)).lines())
     assert "negative" in lines
     assert listing(folder) == before
+
+
+def test_check_finds_what_only_data_and_settings_together_tell(folder):
+    with pytest.raises(UsageError, match=r"metric_for_best_model = 'f2': there are .*accuracy"):
+        check(recipe(folder, "run.metric_for_best_model=f2"))
 
 
 def test_the_seed_draws_the_new_head(folder):
