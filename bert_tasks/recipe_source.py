@@ -6,17 +6,14 @@ not know tasks or recipes.
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.data.conll import conll_records, conllu_records
-from bert_tasks.data.delimited import plain_records, quoted_records
 from bert_tasks.data.formats import FORMATS, Format, file_format
 from bert_tasks.data.problems import did_you_mean, shortened
-from bert_tasks.data.records import Record, Records, json_records, parquet_records
-from bert_tasks.data.squad_json import squad_records
+from bert_tasks.data.readers import file_records
+from bert_tasks.data.records import Record
 from bert_tasks.errors import DataError
 
 _MOST_ROWS = 20_000
@@ -91,29 +88,9 @@ def _with_header_note(source: Source) -> Source:
 def _read(path: Path, layout: Format, encoding: str, stated: Mapping[str, str]) -> Source:
     delimiter = stated.get("delimiter", layout.delimiter)
     faults: list[str] = []
-    with _records(path, layout, encoding, delimiter) as records:
+    with file_records(path, layout, encoding=encoding, delimiter=delimiter) as records:
         rows, count = _sample(records.rows, faults)
     return Source(path=path, layout=layout, rows=rows, count=count, faults=faults, stated=stated)
-
-
-def _records(path: Path, layout: Format, encoding: str, delimiter: str | None) -> AbstractContextManager[Records]:
-    match layout.name:
-        case "parquet":
-            with parquet_records(path, wanted=()) as records:
-                names = records.columns
-            return parquet_records(path, wanted=() if names is None else names)
-        case "jsonl":
-            return json_records(path, encoding=encoding)
-        case "squad":
-            return squad_records(path, encoding=encoding)
-        case "conll":
-            return conll_records(path, encoding=encoding)
-        case "conllu":
-            return conllu_records(path, encoding=encoding)
-    cut = "," if delimiter is None else delimiter
-    if layout.quoted:
-        return quoted_records(path, delimiter=cut, encoding=encoding)
-    return plain_records(path, layout, delimiter=cut, encoding=encoding)
 
 
 def _sample(records: Iterator[Record], faults: list[str]) -> tuple[list[Mapping[str, Any]], int]:

@@ -88,3 +88,12 @@ def unigram_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unigram_tokenizer(unigram_folder: Path) -> PreTrainedTokenizerBase:
     """Unigram pieces as ALBERT has them: lower-cased, accents stripped, segments 0 and 1."""
     return AutoTokenizer.from_pretrained(unigram_folder)
+
+
+@pytest.fixture(scope="session")
+def by_kind(
+    wordpiece_tokenizer: PreTrainedTokenizerBase,
+    bpe_tokenizer: PreTrainedTokenizerBase,
+    unigram_tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, PreTrainedTokenizerBase]:
+    return {"wordpiece": wordpiece_tokenizer, "bpe": bpe_tokenizer, "unigram": unigram_tokenizer}

@@ -65,7 +65,8 @@ def read_table(
     fingerprint = digest(content, options, [asdict(field) for field in plan.fields], labels)
 
     def write(target: Path) -> tuple[str, ...]:
-        with _records(path, layout, plan, encoding, delimiter) as records:
+        wanted = [field.name for field in plan.fields]
+        with file_records(path, layout, encoding=encoding, delimiter=delimiter, wanted=wanted) as records:
             return _write_rows(records, plan, target)
 
     stored = kept_or_written(cache_folder(cache_dir, "tables"), fingerprint, write)
@@ -161,12 +162,13 @@ def _content(path: Path, encoding: str) -> str:
         raise DataError(f"{path}: the file cannot be read: {error.strerror}") from error
 
 
-def _records(
-    path: Path, layout: Format, plan: Plan, encoding: str, delimiter: str | None
+def file_records(
+    path: Path, layout: Format, *, encoding: str, delimiter: str | None, wanted: Sequence[str] | None = None
 ) -> AbstractContextManager[Records]:
+    """The rows of a file as its format has them. Of parquet only the ``wanted`` columns are read; None: all."""
     match layout.name:
         case "parquet":
-            return parquet_records(path, wanted=[field.name for field in plan.fields])
+            return parquet_records(path, wanted=wanted)
         case "jsonl":
             return json_records(path, encoding=encoding)
         case "squad":

@@ -71,15 +71,18 @@ def _json_rows(lines: Iterable[str], path: Path) -> Iterator[Record]:
 
 
 @contextmanager
-def parquet_records(path: Path, *, wanted: Sequence[str]) -> Iterator[Records]:
-    """Rows of a parquet file; label ids become names where `datasets` wrote them into its metadata."""
+def parquet_records(path: Path, *, wanted: Sequence[str] | None = None) -> Iterator[Records]:
+    """Rows of a parquet file with the wanted columns, or all of them.
+
+    Label ids become names where `datasets` wrote these into the file's metadata.
+    """
     import pyarrow
     from pyarrow import parquet
 
     try:
         with parquet.ParquetFile(path) as file:
             columns = tuple(file.schema_arrow.names)
-            present = [name for name in columns if name in wanted]
+            present = [name for name in columns if wanted is None or name in wanted]
             batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=1000, columns=present))
             yield Records(columns, _numbered(batches, _class_names(file.schema_arrow)))
     except pyarrow.ArrowException as error:

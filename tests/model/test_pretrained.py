@@ -39,15 +39,6 @@ Save = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def by_kind(
-    wordpiece_tokenizer: PreTrainedTokenizerBase,
-    bpe_tokenizer: PreTrainedTokenizerBase,
-    unigram_tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, PreTrainedTokenizerBase]:
-    return {"wordpiece": wordpiece_tokenizer, "bpe": bpe_tokenizer, "unigram": unigram_tokenizer}
-
-
-@pytest.fixture(scope="module")
 def stock(by_kind: dict[str, PreTrainedTokenizerBase], tmp_path_factory: pytest.TempPathFactory) -> Save:
     """A folder as transformers saves it, made once for each family, head and set of options; read-only."""
     made: dict[str, Path] = {}

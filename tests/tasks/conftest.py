@@ -9,15 +9,6 @@ from hf_models import FAMILIES
 from small_checkpoints import save_checkpoint, tokenizer_of
 
 
-@pytest.fixture(scope="session")
-def by_kind(
-    wordpiece_tokenizer: PreTrainedTokenizerBase,
-    bpe_tokenizer: PreTrainedTokenizerBase,
-    unigram_tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, PreTrainedTokenizerBase]:
-    return {"wordpiece": wordpiece_tokenizer, "bpe": bpe_tokenizer, "unigram": unigram_tokenizer}
-
-
 @pytest.fixture(scope="module", params=FAMILIES)
 def family_folder(
     request: pytest.FixtureRequest,

@@ -44,15 +44,6 @@ ODD_WORDS = [
 LENGTHS = st.lists(st.integers(1, 7), max_size=40)
 
 
-@pytest.fixture(scope="module")
-def tokenizers(
-    wordpiece_tokenizer: PreTrainedTokenizerBase,
-    bpe_tokenizer: PreTrainedTokenizerBase,
-    unigram_tokenizer: PreTrainedTokenizerBase,
-) -> dict[str, PreTrainedTokenizerBase]:
-    return {"wordpiece": wordpiece_tokenizer, "bpe": bpe_tokenizer, "unigram": unigram_tokenizer}
-
-
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     chosen: str = request.param
@@ -60,14 +51,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(kind: str, tokenizers: dict[str, PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
-    return tokenizers[kind]
+def tokenizer(kind: str, by_kind: dict[str, PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
+    return by_kind[kind]
 
 
 @pytest.fixture(scope="module")
-def reference(kind: str, tokenizers: dict[str, PreTrainedTokenizerBase], bpe_folder: str) -> PreTrainedTokenizerBase:
+def reference(kind: str, by_kind: dict[str, PreTrainedTokenizerBase], bpe_folder: str) -> PreTrainedTokenizerBase:
     """What transformers' examples use for pre-split words: byte-level BPE is loaded with ``add_prefix_space``."""
-    return AutoTokenizer.from_pretrained(bpe_folder, add_prefix_space=True) if kind == "bpe" else tokenizers[kind]
+    return AutoTokenizer.from_pretrained(bpe_folder, add_prefix_space=True) if kind == "bpe" else by_kind[kind]
 
 
 def aligned(words: Sequence[str], reference: PreTrainedTokenizerBase) -> list[list[int]]:
