@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Row = Mapping[str, Any]
-Kind = Literal["text", "label", "labels", "number", "words", "tags", "answers"]
+Kind = Literal["text", "id", "label", "labels", "number", "words", "tags", "answers"]
 
 TARGET_KINDS: frozenset[Kind] = frozenset({"label", "labels", "number", "tags", "answers"})
 
@@ -18,13 +18,14 @@ TARGET_KINDS: frozenset[Kind] = frozenset({"label", "labels", "number", "tags", 
 class Column:
     """A column a task reads. ``kind`` tells the data layer what a valid value is.
 
-    text: a string. label: one of the task's label names. labels: a list of them (a csv cell separates them by
-    ``;``). number: a finite number. words: a list of strings. tags: one tag name for each of the row's words.
-    answers: the texts that answer the row's question and where they start in its ``context``; none where it cannot
-    be answered. `data.values` says which spellings a cell may use.
+    text: a string. id: a string or whole number that names something, as a string. label: one of the task's label
+    names. labels: a list of them (a csv cell separates them by ``;``). number: a finite number. words: a list of
+    strings. tags: one tag name for each of the row's words. answers: the texts that answer the row's question and
+    where they start in its ``context``; none where it cannot be answered. `data.values` says which spellings a cell
+    may use.
 
     ``required`` columns must be in every file; the others are targets, which may be missing when only predictions
-    are wanted. Texts and words that are not required may always be missing: ids, titles, document numbers.
+    are wanted. Texts, ids and words that are not required may always be missing.
     """
 
     name: str

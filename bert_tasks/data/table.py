@@ -88,7 +88,7 @@ class RowTable:
 def table_schema(columns: Sequence[Column]) -> "Features":
     from datasets import Features, List, Value
 
-    types: dict[str, Any] = {"text": Value("string"), "label": Value("string"), "number": Value("float64")}
+    types: dict[str, Any] = dict.fromkeys(("text", "id", "label"), Value("string")) | {"number": Value("float64")}
     types |= dict.fromkeys(("labels", "words", "tags"), List(Value("string")))
     types["answers"] = {"text": List(Value("string")), "answer_start": List(Value("int64"))}
     return Features({column.name: types[column.kind] for column in columns} | {"line": Value("int64")})

@@ -32,7 +32,7 @@ class BadValueError(ValueError):
 
 
 def canonical(value: Any, kind: Kind) -> Any:
-    """The value as rows hold it; None where there is none (never for texts and words, which may be empty).
+    """The value as rows hold it; None where there is none (never for texts, ids and words, which may be empty).
 
     label, tags, answers: hidden ones (None, and negative class ids in tags) are no targets. words, tags: a list, or
     in one cell a JSON list, or names with white space between them. answers: see ``Answers``; also a list of such
@@ -44,6 +44,8 @@ def canonical(value: Any, kind: Kind) -> Any:
     match kind:
         case "text":
             return _text(value)
+        case "id":
+            return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
         case "label":
             return None if value is None or value == "" else label_name(value)
         case "labels":

@@ -56,7 +56,7 @@ class PairClassification(Task):
     @property
     def columns(self) -> tuple[Column, ...]:
         text, target = self.classifier.columns
-        return text, Column(name="text_pair", kind="text"), target, Column(name=GROUP, kind="text", required=False)
+        return text, Column(name="text_pair", kind="text"), target, Column(name=GROUP, kind="id", required=False)
 
     @property
     def primary_metric(self) -> str:

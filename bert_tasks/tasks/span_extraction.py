@@ -145,7 +145,7 @@ class SpanExtraction(Task):
     @property
     def columns(self) -> tuple[Column, ...]:
         return (
-            Column(name="id", kind="text", required=False),
+            Column(name="id", kind="id", required=False),
             Column(name="question", kind="text"),
             Column(name="context", kind="text"),
             Column(name="answers", kind="answers", required=False),

@@ -136,7 +136,7 @@ class TokenClassification(Task):
         return (
             Column(name="words", kind="words"),
             Column(name="tags", kind="tags", required=False),
-            Column(name="document", kind="text", required=False),
+            Column(name="document", kind="id", required=False),
         )
 
     @property

@@ -95,7 +95,7 @@ def test_splits_that_cannot(
 
 TAGGED = (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
 ASKED = (
-    Column(name="id", kind="text", required=False),
+    Column(name="id", kind="id", required=False),
     Column(name="question", kind="text"),
     Column(name="context", kind="text"),
     Column(name="answers", kind="answers", required=False),

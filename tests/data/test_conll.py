@@ -16,7 +16,7 @@ from bert_tasks.errors import DataError
 
 WORDS = Column(name="words", kind="words")
 TAGS = Column(name="tags", kind="tags", required=False)
-COLUMNS = (WORDS, TAGS, Column(name="document", kind="text", required=False))
+COLUMNS = (WORDS, TAGS, Column(name="document", kind="id", required=False))
 
 Read = Callable[..., RowTable]
 

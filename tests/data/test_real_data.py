@@ -14,7 +14,7 @@ from bert_tasks.data.table import RowTable
 TAGGED = (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
 TEXTS = (Column(name="text", kind="text"), Column(name="text_pair", kind="text"))
 ASKED = (
-    Column(name="id", kind="text", required=False),
+    Column(name="id", kind="id", required=False),
     Column(name="question", kind="text"),
     Column(name="context", kind="text"),
     Column(name="answers", kind="answers", required=False),

@@ -15,7 +15,7 @@ from bert_tasks.errors import DataError
 TAGGED = (
     Column(name="words", kind="words"),
     Column(name="tags", kind="tags", required=False),
-    Column(name="document", kind="text", required=False),
+    Column(name="document", kind="id", required=False),
 )
 ASKED = (
     Column(name="question", kind="text"),

@@ -14,7 +14,7 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
 COLUMNS = (
-    Column(name="id", kind="text", required=False),
+    Column(name="id", kind="id", required=False),
     Column(name="title", kind="text", required=False),
     Column(name="question", kind="text"),
     Column(name="context", kind="text"),

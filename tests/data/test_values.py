@@ -10,6 +10,17 @@ from bert_tasks.data.columns import Column, Kind, column_of
 from bert_tasks.data.values import BadValueError, canonical
 
 
+@pytest.mark.parametrize(("value", "expected"), [("56be4db0", "56be4db0"), (12, "12"), (0, "0"), ("", "")])
+def test_ids(value: Any, expected: str) -> None:
+    assert canonical(value, "id") == expected
+
+
+@pytest.mark.parametrize("value", [None, 1.5, True, ["a"]])
+def test_ids_that_are_none(value: Any) -> None:
+    with pytest.raises(BadValueError, match=r"missing text|expected a text, not"):
+        canonical(value, "id")
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

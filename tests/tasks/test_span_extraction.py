@@ -395,7 +395,7 @@ class TestSettings:
 
     def test_columns(self) -> None:
         assert [(column.name, column.kind, column.is_target, column.required) for column in V1.columns] == [
-            ("id", "text", False, False),
+            ("id", "id", False, False),
             ("question", "text", False, True),
             ("context", "text", False, True),
             ("answers", "answers", True, False),

@@ -226,7 +226,7 @@ class TestSettings:
         assert [(c.name, c.kind, c.required, c.is_target) for c in TASK.columns] == [
             ("words", "words", True, False),
             ("tags", "tags", False, True),
-            ("document", "text", False, False),
+            ("document", "id", False, False),
         ]
 
     @pytest.mark.parametrize("usable", [3, 4, 16, 48, 512])
