@@ -12,18 +12,20 @@ Shape legend: W windows, Q questions, M windows of a question, T tokens of the l
 k = min(K, T) tokens or spans that are considered.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 # What a token may be: part of a question or special, inside an answer only, or also its first token.
 NOT_CONTEXT, CONTEXT, MAX_CONTEXT = 0, 1, 2
 START, END, START_LOGIT, END_LOGIT = range(4)  # columns of candidates
+FAR = 2**40  # farther than any window is long
 
 
 class Span(NamedTuple):
@@ -37,34 +39,47 @@ class Span(NamedTuple):
     probability: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SpanList(Sequence[Span]):
-    """Spans of one context in columns. A span is made when it is read, because most of an n-best list never is."""
+    """Spans of one context. A span is made when it is read, because most of an n-best list never is.
 
-    context: str
-    starts: list[int]
-    ends: list[int]
-    start_logits: list[float]
-    end_logits: list[float]
-    probabilities: list[float]
+    Args:
+        characters: start and end of the first span, of the second, and so on; (-1, -1) for "no answer".
+        numbers: ``[spans or more, 3]``: start logit, end logit, probability.
+    """
+
+    __slots__ = ("_characters", "_context", "_numbers")
+
+    def __init__(self, context: str, characters: tuple[int, ...], numbers: npt.NDArray[np.float64]) -> None:
+        self._context, self._characters, self._numbers = context, characters, numbers
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self._characters) // 2
 
     @overload
     def __getitem__(self, place: int) -> Span: ...
     @overload
     def __getitem__(self, place: slice) -> tuple[Span, ...]: ...
     def __getitem__(self, place: int | slice) -> Span | tuple[Span, ...]:
-        if isinstance(place, slice):
-            return tuple(self[index] for index in range(*place.indices(len(self))))
-        start, end = self.starts[place], self.ends[place]
-        logits = self.start_logits[place], self.end_logits[place]
-        return Span(self.context[start:end], start, end, *logits, self.probabilities[place])
+        chosen = range(len(self))[place]
+        return self._span(chosen) if isinstance(chosen, int) else tuple(map(self._span, chosen))
+
+    def __iter__(self) -> Iterator[Span]:
+        starts, ends = ([max(0, character) for character in self._characters[side::2]] for side in (0, 1))
+        texts = map(self._context.__getitem__, map(slice, starts, ends))
+        return map(Span, texts, starts, ends, *self._numbers[: len(self)].T.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SpanList) and tuple(self) == tuple(other)
+
+    def __repr__(self) -> str:
+        return f"SpanList({list(self)})"
+
+    def _span(self, place: int) -> Span:
+        start, end = max(0, self._characters[2 * place]), max(0, self._characters[2 * place + 1])
+        return Span(self._context[start:end], start, end, *self._numbers[place].tolist())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankedSpans:
+class RankedSpans(NamedTuple):
     """The answers to one question.
 
     Attributes:
@@ -114,20 +129,19 @@ def window_candidates(
         ``[W, K + 1, 4]`` float32 on the device of the logits: start token, end token, start logit, end logit. Row 0
         is token 0, "no answer"; the others are spans, best first by the sum of their logits. Rows of -inf fill up.
     """
-    sizes = [len(window) for window in logits]
-    if sizes != [len(window) for window in roles]:
+    sizes = list(map(len, logits))
+    if sizes != list(map(len, roles)):
         raise ValueError("logits and roles: expected one role for each token of each window")
     if not sizes:
         return torch.empty(0, n_best + 1, 4)
-    padded, role = _padded(logits, roles, sizes)  # [2, W, T], [W, T]
+    padded, places = _padded(logits, roles, sizes)  # [2, W, T] both
     tokens = _best(padded, n_best)  # [2, W, k]
     values = padded.gather(2, tokens)  # [2, W, k]
     scores = (values[0].unsqueeze(2) + values[1].unsqueeze(1)).flatten(1)  # [W, k * k], ends change fastest
-    chosen = _best(scores, n_best, mask=_pair_mask(tokens, role, max_answer_length))  # [W, k]
-    width = tokens.shape[2]
-    pairs = torch.stack((chosen // width, chosen % width)).clamp_(min=0)  # [2, W, k]
-    spans = torch.cat((tokens.gather(2, pairs).float(), values.gather(2, pairs)))  # [4, W, k]
-    spans.masked_fill_(chosen < 0, -torch.inf)
+    chosen = _best(scores, n_best, excluded=_no_spans(places.gather(2, tokens), max_answer_length))  # [W, k]
+    missing, width = chosen == scores.shape[1], tokens.shape[2]
+    pairs = torch.stack((chosen // width, chosen % width)).clamp_(max=width - 1)  # [2, W, k]
+    spans = torch.cat((tokens.gather(2, pairs).float(), values.gather(2, pairs))).masked_fill_(missing, -torch.inf)
     found = padded.new_full((len(sizes), n_best + 1, 4), -torch.inf)
     found[:, 0, :START_LOGIT] = 0.0
     found[:, 0, START_LOGIT:] = padded[:, :, 0].t()
@@ -136,25 +150,26 @@ def window_candidates(
 
 
 def _padded(logits: Sequence[Tensor], roles: Sequence[Sequence[int]], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """``[2, W, T]`` logits, -inf where a window has no token, and ``[W, T]`` roles, NOT_CONTEXT there."""
-    device = logits[0].device
-    nothing = torch.full((1, 2), -torch.inf, device=device)
-    flat = torch.cat([*(window.detach() for window in logits), nothing]).float() + 0.0  # the sum turns -0.0 into 0.0
+    """``[2, W, T]`` logits, and the same of the places in the window at which a span may start and end.
+
+    Where a window has no token logits are -inf. Where no span may start or end places are too far away for any span.
+    """
+    flat = torch.cat(list(logits)).detach()
+    values = torch.full((2, len(flat) + 1), -torch.inf, device=flat.device)
+    torch.add(flat.t(), 0.0, out=values[:, :-1])  # the sum turns -0.0 into 0.0
     role = np.frombuffer(b"".join(map(bytes, roles)) + bytes([NOT_CONTEXT]), dtype=np.uint8)
     lengths, column = np.array(sizes)[:, None], np.arange(max(sizes))
-    places = np.where(column < lengths, lengths.cumsum()[:, None] - lengths + column, len(role) - 1)  # [W, T]
-    index = torch.from_numpy(places.ravel()).to(device)
-    padded = flat.t().contiguous().index_select(1, index).view(2, *places.shape)
-    return padded, torch.from_numpy(role[places]).to(device)
+    source = np.where(column < lengths, lengths.cumsum()[:, None] - lengths + column, len(role) - 1)  # [W, T]
+    role = role[source]
+    places = np.stack((np.where(role == MAX_CONTEXT, column, FAR), np.where(role == NOT_CONTEXT, -FAR, column)))
+    index = torch.from_numpy(source.ravel()).to(flat.device)
+    return values.index_select(1, index).view(2, *source.shape), torch.from_numpy(places).to(flat.device)
 
 
-def _pair_mask(tokens: Tensor, role: Tensor, max_answer_length: int) -> Tensor:
-    """``[W, k * k]`` int64, all bits set where two of ``tokens [2, W, k]`` are a span, else 0."""
-    first = tokens[0].masked_fill(role.gather(1, tokens[0]) != MAX_CONTEXT, role.shape[1])  # behind every end
-    last = tokens[1].masked_fill(role.gather(1, tokens[1]) == NOT_CONTEXT, -1)  # before every start
-    distance = last.unsqueeze(1) - first.unsqueeze(2)  # [W, k, k]
-    outside = (max_answer_length - 1 - distance).bitwise_or_(distance)  # negative where one of them is
-    return outside.bitwise_right_shift_(63).bitwise_not_().flatten(1)
+def _no_spans(places: Tensor, max_answer_length: int) -> Tensor:
+    """``[W, k * k]``, true where two of ``places [2, W, k]`` are no span."""
+    distance = places[1].unsqueeze(1) - places[0].unsqueeze(2)  # [W, k, k]
+    return ((max_answer_length - 1 - distance).bitwise_or_(distance) < 0).flatten(1)  # one of them is negative
 
 
 def merge_windows(
@@ -171,7 +186,7 @@ def merge_windows(
     Args:
         candidates: ``[K + 1, 4]`` for each window, as ``window_candidates`` gives them, on the CPU.
         origins: for each window three numbers per token; the first two are the characters of the context at which it
-            begins and ends, the third is not read here.
+            begins and ends, -1 for token 0; the third is not read here.
         windows: how many windows each question has, at least 1; those of a question are neighbours.
         contexts: the text of each question.
         with_null: whether "no answer" is an answer (SQuAD 2.0).
@@ -189,29 +204,28 @@ def merge_windows(
         own = firsts[questions].unsqueeze(1) + torch.arange(count)  # [Q, M] windows of each question
         begins = sizes[own].cumsum(1) - sizes[own]  # where the origins of each window start among the question's
         ranking = _rank(table[own], begins, n_best=n_best, with_null=with_null)
-        for item, (question, first) in enumerate(zip(questions.tolist(), own[:, 0].tolist(), strict=True)):
+        for question, first, *ranked in zip(questions.tolist(), own[:, 0].tolist(), *ranking, strict=True):
             joined = origins[first] if count == 1 else list(chain(*origins[first : first + count]))
-            results[question] = _cut(ranking, item, contexts[question], joined, with_null=with_null)
+            results[question] = _cut(contexts[question], joined, *ranked)
     return [results[question] for question in range(len(windows))]
 
 
 class _Ranking(NamedTuple):
     """The n-best lists of questions with equally many windows: an item for each question.
 
-    Only ``counts`` entries of a list are real. ``starts`` and ``ends`` say where the first and the last character
-    stand among the origins of all windows of the question. ``odds`` are the null odds if this entry is the best,
-    ``null_at`` is the place of "no answer", if that is allowed.
+    Attributes:
+        counts: how many entries of each list are real.
+        places: of an entry's first and last character among the origins of all windows of the question, ``2 k``.
+        numbers: as in ``SpanList``, ``[Q, k, 3]``.
+        nulls: where "no answer" is; None where it is not allowed.
+        odds: the null odds for each entry, if that is the best span, ``[Q, k]``; "no answer" has its score there.
     """
 
     counts: list[int]
-    starts: list[list[int]]
-    ends: list[list[int]]
-    start_logits: list[list[float]]
-    end_logits: list[list[float]]
-    probabilities: list[list[float]]
-    odds: list[list[float]]
-    null_scores: list[float]
-    null_at: list[int]
+    places: list[list[int]]
+    numbers: npt.NDArray[np.float64]
+    nulls: list[int] | list[None]
+    odds: npt.NDArray[np.float32]
 
 
 def _rank(table: Tensor, begins: Tensor, *, n_best: int, with_null: bool) -> _Ranking:
@@ -220,82 +234,78 @@ def _rank(table: Tensor, begins: Tensor, *, n_best: int, with_null: bool) -> _Ra
     null = table[:, :, 0].gather(1, lowest.view(-1, 1, 1).expand(-1, 1, 4))
     entries = torch.cat([table[:, :, 1:].flatten(1, 2), null], dim=1)  # [Q, M * K + 1, 4]
     last = entries.shape[1] - 1
-    real = entries[:, :, START] >= 0
-    real[:, last] = with_null
+    missing = entries[:, :, START] < 0
+    missing[:, last] = not with_null
     scores = entries[:, :, START_LOGIT] + entries[:, :, END_LOGIT]
-    chosen = _best(scores, n_best, mask=-real.long())  # [Q, k]
+    chosen = _best(scores, n_best, excluded=missing)  # [Q, k]
     if with_null:
         dropped = (chosen != last).all(1, keepdim=True)
-        chosen = torch.cat([chosen, torch.where(dropped, last, -1)], dim=1)
-    missing, taken = chosen < 0, chosen.clamp(min=0)
+        chosen = torch.cat([chosen, torch.where(dropped, last, last + 1)], dim=1)
+    missing, taken = chosen > last, chosen.clamp(max=last)
+    found = entries.gather(1, taken.unsqueeze(-1).expand(-1, -1, 4))  # [Q, k, 4]
     window = taken.div(table.shape[2] - 1, rounding_mode="floor").clamp_(max=table.shape[1] - 1)
-    first, final, start_logits, end_logits = entries.gather(1, taken.unsqueeze(-1).expand(-1, -1, 4)).unbind(-1)
-    places = begins.gather(1, window) + 3 * torch.stack((first, final)).clamp_(min=0).long()
+    tokens = found[:, :, :START_LOGIT].clamp(min=0).long()  # [Q, k, 2]
+    places = begins.gather(1, window).unsqueeze(-1) + 3 * tokens + torch.tensor([0, 1])
+    probabilities = scores.gather(1, taken).double().masked_fill(missing, -torch.inf).softmax(1)
+    is_null = chosen == last
+    odds = null_scores.unsqueeze(1) - found[:, :, START_LOGIT] - found[:, :, END_LOGIT]
     return _Ranking(
         counts=(~missing).sum(1).tolist(),
-        starts=places[0].tolist(),
-        ends=(places[1] + 1).tolist(),
-        start_logits=start_logits.tolist(),
-        end_logits=end_logits.tolist(),
-        probabilities=scores.gather(1, taken).double().masked_fill(missing, -torch.inf).softmax(1).tolist(),
-        odds=(null_scores.unsqueeze(1) - start_logits - end_logits).tolist(),
-        null_scores=null_scores.tolist(),
-        null_at=(chosen == last).long().argmax(1).tolist(),
+        places=places.flatten(1).tolist(),
+        numbers=torch.cat([found[:, :, START_LOGIT:].double(), probabilities.unsqueeze(-1)], dim=2).numpy(),
+        nulls=is_null.long().argmax(1).tolist() if with_null else [None] * len(table),
+        odds=torch.where(is_null, null_scores.unsqueeze(1), odds).numpy(),
     )
 
 
-def _cut(ranking: _Ranking, item: int, context: str, origins: Sequence[int], *, with_null: bool) -> RankedSpans:
+def _cut(
+    context: str,
+    origins: Sequence[int],
+    count: int,
+    places: list[int],
+    numbers: npt.NDArray[np.float64],
+    null_at: int | None,
+    odds: npt.NDArray[np.float32],
+) -> RankedSpans:
     """One item of a ranking, with the characters of its spans."""
-    count = ranking.counts[item]
     if not count:
-        nothing = SpanList(context="", starts=[0], ends=[0], start_logits=[0.0], end_logits=[0.0], probabilities=[0.0])
-        return RankedSpans(n_best=nothing, best_at=0, null_at=None, null_odds=None)
-    starts = [origins[place] for place in ranking.starts[item][:count]]
-    ends = [origins[place] for place in ranking.ends[item][:count]]
-    null_at = ranking.null_at[item] if with_null else None
-    if null_at is not None:
-        starts[null_at] = ends[null_at] = 0
-    n_best = SpanList(
-        context=context,
-        starts=starts,
-        ends=ends,
-        start_logits=ranking.start_logits[item][:count],
-        end_logits=ranking.end_logits[item][:count],
-        probabilities=ranking.probabilities[item][:count],
-    )
-    best_at = next((place for place in range(count) if starts[place] < ends[place]), None)
+        return RankedSpans(SpanList("", (0, 0), np.zeros((1, 3))), 0, None, None)
+    characters = itemgetter(*places[: 2 * count])(origins)
+    n_best = SpanList(context, characters, numbers)
+    best_at = _first_with_text(characters)
     if null_at is None:
-        return RankedSpans(n_best=n_best, best_at=0 if best_at is None else best_at, null_at=None, null_odds=None)
+        return RankedSpans(n_best, 0 if best_at is None else best_at, None, None)
     if best_at is None:
-        return RankedSpans(n_best=n_best, best_at=null_at, null_at=null_at, null_odds=ranking.null_scores[item])
-    return RankedSpans(n_best=n_best, best_at=best_at, null_at=null_at, null_odds=ranking.odds[item][best_at])
+        best_at = null_at
+    return RankedSpans(n_best, best_at, null_at, float(odds[best_at]))
 
 
-def _best(scores: Tensor, count: int, *, mask: Tensor | None = None) -> Tensor:
+def _first_with_text(characters: tuple[int, ...]) -> int | None:
+    for place in range(len(characters) // 2):
+        if characters[2 * place] < characters[2 * place + 1]:
+            return place
+    return None
+
+
+def _best(scores: Tensor, count: int, *, excluded: Tensor | None = None) -> Tensor:
     """Indices of the ``count`` highest (or all) scores of the last dimension, best first, then lowest index first.
 
-    ``mask`` has all bits or none set; -1 fills up where it leaves fewer. Score and index share one integer, so that no
-    two are equal: topk alone leaves the order of equal scores open, and numpy's partition is slow among equals.
+    The dimension's size stands for what is missing where all but fewer are excluded. Scores are float32 without -0.0.
+    Score and index share one integer, so that no two are equal: topk alone leaves the order of equal scores open.
     """
     size = scores.shape[-1]
     shift = size.bit_length()
-    keys = _sortable(scores)
-    if mask is not None:
-        keys.bitwise_and_(mask)
-    keys = keys.bitwise_left_shift_(shift).bitwise_or_(torch.arange(size, 0, -1, device=scores.device))
-    best = _largest(keys, min(count, size))
-    return (size - (best & ((1 << shift) - 1))).masked_fill_(best < 1 << shift, -1)
-
-
-def _largest(keys: Tensor, count: int) -> Tensor:
-    """The largest integers of the last dimension, in descending order. On the CPU numpy is 3 times as fast as topk."""
-    if keys.device.type != "cpu":
-        return keys.topk(count, dim=-1).values
-    largest = np.partition(keys.numpy(), keys.shape[-1] - count, axis=-1)[..., -count:]
-    return torch.from_numpy(np.sort(largest, axis=-1)).flip(-1)
-
-
-def _sortable(scores: Tensor) -> Tensor:
-    """float32 -> int64 from 1 to below 2**32 in the same order; -0.0 must not occur."""
     bits = scores.view(torch.int32)
-    return ((bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)).long().add_(2**31)
+    ranks = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)  # integers in the order of the scores
+    keys = torch.arange(size, device=scores.device).sub(ranks, alpha=1 << shift)  # the best is the smallest
+    if excluded is not None:
+        keys = torch.where(excluded, 1 << 62 | size, keys)
+    return _smallest(keys, min(count, size)).bitwise_and_((1 << shift) - 1)
+
+
+def _smallest(keys: Tensor, count: int) -> Tensor:
+    """The smallest integers of the last dimension, ascending. On the CPU numpy is 3 times as fast as topk."""
+    if keys.device.type != "cpu":
+        return keys.topk(count, dim=-1, largest=False).values
+    smallest = np.partition(keys.numpy(), count - 1, axis=-1)[..., :count]
+    return torch.from_numpy(np.sort(smallest, axis=-1))

@@ -1,0 +1,256 @@
+"""SQuAD scores: against the rules in plain Python on random answers, and by hand where the scripts have quirks."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from bert_tasks.errors import DataError
+from bert_tasks.metrics.squad import (
+    exact_score,
+    f1_score,
+    normalize_answer,
+    squad_v1_metrics,
+    squad_v2_metrics,
+    tune_null_threshold,
+)
+from span_reference import plain_exact, plain_f1, plain_normalized, plain_v1, plain_v2
+
+quick = settings(max_examples=50, deadline=None, database=None)
+few = settings(max_examples=30, deadline=None, database=None)
+# Words, articles, punctuation of ASCII and not, letters that change under lower(), white space of many kinds.
+PIECES = (
+    "ferry",
+    "Ferry",
+    "seven",
+    "a",
+    "An",
+    "THE",
+    "the",
+    "theatre",
+    ".",
+    "'",
+    "—",
+    "«",
+    "é",
+    "e\u0301",
+    "İ",
+    "2",
+    "_",
+)
+GAPS = (" ", " ", "", "  ", "\n", "\u00a0")
+Text = st.lists(st.tuples(st.sampled_from(PIECES), st.sampled_from(GAPS)), max_size=5).map(
+    lambda parts: "".join(piece + gap for piece, gap in parts)
+)
+# Some are equal, some have 0.1's rounding, and both zeros are there.
+Odds = st.one_of(st.sampled_from((-1.0, -0.0, 0.0, 0.1, 0.3, 1.0)), st.floats(-5, 5))
+
+
+@st.composite
+def answered(draw: st.DrawFn, *, fewest: int) -> tuple[list[list[str]], list[str], list[float]]:
+    """Golds (at least so many each), guesses that often are one of them, and null odds."""
+    golds = draw(st.lists(st.lists(Text, min_size=fewest, max_size=3), min_size=1, max_size=8))
+    guesses = [
+        draw(st.one_of(Text, st.sampled_from(texts)) if texts else st.one_of(Text, st.just(""))) for texts in golds
+    ]
+    return golds, guesses, draw(st.lists(Odds, min_size=len(golds), max_size=len(golds)))
+
+
+class TestPlainRules:
+    @quick
+    @given(Text | st.text(max_size=12))
+    @example("a\u0301 the\u2014an, THE_end; a.n 'a' theA")
+    def test_normalization(self, text: str) -> None:
+        assert normalize_answer(text) == plain_normalized(text)
+
+    @quick
+    @given(gold=Text, guess=Text)
+    def test_two_texts(self, gold: str, guess: str) -> None:
+        assert exact_score(gold, guess) == plain_exact(gold, guess)
+        assert f1_score(gold, guess) == plain_f1(gold, guess)
+
+    @few
+    @given(answered(fewest=1))
+    def test_first_version(self, case: tuple[list[list[str]], list[str], list[float]]) -> None:
+        golds, guesses, _ = case
+        assert squad_v1_metrics(golds, guesses) == plain_v1(golds, guesses)
+
+    @few
+    @given(case=answered(fewest=0), threshold=Odds)
+    def test_second_version(self, case: tuple[list[list[str]], list[str], list[float]], threshold: float) -> None:
+        golds, guesses, odds = case
+        for stated in (odds, None):
+            found = squad_v2_metrics(golds, guesses, stated, threshold=threshold)
+            expected = plain_v2(golds, guesses, stated, threshold)
+            assert found == expected
+            assert list(found) == list(expected)
+        expected = plain_v2(golds, guesses, odds, threshold)
+        assert tune_null_threshold(golds, guesses, odds) == expected["best_f1_thresh"]
+
+
+class TestTexts:
+    @pytest.mark.parametrize(
+        ("text", "normalized"),
+        [
+            ("The  Old\tHarbour.", "old harbour"),
+            ("a cat, an owl and the dog", "cat owl and dog"),
+            ("theatre another banana", "theatre another banana"),
+            ("the-end", "theend"),  # punctuation goes first
+            ("the—end", "—end"),  # but only that of ASCII
+            ("$2.50 (U.S.)", "250 us"),
+            ("ΣΟΦΌΣ \uff21", "σοφός \uff41"),
+            ("ÉTÉ\u00a0İ", "été i\u0307"),
+            ("?!", ""),
+            ("A an THE", ""),
+            ("", ""),
+        ],
+    )
+    def test_are_normalized(self, text: str, normalized: str) -> None:
+        assert normalize_answer(text) == normalized
+
+    def test_exact(self) -> None:
+        assert exact_score("The ferry", "ferry!") == 1
+        assert exact_score("ferry", "ferries") == 0
+        assert exact_score("the", "") == 1
+
+    def test_f1(self) -> None:
+        assert f1_score("old harbour", "the old stone harbour") == pytest.approx(2 * (2 / 3) / (5 / 3))
+        assert f1_score("at at night", "at noon") == pytest.approx(2 * (1 / 2) * (1 / 3) / (5 / 6))
+        assert f1_score("at at", "at at at") == pytest.approx(0.8)
+        assert f1_score("ferry", "boat") == 0.0
+        assert (f1_score("the", ""), f1_score("the", "boat"), f1_score("boat", "...")) == (1, 0, 0)
+
+
+class TestFirstVersion:
+    def test_takes_the_best_gold(self) -> None:
+        golds = [["harbour", "the old harbour"], ["nobody"], ["at seven", "7"]]
+        metrics = squad_v1_metrics(golds, ["The Harbour", "everybody", "seven"])
+        assert metrics == {"exact_match": 100 / 3, "f1": pytest.approx(100 * (1 + 0 + 2 / 3) / 3)}
+        assert squad_v1_metrics(golds[:1], ["old harbour"]) == {"exact_match": 100.0, "f1": 100.0}
+
+    def test_answers_without_words_match_but_have_no_f1(self) -> None:
+        assert squad_v1_metrics([["The"]], ["?"]) == {"exact_match": 100.0, "f1": 0.0}
+
+    def test_questions_without_gold_are_refused(self) -> None:
+        with pytest.raises(DataError, match=r"question 1 \(of 2, from 0\) has no gold answer, .* use the SQuAD 2.0"):
+            squad_v1_metrics([["x"], []], ["x", "x"])
+
+    def test_sums_without_compensation(self) -> None:
+        """0.1 ten times and the like: math.fsum, or sum() of newer Pythons, would give another last digit."""
+        golds = [["x " * 9 + "y"]] * 10
+        each = f1_score(golds[0][0], "y")
+        total = 0.0
+        for _ in golds:
+            total += each
+        assert total != 10 * each
+        assert squad_v1_metrics(golds, ["y"] * 10)["f1"] == 100.0 * total / 10
+
+
+class TestSecondVersion:
+    GOLDS = (["harbour"], ["at seven"], [], [])
+    GUESSES = ("harbour", "seven", "wind", "rain")
+    ODDS = (-2.0, 1.0, 3.0, 0.5)
+
+    def test_by_hand(self) -> None:
+        assert squad_v2_metrics(self.GOLDS, self.GUESSES, self.ODDS, threshold=0.75) == {
+            "exact": 50.0,  # seven is blanked, wind is blanked, rain is not
+            "f1": 50.0,
+            "total": 4,
+            "HasAns_exact": 50.0,
+            "HasAns_f1": 50.0,
+            "HasAns_total": 2,
+            "NoAns_exact": 50.0,
+            "NoAns_f1": 50.0,
+            "NoAns_total": 2,
+            "best_exact": 75.0,
+            "best_exact_thresh": -2.0,
+            "best_f1": 75.0,  # 3 of 4 after harbour; rain costs 1, seven brings 2/3
+            "best_f1_thresh": -2.0,
+        }
+
+    def test_only_greater_odds_are_no_answer(self) -> None:
+        scores = [squad_v2_metrics([["x"]], ["x"], [1.0], threshold=edge)["exact"] for edge in (0.99, 1.0, 1.01)]
+        assert scores == [0.0, 100.0, 100.0]
+        assert squad_v2_metrics([["x"]], ["x"], [0.25])["f1"] == 0.0  # the threshold is 0 unless stated
+        assert squad_v2_metrics([["x"]], ["x"], [0.0])["f1"] == 100.0
+
+    def test_without_odds_guesses_are_final(self) -> None:
+        metrics = squad_v2_metrics([["x"], []], ["x", ""], None, threshold=-9.0)
+        assert metrics["exact"] == metrics["NoAns_f1"] == metrics["HasAns_f1"] == 100.0
+        assert not any(key.startswith("best") for key in metrics)
+
+    @pytest.mark.parametrize(("golds", "absent"), [([["x"]], "NoAns_"), ([[]], "HasAns_")])
+    def test_groups_without_questions_have_no_keys(self, golds: list[list[str]], absent: str) -> None:
+        keys = list(squad_v2_metrics(golds, ["x"], [0.0]))
+        assert len(keys) == 10
+        assert not any(key.startswith(absent) for key in keys)
+
+    def test_golds_empty_once_normalized_are_not_compared(self) -> None:
+        assert squad_v2_metrics([["the", "boat"]], ["a"], None)["exact"] == 0.0
+        metrics = squad_v2_metrics([["the", "?"], ["an"]], ["", "boat"], None)  # nothing is left: "" is right
+        assert (metrics["HasAns_exact"], metrics["HasAns_total"]) == (50.0, 2)
+        # Yet such a question has an answer, so blanking its guess is wrong.
+        assert squad_v2_metrics([["the"]], [""], [1.0])["exact"] == 0.0
+
+
+class TestThresholds:
+    def test_scan_stops_amid_equal_odds(self) -> None:
+        golds, guesses = [["x"], [], ["y"]], ["x", "z", "y"]
+        metrics = squad_v2_metrics(golds, guesses, [1.0, 1.0, 1.0])
+        # 1 with none answered, 2 after the first row, 1 after the second, 2 after the third.
+        assert (metrics["best_f1"], metrics["best_f1_thresh"]) == (200 / 3, 1.0)
+        assert squad_v2_metrics(golds, guesses, [1.0, 1.0, 1.0], threshold=1.0)["f1"] == 200 / 3
+        reverse = squad_v2_metrics([[], ["x"]], ["z", "x"], [1.0, 1.0])
+        assert (reverse["best_f1"], reverse["best_f1_thresh"]) == (50.0, 0.0)
+
+    def test_equal_odds_are_taken_in_row_order(self) -> None:
+        metrics = squad_v2_metrics([["x"], []], ["x", "z"], [1.0, 1.0])
+        # No threshold separates the two rows; the script scores as if one did.
+        assert (metrics["best_exact"], metrics["best_exact_thresh"]) == (100.0, 1.0)
+
+    def test_the_smallest_of_equally_good_thresholds(self) -> None:
+        golds, guesses, odds = [["x"], ["y"], []], ["x", "no", ""], [-3.0, -1.0, 2.0]
+        assert tune_null_threshold(golds, guesses, odds) == -3.0
+
+    def test_is_zero_if_no_answer_is_best(self) -> None:
+        metrics = squad_v2_metrics([[], ["x"]], ["z", "no"], [-5.0, -4.0])
+        assert (metrics["best_exact"], metrics["best_exact_thresh"]) == (50.0, 0.0)
+        assert tune_null_threshold([[], []], ["z", "y"], [-5.0, -4.0]) == 0.0
+
+    def test_exact_and_f1_have_their_own(self) -> None:
+        golds, guesses, odds = [["at seven"], ["x"], []], ["seven", "x", "z"], [1.0, 2.0, 1.5]
+        metrics = squad_v2_metrics(golds, guesses, odds)
+        assert (metrics["best_exact"], metrics["best_exact_thresh"]) == (100 / 3, 0.0)
+        assert (metrics["best_f1"], metrics["best_f1_thresh"]) == (pytest.approx(100 * (5 / 3) / 3), 1.0)
+        assert tune_null_threshold(golds, guesses, odds) == 1.0
+
+    def test_a_blank_guess_costs_nothing_and_a_guess_of_punctuation_does(self) -> None:
+        assert squad_v2_metrics([[], ["x"]], ["", "x"], [0.0, 1.0])["best_exact"] == 100.0
+        assert squad_v2_metrics([[], ["x"]], ["?", "x"], [0.0, 1.0])["best_exact"] == 50.0
+
+    def test_infinite_odds(self) -> None:
+        metrics = squad_v2_metrics([["x"], []], ["x", "z"], [float("-inf"), float("inf")])
+        assert (metrics["exact"], metrics["best_f1_thresh"]) == (100.0, float("-inf"))
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("golds", "guesses", "odds", "message"),
+        [
+            ([], [], [], "there is no question, expected at least one"),
+            ([["x"]], [], [0.0], "1 questions have 0 answers and 1 null odds, expected one each"),
+            ([["x"]], ["x"], [], "1 questions have 1 answers and 0 null odds, expected one each"),
+            ([["x"]], ["x"], [float("nan")], "null odds hold nan, .* look for nan in the model's logits"),
+        ],
+    )
+    def test_input(self, golds: list[list[str]], guesses: list[str], odds: list[float], message: str) -> None:
+        with pytest.raises(DataError, match=message):
+            squad_v2_metrics(golds, guesses, odds)
+        with pytest.raises(DataError, match=message):
+            tune_null_threshold(golds, guesses, odds)
+
+    def test_input_without_odds(self) -> None:
+        for score in (squad_v1_metrics, lambda golds, guesses: squad_v2_metrics(golds, guesses, None)):
+            with pytest.raises(DataError, match="there is no question"):
+                score([], [])
+            with pytest.raises(DataError, match="1 questions have 2 answers, expected one each"):
+                score([["x"]], ["x", "x"])

@@ -1,0 +1,399 @@
+"""The n best answer spans against a plain Python search, and what the module promises about ties and edges."""
+
+import pickle
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bert_tasks.tasks.span_search import (
+    CONTEXT,
+    MAX_CONTEXT,
+    NOT_CONTEXT,
+    RankedSpans,
+    Span,
+    SpanList,
+    merge_windows,
+    window_candidates,
+)
+from span_reference import Expected, Token, expected_answers, float32
+
+COARSE = (-1.0, -0.0, 0.0, 0.5, 0.5, 2.0)  # many ties, also of sums
+FILLER = -9.0
+INF = float("inf")
+
+
+class Question(NamedTuple):
+    context: str
+    windows: list[list[Token]]
+
+
+class Limits(NamedTuple):
+    n_best: int = 20
+    max_answer_length: int = 30
+    with_null: bool = False
+
+
+V1, V2 = Limits(), Limits(with_null=True)
+
+
+def logits_of(window: Sequence[Token]) -> Tensor:
+    return torch.tensor([token[:2] for token in window])
+
+
+def role(token: Token) -> int:
+    if token.characters is None:
+        return NOT_CONTEXT
+    return MAX_CONTEXT if token.may_start else CONTEXT
+
+
+def origins_of(window: Sequence[Token]) -> list[int]:
+    return [number for token in window for number in (*(token.characters or (-1, -1)), role(token))]
+
+
+def candidates(windows: Sequence[Sequence[Token]], limits: Limits) -> Tensor:
+    return window_candidates(
+        [logits_of(window) for window in windows],
+        [bytes(map(role, window)) for window in windows],
+        n_best=limits.n_best,
+        max_answer_length=limits.max_answer_length,
+    )
+
+
+def search(questions: Sequence[Question], limits: Limits) -> list[RankedSpans]:
+    """Both steps over the windows of all questions at once."""
+    windows = [window for question in questions for window in question.windows]
+    return merge_windows(
+        candidates(windows, limits).unbind(),
+        [origins_of(window) for window in windows],
+        [len(question.windows) for question in questions],
+        [question.context for question in questions],
+        n_best=limits.n_best,
+        with_null=limits.with_null,
+    )
+
+
+def check(found: RankedSpans, expected: Expected) -> None:
+    assert [span[:5] for span in found.n_best] == [span[:5] for span in expected.n_best]
+    shares = [span.probability for span in expected.n_best]
+    assert [span.probability for span in found.n_best] == pytest.approx(shares, rel=1e-9)
+    assert (found.best_at, found.null_at, found.null_odds) == expected[1:]
+
+
+class Maker:
+    """Random questions. Tokens of a context may touch, share characters or be invisible."""
+
+    def __init__(self, seed: int, *, ties: bool) -> None:
+        self.random, self.ties = random.Random(seed), ties
+
+    def logit(self) -> float:
+        return self.random.choice(COARSE) if self.ties else float32(self.random.gauss(0.0, 3.0))
+
+    def token(self, characters: tuple[int, int] | None) -> Token:
+        seen = None if self.random.random() < 0.1 else characters
+        return Token(self.logit(), self.logit(), seen, may_start=self.random.random() < 0.8)
+
+    def question(self, windows: int, most_tokens: int) -> Question:
+        places, end = [], 0
+        for _ in range(self.random.randint(0, most_tokens)):
+            start = max(0, end + self.random.randint(-1, 2))
+            end = max(end, start + self.random.randint(1, 3))
+            places.append((start, end))
+        return Question(
+            "".join(self.random.choices("abcdefghij é😀", k=end)), [self.window(places) for _ in range(windows)]
+        )
+
+    def window(self, places: Sequence[tuple[int, int]]) -> list[Token]:
+        first, last = sorted(self.random.choices(range(len(places) + 1), k=2))
+        around = [None] * self.random.randint(1, 3)
+        return [self.token(place) for place in (*around, *places[first:last], None)]
+
+
+LIMITS = st.builds(Limits, st.integers(1, 30), st.integers(1, 30), st.booleans())
+
+
+class TestPlainSearch:
+    @settings(max_examples=100, deadline=None, database=None)
+    @given(
+        limits=LIMITS,
+        windows=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+        most_tokens=st.sampled_from((0, 2, 9, 30)),
+        ties=st.booleans(),
+        seed=st.integers(0, 2**32),
+    )
+    def test_finds_the_same(self, limits: Limits, windows: list[int], most_tokens: int, ties: bool, seed: int) -> None:
+        maker = Maker(seed, ties=ties)
+        questions = [maker.question(count, most_tokens) for count in windows]
+        for found, question in zip(search(questions, limits), questions, strict=True):
+            check(found, expected_answers(*question, **limits._asdict()))
+
+    @pytest.mark.parametrize("ties", [False, True])
+    def test_finds_the_same_in_long_windows(self, ties: bool) -> None:
+        maker = Maker(5, ties=ties)
+        questions = [maker.question(count, 400) for count in (3, 2, 3, 1)]
+        assert max(len(window) for question in questions for window in question.windows) > 150
+        for limits in (V1, V2):
+            for found, question in zip(search(questions, limits), questions, strict=True):
+                check(found, expected_answers(*question, **limits._asdict()))
+
+    @settings(max_examples=20, deadline=None, database=None)
+    @given(limits=LIMITS, ties=st.booleans(), seed=st.integers(0, 2**32))
+    def test_does_not_depend_on_the_batch(self, limits: Limits, ties: bool, seed: int) -> None:
+        maker = Maker(seed, ties=ties)
+        windows = [window for most in (30, 3, 12) for window in maker.question(2, most).windows]
+        together = candidates(windows, limits)
+        assert together.shape == (6, limits.n_best + 1, 4)
+        for window, rows in zip(windows, together, strict=True):
+            assert torch.equal(candidates([window], limits)[0], rows)
+
+
+def words(
+    context: str, starts: dict[str, float], ends: dict[str, float], *, null: float = 0.0, only: str = ""
+) -> Question:
+    """One window, a token for each word; words not named have low logits. Answers may begin with words of ``only``."""
+    places, at = [], 0
+    for word in context.split():
+        at = context.index(word, at)
+        places.append((at, at + len(word)))
+        at += len(word)
+    tokens = [
+        Token(starts.get(word, FILLER), ends.get(word, FILLER), (start, end), not only or word in only.split())
+        for start, end in places
+        for word in [context[start:end]]
+    ]
+    around = Token(FILLER, FILLER, None)
+    return Question(context, [[Token(null, null, None), around, *tokens, around]])
+
+
+FERRY = "the ferry leaves at seven"
+
+
+def texts(found: RankedSpans) -> list[str]:
+    return [span.text for span in found.n_best]
+
+
+class TestNBest:
+    def test_by_hand(self) -> None:
+        question = words(FERRY, {"at": 3.0, "ferry": 2.0}, {"seven": 4.0, "at": 1.0}, null=0.5)
+        (found,) = search([question], Limits(n_best=3, with_null=True))
+        assert texts(found) == ["at seven", "ferry leaves at seven", "at", ""]
+        best, second = found.n_best[:2]
+        assert best == Span("at seven", 17, 25, 3.0, 4.0, best.probability)
+        assert found.best == best
+        assert found.null == Span("", 0, 0, 0.5, 0.5, found.n_best[3].probability)
+        assert found.null_odds == 1.0 - 7.0
+        assert best.probability / second.probability == pytest.approx(torch.tensor(1.0).exp().item())
+        assert sum(span.probability for span in found.n_best) == pytest.approx(1.0)
+
+    def test_a_place_taken_by_no_answer_is_not_given_twice(self) -> None:
+        question = words(FERRY, {"at": 3.0, "ferry": 2.0}, {"seven": 4.0, "at": 1.0}, null=3.25)
+        (found,) = search([question], Limits(n_best=3, with_null=True))
+        assert texts(found) == ["at seven", "", "ferry leaves at seven"]
+        assert (found.null_at, found.null_odds) == (1, -0.5)
+        (found,) = search([question], Limits(n_best=3))
+        assert texts(found) == ["at seven", "ferry leaves at seven", "at"]
+        assert (found.null_at, found.null, found.null_odds) == (None, None, None)
+
+    def test_equal_texts_stay(self) -> None:
+        question = Question("at at", [words("at at", {"at": 1.0}, {"at": 1.0}).windows[0]])
+        (found,) = search([question], V1)
+        assert [(span.text, span.start) for span in found.n_best] == [("at", 0), ("at at", 0), ("at", 3)]
+
+    def test_length_counts_both_ends(self) -> None:
+        question = words(FERRY, {"ferry": 5.0}, {"at": 5.0, "leaves": 1.0})
+        for length, text in ((3, "ferry leaves at"), (2, "ferry leaves")):
+            assert texts(search([question], Limits(max_answer_length=length))[0])[0] == text
+        (found,) = search([question], Limits(max_answer_length=1))
+        assert [len(text.split()) for text in texts(found)] == [1] * 5
+
+    def test_an_end_before_the_start_is_no_span(self) -> None:
+        (found,) = search([words(FERRY, {"at": 5.0}, {"ferry": 5.0, "seven": 1.0})], Limits(n_best=2))
+        assert texts(found) == ["at seven"]
+
+    def test_only_the_best_starts_and_ends_are_paired(self) -> None:
+        question = words(FERRY, {"at": 5.0, "ferry": 1.0}, {"ferry": 5.0, "at": 0.5, "the": -1.0})
+        assert texts(search([question], Limits(n_best=1))[0]) == [""]
+        assert texts(search([question], Limits(n_best=2))[0]) == ["ferry", "at"]
+        question.windows[0][0] = Token(9.0, 9.0, None)  # tokens outside the context are counted among the best
+        assert texts(search([question], Limits(n_best=2))[0]) == [""]
+        assert texts(search([question], Limits(n_best=3))[0]) == ["ferry", "at", "ferry leaves at"]
+
+    def test_more_than_there_are_tokens(self) -> None:
+        (found,) = search([words("at seven", {"at": 1.0}, {"seven": 1.0})], Limits(n_best=50, with_null=True))
+        assert texts(found) == ["at seven", "", "at", "seven"]
+        assert candidates([[Token(0.0, 0.0, None)]], Limits(n_best=50)).shape == (1, 51, 4)
+
+    def test_answers_begin_where_their_context_is_largest(self) -> None:
+        starts, ends = {"leaves": 5.0, "at": 3.0}, {"seven": 5.0}
+        (found,) = search([words(FERRY, starts, ends, only="ferry at")], V1)
+        assert texts(found)[:2] == ["at seven", "ferry leaves at seven"]
+        assert {text.split()[0] for text in texts(found)} == {"at", "ferry"}
+
+
+class TestWindows:
+    def test_are_merged(self) -> None:
+        early, middle, late = (
+            words(FERRY, {"at": start}, {"seven": 1.0}, null=null, only="at").windows[0]
+            for start, null in ((1.0, 0.5), (3.0, -1.5), (2.0, 4.0))
+        )
+        (found,) = search([Question(FERRY, [early, middle, late])], Limits(n_best=3, with_null=True))
+        assert [span.start_logit for span in found.n_best] == [3.0, 2.0, 1.0, -1.5]
+        assert found.null == (*("", 0, 0), -1.5, -1.5, found.n_best[3].probability)
+        assert found.null_odds == -3.0 - 4.0
+
+    def test_without_a_span_count_for_no_answer_only(self) -> None:
+        useless = words(FERRY, {"at": 9.0}, {"at": 9.0}, null=-6.0, only="none").windows[0]
+        useful = words(FERRY, {"at": 1.0}, {"at": 1.0}, only="at").windows[0]
+        (found,) = search([Question(FERRY, [useless, useful])], V2)
+        assert texts(found)[0] == "at"
+        assert found.null_odds == -12.0 - 2.0
+
+    def test_questions_keep_their_order(self) -> None:
+        one, two = words("a b", {"a": 5.0}, {"a": 5.0}), words("c d", {"d": 5.0}, {"d": 5.0})
+        double = Question(two.context, two.windows * 2)
+        found = search([one, double, two, double, one], V1)
+        assert [ranked.best.text for ranked in found] == ["a", "d", "d", "d", "a"]
+
+    def test_each_question_has_its_own_origins(self) -> None:
+        questions = [words(f"{'x' * size} answer", {"answer": 5.0}, {"answer": 5.0}) for size in (3, 1, 7)]
+        for question in questions:
+            question.windows.insert(0, words("x", {}, {}).windows[0])
+        best = [ranked.best for ranked in search(questions, V1)]
+        assert [span[:3] for span in best] == [("answer", start, start + 6) for start in (4, 2, 8)]
+
+
+class TestNoSpan:
+    EMPTY = Question("", [[Token(1.0, 2.0, None), Token(0.0, 0.0, None)]])
+
+    def test_without_no_answer(self) -> None:
+        (found,) = search([self.EMPTY], V1)
+        assert list(found.n_best) == [Span("", 0, 0, 0.0, 0.0, 0.0)]
+        assert found.best == found.answer(0.0) == Span("", 0, 0, 0.0, 0.0, 0.0)
+        assert (found.null, found.null_odds) == (None, None)
+
+    def test_with_no_answer(self) -> None:
+        (found,) = search([self.EMPTY], V2)
+        assert list(found.n_best) == [Span("", 0, 0, 1.0, 2.0, 1.0)]
+        assert found.best == found.null == found.answer(-INF) == found.answer(INF)
+        assert found.null_odds == 3.0
+
+    def test_a_span_without_text_is_never_the_best(self) -> None:
+        tokens = [Token(0.0, 0.0, None), Token(2.0, 1.0, (3, 5)), Token(1.0, 2.0, (0, 2))]  # characters run backwards
+        (found,) = search([Question("ab cd", [tokens])], V2)
+        assert texts(found) == ["", "cd", "ab", ""]
+        assert (found.best_at, found.best.text, found.null_at, found.null_odds) == (1, "cd", 3, -3.0)
+        (found,) = search([Question("ab cd", [tokens])], Limits(n_best=1))
+        assert (texts(found), found.best_at) == ([""], 0)
+        (found,) = search([Question("ab cd", [tokens])], Limits(n_best=1, with_null=True))
+        assert (texts(found), found.best_at, found.null_at, found.null_odds) == (["", ""], 1, 1, 0.0)
+
+
+class TestTies:
+    def test_the_lower_token(self) -> None:
+        question = words("a b c d", dict.fromkeys("abcd", 1.0), {"d": 1.0})
+        assert texts(search([question], Limits(n_best=2))[0]) == ["a b c d", "b c d"]
+
+    def test_the_larger_start_logit_then_the_larger_end_logit(self) -> None:
+        question = words("a b c", {"a": 1.0, "b": 2.0}, {"b": 2.0, "c": 1.0})
+        found = search([question], Limits(n_best=3))[0]
+        assert texts(found) == ["b", "b c", "a b"]  # scores 4, 3, 3
+        assert [span.start_logit + span.end_logit for span in found.n_best] == [4.0, 3.0, 3.0]
+
+    def test_the_earlier_window_and_no_answer_last(self) -> None:
+        windows = [words("a b", {word: 1.0}, {word: 1.0}, null=1.0, only=word).windows[0] for word in "ba"]
+        (found,) = search([Question("a b", windows)], Limits(n_best=3, with_null=True))
+        assert texts(found) == ["b", "a", ""]
+
+    def test_the_first_window_with_the_lowest_null_score(self) -> None:
+        windows = [[Token(1.0, 1.0, None)], [Token(0.0, 1.0, None)], [Token(1.0, 0.0, None)]]
+        (found,) = search([Question("", windows)], V2)
+        assert found.null == Span("", 0, 0, 0.0, 1.0, 1.0)
+
+    def test_zeros_of_both_signs_are_equal(self) -> None:
+        question = words("a b c", {"a": -0.0, "b": 0.0, "c": -0.0}, {"c": -0.0}, null=-0.0)
+        (found,) = search([question], Limits(n_best=4, with_null=True))
+        assert texts(found) == ["a b c", "b c", "c", ""]
+        assert found.null_odds == 0.0
+
+
+class TestLogits:
+    WINDOW = words(FERRY, {"at": 3.0, "ferry": -2.5}, {"seven": 4.0, "at": 1.5}).windows[0]
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+    def test_of_other_types(self, dtype: torch.dtype) -> None:
+        logits, roles = logits_of(self.WINDOW), bytes(map(role, self.WINDOW))
+        expected = window_candidates([logits], [roles], n_best=5, max_answer_length=4)
+        assert expected.dtype == torch.float32
+        assert torch.equal(window_candidates([logits.to(dtype)], [roles], n_best=5, max_answer_length=4), expected)
+
+    def test_may_be_views_need_gradients_and_stay_as_they_are(self) -> None:
+        logits, roles = logits_of(self.WINDOW), list(map(role, self.WINDOW))
+        columns = logits.t().contiguous().requires_grad_()
+        found = window_candidates([columns.t()], [roles], n_best=5, max_answer_length=4)
+        assert torch.equal(found, window_candidates([logits], [bytes(roles)], n_best=5, max_answer_length=4))
+        assert not found.requires_grad
+        assert torch.equal(columns.detach().t(), logits)
+
+    def test_of_extreme_size(self) -> None:
+        question = words("a b", {"a": 3e38, "b": -3e38}, {"a": -3e38, "b": 1e-45}, null=-3e38)
+        (found,) = search([question], Limits(n_best=3, with_null=True))
+        assert texts(found)[0] == "a b"
+        assert [span.probability for span in found.n_best][:2] == [1.0, 0.0]
+
+
+class TestAnswer:
+    QUESTION = words(FERRY, {"at": 3.0}, {"seven": 4.0}, null=4.0)
+
+    def test_depends_on_the_threshold(self) -> None:
+        (found,) = search([self.QUESTION], V2)
+        assert (found.null_odds, found.null_at, found.best_at) == (1.0, 0, 1)
+        assert [found.answer(threshold).text for threshold in (-INF, 0.0, 0.99)] == [""] * 3
+        assert [found.answer(threshold).text for threshold in (1.0, 1.01, INF)] == ["at seven"] * 3
+
+    def test_is_the_best_span_where_there_must_be_one(self) -> None:
+        (found,) = search([self.QUESTION], V1)
+        assert found.answer(-INF) == found.best == found.n_best[0]
+
+
+class TestSpanList:
+    FOUND, *_ = search([words(FERRY, {"at": 3.0}, {"seven": 4.0})] * 99, Limits(n_best=4, with_null=True))
+
+    def test_is_sent_alone(self) -> None:
+        sent = pickle.dumps(self.FOUND)
+        assert pickle.loads(sent) == self.FOUND
+        assert len(sent) < 1000
+
+    def test_is_a_sequence(self) -> None:
+        spans = self.FOUND.n_best
+        assert (type(spans), len(spans)) == (SpanList, 4)
+        assert list(spans) == [spans[0], spans[1], spans[2], spans[3]]
+        assert spans[-1] == spans[3]
+        assert spans[1:3] == (spans[1], spans[2])
+        assert spans[::-2] == (spans[3], spans[1])
+        assert (spans[9:], spans != spans[:]) == ((), True)
+        with pytest.raises(IndexError):
+            spans[4]
+
+
+class TestCalls:
+    def test_nothing(self) -> None:
+        assert candidates([], Limits(n_best=3)).shape == (0, 4, 4)
+        assert search([], V2) == []
+
+    def test_roles_must_fit_the_logits(self) -> None:
+        for roles in ([], [b"\0"], [b"\0\0\0"], [b"\0\0", b""]):
+            with pytest.raises(ValueError, match="expected one role for each token of each window"):
+                window_candidates([torch.zeros(2, 2)], roles, n_best=3, max_answer_length=3)
+
+    @pytest.mark.parametrize(("windows", "contexts"), [([1], [""]), ([1, 2], ["", ""]), ([2], []), ([1, 1], [""])])
+    def test_windows_must_fit_the_candidates(self, windows: list[int], contexts: list[str]) -> None:
+        table = candidates([[Token(0.0, 0.0, None)]] * 2, Limits(n_best=3))
+        with pytest.raises(ValueError, match="expected one for each window; windows and contexts: one per question"):
+            merge_windows(table.unbind(), [[-1, -1, 0]] * 2, windows, contexts, n_best=3, with_null=True)
+        with pytest.raises(ValueError, match="expected one for each window"):
+            merge_windows(table.unbind()[:1], [[-1, -1, 0]] * 2, [2], [""], n_best=3, with_null=True)
