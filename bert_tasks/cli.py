@@ -41,7 +41,9 @@ Columns = Annotated[
 Delimiter = Annotated[str | None, typer.Option(help="Of a csv file, e.g. ';'.")]
 Encoding = Annotated[str, typer.Option(help="Of a text file.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
-OwnTask = Annotated[str | None, typer.Option("--task", metavar="MODULE:CLASS", help="For a task that is not built in.")]
+OwnTask = Annotated[
+    str | None, typer.Option("--task", metavar="NAME", help="The task, or MODULE:CLASS, if the folder does not say it.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

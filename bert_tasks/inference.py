@@ -9,7 +9,7 @@ Shape legend: S samples (rows or windows).
 import atexit
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,18 +21,19 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
 
+from bert_tasks.checkpoints.families import CONFIG_KEY
 from bert_tasks.data.arrow_cache import file_digest
 from bert_tasks.data.batching import Samples, longest_first
 from bert_tasks.data.checks import check_labels
 from bert_tasks.data.columns import Row
 from bert_tasks.data.features_cache import cached_features
-from bert_tasks.data.readers import read_table
+from bert_tasks.data.readers import Reading, read_table
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.writers import checked_output, whole_file, write_rows
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
-from bert_tasks.model.predicting import BATCH_TOKENS, batch_logits, predict_rows, summaries, tokenizer_of
+from bert_tasks.model.predicting import batch_logits, batch_tokens, predict_rows, summaries, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import TASKS
+from bert_tasks.tasks import TASKS, PairClassification
 from bert_tasks.tasks.base import Feature, Prediction, Task
 
 FEATURE_ROWS = 1000  # rows per call of ``Task.features``
@@ -126,22 +127,6 @@ def _forget_precision(wanted: str) -> None:
     stored = AcceleratorState._shared_state
     if stored.get("_mixed_precision", wanted) != wanted:
         stored.clear()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How to read a file.
-
-    Attributes:
-        columns: the task's columns -> the file's, where the names differ.
-        format: such as ``glue/sst2``; default: by the file's extension.
-        delimiter: of a csv file, where it is not the extension's.
-    """
-
-    columns: Mapping[str, str] | None = None
-    format: str | None = None
-    delimiter: str | None = None
-    encoding: str = "utf-8"
 
 
 def load_table(
@@ -240,7 +225,7 @@ def evaluate_samples(
     Raises:
         BertTasksError: not every sample came back exactly once (a defect, never hidden).
     """
-    batches = longest_first(samples.lengths, max_tokens=BATCH_TOKENS)
+    batches = longest_first(samples.lengths, max_tokens=batch_tokens(model))
     mine = batches[accelerator.process_index :: accelerator.num_processes]
     results: list[_BatchResult] = gather_object([_run_batch(model, samples, batch) for batch in mine])
     return from_first_process(accelerator, lambda: _evaluation(model, samples, table, results, tune=tune))
@@ -305,7 +290,7 @@ def evaluate(
     model: TaskModel | str | Path,
     data: Data,
     *,
-    task: type[Task] | None = None,
+    task: str | type[Task] | None = None,
     revision: str | None = None,
     **reading: Any,
 ) -> dict[str, float]:
@@ -313,7 +298,7 @@ def evaluate(
 
     Args:
         model: a model, or a folder or name that says what its task is (``revision`` of a hub id).
-        task: the class, for a folder whose task is not built in.
+        task: a task's name, or its class, for a folder that does not say what its task is.
         data: a file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
         reading: fields of ``Reading``: columns, format, delimiter, encoding.
 
@@ -322,10 +307,11 @@ def evaluate(
         CheckpointError: the model cannot be loaded.
     """
     accelerator = make_accelerator()
-    loaded = _loaded(model, task, revision).to(accelerator.device)
+    how = Reading(**reading)
+    loaded = _loaded(model, task, how, revision).to(accelerator.device)
 
     def load() -> tuple[RowTable, Samples]:
-        table = load_table(data, loaded.task, reading=Reading(**reading))
+        table = load_table(data, loaded.task, reading=how)
         if len(table) == 0:
             raise DataError(f"{table.source}: no rows to evaluate")
         return table, tokenized(table, loaded.task, loaded)
@@ -339,7 +325,7 @@ def predict(
     data: Data,
     *,
     output: str | Path | None = None,
-    task: type[Task] | None = None,
+    task: str | type[Task] | None = None,
     revision: str | None = None,
     **reading: Any,
 ) -> list[Prediction]:
@@ -354,14 +340,12 @@ def predict(
         UsageError: an output whose extension is not known.
         CheckpointError: the model cannot be loaded.
     """
-    kinds = [
-        *TASKS.values(),
-        *([] if task is None else [task]),
-        *([type(model.task)] if isinstance(model, TaskModel) else []),
-    ]
+    own = type(model.task) if isinstance(model, TaskModel) else task
+    kinds = [*TASKS.values(), *([own] if isinstance(own, type) else [])]
     known = {extension for kind in kinds for extension in kind.file_formats}
     target = None if output is None else checked_output(Path(output), others=sorted(known))
-    loaded = _loaded(model, task, revision)
+    how = Reading(**reading)
+    loaded = _loaded(model, task, how, revision)
     rendered = target is not None and target.suffix in known
     if target is not None and rendered and target.suffix not in loaded.task.file_formats:
         raise UsageError(
@@ -369,16 +353,36 @@ def predict(
         )
     if torch.cuda.is_available():
         loaded.to("cuda")
-    table = load_table(data, loaded.task, reading=Reading(**reading), targets="optional" if rendered else "unread")
+    shows_targets = rendered and loaded.task.renders_targets
+    table = load_table(data, loaded.task, reading=how, targets="optional" if shows_targets else "unread")
     predictions = list(predict_rows(loaded, table))
     if target is not None and rendered:
         for name, text in loaded.task.render(target.suffix, predictions, list(table)).items():
             with whole_file(target.with_name(name) if name else target) as file:
                 file.write(text)
     elif target is not None:
-        write_rows([prediction.to_json() for prediction in predictions], target)
+        write_rows((prediction.to_json() for prediction in predictions), target)
     return predictions
 
 
-def _loaded(model: TaskModel | str | Path, task: type[Task] | None, revision: str | None) -> TaskModel:
-    return model if isinstance(model, TaskModel) else TaskModel.from_pretrained(model, task=task, revision=revision)
+def _loaded(
+    model: TaskModel | str | Path, task: str | type[Task] | None, how: Reading, revision: str | None
+) -> TaskModel:
+    """The model, whose head must be complete.
+
+    A folder of transformers does not say whether its classifier reads one text or two: the columns to read do.
+
+    Raises:
+        CheckpointError: the head, or a part of it, is not in the files.
+    """
+    if isinstance(model, TaskModel):
+        return model
+    loaded = TaskModel.from_pretrained(model, task=task, revision=revision)
+    if task is None and CONFIG_KEY not in loaded.hf_config and how.has("text_pair"):
+        loaded = TaskModel.from_pretrained(model, task=PairClassification, revision=revision)
+    if loaded.load_report is not None and loaded.load_report.new:
+        raise CheckpointError(
+            f"{model} has no trained head for {loaded.task.name} ({', '.join(loaded.load_report.new)} would be new): "
+            "train it first, or choose another model"
+        )
+    return loaded

@@ -4,7 +4,7 @@ Owns the names, the header and the wording of those files. Must not know how run
 """
 
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -30,18 +30,19 @@ class TestSet:
 
     Attributes:
         format: how its rows are read.
-        file: where they are in a folder of the task's files (of a sibling folder for AX).
+        files: where they may be in a folder of the task's files (in a folder beside it for AX).
         split: of the hub data set; ``config`` is that of another data set where it is not the run's own.
         words: whether classes are written by name; else by their number.
     """
 
     format: str
-    file: str = "test.tsv"
+    files: tuple[str, ...] = ("test.tsv",)
     split: str = "test"
     config: str | None = None
     words: bool = False
 
 
+AX = "AX.tsv"
 # What a run on a format predicts: file of the submission -> its rows.
 TEST_SETS: Mapping[str, Mapping[str, TestSet]] = MappingProxyType(
     {
@@ -51,9 +52,16 @@ TEST_SETS: Mapping[str, Mapping[str, TestSet]] = MappingProxyType(
         "glue/stsb": {"STS-B.tsv": TestSet(format="glue/stsb")},
         "glue/qqp": {"QQP.tsv": TestSet(format="glue/qqp")},
         "glue/mnli": {
-            "MNLI-m.tsv": TestSet(format="glue/mnli", file="test_matched.tsv", split="test_matched", words=True),
-            "MNLI-mm.tsv": TestSet(format="glue/mnli", file="test_mismatched.tsv", split="test_mismatched", words=True),
-            "AX.tsv": TestSet(format="glue/ax", file="../AX/diagnostic.tsv", config="ax", words=True),
+            "MNLI-m.tsv": TestSet(format="glue/mnli", files=("test_matched.tsv",), split="test_matched", words=True),
+            "MNLI-mm.tsv": TestSet(
+                format="glue/mnli", files=("test_mismatched.tsv",), split="test_mismatched", words=True
+            ),
+            AX: TestSet(
+                format="glue/ax",
+                files=("../AX/diagnostic.tsv", "../diagnostic/diagnostic.tsv"),
+                config="ax",
+                words=True,
+            ),
         },
         "glue/qnli": {"QNLI.tsv": TestSet(format="glue/qnli", words=True)},
         "glue/rte": {"RTE.tsv": TestSet(format="glue/rte", words=True)},
@@ -88,7 +96,8 @@ def glue_submission(runs: Sequence[str | Path], output: str | Path) -> Submissio
     """Predicts the test rows of every run's task and writes them into one zip.
 
     Args:
-        runs: output folders of finished runs on GLUE recipes, each on another task.
+        runs: output folders of finished runs on GLUE recipes, each on another task; of two on MNLI the second predicts
+            AX alone.
         output: the zip.
 
     Raises:
@@ -98,29 +107,45 @@ def glue_submission(runs: Sequence[str | Path], output: str | Path) -> Submissio
     target = Path(output)
     if target.suffix != ".zip" or not target.absolute().parent.is_dir():
         raise UsageError(f"{target}: expected a name that ends in .zip, in a folder that exists")
+    plans = [(run, _spec(run)) for run in map(Path, runs)]
     texts: dict[str, str] = {}
-    for run in map(Path, runs):
-        for name, text in _predicted(run):
-            if name in texts:
-                raise UsageError(f"{run}: another run predicts {name} already; give one run per task")
+    for run, name, test_set, spec in _planned(plans):
+        text = _predicted(run, test_set, spec)
+        if text is not None:
             texts[name] = text
     _write_zip(texts, target)
     return Submission(output=target, rows={name: text.count("\n") - 1 for name, text in texts.items()})
 
 
-def _predicted(run: Path) -> Iterator[tuple[str, str]]:
-    """The run's files of a submission."""
+def _spec(run: Path) -> DataSpec:
+    """The data of a finished run on a GLUE recipe."""
     if not (run / "recipe.toml").is_file() or not (run / "metrics.json").is_file():
         raise UsageError(f"{run} holds no finished run: no recipe.toml and metrics.json")
     spec = load_recipe(run / "recipe.toml").data
     if spec.format is None or spec.format not in TEST_SETS:
         raise UsageError(f"{run}: its data have the format {spec.format!r}, expected one of {', '.join(TEST_SETS)}")
+    return spec
+
+
+def _planned(plans: Sequence[tuple[Path, DataSpec]]) -> list[tuple[Path, str, TestSet, DataSpec]]:
+    """Which run predicts which file, and from what. Of two runs on MNLI the second one predicts AX alone."""
+    made: dict[str, tuple[Path, str, TestSet, DataSpec]] = {}
+    for run, spec in plans:
+        sets = TEST_SETS[str(spec.format)]
+        taken = [name for name in sets if name in made]
+        if taken and (AX not in sets or made[AX][0] != made[taken[0]][0]):
+            raise UsageError(f"{run}: {made[taken[0]][0]} predicts {taken[0]} already; give one run per task")
+        made |= {name: (run, name, test_set, spec) for name, test_set in sets.items() if not taken or name == AX}
+    return list(made.values())
+
+
+def _predicted(run: Path, test_set: TestSet, spec: DataSpec) -> str | None:
+    """A file of the submission; None where only AX is missing."""
     model = TaskModel.from_pretrained(run / "model")
-    for name, test_set in TEST_SETS[spec.format].items():
-        table = _test_rows(spec, test_set, model)
-        if table is not None:
-            answers = [answer for answer in predict(model, table) if isinstance(answer, SequencePrediction)]
-            yield name, _text(answers, test_set)
+    table = _test_rows(spec, test_set, model)
+    if table is None:
+        return None
+    return _text([answer for answer in predict(model, table) if isinstance(answer, SequencePrediction)], test_set)
 
 
 def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable | None:
@@ -138,10 +163,14 @@ def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable 
         )
     if spec.dir is None:
         raise DataError("the run read single files; train it with data.dir or data.dataset, which have test rows too")
-    path = Path(spec.dir, test_set.file)
+    paths = [Path(spec.dir, file) for file in test_set.files]
+    path = next((path for path in paths if path.exists()), paths[0])
     if test_set.config is not None and not path.exists():
         return None
-    return read_table(path, columns=columns, format=test_set.format, targets="optional")
+    table = read_table(path, columns=columns, format=test_set.format, targets="optional")
+    if table.notes:
+        raise DataError(f"{path}: every test row needs an answer, but {'; '.join(table.notes)}")
+    return table
 
 
 def _text(answers: Sequence[SequencePrediction], test_set: TestSet) -> str:

@@ -267,7 +267,7 @@ def test_small_batches_give_the_same_digits_to_the_last_places(
     single: TaskModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = evaluate(single, list(ROWS))
-    monkeypatch.setattr(inference, "BATCH_TOKENS", 20)
+    monkeypatch.setattr(inference, "batch_tokens", lambda model: 20)
     assert evaluate(single, list(ROWS)) == pytest.approx(whole, rel=1e-5)
 
 

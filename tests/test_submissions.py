@@ -1,6 +1,7 @@
 """GLUE submissions: names, header, words or numbers, and one zip over several runs."""
 
 import json
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.formats import named_format
-from bert_tasks.errors import UsageError
+from bert_tasks.errors import DataError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.submissions import FILES, TEST_SETS, glue_submission
 from bert_tasks.tasks import TASKS
@@ -96,7 +97,7 @@ def test_the_same_runs_give_the_same_bytes(make_run: Run, tmp_path: Path) -> Non
 
 def test_what_cannot_be_submitted(make_run: Run, tmp_path: Path) -> None:
     run = make_run("CoLA")
-    with pytest.raises(UsageError, match=r"another run predicts CoLA.tsv already"):
+    with pytest.raises(UsageError, match=r"CoLA predicts CoLA.tsv already; give one run per task"):
         glue_submission([run, run], tmp_path / "x.zip")
     with pytest.raises(UsageError, match="holds no finished run"):
         glue_submission([tmp_path], tmp_path / "x.zip")
@@ -109,6 +110,33 @@ def test_what_cannot_be_submitted(make_run: Run, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="its data have the format 'tsv'"):
         glue_submission([other], tmp_path / "x.zip")
     assert not (tmp_path / "x.zip").exists()
+
+
+def test_a_second_run_on_mnli_predicts_the_diagnostic_set_alone(make_run: Run, tmp_path: Path) -> None:
+    """The recipes mnli.toml and ax.toml both train on MNLI; its folder may be called as the download script does."""
+    first, second = make_run("MNLI"), tmp_path / "ax"
+    shutil.copytree(first, second)
+    shutil.copytree(first.parents[1] / "MNLI", tmp_path / "MNLI")
+    (tmp_path / "diagnostic").mkdir()
+    (tmp_path / "diagnostic" / "diagnostic.tsv").write_text(TESTS["AX/diagnostic.tsv"] + "1\tNo.\tYes.\n")
+    recipe = second / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace(str(first.parents[1] / "MNLI"), str(tmp_path / "MNLI")))
+    done = glue_submission([first, second], tmp_path / "x.zip")
+    assert done.rows == {"MNLI-m.tsv": 1, "MNLI-mm.tsv": 2, "AX.tsv": 2}
+    with pytest.raises(UsageError, match=r"MNLI predicts MNLI-m.tsv already"):
+        glue_submission([first, second, second], tmp_path / "y.zip")
+
+
+def test_test_rows_that_cannot_be_read_are_no_rows_to_skip(make_run: Run, tmp_path: Path) -> None:
+    run, folder = tmp_path / "run", tmp_path / "QQP"
+    shutil.copytree(make_run("MNLI"), run)
+    folder.mkdir()
+    (folder / "test.tsv").write_text("id\tquestion1\tquestion2\n0\ta\tb\n1\tshort\n2\tc\td\n")
+    (run / "recipe.toml").write_text(
+        f'task = "pair-classification"\n[model]\nname = "unused"\n[data]\ndir = "{folder}"\nformat = "glue/qqp"\n'
+    )
+    with pytest.raises(DataError, match=r"every test row needs an answer, but 1 of 3 rows have too few cells"):
+        glue_submission([run], tmp_path / "x.zip")
 
 
 def test_every_glue_format_with_test_rows_can_be_submitted() -> None:

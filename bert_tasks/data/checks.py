@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bert_tasks.data.columns import Column, column_of
 from bert_tasks.data.labels import LABEL_KINDS, MOST_LABELS, LabelCensus, is_integer, known_tags
 from bert_tasks.data.problems import SHOWN, Problems, raise_problems, suggestion
+from bert_tasks.data.tags import label_scheme
 from bert_tasks.errors import DataError
 
 if TYPE_CHECKING:
@@ -101,12 +102,15 @@ def infer_labels(table: "RowTable", columns: Sequence[Column]) -> tuple[str, ...
 def check_labels(tables: Sequence["RowTable"], columns: Sequence[Column], labels: Sequence[str]) -> None:
     """Raises one report of all rows, over all tables, whose label is none of ``labels``.
 
-    Tags pass: test files may well hold types that no training file has, which a model then misses.
+    Chunk tags pass: test files may well hold types that no training file has, which a model then misses.
     """
     column = column_of(columns, *LABEL_KINDS)
-    if column is None or column.kind == "tags":
+    if column is None:
         return
-    _report_unknown(tables, columns, column, labels)
+    if column.kind != "tags":
+        _report_unknown(tables, columns, column, labels)
+    elif label_scheme(labels) != "raw":
+        _report_no_chunks(tables, columns, column)
 
 
 def _report_unknown(
@@ -120,12 +124,21 @@ def _report_unknown(
     raise_problems(found)
 
 
+def _report_no_chunks(tables: Sequence["RowTable"], columns: Sequence[Column], column: Column) -> None:
+    found = []
+    for table in tables:
+        problems = Problems(source=table.source)
+        _census(table, columns).report_no_chunks(problems, column.name)
+        found.append(problems)
+    raise_problems(found)
+
+
 def check_splits(splits: "Splits", *, columns: Sequence[Column], labels: Sequence[str] = ()) -> tuple[str, ...]:
     """The labels to train on, after checking that the splits can be trained and evaluated with them.
 
-    Without ``labels`` those of the training rows are taken. Columns without labels give an empty tuple. Of tags only
-    those of training rows must be among ``labels``, in any scheme; the data report notes those of validation rows
-    that are not.
+    Without ``labels`` those of the training rows are taken. Columns without labels give an empty tuple. Of chunk tags
+    only those of training rows must be among ``labels``, in any scheme; the data report notes those of validation
+    rows that are not.
 
     Raises:
         DataError: for no training or validation rows, unknown labels, a single class, or a class that only
@@ -144,7 +157,7 @@ def check_splits(splits: "Splits", *, columns: Sequence[Column], labels: Sequenc
         _report_unknown([splits.train], columns, column, known_tags(known))
     else:
         _check_only_in_validation(splits, columns, known)
-        check_labels(tables, columns, known)
+    check_labels(tables, columns, known)
     _check_enough_classes(splits.train, column, columns, known)
     return known
 

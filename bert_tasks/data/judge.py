@@ -14,6 +14,7 @@ from bert_tasks.data.labels import LABEL_KINDS, LabelCensus
 from bert_tasks.data.problems import Problems, did_you_mean, raise_problems
 from bert_tasks.data.records import Record
 from bert_tasks.data.row_checks import checked_together
+from bert_tasks.data.tags import label_scheme
 from bert_tasks.data.values import BadValueError, canonical
 from bert_tasks.errors import DataError
 
@@ -115,9 +116,12 @@ class Judge:
 
     def _check_labels(self) -> None:
         column, labels = column_of(self.columns, *LABEL_KINDS), self.plan.labels
-        if column is None or labels is None or (column.kind == "tags" and len(labels) > 0):
+        if column is None or labels is None:
             return
-        self.census.report(self.problems, self.names[column.name], labels)
+        if column.kind != "tags" or len(labels) == 0:
+            self.census.report(self.problems, self.names[column.name], labels)
+        elif label_scheme(labels) != "raw":  # of chunk tags any type will do, see check_labels
+            self.census.report_no_chunks(self.problems, self.names[column.name])
 
     def _notes(self) -> tuple[str, ...]:
         if not self.skipped:

@@ -7,7 +7,7 @@ unchanged file read in the same way is not parsed again.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,27 @@ if TYPE_CHECKING:
 
 _BATCH = 1000
 _VERSION = 2  # part of the cache's key: raise it when reading changes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How to read a file.
+
+    Attributes:
+        columns: the task's columns -> the file's, where the names differ.
+        format: such as ``glue/sst2``; default: by the file's extension.
+        delimiter: of a csv file, where it is not the extension's.
+    """
+
+    columns: Mapping[str, str] | None = None
+    format: str | None = None
+    delimiter: str | None = None
+    encoding: str = "utf-8"
+
+    def has(self, column: str) -> bool:
+        """Whether a column of the task is named here, or known of the format."""
+        known = {} if self.format is None else named_format(self.format).columns
+        return column in known or (self.columns is not None and column in self.columns)
 
 
 def read_table(

@@ -12,14 +12,14 @@ from bert_tasks.data.row_checks import CONTEXT
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
-_DOCUMENT = "document"
+_DOCUMENT, _GROUP = "document", "group"
 
 
 def set_aside(table: RowTable, columns: Sequence[Column], share: float, seed: int) -> tuple[RowTable, RowTable]:
     """Training and validation rows.
 
-    Every label is on both sides as far as there are rows of it. Questions on one context stay together, as do the
-    sentences of a document where there are documents enough (as many as shares in the whole).
+    Every label is on both sides as far as there are rows of it. Questions on one context stay together, as do rows
+    of one group, and the sentences of a document where there are documents enough (as many as shares in the whole).
 
     Raises:
         DataError: if there are too few rows or contexts.
@@ -31,6 +31,9 @@ def set_aside(table: RowTable, columns: Sequence[Column], share: float, seed: in
         groups = _documents(table, share)
         train, validation = grouped_split(groups, [""] * len(groups), share, seed)
         parts = "in all"
+    elif _GROUP in table.rows.column_names:
+        train, validation = grouped_split(list(table.rows[_GROUP]), _strata(table, columns), share, seed)
+        parts = "in different groups"
     else:
         train, validation = stratified_split(_strata(table, columns), share, seed)
         parts = "of one class"

@@ -6,7 +6,7 @@ a type, since ``B`` and ``I`` are parts of speech somewhere) is raw and comes ba
 models or metrics, and imports nothing heavy.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -39,6 +39,12 @@ class _Piece(NamedTuple):
 _OUTSIDE = _Piece("O", "", False)
 
 
+def is_chunk_tag(tag: str) -> bool:
+    """Whether the tag says where an entity begins, goes on or ends: ``O`` or ``PREFIX-TYPE``."""
+    prefix, _, kind = tag.partition("-")
+    return tag == "O" or (prefix in _ROLES and kind != "")
+
+
 def detect_scheme(sentences: Iterable[Sequence[str]]) -> Scheme:
     """The scheme that the tags of a file are written in.
 
@@ -65,7 +71,7 @@ def label_scheme(labels: Sequence[str]) -> Scheme:
     IOB1 if some type has I- without B-, as in files whose entities of that type never touch. A set with both reads as
     IOB2: which of the two a model was trained on cannot be seen, and ``to_iob2`` reads either.
     """
-    if not all(_is_chunk_tag(label) for label in labels):
+    if not all(is_chunk_tag(label) for label in labels):
         return "raw"
     parts = {_split(label) for label in labels}
     if any(role in "ES" for role, _ in parts):
@@ -129,14 +135,24 @@ def invalid_transitions(tags: Sequence[str], scheme: Scheme = "IOB2") -> int:
     return sum(not _fits_bioes(before, after) for before, after in steps)
 
 
-def continuation_label(label: str) -> str:
-    """The label of a word's later sub-words: ``I-X`` for ``B-X``, every other label for itself."""
-    return f"I-{label[2:]}" if label.startswith("B-") and _is_chunk_tag(label) else label
+def forbidden_steps(labels: Sequence[str]) -> list[list[int]]:
+    """``[L + 2, L]`` which labels may not begin a chain, follow each label, or end a chain."""
+    scheme = label_scheme(labels)
+
+    def faults(*tags: str) -> int:
+        return invalid_transitions(tags, scheme)
+
+    # A label is followed by whatever it allows, so that only its own start is counted; what is left is its end.
+    starts = {label: min(faults(label, "O"), faults(label, f"E-{label[2:]}")) for label in labels}
+    ends = {label: faults(label) - starts[label] for label in labels}
+    within = [[faults(before, after) - starts[before] - ends[after] for after in labels] for before in labels]
+    return [[starts[label] for label in labels], *within, [ends[label] for label in labels]]
 
 
-def _is_chunk_tag(tag: str) -> bool:
-    prefix, _, kind = tag.partition("-")
-    return tag == "O" or (prefix in _ROLES and kind != "")
+def continuation_label(label: str, labels: Container[str]) -> str:
+    """The label of a word's later sub-words: ``I-X`` (``M-X`` in BMES) for ``B-X``; itself where there is none."""
+    inside = (f"{letter}-{label[2:]}" for letter in _SPELLINGS["I"] if label.startswith("B-") and is_chunk_tag(label))
+    return next((other for other in inside if other in labels), label)
 
 
 def _split(tag: str) -> tuple[str, str]:
@@ -151,7 +167,7 @@ def _tag(role: str, kind: str) -> str:
 
 def _pieces(tags: Sequence[str]) -> list[_Piece] | None:
     """The tags as read from left to right; None for a raw sentence."""
-    if not all(_is_chunk_tag(tag) for tag in tags):
+    if not all(is_chunk_tag(tag) for tag in tags):
         return None
     pieces = []
     before = ("O", "")

@@ -6,7 +6,7 @@ Owns the output formats and that a file appears whole or not at all. Must not kn
 import csv
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -35,7 +35,7 @@ def checked_output(path: Path, *, others: Sequence[str] = ()) -> Path:
     return path
 
 
-def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def write_rows(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
     """Writes rows in the format of the extension; nested fields become columns such as ``scores.positive``.
 
     Raises:

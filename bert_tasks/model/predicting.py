@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.data.batching import longest_first
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.values import BadValueError, canonical
-from bert_tasks.encoder.heads import RowHead
+from bert_tasks.encoder.heads import ChainHead, RowHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.tasks.base import Feature, Prediction, collate
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 1024
 BATCH_TOKENS = 16384
+_BATCH_LOGITS = 2**25
 
 
 def predict_rows(model: "TaskModel", rows: Iterable[Row]) -> Iterator[Prediction]:
@@ -75,15 +76,23 @@ def tokenizer_of(model: "TaskModel") -> PreTrainedTokenizerBase:
 
 
 def feature_summaries(
-    model: "TaskModel", features: Sequence[Feature], *, max_tokens: int = BATCH_TOKENS
+    model: "TaskModel", features: Sequence[Feature], *, max_tokens: int | None = None
 ) -> list[Tensor]:
     """What decoding needs of each feature, in feature order. Dropout is off meanwhile."""
     lengths = [len(feature["input_ids"]) for feature in features]
     found: dict[int, Tensor] = {}
-    for batch in longest_first(lengths, max_tokens=max_tokens):
+    room = batch_tokens(model) if max_tokens is None else max_tokens
+    for batch in longest_first(lengths, max_tokens=room):
         chosen = [features[i] for i in batch]
         found |= zip(batch, summaries(model, *batch_logits(model, chosen), chosen), strict=True)
     return [found[i] for i in range(len(features))]
+
+
+def batch_tokens(model: "TaskModel") -> int:
+    """How many tokens are run together: fewer for a CRF, whose logits hold a matrix for each."""
+    if not isinstance(model.head, ChainHead):
+        return BATCH_TOKENS
+    return max(1, min(BATCH_TOKENS, _BATCH_LOGITS // model.head.transitions.numel()))
 
 
 def batch_logits(model: "TaskModel", features: Sequence[Feature]) -> tuple[PackedBatch, Tensor]:

@@ -101,10 +101,9 @@ def restore_weights(model: "TaskModel", path: Path) -> None:
 
 
 def _states(folder: _Folder, task: str | Task | type[Task] | None) -> bool:
-    """Whether the folder decides what the task is: none is named, or the class of which it stores an instance."""
-    if isinstance(task, type):
-        return folder.stored is not None and folder.stored.get("task") == registered_name(task)
-    return task is None
+    """Whether the folder decides what the task is: none is named, or the one of which it stores an instance."""
+    name = registered_name(task) if isinstance(task, type) else task
+    return task is None or (folder.stored is not None and folder.stored.get("task") == name)
 
 
 def _task(
@@ -119,9 +118,11 @@ def _task(
         raise UsageError("labels and settings need a task: pass task='sequence-classification' (or another) too")
     kind = task if isinstance(task, type) else _known(task)
     given = {} if labels is None else {"labels": tuple(labels)}
-    implied = _implied(folder, kind) if kind.name in HEADS.get(folder.head, ()) else {}
-    takes_labels = "labels" in implied and settings.get("problem_type") != "regression"
-    known = {"labels": implied["labels"]} if takes_labels else {}
+    implied = _implied(folder, kind)
+    known = {key: value for key, value in implied.items() if isinstance(value, int)}  # lengths that the model can read
+    is_its_head = kind.name in HEADS.get(folder.head, ())
+    if is_its_head and "labels" in implied and settings.get("problem_type") != "regression":
+        known["labels"] = implied["labels"]
     return _build(kind, {**known, **given, **settings})
 
 
@@ -231,8 +232,9 @@ def _reordered(matched: Matched, model: "TaskModel", folder: _Folder, names: Map
     dims = {key: dim for key, dim in label_dims(model.head).items() if key in matched.tensors}
     if not dims or theirs == ours or not theirs or not ours:
         return matched
-    if sorted(theirs) == sorted(ours):
-        order = torch.tensor([theirs.index(label) for label in ours])
+    places = _places(theirs, ours)
+    if places is not None:
+        order = torch.tensor(places)
         moved = {key: reordered(matched.tensors[key], order, dims[key]) for key in dims}
         note = f"head re-ordered from labels {', '.join(theirs)} to {', '.join(ours)}"
         return Matched(tensors=matched.tensors | moved, report=_noted(matched.report, note))
@@ -245,6 +247,14 @@ def _reordered(matched: Matched, model: "TaskModel", folder: _Folder, names: Map
     loaded = tuple(name for name in matched.report.loaded if name not in redrawn)
     report = replace(matched.report, loaded=loaded, new=(*matched.report.new, *redrawn))
     return Matched(tensors=kept, report=_noted(report, note))
+
+
+def _places(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
+    """Where each of our labels stands in the file, letter case aside if need be; None if they are not the same."""
+    for known, wanted in ((theirs, ours), ([*map(str.casefold, theirs)], [*map(str.casefold, ours)])):
+        if sorted(known) == sorted(wanted) and len(set(known)) == len(known):
+            return [known.index(label) for label in wanted]
+    return None
 
 
 def _noted(report: LoadReport, note: str) -> LoadReport:

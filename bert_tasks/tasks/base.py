@@ -67,13 +67,14 @@ class Task(ABC):
     only. ``labels`` fixes the order of the classes; everything else maps labels by name. ``max_length`` is the longest
     window in tokens, special tokens included. ``tuned`` names the fields that the data set, never a user. ``sample``
     says what has one joint loss and counts for ``batch_size``: a row (all its windows), or each window.
-    ``file_formats`` are the extensions that ``render`` knows.
+    ``file_formats`` are the extensions that ``render`` knows; ``renders_targets``: it shows what the answers should be.
     """
 
     name: ClassVar[str]
     tuned: ClassVar[tuple[str, ...]] = ()
     sample: ClassVar[Literal["row", "window"]] = "row"
     file_formats: ClassVar[tuple[str, ...]] = ()
+    renders_targets: ClassVar[bool] = False
     labels: tuple[str, ...] = ()
     max_length: int = 128
 

@@ -26,6 +26,7 @@ from bert_tasks.data.tags import (
     continuation_label,
     detect_scheme,
     entities,
+    forbidden_steps,
     invalid_transitions,
     label_scheme,
     to_iob2,
@@ -111,6 +112,7 @@ class TokenClassification(Task):
     tuned: ClassVar[tuple[str, ...]] = ("scheme",)
     sample: ClassVar[Literal["window"]] = "window"
     file_formats: ClassVar[tuple[str, ...]] = (".conll", ".txt")
+    renders_targets: ClassVar[bool] = True
     labelling: Literal["first", "continuation", "all"] = "first"
     doc_stride: int = 32
     crf: bool = False
@@ -233,14 +235,14 @@ class TokenClassification(Task):
         """The labels of sub-words. Where no training word goes on an entity, I- may be no label: then B- stays."""
         firsts = word_starts(origins) if self.labelling == "continuation" else [True] * len(names)
         return [
-            numbers[name] if first else numbers.get(continuation_label(name), numbers[name])
+            numbers[name if first else continuation_label(name, numbers)]
             for name, first in zip(names, firsts, strict=True)
         ]
 
     def _check_sayable(self, sentences: Sequence[Sequence[str]]) -> None:
         """Refuses tags none of which any label can say: then labels are numbers, or those of another task."""
         known = set(known_tags(self.labels))
-        tags = {tag for sentence in sentences for tag in to_iob2(sentence)}
+        tags = {tag for sentence in sentences for tag in self._as_compared(sentence)}
         if tags and known.isdisjoint(tags):
             raise DataError(
                 f"the model's labels are {_some(self.labels)}, and none of the rows' tags, {_some(sorted(tags))}, is "
@@ -297,7 +299,7 @@ class TokenClassification(Task):
 
         In float64: the score of a long chain is so large that float32 would leave too few digits for its words.
         """
-        penalty = crf.FORBIDDEN * forbidden_steps(self.labels).double()  # [L + 2, L]
+        penalty = crf.FORBIDDEN * torch.tensor(forbidden_steps(self.labels), dtype=torch.float64)  # [L + 2, L]
         by_row: list[list[Tensor]] = [[] for _ in counts]
         for feature, summary in zip(features, summaries, strict=True):
             by_row[feature["row"]].append(summary)
@@ -321,11 +323,15 @@ class TokenClassification(Task):
         answers = cast("Sequence[TokenPrediction]", predictions)
         pairs = [(row["tags"], a.tags) for a, row in zip(answers, rows, strict=True) if row.get("tags") is not None]
         self._check_sayable([tags for tags, _ in pairs])
-        references = [to_iob2(tags) for tags, _ in pairs]
+        references = [self._as_compared(tags) for tags, _ in pairs]
         found = tagging_metrics(references, [self._in_iob2(tags) for _, tags in pairs], raw=self._spoken == "raw")
         if "invalid_transitions" not in found:
             return found
         return {**found, "invalid_transitions": float(sum(invalid_transitions(t, self._spoken) for _, t in pairs))}
+
+    def _as_compared(self, tags: Sequence[str]) -> list[str]:
+        """True tags in IOB2; as they are where the labels are raw."""
+        return list(tags) if self._spoken == "raw" else to_iob2(tags)
 
     def _in_iob2(self, tags: Sequence[str]) -> list[str]:
         """Predicted tags in IOB2; what the model says in IOB2 stays as it is, faults and all."""
@@ -333,8 +339,17 @@ class TokenClassification(Task):
         return list(tags) if self._spoken == "raw" or (plain and self._spoken == "IOB2") else to_iob2(tags)
 
     def fitted_to(self, rows: Iterable[Row]) -> Self:
-        """Records the scheme of the training tags."""
-        tags = [row["tags"] for row in rows if row.get("tags") is not None]
+        """Records the scheme of the training tags. Raises DataError if ``context_tokens`` finds no document."""
+        tags: list[Sequence[str]] = []
+        documented = False
+        for row in rows:
+            documented |= row.get("document") is not None
+            tags += [row["tags"]] if row.get("tags") is not None else []
+        if self.context_tokens and not documented:
+            raise DataError(
+                f"context_tokens = {self.context_tokens}, but no row has a document: name the column that says which "
+                "sentences stand together (in CoNLL files the -DOCSTART- lines do), or set context_tokens = 0"
+            )
         return replace(self, scheme=detect_scheme(tags)) if tags else self
 
     def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
@@ -349,7 +364,7 @@ class TokenClassification(Task):
         with_tags = all(row.get("tags") is not None for row in rows)
         lines: list[str] = []
         for answer, row in zip(answers, rows, strict=True):
-            given = [to_iob2(row["tags"])] if with_tags else []
+            given = [self._as_compared(row["tags"])] if with_tags else []
             words = [re.sub(r"\s+|^$", "_", word) for word in answer.words]
             columns = zip(words, *given, self._in_iob2(answer.tags), strict=True)
             lines += [*map(" ".join, columns), ""]
@@ -369,21 +384,6 @@ def entity_spans(words: Sequence[str], tags: Sequence[str], scores: Sequence[flo
         )
         for entity in entities(tags)
     )
-
-
-def forbidden_steps(labels: Sequence[str]) -> Tensor:
-    """``[L + 2, L]`` which labels may not begin a chain, follow each label, or end a chain (see chain.py)."""
-    scheme = label_scheme(labels)
-
-    def faults(*tags: str) -> int:
-        return invalid_transitions(tags, scheme)
-
-    # A label is followed by whatever it allows, so that only its own start is counted; what is left is its end.
-    starts = {label: min(faults(label, "O"), faults(label, f"E-{label[2:]}")) for label in labels}
-    ends = {label: faults(label) - starts[label] for label in labels}
-    within = [[faults(before, after) - starts[before] - ends[after] for after in labels] for before in labels]
-    table = [[starts[label] for label in labels], *within, [ends[label] for label in labels]]
-    return torch.tensor(table, dtype=torch.bool)
 
 
 def _labelled(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, list[int]]:

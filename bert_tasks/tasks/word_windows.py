@@ -149,8 +149,8 @@ def _sub_words(
 
 
 def documents(names: Sequence[object], *, alone: bool) -> list[range]:
-    """The rows of each document: neighbours with the same name, or each row ``alone``."""
-    starts = [row for row, name in enumerate(names) if alone or row == 0 or name != names[row - 1]]
+    """The rows of each document: neighbours with the same name; each row ``alone``, as are those without a name."""
+    starts = [row for row, name in enumerate(names) if alone or row == 0 or name is None or name != names[row - 1]]
     return [range(start, end) for start, end in pairwise([*starts, len(names)])]
 
 

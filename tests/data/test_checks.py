@@ -4,7 +4,8 @@ import pytest
 
 from bert_tasks.data.checks import TokenCounts, check_labels, check_splits, data_report, infer_labels
 from bert_tasks.data.columns import Column
-from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.labels import LabelCensus
+from bert_tasks.data.problems import BadRowsError, Problems, raise_problems
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
@@ -180,6 +181,34 @@ def test_tags_that_cannot_be_trained(train: tuple[str, ...], labels: tuple[str, 
     with pytest.raises(DataError) as error:
         check_splits(splits, columns=TAGGED, labels=labels)
     assert said in str(error.value)
+
+
+def test_an_odd_tag_among_chunk_tags_is_a_mistake_not_a_scheme() -> None:
+    clean = ["I-PER O O I-LOC"] * 6
+    splits = Splits(train=tagged(*clean, "X O"), validation={"": tagged("O")})
+    with pytest.raises(DataError, match=r"train.conll:7: column 'tags': 'X': expected one of"):
+        check_splits(splits, columns=TAGGED, labels=("O", "B-PER", "B-LOC"))
+    census = LabelCensus()
+    for line, sentence in enumerate([*clean, "X O"], start=1):
+        census.add(sentence.split(), line, TAGGED[1])
+    problems = Problems(source="train.conll")
+    census.report(problems, "tags", ())
+    with pytest.raises(
+        DataError, match=r"train.conll:7: column 'tags': 'X': expected O or a tag such as B-TYPE, as al"
+    ):
+        raise_problems([problems])
+
+
+def test_an_odd_tag_in_validation_is_found_before_training() -> None:
+    splits = Splits(train=tagged("B-PER O"), validation={"": tagged("O", "X B-NEW", source="dev.conll")})
+    with pytest.raises(DataError, match=r"dev.conll:2: column 'tags': 'X': expected O or a tag such as B-TYPE"):
+        check_splits(splits, columns=TAGGED)
+
+
+def test_classes_of_words_count_as_they_are_written() -> None:
+    splits = Splits(train=tagged("E-MAIL O", "NAME E-MAIL"), validation={"": tagged("NAME E-MAIL")})
+    assert check_splits(splits, columns=TAGGED) == ("E-MAIL", "NAME", "O")
+    assert check_splits(splits, columns=TAGGED, labels=("O", "NAME", "E-MAIL")) == ("O", "NAME", "E-MAIL")
 
 
 def test_sentences_count_as_the_same_by_their_words() -> None:

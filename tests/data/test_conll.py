@@ -123,7 +123,9 @@ def test_numbers_among_tags_are_refused_when_they_are_inferred(read: Read) -> No
     content = "a B-PER\nb O\n\nc 0\nd O\n"
     with pytest.raises(BadRowsError, match=r"rows.txt:4: column 'tags': '0': a number among names"):
         read(content, "rows.txt", columns=COLUMNS, labels=())
-    assert len(read(content, "rows.txt", columns=COLUMNS, labels=("O", "B-LOC"))) == 2
+    with pytest.raises(BadRowsError, match=r"rows.txt:4: column 'tags': '0': expected O or a tag such as B-TYPE"):
+        read(content, "rows.txt", columns=COLUMNS, labels=("O", "B-LOC"))
+    assert len(read(content, "rows.txt", columns=COLUMNS, labels=("O", "B-PER", "0"))) == 2
 
 
 def test_files_without_sentences(read: Read) -> None:

@@ -107,6 +107,19 @@ def sentences(*documents: Any) -> RowTable:
     return RowTable.from_rows(tagged, "train.conll", TAGGED)
 
 
+def test_rows_of_a_group_stay_together() -> None:
+    columns = (
+        Column(name="text", kind="text"),
+        Column(name="label", kind="label", required=False),
+        Column(name="group", kind="id", required=False),
+    )
+    ranked = [{"text": str(n), "label": "yes" if n % 4 == 0 else "no", "group": n // 4} for n in range(80)]
+    train, validation = set_aside(RowTable.from_rows(ranked, "rows", columns), columns, 0.2, 1)
+    groups = [{row["group"] for row in part} for part in (train, validation)]
+    assert not groups[0] & groups[1]
+    assert len(groups[1]) == 4
+
+
 def test_documents_stay_together_where_there_are_enough() -> None:
     def documents(table: RowTable) -> tuple[set[str], set[str]]:
         train, validation = set_aside(table, TAGGED, 0.2, seed=1)

@@ -282,7 +282,12 @@ def test_what_a_label_set_cannot_say(tags, labels, expected):
     ],
 )
 def test_continuation_label(label, continued):
-    assert continuation_label(label) == continued
+    assert continuation_label(label, {label, continued}) == continued
+
+
+def test_continuation_label_is_one_of_the_labels():
+    assert continuation_label("B-X", {"B-X", "M-X", "E-X"}) == "M-X"
+    assert continuation_label("B-X", {"B-X", "I-Y"}) == "B-X"
 
 
 def test_module_imports_nothing_heavy():

@@ -1,5 +1,6 @@
 """Two texts: the tokens that transformers makes of them, labels by name, ranking within groups."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Row
-from bert_tasks.errors import DataError
+from bert_tasks.errors import CheckpointError, DataError
+from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import PairClassification, SequenceClassification
+from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction
 from bert_tasks.tasks.base import collate
 from bert_tasks.tasks.sequence_classification import SequencePrediction
 from hf_models import FAMILIES
@@ -102,6 +104,43 @@ def test_labels_are_mapped_by_name(tmp_path: Path, wordpiece_tokenizer: PreTrain
         assert isinstance(right, SequencePrediction)
         assert left.label == right.label
         assert dict(left.scores) == pytest.approx(dict(right.scores), abs=1e-6)
+
+
+def test_labels_in_capitals_are_the_same_names(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
+    """So does a published RoBERTa for MNLI write them."""
+    loud = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
+    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer, head="sequence", labels=loud, wide=True)
+    as_saved = TaskModel.from_pretrained(tmp_path, task="pair-classification", max_length=32)
+    ours = TaskModel.from_pretrained(tmp_path, task=TASK)
+    assert ours.load_report is not None
+    assert ours.load_report.new == ()
+    for left, right in zip(as_saved.predict(ROWS), ours.predict(ROWS), strict=True):
+        assert isinstance(left, SequencePrediction)
+        assert isinstance(right, SequencePrediction)
+        assert str(left.label).lower() == right.label
+
+
+def test_a_folder_of_transformers_is_read_as_pairs_where_pairs_are_read(
+    tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer, head="sequence", labels=NLI, wide=True)
+    file = tmp_path / "dev.jsonl"
+    lines = [json.dumps({"first": row["text"], "second": row["text_pair"]}) for row in ROWS[:3]]
+    file.write_text("\n".join(lines))
+    names = {"text": "first", "text_pair": "second"}
+    pairs = predict(tmp_path, file, columns=names)
+    model = TaskModel.from_pretrained(tmp_path, task=PairClassification)
+    assert pairs == predict(model, file, columns=names)
+    assert pairs != predict(tmp_path, file, columns={"text": "first"})
+    assert predict(tmp_path, file, columns=names, task=PairClassification) == pairs
+
+
+def test_a_model_without_a_trained_head_answers_nothing(
+    tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer)
+    with pytest.raises(CheckpointError, match=r"no trained head for span-extraction .*would be new"):
+        predict(tmp_path, [{"question": "Who?", "context": "Nobody."}], task=SpanExtraction)
 
 
 def test_a_saved_pair_model_stays_one(tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:

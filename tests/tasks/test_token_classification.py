@@ -155,6 +155,14 @@ class TestMetrics:
         assert "overall_f1" not in found
         assert TASK.primary_metric == "overall_f1"
 
+    def test_raw_labels_may_look_like_chunk_tags(self) -> None:
+        task = TokenClassification(labels=("E-MAIL", "NAME", "O"))
+        rows = [{"tags": ["E-MAIL", "O"]}, {"tags": ["NAME", "E-MAIL"]}]
+        answers = [answer("ab", row["tags"]) for row in rows]
+        found = task.metrics(answers, rows)
+        assert (found["overall_accuracy"], found["macro_f1"]) == (1.0, 1.0)
+        assert task.render(".conll", answers, rows)[""].splitlines()[0] == "a E-MAIL E-MAIL"
+
     def test_tags_of_another_task_are_refused(self) -> None:
         with pytest.raises(DataError, match="none of the rows' tags, 'NOUN', 'VERB', is among them"):
             TASK.metrics([answer("ab", ["O", "O"])], [{"tags": ["VERB", "NOUN"]}])

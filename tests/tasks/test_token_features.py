@@ -126,6 +126,9 @@ class TestFeatures:
         assert [feature["input_ids"] for feature in together] == [[special[0], *ids, special[1]] for ids in expected]
         assert together[1]["reads"] == [token + 5 for token in alone[1]["reads"] or ()]
         assert [feature["labels"] for feature in together] == [feature["labels"] for feature in alone]
-        undivided = task.features([{"words": row["words"]} for row in rows], bpe_tokenizer)
-        assert undivided[2]["input_ids"] == [special[0], *inner[1][-5:], *inner[2], *inner[3][:5], special[1]]
+        without = task.features([{"words": row["words"]} for row in rows], bpe_tokenizer)
+        assert [feature["input_ids"] for feature in without] == [feature["input_ids"] for feature in alone]
+        with pytest.raises(DataError, match="context_tokens = 5, but no row has a document"):
+            task.fitted_to([{"words": row["words"], "tags": row["tags"]} for row in rows])
+        assert task.fitted_to(rows).context_tokens == 5
         assert (task.reads_neighbours, TASK.reads_neighbours) == (True, False)

@@ -201,7 +201,8 @@ class TestContext:
         assert documents(["a", "a", "b", None, None, "a"], alone=False) == [
             range(2),
             range(2, 3),
-            range(3, 5),
+            range(3, 4),
+            range(4, 5),
             range(5, 6),
         ]
         assert documents(["a", "a"], alone=True) == [range(1), range(1, 2)]
