@@ -135,11 +135,13 @@ def load_table(
     *,
     reading: Reading | None = None,
     targets: Literal["required", "optional", "unread"] = "required",
+    name: str = "rows",
 ) -> RowTable:
     """A table of a file, of rows in memory, or the table itself, checked against the task's columns and labels.
 
     Args:
         targets: whether every row must have its target, one of the task's labels, or may; or targets are not read.
+        name: of rows in memory, for messages, which count them from 1.
 
     Raises:
         DataError: naming every bad row.
@@ -149,7 +151,7 @@ def load_table(
     wanted = [column for column in task.columns if targets != "unread" or not column.is_target]
     needed: Literal["required", "optional"] = "required" if targets == "required" else "optional"
     if not isinstance(data, str | Path):
-        table = RowTable.from_rows(data, columns=wanted, targets=needed)
+        table = RowTable.from_rows(data, name, wanted, needed)
         if task.labels and targets == "required":
             check_labels([table], wanted, task.labels)
         return table

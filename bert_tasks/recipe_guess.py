@@ -192,10 +192,11 @@ def _spans(profiles: Sequence[Profile], rows: Rows) -> Guess | None:
 
 def _span_columns(profiles: Sequence[Profile], rows: Rows) -> Iterator[tuple[str, str, str]]:
     """Columns that may be question, context and answers, best first."""
-    texts = sorted((c for c in profiles if c.is_text), key=lambda column: -column.words)
+    texts = sorted((c for c in profiles if c.is_text or c.known in _CONTEXTS), key=lambda column: -column.words)
     for context in sorted(texts, key=lambda column: column.known not in _CONTEXTS):
         others = [column for column in profiles if column is not context]
-        questions = sorted((c for c in others if c.is_text), key=lambda column: column.known not in _QUESTIONS)
+        asking = (c for c in others if c.is_text or c.known in _QUESTIONS)
+        questions = sorted(asking, key=lambda column: column.known not in _QUESTIONS)
         for answers in sorted(others, key=lambda column: column.known not in _ANSWERS):
             question = next((column for column in questions if column is not answers), None)
             if question is not None and _is_answered(context, answers, rows):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bert_tasks.data.values import LABEL_SEPARATOR
+from bert_tasks.data.values import label_parts
 
 MOST_CLASSES = 20  # more different numbers than this are amounts
 _LONGEST_NAME = 60
@@ -144,7 +144,7 @@ def listed(parts: Sequence[str]) -> str:
 
 def _names(value: Any) -> list[str]:
     """The names in a cell that may hold a set of them; none if it is another kind of cell."""
-    parts = value if isinstance(value, list) else str(value).split(LABEL_SEPARATOR)
+    parts = value if isinstance(value, list) else label_parts(str(value))
     names = [part.strip() for part in parts if isinstance(part, str)]
     fits = len(names) == len(parts) and all(0 < len(name) <= _LONGEST_NAME for name in names)
     return names if fits and len(set(names)) == len(names) else []

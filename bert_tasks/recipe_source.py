@@ -18,6 +18,7 @@ from bert_tasks.errors import DataError
 
 _MOST_ROWS = 20_000
 _LONGEST_HEADER = 5  # words
+_MOST_ROWS_PER_CLASS = 100  # a name in fewer of them is no class
 _DELIMITERS = (";", "\t", "|", ",")
 
 
@@ -77,7 +78,15 @@ def _read_better(source: Source, encoding: str) -> Source:
 
 
 def _with_header_note(source: Source) -> Source:
+    """Notes a first line that looks like a row. Raises DataError where it is one for all that can be seen."""
     names = list(dict.fromkeys(name for row in source.rows for name in row))
+    for name in names:
+        count = sum(row.get(name) == name for row in source.rows)
+        if count > 1 and count * _MOST_ROWS_PER_CLASS > len(source.rows):
+            raise DataError(
+                f"{source.path}: the first line should name the columns, but {shortened(name)} stands in {count} rows "
+                "of its column too: add a line such as text,label on top, or state --format (GLUE's CoLA: glue/cola)"
+            )
     odd = next((name for name in names if name.strip().isdecimal() or len(name.split()) > _LONGEST_HEADER), None)
     if odd is None:
         return source

@@ -163,11 +163,38 @@ def test_another_encoding(tmp_path: Path, base: str) -> None:
 
 
 def test_a_missing_header_is_noted(tmp_path: Path) -> None:
-    rows = [(row["text"], i % 2) for i, row in enumerate(labelled())]
+    rows = [(row["text"], i) for i, row in enumerate(labelled())]
     with (tmp_path / "rows.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
     draft = draft_of(tmp_path / "rows.csv", tmp_path)
     assert "is the header missing?" in "\n".join(draft.lines())
+
+
+def test_a_first_line_that_is_a_row_is_refused(tmp_path: Path) -> None:
+    """Its label stands in other rows as well: a recipe would lose the row and name its columns after it."""
+    file = tmp_path / "rows.csv"
+    file.write_text("".join(f"room {number},{('good', 'bad')[number % 2]}\n" for number in range(30)))
+    with pytest.raises(
+        DataError, match=r"rows.csv: the first line should name the columns, but 'good' stands in 14 ro"
+    ):
+        draft_of(file, tmp_path)
+    file.write_text(f"text,label\n{file.read_text()}")
+    assert draft_of(file, tmp_path).guess.columns == {"text": "text", "label": "label"}
+
+
+def test_label_sets_may_be_json_lists(tmp_path: Path) -> None:
+    sets = (["a", "b"], ["b"], [], ["c", "a"])
+    rows = [{"text": f"{LINES[i % len(LINES)]} {i}", "labels": json.dumps(sets[i % 4])} for i in range(24)]
+    guess = draft_of(write_csv(tmp_path / "rows.csv", rows), tmp_path).guess
+    assert (guess.settings["problem_type"], guess.labels) == (SEVERAL, ("a", "b", "c"))
+
+
+def test_short_questions_are_questions(tmp_path: Path) -> None:
+    rows = [
+        {"question": "Who?", "context": f"On day {n} Anna wrote to the office about a lamp.", "answers": "Anna"}
+        for n in range(12)
+    ]
+    assert draft_of(write_csv(tmp_path / "rows.csv", rows), tmp_path).guess.task == "span-extraction"
 
 
 def test_rows_that_cannot_be_read_are_counted(tmp_path: Path) -> None:

@@ -38,7 +38,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         CheckpointError: it is missing, too large or not a JSON object.
     """
     if not os.path.lexists(folder / "config.json"):
-        raise CheckpointError(f"{folder}: no config.json; expected a folder that `save_pretrained` wrote")
+        inner = folder / "model"
+        hint = f"; did you mean {inner}?" if (inner / "config.json").is_file() else ""
+        raise CheckpointError(f"{folder}: no config.json; expected a folder that `save_pretrained` wrote{hint}")
     return read_json(checked_file(folder, "config.json"), max_bytes=MAX_CONFIG_BYTES)
 
 

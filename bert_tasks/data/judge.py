@@ -176,7 +176,7 @@ def check_columns(present: tuple[str, ...], plan: Plan) -> None:
             [
                 *lines,
                 f"  the columns there are: {there}",
-                f"  say which one to read: [data.columns] {example}",
+                f"  say which one to read: [data.columns] {example}, or --column {missing[0].column.name}=NAME",
             ]
         )
     )

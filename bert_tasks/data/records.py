@@ -4,6 +4,7 @@ Owns the type, and the parsing of JSON lines and parquet files. Must not know ta
 values.
 """
 
+import codecs
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,10 +40,12 @@ def open_text(path: Path, *, encoding: str, newline: str) -> Iterator[TextIO]:
     """The file as text without its byte order mark; undecodable bytes become surrogates, to be reported."""
     codec = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
     try:
-        with path.open(encoding=codec, errors="surrogateescape", newline=newline) as lines:
-            yield lines
+        codecs.lookup(codec)
     except LookupError as error:
         raise DataError(f"{path}: {error}; state a Python encoding such as 'utf-8' or 'latin-1'") from error
+    try:
+        with path.open(encoding=codec, errors="surrogateescape", newline=newline) as lines:
+            yield lines
     except UnicodeError as error:
         raise DataError(f"{path}: not a text in {encoding!r} ({error}); state the file's encoding") from error
 

@@ -85,7 +85,7 @@ def _text(value: Any) -> str:
 
 def _label_set(value: Any) -> list[str]:
     if isinstance(value, str):
-        value = [] if value.strip() == "" else [part.strip() for part in value.split(LABEL_SEPARATOR)]
+        value = label_parts(value)
     if not isinstance(value, list | tuple):
         raise BadValueError(f"expected a list of label names, not {_type_name(value)}")
     names = [label_name(part) for part in value if part is not None and part != ""]
@@ -94,6 +94,18 @@ def _label_set(value: Any) -> list[str]:
     if len(set(names)) < len(names):
         raise BadValueError("a label stands twice")
     return names
+
+
+def label_parts(cell: str) -> list[Any]:
+    """The names in one cell: a JSON list, or names with ``;`` between them."""
+    if cell.lstrip().startswith("["):
+        try:
+            names = json.loads(cell)
+        except (ValueError, RecursionError):
+            names = None
+        if isinstance(names, list):
+            return names
+    return [] if cell.strip() == "" else [part.strip() for part in cell.split(LABEL_SEPARATOR)]
 
 
 def _number(value: Any) -> float:

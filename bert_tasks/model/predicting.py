@@ -35,6 +35,8 @@ def predict_rows(model: "TaskModel", rows: Iterable[Row]) -> Iterator[Prediction
         UsageError: the model has no tokenizer.
         DataError: a row lacks a column or holds something else than its kind.
     """
+    if isinstance(rows, Mapping | str):
+        raise DataError(f"expected a list of rows such as [{{...}}], got one {type(rows).__name__}; put it in a list")
     tokenizer, task = tokenizer_of(model), model.task
     inputs = [column for column in task.columns if not column.is_target]
     remaining = iter(rows)
@@ -53,7 +55,8 @@ def canonical_row(row: Row, columns: Sequence[Column], number: int) -> Row:
         DataError: naming the row (counted from 0), the column and what is there instead.
     """
     if not isinstance(row, Mapping):
-        raise DataError(f"row {number}: expected a mapping with the task's columns, got {type(row).__name__}")
+        names = ", ".join(f'"{column.name}": ...' for column in columns if column.required)
+        raise DataError(f"row {number}: expected a mapping such as {{{names}}}, got {type(row).__name__}")
     values = {}
     for column in columns:
         if column.name not in row or (row[column.name] is None and not column.required):

@@ -114,8 +114,9 @@ def fit(
     accelerator = make_accelerator(optim.mixed_precision)
 
     def load() -> Splits:
-        tables = {name: load_table(data, model.task) for name, data in sets.items()}
-        splits = Splits(train=load_table(train, model.task), validation=tables)
+        rows = load_table(train, model.task, name="train")
+        tables = {key: load_table(data, model.task, name=f"validation {key}".strip()) for key, data in sets.items()}
+        splits = Splits(train=rows, validation=tables)
         check_splits(splits, columns=model.task.columns, labels=model.task.labels)
         return splits
 

@@ -229,6 +229,8 @@ def test_an_optional_text_is_read_where_it_is(read: Read) -> None:
 def test_label_sets(read: Read) -> None:
     content = "text,labels\na,x;y\nb,\nc, y ; x\n"
     assert [row["labels"] for row in read(content, columns=(TEXT, LABELS))] == [["x", "y"], [], ["y", "x"]]
+    cells = 'text,labels\na,"[""x"", ""y""]"\nb,[]\nc,"[ x; y"\n'
+    assert [row["labels"] for row in read(cells, columns=(TEXT, LABELS))] == [["x", "y"], [], ["[ x", "y"]]
     lines = [{"text": "a", "labels": ["x", 3]}, {"text": "b", "labels": []}, {"text": "c", "labels": "x;y"}]
     table = read("".join(json.dumps(line) + "\n" for line in lines), "rows.jsonl", columns=(TEXT, LABELS))
     assert [row["labels"] for row in table] == [["x", "3"], [], ["x", "y"]]

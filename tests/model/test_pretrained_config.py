@@ -90,7 +90,7 @@ def test_a_class_named_in_a_file_is_never_imported(
     with pytest.raises(CheckpointError) as error:
         TaskModel.from_pretrained(changed)
     assert "'canary_task:Canary', which is not built in" in str(error.value)
-    assert "TaskModel.from_pretrained(folder, task=YourTask(...))" in str(error.value)
+    assert "TaskModel.from_pretrained(folder, task=YourTask)" in str(error.value)
     assert albert(changed).task.labels == LABELS
     assert "canary_task" not in sys.modules
 

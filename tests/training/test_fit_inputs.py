@@ -20,10 +20,10 @@ QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
     [
         (
             [{"text": "a", "lable": "positive"}, {"text": "b", "label": None}],
-            "rows:1: column 'label'.*\n.*rows:2: column",
+            "train:1: column 'label'.*\n.*train:2: column",
         ),
         ([{"text": "a", "label": "postive"}, {"text": "b", "label": "bad"}], "'postive' -> 'positive'.*\n.*'bad'"),
-        ([], "rows: no rows"),
+        ([], "train: no rows"),
     ],
 )
 def test_rows_in_memory_are_checked_like_files(checkpoint, tmp_path, rows, message):
