@@ -163,7 +163,8 @@ def test_another_encoding(tmp_path: Path, base: str) -> None:
 
 
 def test_a_missing_header_is_noted(tmp_path: Path) -> None:
-    rows = [(row["text"], i) for i, row in enumerate(labelled())]
+    rows = [(row["text"], i + 0.5, row["label"]) for i, row in enumerate(labelled())]
+    rows[0] = ("A first line that looks like any text of a row.", 0.5, "mood")
     with (tmp_path / "rows.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(rows)
     draft = draft_of(tmp_path / "rows.csv", tmp_path)
