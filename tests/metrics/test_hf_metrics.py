@@ -3,8 +3,8 @@
 import evaluate
 import pytest
 
-from bert_tasks.errors import UsageError
-from bert_tasks.metrics import classification, hf
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.metrics import classification, hf, squad
 
 REFERENCES = [0, 1, 2, 1, 0, 2, 2]
 PREDICTIONS = [0, 2, 2, 1, 1, 2, 0]
@@ -64,3 +64,30 @@ def test_unknown_average_is_refused(metric, cache):
     rows = [[0, 1]] if metric is hf.MultilabelF1 else [0]
     with pytest.raises(UsageError, match="average='weighted'"):
         metric(cache_dir=cache).compute(predictions=rows, references=rows, average="weighted")
+
+
+GOLD = [
+    {"id": "a", "answers": {"text": ["Denver Broncos", "Broncos"], "answer_start": [0, 7]}},
+    {"id": "b", "answers": {"text": ["1976"], "answer_start": [3]}},
+    {"id": "c", "answers": {"text": [], "answer_start": []}},
+]
+TEXTS, ODDS = ["the Broncos", "in 1976", "nobody"], [0.25, 0.5, 0.75]
+
+
+def test_squad_metrics_take_what_evaluate_takes_in_any_order(cache):
+    given = [{"id": question["id"], "prediction_text": text} for question, text in zip(GOLD, TEXTS, strict=True)]
+    golds = [question["answers"]["text"] for question in GOLD]
+    first = hf.Squad(cache_dir=cache).compute(predictions=given[1::-1], references=GOLD[:2])
+    assert first == squad.squad_v1_metrics(golds[:2], TEXTS[:2])
+    with_odds = [answer | {"no_answer_probability": odds} for answer, odds in zip(given, ODDS, strict=True)]
+    for options in ({}, {"no_answer_threshold": 0.6}):
+        second = hf.SquadV2(cache_dir=cache).compute(predictions=with_odds[::-1], references=GOLD, **options)
+        assert second == squad.squad_v2_metrics(golds, TEXTS, ODDS, threshold=options.get("no_answer_threshold", 1.0))
+    assert second["NoAns_exact"] == 100.0
+
+
+@pytest.mark.parametrize("ids", ["aa", "ac"])
+def test_squad_predictions_need_the_questions_ids(ids, cache):
+    given = [{"id": name, "prediction_text": "x"} for name in ids]
+    with pytest.raises(DataError, match="expected one prediction for the id of each question"):
+        hf.Squad(cache_dir=cache).compute(predictions=given, references=GOLD[:2])
