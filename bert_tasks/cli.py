@@ -44,6 +44,9 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a h
 OwnTask = Annotated[
     str | None, typer.Option("--task", metavar="NAME", help="The task, or MODULE:CLASS, if the folder does not say it.")
 ]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the task: version_2_with_negative=true.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -106,6 +109,7 @@ def evaluate(
     delimiter: Delimiter = None,
     encoding: Encoding = "utf-8",
     task: OwnTask = None,
+    set_: Settings = None,
     revision: Revision = None,
     as_json: AsJson = False,
 ) -> None:
@@ -115,8 +119,9 @@ def evaluate(
     """
     from bert_tasks.inference import evaluate
 
-    reading = {"columns": _mapping(column), "format": format, "delimiter": delimiter, "encoding": encoding}
-    metrics = evaluate(model, data, task=_task_class(task), revision=revision, **reading)
+    options: dict[str, Any] = {"task": _task_class(task), "settings": _settings(set_), "revision": revision}
+    options |= {"columns": _mapping(column), "format": format, "delimiter": delimiter, "encoding": encoding}
+    metrics = evaluate(model, data, **options)
     _show(metrics, _metric_lines(metrics), as_json=as_json)
 
 
@@ -130,6 +135,7 @@ def predict(
     delimiter: Delimiter = None,
     encoding: Encoding = "utf-8",
     task: OwnTask = None,
+    set_: Settings = None,
     revision: Revision = None,
 ) -> None:
     """Write a prediction with its probabilities for every row of a file.
@@ -138,8 +144,9 @@ def predict(
     """
     from bert_tasks.inference import predict
 
-    reading = {"columns": _mapping(column), "format": format, "delimiter": delimiter, "encoding": encoding}
-    predictions = predict(model, data, output=output, task=_task_class(task), revision=revision, **reading)
+    options: dict[str, Any] = {"task": _task_class(task), "settings": _settings(set_), "revision": revision}
+    options |= {"columns": _mapping(column), "format": format, "delimiter": delimiter, "encoding": encoding}
+    predictions = predict(model, data, output=output, **options)
     _print(f"{len(predictions)} predictions: {output}")
 
 
@@ -288,6 +295,16 @@ def _task_class(name: str | None) -> "type[Task] | None":
     from bert_tasks.recipe import load_task_class
 
     return load_task_class(name)
+
+
+def _settings(options: list[str] | None) -> dict[str, Any]:
+    from bert_tasks.recipe_toml import parse_value
+
+    pairs = [option.partition("=") for option in ([] if options is None else options)]
+    for key, sign, value in pairs:
+        if not (key and sign and value):
+            raise typer.BadParameter(f"--set {key}{sign}{value}: expected KEY=VALUE, e.g. max_length=256")
+    return {key.removeprefix("settings."): parse_value(value) for key, _, value in pairs}
 
 
 def _mapping(options: list[str] | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ Shape legend: S samples (rows or windows).
 import atexit
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,6 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
 
-from bert_tasks.checkpoints.families import CONFIG_KEY
 from bert_tasks.data.arrow_cache import file_digest
 from bert_tasks.data.batching import Samples, longest_first
 from bert_tasks.data.checks import check_labels
@@ -33,7 +32,8 @@ from bert_tasks.data.writers import checked_output, whole_file, write_rows
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
 from bert_tasks.model.predicting import batch_logits, batch_tokens, predict_rows, summaries, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import TASKS, PairClassification
+from bert_tasks.model.trained import load_trained
+from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Feature, Prediction, Task
 
 FEATURE_ROWS = 1000  # rows per call of ``Task.features``
@@ -293,6 +293,7 @@ def evaluate(
     data: Data,
     *,
     task: str | type[Task] | None = None,
+    settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
     **reading: Any,
 ) -> dict[str, float]:
@@ -301,6 +302,7 @@ def evaluate(
     Args:
         model: a model, or a folder or name that says what its task is (``revision`` of a hub id).
         task: a task's name, or its class, for a folder that does not say what its task is.
+        settings: fields of the task to change, of a model that is loaded here.
         data: a file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
         reading: fields of ``Reading``: columns, format, delimiter, encoding.
 
@@ -310,7 +312,7 @@ def evaluate(
     """
     accelerator = make_accelerator()
     how = Reading(**reading)
-    loaded = _loaded(model, task, how, revision).to(accelerator.device)
+    loaded = load_trained(model, task=task, settings=settings, reading=how, revision=revision).to(accelerator.device)
 
     def load() -> tuple[RowTable, Samples]:
         table = load_table(data, loaded.task, reading=how)
@@ -328,6 +330,7 @@ def predict(
     *,
     output: str | Path | None = None,
     task: str | type[Task] | None = None,
+    settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
     **reading: Any,
 ) -> list[Prediction]:
@@ -347,7 +350,7 @@ def predict(
     known = {extension for kind in kinds for extension in kind.file_formats}
     target = None if output is None else checked_output(Path(output), others=sorted(known))
     how = Reading(**reading)
-    loaded = _loaded(model, task, how, revision)
+    loaded = load_trained(model, task=task, settings=settings, reading=how, revision=revision)
     rendered = target is not None and target.suffix in known
     if target is not None and rendered and target.suffix not in loaded.task.file_formats:
         raise UsageError(
@@ -365,26 +368,3 @@ def predict(
     elif target is not None:
         write_rows((prediction.to_json() for prediction in predictions), target)
     return predictions
-
-
-def _loaded(
-    model: TaskModel | str | Path, task: str | type[Task] | None, how: Reading, revision: str | None
-) -> TaskModel:
-    """The model, whose head must be complete.
-
-    A folder of transformers does not say whether its classifier reads one text or two: the columns to read do.
-
-    Raises:
-        CheckpointError: the head, or a part of it, is not in the files.
-    """
-    if isinstance(model, TaskModel):
-        return model
-    loaded = TaskModel.from_pretrained(model, task=task, revision=revision)
-    if task is None and CONFIG_KEY not in loaded.hf_config and how.has("text_pair"):
-        loaded = TaskModel.from_pretrained(model, task=PairClassification, revision=revision)
-    if loaded.load_report is not None and loaded.load_report.new:
-        raise CheckpointError(
-            f"{model} has no trained head for {loaded.task.name} ({', '.join(loaded.load_report.new)} would be new): "
-            "train it first, or choose another model"
-        )
-    return loaded

@@ -299,3 +299,8 @@ def registered_name(kind: type[Task]) -> str:
     """What config.json calls a task: its name in ``TASKS``, else ``module:Class``."""
     names = {known: name for name, known in TASKS.items()}
     return names.get(kind, f"{kind.__module__}:{kind.__qualname__}")
+
+
+def with_settings(task: Task, changes: Mapping[str, Any]) -> Task:
+    """The task with other settings. Raises UsageError for one that it does not have or refuses."""
+    return _build(type(task), {**{field.name: getattr(task, field.name) for field in fields(task)}, **changes})

@@ -6,6 +6,7 @@ Shape legend: B windows, T tokens of a window.
 import json
 import math
 import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 
+from bert_tasks.cli import main
 from bert_tasks.encoder.heads import RowHead
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.model.predicting import feature_summaries
@@ -465,3 +467,29 @@ class TestFolders:
         wide, narrow = (feature_summaries(model, features, max_tokens=limit) for limit in (10_000, 1))
         for left, right in zip(wide, narrow, strict=True):
             torch.testing.assert_close(left, right, rtol=0.0, atol=2e-5)
+
+    def test_a_stock_folder_is_evaluated_by_the_rules_of_version_2(
+        self,
+        stock_folder: tuple[Path, PreTrainedModel],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        tmp_path: Path,
+    ) -> None:
+        """transformers' config does not say whether questions may have no answer: the user does."""
+        lines = [row(LINES[0], (LINES[0][:3], 0)), row(LINES[1])]
+        (tmp_path / "dev.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        command = ["bert-tasks", "evaluate", str(stock_folder[0]), "--data", str(tmp_path / "dev.jsonl"), "--json"]
+
+        def run(*options: str) -> tuple[int, str, str]:
+            monkeypatch.setattr(sys, "argv", [*command, *options])
+            with pytest.raises(SystemExit) as end:
+                main()
+            printed = capsys.readouterr()
+            return (0 if end.value.code is None else int(end.value.code)), printed.out, printed.err
+
+        code, out, _ = run("--set", "version_2_with_negative=true", "--set", "settings.null_threshold=-1e9")
+        assert (code, json.loads(out)["NoAns_exact"]) == (0, 100.0)
+        assert run()[0] == 3
+        code, _, err = run("--set", "version_2_with_negativ=true")
+        assert (code, "did you mean 'version_2_with_negative'?" in err) == (2, True)
+        assert run("--set", "doc_stride")[0] == 2

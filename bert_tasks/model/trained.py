@@ -1,0 +1,52 @@
+"""The model that evaluation and prediction run: one whose head is trained.
+
+Owns what is refused or understood differently from a model to train. Must not know files of rows or devices.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_tasks.checkpoints.families import CONFIG_KEY
+from bert_tasks.data.readers import Reading
+from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model.pretrained import with_settings
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import PairClassification
+from bert_tasks.tasks.base import Task
+
+
+def load_trained(
+    model: TaskModel | str | Path,
+    *,
+    task: str | type[Task] | None,
+    settings: Mapping[str, Any] | None,
+    reading: Reading,
+    revision: str | None,
+) -> TaskModel:
+    """The model, whose head must be complete.
+
+    A folder of transformers does not say whether its classifier reads one text or two: the columns to read do.
+
+    Raises:
+        CheckpointError: the head, or a part of it, is not in the files.
+        UsageError: a setting is not one of the task's.
+    """
+    if isinstance(model, TaskModel):
+        if settings:
+            raise UsageError(
+                "settings change a model that is loaded from files; of a model in memory replace model.task"
+            )
+        return model
+    loaded = TaskModel.from_pretrained(model, task=task, revision=revision)
+    if task is None and CONFIG_KEY not in loaded.hf_config and reading.has("text_pair"):
+        loaded = TaskModel.from_pretrained(model, task=PairClassification, revision=revision)
+    if settings:
+        changed = with_settings(loaded.task, settings)
+        loaded = TaskModel.from_pretrained(model, task=changed, revision=revision)
+    if loaded.load_report is not None and loaded.load_report.new:
+        raise CheckpointError(
+            f"{model} has no trained head for {loaded.task.name} ({', '.join(loaded.load_report.new)} would be new): "
+            "train it first, or choose another model"
+        )
+    return loaded
