@@ -9,12 +9,11 @@ import importlib
 import inspect
 import json
 import re
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.errors import RecipeError
@@ -270,7 +269,9 @@ def _stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]
 
 def _checked_settings(settings: Document, task_class: "type[Task]", known: KnownKeys) -> tuple[Document, list[Problem]]:
     """The settings as the task's field types want them, and what does not fit."""
-    fields, types = _stated_fields(task_class), typing.get_type_hints(task_class, include_extras=True)
+    from bert_tasks.tasks.base import typed_setting
+
+    fields = _stated_fields(task_class)
     checked: Document = {}
     problems = list(_missing_settings(settings, fields, known))
     for name, value in settings.items():
@@ -278,9 +279,8 @@ def _checked_settings(settings: Document, task_class: "type[Task]", known: Known
         if name not in fields:
             problems.append(Problem(path=path, text=unknown_key(path, known)))
             continue
-        adapter = TypeAdapter[Any](types[name], config=ConfigDict(allow_inf_nan=False))
         try:
-            checked[name] = adapter.validate_json(json.dumps(value, default=str), strict=True)
+            checked[name] = typed_setting(task_class, name, value)
         except ValidationError as error:
             problems += schema_problems(error, value, path, known)
     return checked, problems

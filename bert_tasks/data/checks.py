@@ -110,25 +110,20 @@ def check_labels(tables: Sequence["RowTable"], columns: Sequence[Column], labels
     if column.kind != "tags":
         _report_unknown(tables, columns, column, labels)
     elif label_scheme(labels) != "raw":
-        _report_no_chunks(tables, columns, column)
+        _report_unknown(tables, columns, column, None)
 
 
 def _report_unknown(
-    tables: Sequence["RowTable"], columns: Sequence[Column], column: Column, labels: Sequence[str]
+    tables: Sequence["RowTable"], columns: Sequence[Column], column: Column, labels: Sequence[str] | None
 ) -> None:
+    """Raises for labels that are none of ``labels``; for None, for tags that are no chunk tags."""
     found = []
     for table in tables:
-        problems = Problems(source=table.source)
-        _census(table, columns).report(problems, column.name, labels)
-        found.append(problems)
-    raise_problems(found)
-
-
-def _report_no_chunks(tables: Sequence["RowTable"], columns: Sequence[Column], column: Column) -> None:
-    found = []
-    for table in tables:
-        problems = Problems(source=table.source)
-        _census(table, columns).report_no_chunks(problems, column.name)
+        problems, census = Problems(source=table.source), _census(table, columns)
+        if labels is None:
+            census.report_no_chunks(problems, column.name)
+        else:
+            census.report(problems, column.name, labels)
         found.append(problems)
     raise_problems(found)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from bert_tasks.checkpoints.families import (
@@ -31,6 +32,7 @@ from bert_tasks.encoder.heads import label_dims, reordered
 from bert_tasks.encoder.stack import initialize
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.tasks import TASKS, Task
+from bert_tasks.tasks.base import typed_setting
 
 if TYPE_CHECKING:
     from bert_tasks.model.task_model import TaskModel
@@ -303,4 +305,11 @@ def registered_name(kind: type[Task]) -> str:
 
 def with_settings(task: Task, changes: Mapping[str, Any]) -> Task:
     """The task with other settings. Raises UsageError for one that it does not have or refuses."""
-    return _build(type(task), {**{field.name: getattr(task, field.name) for field in fields(task)}, **changes})
+    stated = {field.name: getattr(task, field.name) for field in fields(task)}
+    checked = dict(changes)
+    for name in changes.keys() & stated.keys():
+        try:
+            checked[name] = typed_setting(type(task), name, changes[name])
+        except ValidationError as error:
+            raise UsageError(f"{name} is {changes[name]!r}: {error.errors()[0]['msg']}") from None
+    return _build(type(task), {**stated, **checked})

@@ -6,12 +6,14 @@ checkpoints are stored or what a recipe is.
 Shape legend: N tokens, B sequences (windows), S samples (rows or windows), R tokens a head reads, H hidden, L labels.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Any, ClassVar, Literal, NotRequired, Self, TypedDict, get_args, get_origin, get_type_hints
 
+from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -167,6 +169,16 @@ class Task(ABC):
         """The fields a user states: all but ``labels`` (stored as id2label) and what validation tunes."""
         names = [field.name for field in fields(self) if field.name not in ("labels", *self.tuned)]
         return {name: getattr(self, name) for name in names}
+
+
+def typed_setting(kind: type[Task], name: str, value: Any) -> Any:
+    """A value as the type of the field wants it, say a list as a tuple.
+
+    Raises:
+        pydantic.ValidationError: it is of another type; nothing is converted between texts, numbers and booleans.
+    """
+    adapter = TypeAdapter[Any](get_type_hints(kind, include_extras=True)[name], config=ConfigDict(allow_inf_nan=False))
+    return adapter.validate_json(json.dumps(value, default=str), strict=True)
 
 
 def collate(features: Sequence[Feature], *, position_offset: int) -> PackedBatch:

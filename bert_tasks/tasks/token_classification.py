@@ -104,7 +104,7 @@ class TokenClassification(Task):
             between words.
         crf: score tag sequences, not tags; steps that the label scheme forbids are never predicted.
         context_tokens: how many tokens of the rows around (those with the same ``document``) a window may add on each
-            side, as far as ``max_length`` allows. They are read, never tagged.
+            side, as far as ``max_length`` allows. They are read, never tagged. Rows without a document have none.
         scheme: the scheme in which the training tags were written.
     """
 

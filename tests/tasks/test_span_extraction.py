@@ -493,3 +493,7 @@ class TestFolders:
         code, _, err = run("--set", "version_2_with_negativ=true")
         assert (code, "did you mean 'version_2_with_negative'?" in err) == (2, True)
         assert run("--set", "doc_stride")[0] == 2
+        for wrong in ("version_2_with_negative=False", "version_2_with_negative=yes", "doc_stride=x"):
+            code, _, err = run("--set", wrong)
+            assert code == 2
+            assert f"error: {wrong.partition('=')[0]} is '{wrong.partition('=')[2]}': Input should be a valid" in err
