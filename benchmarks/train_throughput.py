@@ -1,0 +1,214 @@
+"""Training speed side by side: bert_tasks against transformers' Trainer, same rows, weights, batch size and threads.
+
+    BERT_TASKS_DATA=DIR python benchmarks/train_throughput.py --repeats 5 --json throughput.json
+
+Sides: our ``fit``; Trainer with the padding of its example scripts (``padded``); Trainer with dynamic padding
+(``dynamic``); Trainer at its best (``grouped``: dynamic padding, batches of like lengths), all with
+scaled_dot_product_attention and fused AdamW, without evaluation, saving or logging; and ``limit``: the matrix products
+of our steps alone. Every side lives in a process of its own and warms up before it is timed; the sides take turns. What
+is timed is an epoch over sampled rows that are tokenized already: batches, forward, backward, clipping and AdamW.
+Dropout is the checkpoint's on both sides; ``--no-attention-dropout`` sets that of attention weights to 0 on both.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.metadata import version
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from matrix_products import Product, Recorder, seconds_of
+from train_workloads import WORKLOADS, Work, prepared, trainer_dataset
+
+from bert_tasks import fit
+from bert_tasks.tasks.base import collate
+from bert_tasks.training.sampling import epoch_batches
+
+LEARNING_RATE = 5e-5
+WARM_UP_BATCHES = 10
+
+
+def train_ours(work: Work) -> float:
+    """Seconds of an epoch of ``fit``, without its evaluation and saving."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = fit(
+            work.model(),
+            work.rows,
+            work.rows[:8],
+            output_dir=Path(folder) / "run",
+            progress=False,
+            epochs=1,
+            learning_rate=LEARNING_RATE,
+            batch_size=work.workload.batch_size,
+            warmup_ratio=0.1,
+            weight_decay=0.01,
+            max_grad_norm=1.0,
+            seed=0,
+        )
+    return result.train_seconds
+
+
+def train_theirs(work: Work, *, padding: bool, sampling: str) -> float:
+    """Seconds of an epoch of ``Trainer.train``, without its set-up. ``padding``: to ``max_length``, else dynamic."""
+    from transformers import Trainer, TrainingArguments
+
+    clock = _clock()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            learning_rate=LEARNING_RATE,
+            num_train_epochs=1,
+            per_device_train_batch_size=work.workload.batch_size,
+            warmup_steps=0.1,  # below 1: a ratio
+            weight_decay=0.01,
+            max_grad_norm=1.0,
+            optim="adamw_torch_fused",
+            train_sampling_strategy=sampling,
+            use_cpu=True,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        trainer = Trainer(
+            model=work.trainer_model(),
+            args=arguments,
+            train_dataset=trainer_dataset(work),
+            data_collator=work.trainer_collator(to_max_length=padding),
+            callbacks=[clock],
+        )
+        trainer.train()
+    return clock.ended - clock.started
+
+
+def _clock() -> Any:
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            self.started = time.perf_counter()
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            self.ended = time.perf_counter()
+
+    return Clock()
+
+
+def products_alone(work: Work) -> float:
+    """Seconds of the matrix products of an epoch of ours."""
+    return seconds_of(_products(work))
+
+
+@cache
+def _products(work: Work) -> list[Product]:
+    model = work.model().train()
+    lengths = [len(feature["input_ids"]) for feature in work.features]
+    with Recorder() as recorder:
+        for batch in epoch_batches(lengths, batch_size=work.workload.batch_size, seed=0, epoch=0):
+            features = [work.features[i] for i in batch]
+            packed = collate(features, position_offset=model.config.position_offset)
+            model.task.loss(model(packed), packed).total.backward()
+            model.zero_grad(set_to_none=True)
+    return recorder.products
+
+
+SIDES: dict[str, Callable[[Work], float]] = {
+    "ours": train_ours,
+    "grouped": partial(train_theirs, padding=False, sampling="group_by_length"),
+    "dynamic": partial(train_theirs, padding=False, sampling="random"),
+    "padded": partial(train_theirs, padding=True, sampling="random"),
+    "limit": products_alone,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """``attention_dropout``: of the checkpoint, or 0 on both sides."""
+
+    threads: int
+    repeats: int
+    attention_dropout: bool
+    share: float
+
+    def work(self, workload: str) -> Work:
+        return prepared(workload, attention_dropout=self.attention_dropout, share=self.share)
+
+
+def warmed_up(side: str, workload: str, options: Options) -> int:
+    """Makes a process ready: a short run of the side. Returns the tokens of an epoch."""
+    torch.set_num_threads(options.threads)
+    work = options.work(workload)
+    SIDES[side](work.first(WARM_UP_BATCHES * work.workload.batch_size))
+    return work.tokens
+
+
+def timed(side: str, workload: str, options: Options) -> float:
+    return SIDES[side](options.work(workload))
+
+
+def measure(workload: str, sides: Sequence[str], options: Options) -> dict[str, Any]:
+    """Seconds of every side's epochs, in turns."""
+    pools = {side: ProcessPoolExecutor(1, mp_context=get_context("spawn")) for side in sides}
+    try:
+        tokens = [pool.submit(warmed_up, side, workload, options).result() for side, pool in pools.items()]
+        seconds: dict[str, list[float]] = {side: [] for side in sides}
+        for _ in range(options.repeats):
+            for side, pool in pools.items():
+                seconds[side].append(pool.submit(timed, side, workload, options).result())
+    finally:
+        for pool in pools.values():
+            pool.shutdown()
+    return {"workload": workload, "tokens": tokens[0], "seconds": seconds}
+
+
+def report(found: dict[str, Any]) -> list[str]:
+    """A line for each side: median time with quartiles, real tokens a second, and its time over ours."""
+    medians = {side: statistics.median(values) for side, values in found["seconds"].items()}
+    lines = []
+    for side, values in found["seconds"].items():
+        low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+        turns = [theirs / ours for theirs, ours in zip(values, found["seconds"].get("ours", values), strict=True)]
+        lines.append(
+            f"{found['workload']:10}{side:9}{medians[side]:8.2f} s ({low:.2f} to {high:.2f})"
+            f"{found['tokens'] / medians[side]:10.0f} tokens/s{statistics.median(turns):7.2f} x ours"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="default: all; may be repeated")
+    parser.add_argument("--side", action="append", choices=SIDES, help="default: all; may be repeated")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--share", type=float, default=1.0, help="of the rows, for a quick look")
+    parser.add_argument("--no-attention-dropout", action="store_true")
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    options = Options(
+        threads=chosen.threads,
+        repeats=chosen.repeats,
+        attention_dropout=not chosen.no_attention_dropout,
+        share=chosen.share,
+    )
+    found = []
+    for workload in chosen.workload if chosen.workload is not None else WORKLOADS:
+        found.append(measure(workload, chosen.side if chosen.side is not None else list(SIDES), options))
+        print("\n".join(report(found[-1])), flush=True)
+    if chosen.json is not None:
+        versions = {name: version(name) for name in ("torch", "transformers", "bert-tasks")}
+        facts = {**vars(options), **versions, "machine": platform.processor(), "python": platform.python_version()}
+        chosen.json.write_text(json.dumps({"options": facts, "results": found}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
