@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bert_tasks.encoder.dropout import draws_words
+from bert_tasks.encoder.dropped_attention import dropped_attention
 from bert_tasks.encoder.packing import Packed, Padded, Regroup
 
 Backend = Literal["grouped", "varlen"]
@@ -47,6 +49,28 @@ def attend(qkv: Tensor, layout: Packed | Padded, *, dropout: float) -> Tensor:
     return _attend_varlen(qkv, layout) if backend == "varlen" else _attend_groups(qkv, layout, dropout)
 
 
+def attend_first(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: float) -> Tensor:
+    """Attention of each sequence's first token alone, for heads that read nothing else.
+
+    Args:
+        query: ``[B, A, D]`` of the first tokens, in the order of the rows (``layout.offsets``).
+        key_value: ``[N, 2, A, D]`` keys and values of all rows.
+
+    Returns:
+        ``[B, H]`` context rows, in the order of the rows.
+    """
+    if layout.regroup is not None:
+        key_value = _pad(key_value, layout.regroup)  # [P, 2, A, D]
+    contexts, start = [], 0
+    for group in layout.groups:
+        rows = key_value[group.rows].view(group.sequences, group.length, *key_value.shape[1:])
+        key, value = rows.permute(2, 0, 3, 1, 4).unbind(0)  # [sequences, A, T, D]
+        first = query[start : start + group.sequences, :, None]  # [sequences, A, 1, D]
+        contexts.append(F.scaled_dot_product_attention(first, key, value, attn_mask=group.mask, dropout_p=dropout))
+        start += group.sequences
+    return torch.cat(contexts).flatten(1)
+
+
 def _attend_groups(qkv: Tensor, layout: Packed, dropout: float) -> Tensor:
     if layout.regroup is not None:
         qkv = _pad(qkv, layout.regroup)  # [P, 3, A, D]
@@ -60,7 +84,10 @@ def _attend_groups(qkv: Tensor, layout: Packed, dropout: float) -> Tensor:
 
 def _attend_rectangle(qkv: Tensor, batch: int, length: int, mask: Tensor | None, dropout: float) -> Tensor:
     _, _, heads, size = qkv.shape
-    query, key, value = qkv.view(batch, length, 3, heads, size).permute(2, 0, 3, 1, 4).unbind(0)  # [B, A, T, D]
+    qkv = qkv.view(batch, length, 3, heads, size)
+    if draws_words(qkv, dropout):
+        return dropped_attention(qkv, mask, dropout).view(batch * length, heads * size)
+    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, A, T, D]
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     return context.transpose(1, 2).reshape(batch * length, heads * size)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.dropout import Dropout
 from bert_tasks.encoder.packing import Layout, Packed, Padded
 from bert_tasks.encoder.stack import activate
 
@@ -59,8 +60,8 @@ class SequenceHead(nn.Module):
     def __init__(self, config: EncoderConfig, num_labels: int) -> None:
         super().__init__()
         self.activation = config.head.activation
-        self.dropout = nn.Dropout(config.head.sequence_dropout)
-        self.input_dropout = nn.Dropout(config.head.sequence_dropout if config.head.dropout_before_dense else 0.0)
+        self.dropout = Dropout(config.head.sequence_dropout)
+        self.input_dropout = Dropout(config.head.sequence_dropout if config.head.dropout_before_dense else 0.0)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.output = nn.Linear(config.hidden_size, num_labels)
 
@@ -82,7 +83,7 @@ class PoolingHead(nn.Module):
         self.pooling: TokenPooling = pooling
         if pooling == "attention":
             self.score = nn.Linear(config.hidden_size, 1)
-        self.dropout = nn.Dropout(config.head.sequence_dropout)
+        self.dropout = Dropout(config.head.sequence_dropout)
         self.output = nn.Linear(config.hidden_size, num_labels)
 
     def read(self, layout: Layout) -> Tensor | None:
@@ -107,7 +108,7 @@ class RowHead(nn.Module):
 
     def __init__(self, config: EncoderConfig, num_labels: int, *, dropout: float) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.output = nn.Linear(config.hidden_size, num_labels)
 
     def read(self, layout: Layout) -> Tensor | None:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from bert_tasks.encoder.attention import attend
+from bert_tasks.encoder.attention import attend, attend_first
 from bert_tasks.encoder.config import Activation, EncoderConfig
-from bert_tasks.encoder.packing import Layout
+from bert_tasks.encoder.dropout import Dropout
+from bert_tasks.encoder.packing import Layout, Packed
 
 
 def activate(hidden: Tensor, activation: Activation) -> Tensor:
@@ -39,7 +40,7 @@ class Embeddings(nn.Module):
         self.position = nn.Embedding(config.max_position_embeddings, width)
         self.token_type = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
         self.projection = nn.Linear(width, config.hidden_size) if config.project_embeddings else None
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor) -> Tensor:
@@ -62,10 +63,22 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """Context rows ``[N, H]``, before the output projection (which only the rows that are read need)."""
+    def forward(self, hidden: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
+        """Context ``[N, H]``, or ``[R, H]`` of ``rows`` alone, before the output projection."""
+        dropout = self.dropout if self.training else 0.0
+        if isinstance(layout, Packed) and rows is layout.first_rows and hidden.device.type == "cpu":
+            return self._first(hidden, layout, dropout)
         qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [N, 3, A, D]
-        return attend(qkv, layout, dropout=self.dropout if self.training else 0.0)
+        context = attend(qkv, layout, dropout=dropout)
+        return context if rows is None else context.index_select(0, rows)
+
+    def _first(self, hidden: Tensor, layout: Packed, dropout: float) -> Tensor:
+        """``[B, H]`` of the first tokens, in the caller's order: the others need keys and values, but no queries."""
+        width, (weight, bias) = hidden.shape[1], (self.qkv.weight, self.qkv.bias)
+        first = hidden.index_select(0, layout.offsets[:-1])  # [B, H]
+        query = F.linear(first, weight[:width], bias[:width]).view(len(first), self.heads, -1)  # [B, A, D]
+        key_value = F.linear(hidden, weight[width:], bias[width:]).view(len(hidden), 2, self.heads, -1)  # [N, 2, A, D]
+        return attend_first(query, key_value, layout, dropout=dropout).index_select(0, layout.order)
 
 
 class Layer(nn.Module):
@@ -80,14 +93,14 @@ class Layer(nn.Module):
         self.intermediate = nn.Linear(hidden, config.intermediate_size)
         self.output = nn.Linear(config.intermediate_size, hidden)
         self.output_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
-        self.attention_dropout = nn.Dropout(config.attention_output_dropout)
-        self.output_dropout = nn.Dropout(config.feed_forward_dropout)
+        self.attention_dropout = Dropout(config.attention_output_dropout)
+        self.output_dropout = Dropout(config.feed_forward_dropout)
 
     def forward(self, hidden: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
         """Hidden states ``[N, H]``, or ``[R, H]`` of ``rows`` alone: keys and values are whole, the rest is skipped."""
-        context = self.attention(hidden, layout)  # [N, H]
+        context = self.attention(hidden, layout, rows)  # [R, H]
         if rows is not None:
-            context, hidden = context.index_select(0, rows), hidden.index_select(0, rows)  # [R, H]
+            hidden = hidden.index_select(0, rows)
         hidden = self.attention_norm(hidden + self.attention_dropout(self.attention.output(context)))
         expanded = activate(self.intermediate(hidden), self.activation)  # [R, intermediate]
         hidden = self.output_norm(hidden + self.output_dropout(self.output(expanded)))

@@ -1,6 +1,6 @@
 """Dropout stands where transformers has it, with the same probabilities.
 
-Random masks cannot be compared, so every ``nn.Dropout`` of both sides multiplies by 1 + p while training: a dropout
+Random masks cannot be compared, so every dropout module of both sides multiplies by 1 + p while training: a dropout
 that is missing, doubled, of another probability or on the other side of a norm changes the output.
 """
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bert_tasks.encoder import attention
+from bert_tasks.encoder.dropout import Dropout
 from hf_models import FAMILIES, Head, hf_config, hf_model, random_batch
 from parity import ours_from, packed_difference, shaped_difference
 
@@ -32,10 +33,11 @@ def config(family: str, head: Head, *, attention_dropout: float = 0.0) -> Any:
 
 @pytest.fixture
 def scaling_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    def scale(self: nn.Dropout, rows: Tensor) -> Tensor:
+    def scale(self: nn.Dropout | Dropout, rows: Tensor) -> Tensor:
         return rows * (1 + self.p) if self.training else rows
 
     monkeypatch.setattr(nn.Dropout, "forward", scale)
+    monkeypatch.setattr(Dropout, "forward", scale)
 
 
 @pytest.mark.usefixtures("scaling_dropout")
@@ -57,13 +59,18 @@ def test_dropout_stands_where_transformers_has_it(family: str, head: Head) -> No
 def test_attention_weights_are_dropped_in_training_only(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ours_from(hf_model(family, "base", config=config(family, "base", attention_dropout=0.25)), "base")
     seen: set[float] = set()
-    original = F.scaled_dot_product_attention
+    plain, dropped = F.scaled_dot_product_attention, attention.dropped_attention
 
     def recording(*arguments: Any, dropout_p: float, **options: Any) -> Tensor:
         seen.add(dropout_p)
-        return original(*arguments, dropout_p=dropout_p, **options)
+        return plain(*arguments, dropout_p=dropout_p, **options)
+
+    def recording_dropped(qkv: Tensor, mask: Tensor | None, p: float) -> Tensor:
+        seen.add(p)
+        return dropped(qkv, mask, p)
 
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", recording)
+    monkeypatch.setattr(attention, "dropped_attention", recording_dropped)
     batch = random_batch(family)
     ours.train()
     ours(**batch.inputs(family))
