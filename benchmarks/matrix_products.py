@@ -24,11 +24,12 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of a tenso
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """One matrix product: which, its operands' and its result's layout, and its multiply-adds."""
+    """One matrix product: which, and its operands' and its result's layout."""
 
     function: Callable[..., Tensor]
     operands: tuple[Layout, ...]
     result: Layout
+    dtype: torch.dtype
 
     @property
     def operations(self) -> int:
@@ -48,7 +49,8 @@ class Recorder(TorchDispatchMode):
         result = func(*args, **({} if kwargs is None else kwargs))
         if func in _PRODUCTS:
             operands = tuple(_layout(arg) for arg in args if isinstance(arg, Tensor))
-            self.products.append(Product(function=_PRODUCTS[func], operands=operands, result=_layout(result)))
+            product = Product(function=_PRODUCTS[func], operands=operands, result=_layout(result), dtype=result.dtype)
+            self.products.append(product)
         return result
 
 
@@ -56,22 +58,31 @@ def _layout(tensor: Tensor) -> Layout:
     return tuple(tensor.shape), tuple(tensor.stride())
 
 
-def seconds_of(products: Sequence[Product]) -> float:
+def seconds_of(products: Sequence[Product], device: torch.device) -> float:
     """How long the products take one after another, on operands and into results that exist already."""
     room = max(_extent(layout) for product in products for layout in (*product.operands, product.result))
-    source, target = torch.randn(room) * 0.01, torch.empty(room)
+    source = torch.randn(room, device=device) * 0.01
+    sources = {dtype: source.to(dtype) for dtype in {product.dtype for product in products}}
+    targets = {dtype: torch.empty_like(values) for dtype, values in sources.items()}
     calls = [
         (
             product.function,
-            [source.as_strided(*layout) for layout in product.operands],
-            target.as_strided(*product.result),
+            [sources[product.dtype].as_strided(*layout) for layout in product.operands],
+            targets[product.dtype].as_strided(*product.result),
         )
         for product in products
     ]
+    _wait(device)
     started = time.perf_counter()
     for function, operands, result in calls:
         function(*operands, out=result)
+    _wait(device)
     return time.perf_counter() - started
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _extent(layout: Layout) -> int:

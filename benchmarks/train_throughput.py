@@ -8,6 +8,11 @@ scaled_dot_product_attention and fused AdamW, without evaluation, saving or logg
 of our steps alone. Every side lives in a process of its own and warms up before it is timed; the sides take turns. What
 is timed is an epoch over sampled rows that are tokenized already: batches, forward, backward, clipping and AdamW.
 Dropout is the checkpoint's on both sides; ``--no-attention-dropout`` sets that of attention weights to 0 on both.
+
+On a GPU, with transformers' ``torch_compile`` as one more side:
+
+    BERT_TASKS_DATA=DIR python benchmarks/train_throughput.py --shape bert-base --bf16 --workload squad128 \\
+        --workload squad --side ours --side grouped --side compiled --side limit
 """
 
 import argparse
@@ -27,7 +32,7 @@ from typing import Any
 
 import torch
 from matrix_products import Product, Recorder, seconds_of
-from train_workloads import WORKLOADS, Work, prepared, trainer_dataset
+from train_workloads import SHAPES, WORKLOADS, Work, prepared, trainer_dataset
 
 from bert_tasks import fit
 from bert_tasks.tasks.base import collate
@@ -37,7 +42,26 @@ LEARNING_RATE = 5e-5
 WARM_UP_BATCHES = 10
 
 
-def train_ours(work: Work) -> float:
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to run. ``attention_dropout``: of the checkpoint, or 0 on both sides; ``share``: of the workloads' rows."""
+
+    threads: int
+    repeats: int
+    shape: str
+    bf16: bool
+    attention_dropout: bool
+    share: float
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def work(self, workload: str) -> Work:
+        return prepared(workload, shape=self.shape, attention_dropout=self.attention_dropout, share=self.share)
+
+
+def train_ours(work: Work, options: Options) -> float:
     """Seconds of an epoch of ``fit``, without its evaluation and saving."""
     with tempfile.TemporaryDirectory() as folder:
         result = fit(
@@ -52,12 +76,15 @@ def train_ours(work: Work) -> float:
             warmup_ratio=0.1,
             weight_decay=0.01,
             max_grad_norm=1.0,
+            mixed_precision="bf16" if options.bf16 else "no",
             seed=0,
         )
     return result.train_seconds
 
 
-def train_theirs(work: Work, *, padding: bool, sampling: str) -> float:
+def train_theirs(
+    work: Work, options: Options, *, padding: bool = False, sampling: str = "random", compiled: bool = False
+) -> float:
     """Seconds of an epoch of ``Trainer.train``, without its set-up. ``padding``: to ``max_length``, else dynamic."""
     from transformers import Trainer, TrainingArguments
 
@@ -73,7 +100,9 @@ def train_theirs(work: Work, *, padding: bool, sampling: str) -> float:
             max_grad_norm=1.0,
             optim="adamw_torch_fused",
             train_sampling_strategy=sampling,
-            use_cpu=True,
+            use_cpu=options.device.type == "cpu",
+            bf16=options.bf16,
+            torch_compile=compiled,
             save_strategy="no",
             logging_strategy="no",
             report_to="none",
@@ -103,56 +132,47 @@ def _clock() -> Any:
     return Clock()
 
 
-def products_alone(work: Work) -> float:
+def products_alone(work: Work, options: Options) -> float:
     """Seconds of the matrix products of an epoch of ours."""
-    return seconds_of(_products(work))
+    return seconds_of(_products(work, options), options.device)
 
 
 @cache
-def _products(work: Work) -> list[Product]:
-    model = work.model().train()
+def _products(work: Work, options: Options) -> list[Product]:
+    model = work.model().to(options.device).train()
     lengths = [len(feature["input_ids"]) for feature in work.features]
     with Recorder() as recorder:
         for batch in epoch_batches(lengths, batch_size=work.workload.batch_size, seed=0, epoch=0):
             features = [work.features[i] for i in batch]
-            packed = collate(features, position_offset=model.config.position_offset)
-            model.task.loss(model(packed), packed).total.backward()
+            packed = collate(features, position_offset=model.config.position_offset).to(options.device)
+            with torch.autocast(options.device.type, torch.bfloat16, enabled=options.bf16):
+                logits = model(packed)
+            model.task.loss(logits.float(), packed).total.backward()
             model.zero_grad(set_to_none=True)
     return recorder.products
 
 
-SIDES: dict[str, Callable[[Work], float]] = {
+SIDES: dict[str, Callable[[Work, Options], float]] = {
     "ours": train_ours,
-    "grouped": partial(train_theirs, padding=False, sampling="group_by_length"),
-    "dynamic": partial(train_theirs, padding=False, sampling="random"),
-    "padded": partial(train_theirs, padding=True, sampling="random"),
+    "grouped": partial(train_theirs, sampling="group_by_length"),
+    "compiled": partial(train_theirs, sampling="group_by_length", compiled=True),
+    "dynamic": train_theirs,
+    "padded": partial(train_theirs, padding=True),
     "limit": products_alone,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """``attention_dropout``: of the checkpoint, or 0 on both sides."""
-
-    threads: int
-    repeats: int
-    attention_dropout: bool
-    share: float
-
-    def work(self, workload: str) -> Work:
-        return prepared(workload, attention_dropout=self.attention_dropout, share=self.share)
+ON_EVERY_DEVICE = [side for side in SIDES if side != "compiled"]
 
 
 def warmed_up(side: str, workload: str, options: Options) -> int:
     """Makes a process ready: a short run of the side. Returns the tokens of an epoch."""
     torch.set_num_threads(options.threads)
     work = options.work(workload)
-    SIDES[side](work.first(WARM_UP_BATCHES * work.workload.batch_size))
+    SIDES[side](work.first(WARM_UP_BATCHES * work.workload.batch_size), options)
     return work.tokens
 
 
 def timed(side: str, workload: str, options: Options) -> float:
-    return SIDES[side](options.work(workload))
+    return SIDES[side](options.work(workload), options)
 
 
 def measure(workload: str, sides: Sequence[str], options: Options) -> dict[str, Any]:
@@ -186,8 +206,12 @@ def report(found: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
-    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="default: all; may be repeated")
-    parser.add_argument("--side", action="append", choices=SIDES, help="default: all; may be repeated")
+    parser.add_argument(
+        "--workload", action="append", choices=WORKLOADS, help="default: all but squad128; may be repeated"
+    )
+    parser.add_argument("--side", action="append", choices=SIDES, help="default: all but compiled; may be repeated")
+    parser.add_argument("--shape", default=SHAPES[0], choices=SHAPES, help="of the encoder")
+    parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--share", type=float, default=1.0, help="of the rows, for a quick look")
@@ -197,12 +221,14 @@ def main() -> None:
     options = Options(
         threads=chosen.threads,
         repeats=chosen.repeats,
+        shape=chosen.shape,
+        bf16=chosen.bf16,
         attention_dropout=not chosen.no_attention_dropout,
         share=chosen.share,
     )
     found = []
-    for workload in chosen.workload if chosen.workload is not None else WORKLOADS:
-        found.append(measure(workload, chosen.side if chosen.side is not None else list(SIDES), options))
+    for workload in chosen.workload if chosen.workload is not None else [w for w in WORKLOADS if w != "squad128"]:
+        found.append(measure(workload, chosen.side if chosen.side is not None else ON_EVERY_DEVICE, options))
         print("\n".join(report(found[-1])), flush=True)
     if chosen.json is not None:
         versions = {name: version(name) for name in ("torch", "transformers", "bert-tasks")}

