@@ -146,8 +146,7 @@ def predict(
 
     options: dict[str, Any] = {"task": _task_class(task), "settings": _settings(set_), "revision": revision}
     options |= {"columns": _mapping(column), "format": format, "delimiter": delimiter, "encoding": encoding}
-    predictions = predict(model, data, output=output, **options)
-    _print(f"{len(predictions)} predictions: {output}")
+    _print(f"{predict(model, data, output=output, **options)} predictions: {output}")
 
 
 @app.command()

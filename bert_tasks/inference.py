@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, overload
 
 import torch
 from accelerate import Accelerator
@@ -324,6 +324,14 @@ def evaluate(
     return evaluate_samples(loaded, samples, table, accelerator).metrics
 
 
+@overload
+def predict(model: TaskModel | str | Path, data: Data, *, output: None = None, **options: Any) -> list[Prediction]: ...
+
+
+@overload
+def predict(model: TaskModel | str | Path, data: Data, *, output: str | Path, **options: Any) -> int: ...
+
+
 def predict(
     model: TaskModel | str | Path,
     data: Data,
@@ -333,12 +341,13 @@ def predict(
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
     **reading: Any,
-) -> list[Prediction]:
-    """One prediction per row, in row order; with ``output`` also written there.
+) -> list[Prediction] | int:
+    """One prediction per row, in row order; with ``output`` they go there as they are made, and only their number back.
 
-    The output is .jsonl, .csv or .tsv, or a format of the task: .conll (words, gold tags where there are any, tags), or
-    .json for span extraction (predictions in SQuAD's form, beside it nbest.json and null_odds.json). A file appears
-    whole or not at all. Targets in the data are not needed. See ``evaluate`` for the other arguments.
+    The output is .jsonl, .csv or .tsv, which a file of any size fits through; or a format of the task, which holds all
+    predictions in memory: .conll (words, gold tags where there are any, tags), or .json for span extraction
+    (predictions in SQuAD's form, beside it nbest.json and null_odds.json). A file appears whole or not at all. Targets
+    in the data are not needed. See ``evaluate`` for the other arguments.
 
     Raises:
         DataError: naming every bad row.
@@ -360,11 +369,16 @@ def predict(
         loaded.to("cuda")
     shows_targets = rendered and loaded.task.renders_targets
     table = load_table(data, loaded.task, reading=how, targets="optional" if shows_targets else "unread")
-    predictions = list(predict_rows(loaded, table))
-    if target is not None and rendered:
-        for name, text in loaded.task.render(target.suffix, predictions, list(table)).items():
-            with whole_file(target.with_name(name) if name else target) as file:
-                file.write(text)
-    elif target is not None:
-        write_rows((prediction.to_json() for prediction in predictions), target)
-    return predictions
+    predictions = predict_rows(loaded, table)
+    if target is None:
+        return list(predictions)
+    if not rendered:
+        return write_rows((prediction.to_json() for prediction in predictions), target)
+    return _write_rendered(loaded.task, list(predictions), table, target)
+
+
+def _write_rendered(task: Task, predictions: list[Prediction], table: RowTable, target: Path) -> int:
+    for name, text in task.render(target.suffix, predictions, list(table)).items():
+        with whole_file(target.with_name(name) if name else target) as file:
+            file.write(text)
+    return len(predictions)

@@ -3,8 +3,10 @@
 import csv
 import json
 import math
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +15,13 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import inference
+from bert_tasks.data import writers
 from bert_tasks.data.batching import longest_first
+from bert_tasks.data.table import RowTable
 from bert_tasks.data.writers import write_rows
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
 from bert_tasks.inference import evaluate, make_accelerator, predict
+from bert_tasks.model import predicting
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification, Task
 from bert_tasks.tasks.base import Prediction
@@ -140,7 +145,8 @@ class TestPredict:
     def test_output_holds_every_row_in_order(self, suffix: str, single: TaskModel, tmp_path: Path) -> None:
         source = write_csv(tmp_path / "new.csv", [{"text": text} for text in TEXTS])
         output = tmp_path / f"answers{suffix}"
-        predictions = contents(predict(single, source, output=output))
+        assert predict(single, source, output=output) == len(TEXTS)
+        predictions = contents(predict(single, source))
         expected = contents(single.predict([{"text": text} for text in TEXTS]))
         assert [one["label"] for one in predictions] == [one["label"] for one in expected]
         if suffix == ".jsonl":
@@ -178,6 +184,37 @@ class TestPredict:
         assert predict(regression, odd, columns={"label": "label"}) == predict(regression, bare)
         assert predict(single, [{"text": text, "label": 1.5} for text in TEXTS]) == predict(single, bare)
 
+    def test_a_row_is_written_before_the_next_chunk_is_predicted(
+        self, single: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While chunk k is predicted, the rows of the chunks before it are in the writer's hands, none held back."""
+        monkeypatch.setattr(predicting, "CHUNK_ROWS", 4)
+        events: list[str] = []
+        features, write = SequenceClassification.features, writers.json.dumps
+
+        def noted_features(self: SequenceClassification, rows: Any, tokenizer: Any) -> Any:
+            events.append(f"read {len(rows)}")
+            return features(self, rows, tokenizer)
+
+        def noted_write(row: Any, **options: Any) -> str:
+            events.append("wrote")
+            return write(row, **options)
+
+        monkeypatch.setattr(SequenceClassification, "features", noted_features)
+        monkeypatch.setattr(writers, "json", SimpleNamespace(dumps=noted_write))
+        assert predict(single, [{"text": text} for text in TEXTS[:10]], output=tmp_path / "answers.jsonl") == 10
+        assert events == ["read 4", *["wrote"] * 4, "read 4", *["wrote"] * 4, "read 2", *["wrote"] * 2]
+
+    @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+    def test_a_failure_on_the_way_leaves_no_output(
+        self, suffix: str, single: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(predicting, "CHUNK_ROWS", 4)
+        rows = RowTable.from_rows([{"text": text} for text in TEXTS[:8]] + [{"text": None}])
+        with pytest.raises(DataError, match="row 8: column 'text'"):
+            predict(single, rows, output=tmp_path / f"answers{suffix}")
+        assert list(tmp_path.iterdir()) == []
+
     def test_a_mistyped_column_is_refused(self, single: TaskModel, tmp_path: Path) -> None:
         source = write_csv(tmp_path / "new.csv", [{"text": "a"}])
         with pytest.raises(DataError, match="no 'txt'"):
@@ -186,7 +223,7 @@ class TestPredict:
     def test_no_rows(self, single: TaskModel, tmp_path: Path) -> None:
         for suffix in (".jsonl", ".csv", ".tsv"):
             output = tmp_path / f"none{suffix}"
-            assert predict(single, [], output=output) == []
+            assert predict(single, [], output=output) == 0
             assert output.read_text() == ""
 
     @pytest.mark.parametrize(
@@ -208,6 +245,12 @@ class TestPredict:
             predict(tmp_path, [{"text": "a"}])
 
 
+class Answer(dict[str, Any]):
+    """A row that a weak reference can watch."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
 class FullDisk(list[dict[str, Any]]):
     """Rows of which the second meets a full disk."""
 
@@ -226,6 +269,24 @@ class TestWriting:
             write_rows(answers, output)
         assert output.read_text() == "an earlier result"
         assert [path.name for path in tmp_path.iterdir()] == [output.name]
+
+    @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv"])
+    def test_rows_are_let_go_as_they_come(self, suffix: str, tmp_path: Path) -> None:
+        """Of the rows made so far no more than two live at a time, whatever the format."""
+        alive: weakref.WeakSet[Answer] = weakref.WeakSet()
+        most = 0
+
+        def rows() -> Iterator[Answer]:
+            nonlocal most
+            for number in range(50):
+                row = Answer(label=str(number))
+                alive.add(row)
+                most = max(most, len(alive))
+                yield row
+
+        assert write_rows(rows(), tmp_path / f"answers{suffix}") == 50
+        assert most <= 2
+        assert len((tmp_path / f"answers{suffix}").read_text().splitlines()) == 50 + (suffix != ".jsonl")
 
     def test_rows_with_different_fields(self, tmp_path: Path) -> None:
         answers = [

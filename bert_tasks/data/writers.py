@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TextIO
 
 from bert_tasks.errors import UsageError
@@ -35,22 +36,46 @@ def checked_output(path: Path, *, others: Sequence[str] = ()) -> Path:
     return path
 
 
-def write_rows(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Writes rows in the format of the extension; nested fields become columns such as ``scores.positive``.
+def write_rows(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
+    """Writes rows as they come, in the format of the extension, and counts them; memory does not grow with them.
+
+    In a table, nested fields become columns such as ``scores.positive``.
 
     Raises:
         UsageError: the file cannot be written.
     """
     with whole_file(path) as file:
         if path.suffix == ".jsonl":
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            return
-        flat = [dict(_flat(row)) for row in rows]
-        names = list(dict.fromkeys(name for row in flat for name in row))
-        writer = csv.DictWriter(file, names, delimiter=_DELIMITERS[path.suffix], lineterminator="\n")
-        if names:
-            writer.writeheader()
-        writer.writerows(flat)
+            return _write_lines(rows, file)
+        with TemporaryFile("w+", encoding="utf-8", dir=path.parent) as waiting:
+            return _write_table(rows, file, _DELIMITERS[path.suffix], waiting)
+
+
+def _write_lines(rows: Iterable[Mapping[str, Any]], file: TextIO) -> int:
+    count = 0
+    for row in rows:
+        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        count += 1
+    return count
+
+
+def _write_table(rows: Iterable[Mapping[str, Any]], file: TextIO, delimiter: str, waiting: TextIO) -> int:
+    """Any row may bring a new column, and the header comes first: so rows wait in a file without a name."""
+    names: dict[str, None] = {}
+
+    def flat_rows() -> Iterator[dict[str, Any]]:
+        for row in rows:
+            flat = dict(_flat(row))
+            names.update(dict.fromkeys(flat))
+            yield flat
+
+    count = _write_lines(flat_rows(), waiting)
+    waiting.seek(0)
+    writer = csv.DictWriter(file, list(names), delimiter=delimiter, lineterminator="\n")
+    if names:
+        writer.writeheader()
+    writer.writerows(map(json.loads, waiting))
+    return count
 
 
 @contextmanager
