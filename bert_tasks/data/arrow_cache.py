@@ -25,6 +25,7 @@ Write = Callable[[Path], Sequence[str] | None]  # writes the Arrow file; the not
 
 class Stored(NamedTuple):
     rows: "Dataset"
+    path: Path
     content: str  # sha256 of the Arrow file
     notes: tuple[str, ...]
 
@@ -77,7 +78,7 @@ def _sound(folder: Path, key: str) -> Stored | None:
         if file_digest(path) != note["sha256"]:
             return None
         rows = Dataset.from_file(str(path))
-        kept = Stored(rows, note["sha256"], tuple(note["notes"]))
+        kept = Stored(rows, path, note["sha256"], tuple(note["notes"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return kept if len(rows) == note["rows"] else None
@@ -99,7 +100,20 @@ def store(folder: Path, key: str | None, write: Write) -> Stored:
         with _temporary(folder) as temporary:
             temporary.write_text(json.dumps(about))
             os.replace(temporary, folder / f"{key}.json")
-    return Stored(rows, content, notes)
+    return Stored(rows, path, content, notes)
+
+
+def streamed(path: Path, columns: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+    """The rows of an Arrow file in order, in the batches they were written in.
+
+    Read so, a file of any size passes through the memory of one batch; pages of a mapped file would stay until the
+    system needs them.
+    """
+    import pyarrow
+
+    with pyarrow.OSFile(str(path), "rb") as file, pyarrow.ipc.open_stream(file) as batches:
+        for batch in batches:
+            yield batch.select(columns).to_pylist()
 
 
 @contextmanager

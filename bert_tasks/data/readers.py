@@ -92,7 +92,7 @@ def read_table(
 
     stored = kept_or_written(cache_folder(cache_dir, "tables"), fingerprint, write)
     rows = without_absent(stored.rows, columns)
-    return RowTable(rows=rows, source=plan.source, fingerprint=fingerprint, notes=stored.notes)
+    return RowTable(rows=rows, source=plan.source, fingerprint=fingerprint, notes=stored.notes, file=stored.path)
 
 
 def read_hub(
@@ -119,7 +119,7 @@ def read_hub(
     records = dataset_records(_hub_rows(dataset, config, split, revision))
     stored = store(cache_folder(cache_dir, "tables"), None, lambda target: _write_rows(records, plan, target))
     rows = without_absent(stored.rows, columns)
-    return RowTable(rows=rows, source=source, fingerprint=stored.content, notes=stored.notes)
+    return RowTable(rows=rows, source=source, fingerprint=stored.content, notes=stored.notes, file=stored.path)
 
 
 def hub_splits(dataset: str, *, config: str | None = None, revision: str | None = None) -> list[str]:

@@ -6,9 +6,10 @@ for.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bert_tasks.data.arrow_cache import digest
+from bert_tasks.data.arrow_cache import digest, streamed
 from bert_tasks.data.columns import Column
 from bert_tasks.data.problems import Problems, raise_problems
 from bert_tasks.data.records import rows_of
@@ -28,13 +29,15 @@ class RowTable:
 
     A target column that the source does not have is absent; a single missing target is None. ``source`` names
     the file in messages. ``fingerprint`` is a sha256 over the contents and the way they were read. ``notes`` are for
-    people: what was left out when the rows were read.
+    people: what was left out when the rows were read. ``file`` is the Arrow file that holds these rows and no others,
+    if there is one: reading them in order then leaves no pages of it in memory.
     """
 
     rows: "Dataset"
     source: str
     fingerprint: str
     notes: tuple[str, ...] = ()
+    file: Path | None = None
 
     @classmethod
     def from_rows(
@@ -72,7 +75,10 @@ class RowTable:
         return row
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self.batches(_BATCH):
+        batches = self.batches(_BATCH)
+        if self.file is not None and self.file.exists():
+            batches = streamed(self.file, self.rows.column_names)
+        for batch in batches:
             yield from batch
 
     def batches(self, size: int) -> Iterator[list[dict[str, Any]]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_tasks.data.arrow_cache import open_or_write, open_sound, store
+from bert_tasks.data.arrow_cache import open_or_write, open_sound, store, streamed
 from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
@@ -23,6 +23,25 @@ def test_a_read_file_is_not_parsed_again(read: Read, monkeypatch: pytest.MonkeyP
     again = read("text,label\na,x\n")
     assert list(again) == list(first)
     assert again.fingerprint == first.fingerprint
+
+
+def test_rows_in_order_come_from_the_file_in_batches(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = read("text,label\n" + "".join(f"row {number},x\n" for number in range(2500)))
+    assert table.file is not None
+    batches = [len(batch) for batch in streamed(table.file, ["text"])]
+    assert batches == [1000, 1000, 500]
+    monkeypatch.setattr(RowTable, "batches", None)  # those of the mapped file
+    assert [row["text"] for row in table] == [f"row {number}" for number in range(2500)]
+    assert list(table)[7] == table[7]
+
+
+def test_rows_are_there_after_their_cache_is_gone(read: Read) -> None:
+    table = read("text,label\na,x\nb,y\n")
+    expected = list(table)
+    assert table.file is not None
+    table.file.unlink()
+    assert list(table) == expected
+    assert list(table.select([1])) == expected[1:]
 
 
 def test_contents_and_options_change_the_fingerprint(read: Read) -> None:
