@@ -6,14 +6,17 @@ batches. Must not know models, devices or processes.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from bert_tasks.data.records import rows_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+Numbers = NDArray[np.int64]
 
 # What a batch is made of, and what decoding needs.
 _FOR_TRAINING = ("row", "input_ids", "token_type_ids", "labels", "reads")
@@ -23,6 +26,8 @@ _FOR_DECODING = ("row", "reads", "origins")
 @dataclass(frozen=True, kw_only=True)
 class Samples:
     """Features of a table grouped into samples: a row's windows together, or each window for itself.
+
+    In memory are three arrays at most; everything else stays in the file.
 
     Attributes:
         features: memory-mapped, in row order; ``trained`` and ``decoded`` are those of its columns.
@@ -35,31 +40,24 @@ class Samples:
     features: "Dataset"
     trained: "Dataset"
     decoded: "Dataset"
-    starts: Sequence[int]
-    lengths: Sequence[int]
+    starts: Numbers
+    lengths: Numbers
     longest: int
-    row_starts: Sequence[int]
+    row_starts: Numbers
 
     @classmethod
     def of(cls, features: "Dataset", unit: Literal["row", "window"] = "row") -> Self:
         """Reads all lengths once. Rows count from 0 without gaps, as ``cached_features`` numbers them."""
-        windows: list[int] = []
-        tokens: list[int] = []  # of each feature
-        for batch in features.select_columns(["row", "input_ids"]).iter(batch_size=1000):
-            for row, ids in zip(batch["row"], batch["input_ids"], strict=True):
-                if row == len(windows):
-                    windows.append(0)
-                windows[row] += 1
-                tokens.append(len(ids))
-        row_starts = list(accumulate(windows, initial=0))
-        starts = row_starts if unit == "row" else range(len(tokens) + 1)
+        tokens = token_lengths(features)
+        row_starts = _running_sum(np.bincount(column_numbers(features, "row")))
+        starts = row_starts if unit == "row" else np.arange(len(tokens) + 1)
         return cls(
             features=features,
             trained=features.select_columns([name for name in _FOR_TRAINING if name in features.column_names]),
             decoded=features.select_columns([name for name in _FOR_DECODING if name in features.column_names]),
             starts=starts,
-            lengths=[sum(tokens[start:end]) for start, end in pairwise(starts)],
-            longest=max(tokens, default=0),
+            lengths=np.diff(_running_sum(tokens)[starts]),
+            longest=int(tokens.max(initial=0)),
             row_starts=row_starts,
         )
 
@@ -84,7 +82,30 @@ class Samples:
         return [{**record, "row": record["row"] - first} for record in records]
 
 
-def token_batches(order: Iterable[int], lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
+def column_numbers(features: "Dataset", name: str) -> Numbers:
+    """A column of whole numbers as an array."""
+    return np.asarray(features.with_format("arrow")[:].column(name), dtype=np.int64)
+
+
+def token_lengths(features: "Dataset") -> Numbers:
+    """Tokens of each feature; of the file it reads where lists begin and end, not the tokens."""
+    import pyarrow.compute
+
+    return np.asarray(pyarrow.compute.list_value_length(features.with_format("arrow")[:].column("input_ids")), np.int64)
+
+
+def truncated_rows(features: "Dataset") -> int:
+    """How many rows have tokens that no window holds."""
+    lost = column_numbers(features, "lost_tokens") > 0
+    return len(np.unique(column_numbers(features, "row")[lost]))
+
+
+def _running_sum(counts: Numbers) -> Numbers:
+    """From 0 to the sum of all: one longer than ``counts``."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def token_batches(order: Iterable[int], lengths: Sequence[int] | Numbers, *, max_tokens: int) -> list[list[int]]:
     """Neighbours of an order in batches of at most ``max_tokens`` tokens; one that is longer goes alone."""
     batches: list[list[int]] = []
     room = 0
@@ -97,7 +118,7 @@ def token_batches(order: Iterable[int], lengths: Sequence[int], *, max_tokens: i
     return batches
 
 
-def longest_first(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
+def longest_first(lengths: ArrayLike, *, max_tokens: int) -> list[list[int]]:
     """All indices in batches of similar length that depend on the data alone; a lack of memory shows early."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    return token_batches(order, lengths, max_tokens=max_tokens)
+    sizes = np.asarray(lengths, dtype=np.int64)
+    return token_batches(np.argsort(-sizes, kind="stable").tolist(), sizes.tolist(), max_tokens=max_tokens)

@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from accelerate import Accelerator
 
-from bert_tasks.data.batching import Samples
+from bert_tasks.data.batching import Samples, truncated_rows
 from bert_tasks.data.checks import check_splits
 from bert_tasks.data.splits import Splits
 from bert_tasks.encoder.attention import attention_backend
@@ -248,7 +248,7 @@ def _train(job: Job, stepper: Stepper, validation: Validation, reporter: Reporte
         if pending is not None:
             _settle(job, stepper, course, pending, reporter, epoch=epoch, speed=tokens / (time.perf_counter() - mark))
         pending = update(stepper, step, batch, sums)
-        tokens += sum(stepper.samples.lengths[sample] for sample in batch)
+        tokens += int(stepper.samples.lengths[batch].sum())
         done = step + 1
         if _evaluation_is_due(job, done, epoch_ends=epoch_ends, last=done == stepper.total_steps):
             _settle(job, stepper, course, pending, reporter, epoch=epoch, speed=tokens / (time.perf_counter() - mark))
@@ -293,10 +293,9 @@ def _announce(job: Job, stepper: Stepper, reporter: Reporter) -> None:
     for name, table in tables.items():
         for note in table.notes:
             reporter.note(f"{name}: {note}")
-    lost = stepper.samples.features.select_columns(["row", "lost_tokens"])
-    cut = {row for row, count in zip(lost["row"], lost["lost_tokens"], strict=True) if count}
+    cut = truncated_rows(stepper.samples.features)
     if cut:
-        reporter.note(f"{len(cut)} of {len(job.splits.train)} training rows are too long for max_length and were cut")
+        reporter.note(f"{cut} of {len(job.splits.train)} training rows are too long for max_length and were cut")
 
 
 def _settle(

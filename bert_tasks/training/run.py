@@ -171,7 +171,7 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     return DryRun(
         steps=steps,
         warmup_steps=warmup_steps(optim.warmup_ratio, steps),
-        tokens_per_epoch=sum(samples.lengths),
+        tokens_per_epoch=int(samples.lengths.sum()),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         report=_report(model, job.splits),
         load_summary="" if model.load_report is None else model.load_report.summary(),

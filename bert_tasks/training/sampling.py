@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from bert_tasks.errors import UsageError
 
@@ -36,7 +36,9 @@ def epoch_batches(lengths: ArrayLike, *, batch_size: int, seed: int, epoch: int)
     return [batches[index] for index in rng.permutation(len(batches))]
 
 
-def rank_share(batch: Sequence[int], lengths: Sequence[int], *, rank: int, world_size: int) -> list[int]:
+def rank_share(
+    batch: Sequence[int], lengths: Sequence[int] | NDArray[np.int64], *, rank: int, world_size: int
+) -> list[int]:
     """The samples of ``batch`` that ``rank`` computes, longest first; none if the batch is too small."""
     return sorted(batch, key=lambda sample: lengths[sample], reverse=True)[rank::world_size]
 

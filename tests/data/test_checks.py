@@ -1,5 +1,6 @@
 """Label checks and the data report."""
 
+import numpy as np
 import pytest
 
 from bert_tasks.data.checks import TokenCounts, check_labels, check_splits, data_report, infer_labels
@@ -241,7 +242,7 @@ def table(*rows: tuple[str, str], source: str = "train.csv") -> RowTable:
 def test_the_data_report() -> None:
     train = table(("Good film", "x"), (" good film ", "x"), ("good FILM", "y"), ("", "y"), ("other", "x"))
     dev = table(("GOOD film", "y"), ("new", "x"), ("new", "x"), source="dev.csv")
-    tokens = TokenCounts(rows=[0, 1, 1, 2, 3, 4], lengths=[4, 8, 8, 4, 2, 3], lost=[0, 5, 0, 0, 0, 2])
+    tokens = TokenCounts(lengths=np.array([4, 8, 8, 4, 2, 3]), truncated=2)
     report = data_report(
         Splits(train=train, validation={"hard": dev}), {"train": tokens}, columns=COLUMNS, labels=("y", "x", "z")
     )

@@ -1,0 +1,64 @@
+"""Features grouped into samples: the arrays agree with a plain count, whatever the windows."""
+
+from itertools import accumulate, groupby
+from typing import Literal
+
+import pytest
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_tasks.data.batching import Samples, longest_first, truncated_rows
+from bert_tasks.data.features_cache import features_schema
+
+# For each row the tokens of its windows.
+WINDOWS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), max_size=12)
+FEW = settings(max_examples=25, deadline=None, database=None, derandomize=True)
+
+
+def stored(windows: list[list[int]], lost: int = 0) -> Dataset:
+    made = [(row, tokens) for row, sizes in enumerate(windows) for tokens in sizes]
+    columns = {
+        "row": [row for row, _ in made],
+        "input_ids": [list(range(tokens)) for _, tokens in made],
+        "token_type_ids": [[0] * tokens for _, tokens in made],
+        **{name: [None] * len(made) for name in ("labels", "reads", "origins")},
+        "lost_tokens": [lost if row % 2 else 0 for row, _ in made],
+    }
+    return Dataset.from_dict(columns, features=features_schema())
+
+
+@FEW
+@given(WINDOWS, st.sampled_from(["row", "window"]))
+def test_samples_count_as_a_plain_loop_does(windows: list[list[int]], unit: Literal["row", "window"]) -> None:
+    samples = Samples.of(stored(windows), unit)
+    parts = windows if unit == "row" else [[tokens] for sizes in windows for tokens in sizes]
+    assert samples.lengths.tolist() == [sum(part) for part in parts]
+    assert samples.starts.tolist() == list(accumulate(map(len, parts), initial=0))
+    assert samples.row_starts.tolist() == list(accumulate(map(len, windows), initial=0))
+    assert samples.longest == max((tokens for sizes in windows for tokens in sizes), default=0)
+
+
+def test_features_of_samples() -> None:
+    samples = Samples.of(stored([[3, 2], [4], [1, 1]]))
+    features = samples.features_of([2, 0])
+    assert [row for row, _ in groupby(feature["row"] for feature in features)] == [2, 0]
+    assert [len(feature["input_ids"]) for feature in features] == [1, 1, 3, 2]
+    assert [feature["row"] for feature in samples.decoded_rows(1, 3)] == [0, 1, 1]
+
+
+def test_a_sample_costs_few_bytes() -> None:
+    samples = Samples.of(stored([[2]] * 1000))
+    assert samples.lengths.nbytes + samples.starts.nbytes + samples.row_starts.nbytes <= 25 * 1000
+
+
+def test_a_row_of_several_windows_is_truncated_once() -> None:
+    windows = [[1], [2, 2], [3], [4]]
+    assert truncated_rows(stored(windows)) == 0
+    assert truncated_rows(stored(windows, lost=5)) == 2
+
+
+@pytest.mark.parametrize("lengths", [[], [5], [2, 7, 7, 1, 7, 2]])
+def test_the_longest_come_first_and_equals_stay_in_order(lengths: list[int]) -> None:
+    order = [index for batch in longest_first(lengths, max_tokens=8) for index in batch]
+    assert order == sorted(range(len(lengths)), key=lambda index: -lengths[index])
