@@ -75,9 +75,10 @@ class RowTable:
         return row
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        batches = self.batches(_BATCH)
         if self.file is not None and self.file.exists():
             batches = streamed(self.file, self.rows.column_names)
+        else:
+            batches = self.batches(_BATCH)
         for batch in batches:
             yield from batch
 
