@@ -11,7 +11,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -46,6 +46,9 @@ OwnTask = Annotated[
 ]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the task: version_2_with_negative=true.")
+]
+Precision = Annotated[
+    Literal["float32", "int8"], typer.Option(help="int8: a quantised copy, on the CPU; needs the extra `export`.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -111,6 +114,7 @@ def evaluate(
     task: OwnTask = None,
     set_: Settings = None,
     revision: Revision = None,
+    dtype: Precision = "float32",
     as_json: AsJson = False,
 ) -> None:
     """Print a model's metrics on a file with targets.
@@ -121,6 +125,7 @@ def evaluate(
 
     options: dict[str, Any] = {"task": _task_class(task), "settings": _settings(set_), "revision": revision}
     options |= {"columns": _mapping(column), "format": format, "delimiter": delimiter, "encoding": encoding}
+    options |= {"dtype": dtype}
     metrics = evaluate(model, data, **options)
     _show(metrics, _metric_lines(metrics), as_json=as_json)
 
@@ -137,6 +142,7 @@ def predict(
     task: OwnTask = None,
     set_: Settings = None,
     revision: Revision = None,
+    dtype: Precision = "float32",
 ) -> None:
     """Write a prediction with its probabilities for every row of a file.
 
@@ -146,6 +152,7 @@ def predict(
 
     options: dict[str, Any] = {"task": _task_class(task), "settings": _settings(set_), "revision": revision}
     options |= {"columns": _mapping(column), "format": format, "delimiter": delimiter, "encoding": encoding}
+    options |= {"dtype": dtype}
     _print(f"{predict(model, data, output=output, **options)} predictions: {output}")
 
 

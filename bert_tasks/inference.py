@@ -30,6 +30,7 @@ from bert_tasks.data.readers import Reading, read_table
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.writers import checked_output, whole_file, write_rows
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
+from bert_tasks.model.onnx import DType, Logits, logits_of
 from bert_tasks.model.predicting import batch_logits, batch_tokens, predict_rows, summaries, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.model.trained import load_trained
@@ -217,25 +218,32 @@ class _BatchResult:
 
 
 def evaluate_samples(
-    model: TaskModel, samples: Samples, table: RowTable, accelerator: Accelerator, *, tune: bool = False
+    model: TaskModel,
+    samples: Samples,
+    table: RowTable,
+    accelerator: Accelerator,
+    *,
+    tune: bool = False,
+    run: Logits | None = None,
 ) -> Evaluation:
     """Evaluates an unwrapped model; every process returns the same numbers.
 
     Args:
         tune: choose the task's thresholds on these predictions and report the metrics they give.
+        run: what runs a batch in place of the model.
 
     Raises:
         BertTasksError: not every sample came back exactly once (a defect, never hidden).
     """
     batches = longest_first(samples.lengths, max_tokens=batch_tokens(model))
     mine = batches[accelerator.process_index :: accelerator.num_processes]
-    results: list[_BatchResult] = gather_object([_run_batch(model, samples, batch) for batch in mine])
+    results: list[_BatchResult] = gather_object([_run_batch(model, samples, batch, run) for batch in mine])
     return from_first_process(accelerator, lambda: _evaluation(model, samples, table, results, tune=tune))
 
 
-def _run_batch(model: TaskModel, samples: Samples, chosen: list[int]) -> _BatchResult:
+def _run_batch(model: TaskModel, samples: Samples, chosen: list[int], run: Logits | None) -> _BatchResult:
     features = cast("list[Feature]", samples.whole_features_of(chosen))
-    batch, logits = batch_logits(model, features)
+    batch, logits = batch_logits(model, features, run=run)
     with torch.inference_mode():
         loss = model.task.loss(logits.double(), batch)
     return _BatchResult(
@@ -295,6 +303,7 @@ def evaluate(
     task: str | type[Task] | None = None,
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
+    dtype: DType = "float32",
     **reading: Any,
 ) -> dict[str, float]:
     """Metrics of a model on rows with targets, the same digits on any number of processes.
@@ -304,6 +313,7 @@ def evaluate(
         task: a task's name, or its class, for a folder that does not say what its task is.
         settings: fields of the task to change, of a model that is loaded here.
         data: a file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
+        dtype: ``int8`` runs a quantised copy of the model on the CPU, which takes seconds to make (extra ``export``).
         reading: fields of ``Reading``: columns, format, delimiter, encoding.
 
     Raises:
@@ -321,7 +331,7 @@ def evaluate(
         return table, tokenized(table, loaded.task, loaded)
 
     table, samples = first_process_first(accelerator, load)
-    return evaluate_samples(loaded, samples, table, accelerator).metrics
+    return evaluate_samples(loaded, samples, table, accelerator, run=logits_of(loaded, dtype)).metrics
 
 
 @overload
@@ -340,6 +350,7 @@ def predict(
     task: str | type[Task] | None = None,
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
+    dtype: DType = "float32",
     **reading: Any,
 ) -> list[Prediction] | int:
     """One prediction per row, in row order; with ``output`` they go there as they are made, and only their number back.
@@ -369,7 +380,7 @@ def predict(
         loaded.to("cuda")
     shows_targets = rendered and loaded.task.renders_targets
     table = load_table(data, loaded.task, reading=how, targets="optional" if shows_targets else "unread")
-    predictions = predict_rows(loaded, table)
+    predictions = predict_rows(loaded, table, run=logits_of(loaded, dtype))
     if target is None:
         return list(predictions)
     if not rendered:

@@ -268,6 +268,16 @@ class TestPredict:
         assert len(answers) == len(LINES)
         assert all(sum(answer["scores"].values()) == pytest.approx(1) for answer in answers)
 
+    def test_dtype(self, model: Path, data: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[str] = []
+        monkeypatch.setattr(inference, "logits_of", lambda model, dtype: asked.append(dtype))  # None: the model itself
+        output = tmp_path / "answers.jsonl"
+        assert run("predict", model, "--data", data, "--output", output, "--dtype", "int8").code == 0
+        assert run("evaluate", model, "--data", data, "--dtype", "int8").code == 0
+        assert run("evaluate", model, "--data", data).code == 0
+        assert asked == ["int8", "int8", "float32"]
+        assert "int4" in failure(run("predict", model, "--data", data, "--output", output, "--dtype", "int4"), 2)
+
     def test_output_is_checked_first(self, model: Path, data: Path, tmp_path: Path, run: Run) -> None:
         message = failure(run("predict", model, "--data", data, "--output", tmp_path / "answers.xlsx"), 2)
         assert "extension must be .jsonl, .csv, .tsv, .conll, .json or .txt" in message

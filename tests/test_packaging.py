@@ -76,7 +76,8 @@ def test_console_script_names_a_function(project: dict[str, Any]) -> None:
 
 
 def test_every_import_is_declared(project: dict[str, Any]) -> None:
-    declared = {requirement_name(requirement) for requirement in project["dependencies"]}
+    needed = project["dependencies"] + project["optional-dependencies"]["export"]
+    declared = {requirement_name(requirement) for requirement in needed}
     assert imported_distributions(package_sources()) - declared == set()
 
 

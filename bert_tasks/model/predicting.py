@@ -21,6 +21,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.tasks.base import Feature, Prediction, collate
 
 if TYPE_CHECKING:
+    from bert_tasks.model.onnx import Logits
     from bert_tasks.model.task_model import TaskModel
 
 CHUNK_ROWS = 1024
@@ -28,8 +29,11 @@ BATCH_TOKENS = 16384
 _BATCH_LOGITS = 2**25
 
 
-def predict_rows(model: "TaskModel", rows: Iterable[Row]) -> Iterator[Prediction]:
+def predict_rows(model: "TaskModel", rows: Iterable[Row], *, run: "Logits | None" = None) -> Iterator[Prediction]:
     """Predictions as a stream; see ``TaskModel.predict``.
+
+    Args:
+        run: what runs a batch in place of the model (``model.onnx.logits_of``).
 
     Raises:
         UsageError: the model has no tokenizer.
@@ -45,7 +49,7 @@ def predict_rows(model: "TaskModel", rows: Iterable[Row]) -> Iterator[Prediction
         read = [canonical_row(row, inputs, number + i) for i, row in enumerate(chunk)]  # targets are not read
         number += len(chunk)
         features = task.features(read, tokenizer)
-        yield from task.decode(feature_summaries(model, features), features, read)
+        yield from task.decode(feature_summaries(model, features, run=run), features, read)
 
 
 def canonical_row(row: Row, columns: Sequence[Column], number: int) -> Row:
@@ -79,7 +83,7 @@ def tokenizer_of(model: "TaskModel") -> PreTrainedTokenizerBase:
 
 
 def feature_summaries(
-    model: "TaskModel", features: Sequence[Feature], *, max_tokens: int | None = None
+    model: "TaskModel", features: Sequence[Feature], *, max_tokens: int | None = None, run: "Logits | None" = None
 ) -> list[Tensor]:
     """What decoding needs of each feature, in feature order. Dropout is off meanwhile."""
     lengths = [len(feature["input_ids"]) for feature in features]
@@ -87,7 +91,7 @@ def feature_summaries(
     room = batch_tokens(model) if max_tokens is None else max_tokens
     for batch in longest_first(lengths, max_tokens=room):
         chosen = [features[i] for i in batch]
-        found |= zip(batch, summaries(model, *batch_logits(model, chosen), chosen), strict=True)
+        found |= zip(batch, summaries(model, *batch_logits(model, chosen, run=run), chosen), strict=True)
     return [found[i] for i in range(len(features))]
 
 
@@ -98,14 +102,17 @@ def batch_tokens(model: "TaskModel") -> int:
     return max(1, min(BATCH_TOKENS, _BATCH_LOGITS // model.head.transitions.numel()))
 
 
-def batch_logits(model: "TaskModel", features: Sequence[Feature]) -> tuple[PackedBatch, Tensor]:
+def batch_logits(
+    model: "TaskModel", features: Sequence[Feature], *, run: "Logits | None" = None
+) -> tuple[PackedBatch, Tensor]:
     """A packed batch and its logits, both on the model's device, logits in float32. Dropout is off meanwhile."""
+    forward = model.packed_logits if run is None else run
     was_training = model.training
     model.eval()
     try:
         with torch.inference_mode():
             batch = collate(features, position_offset=model.config.position_offset).to(model.device)
-            return batch, model.packed_logits(batch).float()
+            return batch, forward(batch).float()
     finally:
         model.train(was_training)
 

@@ -1,0 +1,158 @@
+"""The ONNX graph of every family and head: equal to torch in float32, close in int8, run by predict and evaluate."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.columns import Row
+from bert_tasks.errors import UsageError
+from bert_tasks.inference import evaluate, predict
+from bert_tasks.model import onnx, predicting
+from bert_tasks.model.onnx import GraphModel, exported_graph, quantized_graph
+from bert_tasks.model.predicting import batch_logits, feature_summaries
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks.base import Feature
+from small_checkpoints import save_checkpoint, tokenizer_of
+from small_tokenizers import LINES
+
+LABELS = ("calm", "glad", "sad")
+# Family -> head in the file, task, settings: every head shape once, every family once.
+CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "bert": ("sequence", "sequence-classification", {}),
+    "roberta": ("token", "token-classification", {"doc_stride": 8}),
+    "distilbert": ("span", "span-extraction", {"doc_stride": 8, "max_query_length": 10}),
+    "albert": ("base", "sequence-classification", {"pooling": "attention"}),
+    "electra": ("sequence", "pair-classification", {}),
+}
+# Words of different number, so that batches are ragged; the second of them is long enough for several windows.
+TEXTS = (LINES[0], " ".join(LINES[:4]), "the", LINES[3], LINES[5][:20])
+
+
+def rows_of(task: str) -> list[Row]:
+    match task:
+        case "token-classification":
+            return [{"words": text.split()} for text in TEXTS]
+        case "span-extraction":
+            return [{"question": "where is it?", "context": text} for text in TEXTS]
+        case "pair-classification":
+            return [{"text": text[:30], "text_pair": text[-40:]} for text in TEXTS]
+    return [{"text": text} for text in TEXTS]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def model(
+    request: pytest.FixtureRequest,
+    by_kind: dict[str, PreTrainedTokenizerBase],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> TaskModel:
+    head, task, settings = CASES[request.param]
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    labels = () if task == "span-extraction" else LABELS
+    save_checkpoint(folder, request.param, tokenizer_of(request.param, by_kind), head=head, labels=labels, wide=True)
+    given: dict[str, Any] = {"labels": labels} if labels else {}
+    torch.manual_seed(0)
+    return TaskModel.from_pretrained(folder, task=task, max_length=40, **given, **settings)
+
+
+@pytest.fixture(scope="module")
+def graph(model: TaskModel) -> Any:
+    """The exported graph; exporting takes seconds."""
+    model.train()
+    made = exported_graph(model)
+    assert {module.training for module in model.modules()} == {True}
+    model.eval()
+    return made
+
+
+def features_of(model: TaskModel) -> list[Feature]:
+    assert model.tokenizer is not None
+    return model.task.features(rows_of(model.task.name), model.tokenizer)
+
+
+def differences(left: Sequence[Tensor], right: Sequence[Tensor]) -> list[float]:
+    return [(a - b).abs().max().item() for a, b in zip(left, right, strict=True) if a.numel()]
+
+
+def test_float32_graph_equals_torch(model: TaskModel, graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = features_of(model)
+    run = GraphModel.of(model, graph.SerializeToString()).packed_logits
+    ours, theirs = batch_logits(model, features)[1], batch_logits(model, features, run=run)[1]
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max() <= 1e-4
+    monkeypatch.setattr(onnx, "RECTANGLE_TOKENS", 50)
+    for max_tokens in (1, 60):  # other sizes than the ones it was exported with, and other orders
+        narrow = feature_summaries(model, features, max_tokens=max_tokens, run=run)
+        assert max(differences(narrow, feature_summaries(model, features))) <= 1e-4
+
+
+def test_int8_graph_is_close(model: TaskModel, graph: Any) -> None:
+    features = features_of(model)
+    run = GraphModel.of(model, quantized_graph(graph)).packed_logits
+    _, exact = batch_logits(model, features)
+    _, rough = batch_logits(model, features, run=run)
+    error = ((rough - exact).norm() / exact.norm()).item()
+    assert 1e-4 < error < 0.2
+    assert {value.dtype for value in (exact, rough)} == {torch.float32}
+
+
+def test_predict_and_evaluate_run_the_graph(model: TaskModel, graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quantiser is left out, so that what comes back must equal what torch gives."""
+    monkeypatch.setattr(onnx, "exported_graph", lambda _: graph)
+    monkeypatch.setattr(onnx, "quantized_graph", lambda made: made.SerializeToString())
+    monkeypatch.setattr(predicting, "CHUNK_ROWS", 2)
+    rows = rows_of(model.task.name)
+    expected = model.predict(rows)
+    monkeypatch.setattr(TaskModel, "packed_logits", None)  # torch is not asked
+    found = predict(model, rows, dtype="int8")
+    for left, right in zip(found, expected, strict=True):
+        assert _plain(left.to_json()) == pytest.approx(_plain(right.to_json()), abs=1e-4)
+    if model.task.name == "sequence-classification":
+        labelled = [{**row, "label": label} for row, label in zip(rows, LABELS * 2, strict=False)]
+        metrics = evaluate(model, labelled, dtype="int8")
+        monkeypatch.undo()
+        assert metrics == pytest.approx(evaluate(model, labelled), rel=1e-4)
+
+
+def _plain(content: Any) -> dict[str, Any]:
+    """Numbers and texts by their path."""
+    found: dict[str, Any] = {}
+
+    def walk(path: str, value: Any) -> None:
+        if isinstance(value, dict | list):
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, item in pairs:
+                walk(f"{path}.{key}", item)
+        else:
+            found[path] = value
+
+    walk("", content)
+    return found
+
+
+@pytest.fixture
+def bare(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Path:
+    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer)
+    return tmp_path
+
+
+def test_a_missing_extra_is_named(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TaskModel.from_pretrained(bare, task="sequence-classification", labels=LABELS, max_length=40)
+    monkeypatch.setattr(onnx, "find_spec", lambda name: None if name == "onnxscript" else name)
+    with pytest.raises(UsageError, match=r"^onnxscript missing, .*pip install 'bert-tasks\[export\]'"):
+        predict(model, [{"text": "a"}], dtype="int8")
+
+
+def test_what_has_no_graph_is_refused(bare: Path) -> None:
+    model = TaskModel.from_pretrained(
+        bare, task="token-classification", labels=["O", "B-X", "I-X"], crf=True, max_length=40
+    )
+    with pytest.raises(UsageError, match="crf = true runs in float32"):
+        predict(model, [{"words": ["a"]}], dtype="int8")
+    wrong: Any = "int4"
+    with pytest.raises(UsageError, match="dtype is 'int4', expected one of 'float32', 'int8'"):
+        predict(model, [{"words": ["a"]}], dtype=wrong)
