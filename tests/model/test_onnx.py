@@ -25,7 +25,7 @@ LABELS = ("calm", "glad", "sad")
 CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "bert": ("sequence", "sequence-classification", {}),
     "roberta": ("token", "token-classification", {"doc_stride": 8}),
-    "distilbert": ("span", "span-extraction", {"doc_stride": 8, "max_query_length": 10}),
+    "distilbert": ("base", "span-extraction", {"doc_stride": 8, "max_query_length": 10}),
     "albert": ("base", "sequence-classification", {"pooling": "attention"}),
     "electra": ("sequence", "pair-classification", {}),
 }
