@@ -18,6 +18,7 @@ from bert_tasks.data.values import BadValueError, canonical
 from bert_tasks.encoder.heads import ChainHead, RowHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
+from bert_tasks.model.freed_memory import return_freed_memory
 from bert_tasks.tasks.base import Feature, Prediction, collate
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 1024
 BATCH_TOKENS = 16384
+CPU_BATCH_TOKENS = 4096  # what a layer makes of so many stays in a processor's cache
 _BATCH_LOGITS = 2**25
 
 
@@ -47,6 +49,8 @@ def predict_rows(model: "TaskModel", rows: Iterable[Row], *, run: "Logits | None
     number = 0
     while chunk := list(remaining if task.reads_neighbours else islice(remaining, CHUNK_ROWS)):
         read = [canonical_row(row, inputs, number + i) for i, row in enumerate(chunk)]  # targets are not read
+        if number:
+            return_freed_memory()
         number += len(chunk)
         features = task.features(read, tokenizer)
         yield from task.decode(feature_summaries(model, features, run=run), features, read)
@@ -97,9 +101,10 @@ def feature_summaries(
 
 def batch_tokens(model: "TaskModel") -> int:
     """How many tokens are run together: fewer for a CRF, whose logits hold a matrix for each."""
+    most = CPU_BATCH_TOKENS if model.device.type == "cpu" else BATCH_TOKENS
     if not isinstance(model.head, ChainHead):
-        return BATCH_TOKENS
-    return max(1, min(BATCH_TOKENS, _BATCH_LOGITS // model.head.transitions.numel()))
+        return most
+    return max(1, min(most, _BATCH_LOGITS // model.head.transitions.numel()))
 
 
 def batch_logits(

@@ -120,3 +120,14 @@ def test_a_model_without_tokenizer(model: TaskModel) -> None:
     bare = TaskModel(model.hf_config, model.task)
     with pytest.raises(UsageError, match="the model has no tokenizer"):
         bare.predict([{"text": "a"}])
+
+
+def test_the_heap_is_closed_between_chunks_only(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicting, "CHUNK_ROWS", 4)
+    calls: list[int] = []
+    monkeypatch.setattr(predicting, "return_freed_memory", lambda: calls.append(1))
+    rows = [{"text": line} for line in LINES]
+    model.predict(rows[:4])
+    assert not calls, "one chunk, as when serving, does not pay for it"
+    model.predict(rows[:12])
+    assert len(calls) == 2
