@@ -61,13 +61,16 @@ def attend_first(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: f
     """
     if layout.regroup is not None:
         key_value = _pad(key_value, layout.regroup)  # [P, 2, A, D]
-    contexts, start = [], 0
-    for group in layout.groups:
+    contexts = []
+    for group, first in zip(
+        layout.groups, torch.split(query, [group.sequences for group in layout.groups]), strict=True
+    ):
         rows = key_value[group.rows].view(group.sequences, group.length, *key_value.shape[1:])
         key, value = rows.permute(2, 0, 3, 1, 4).unbind(0)  # [sequences, A, T, D]
-        first = query[start : start + group.sequences, :, None]  # [sequences, A, 1, D]
-        contexts.append(F.scaled_dot_product_attention(first, key, value, attn_mask=group.mask, dropout_p=dropout))
-        start += group.sequences
+        context = F.scaled_dot_product_attention(
+            first.unsqueeze(2), key, value, attn_mask=group.mask, dropout_p=dropout
+        )  # [sequences, A, 1, D]
+        contexts.append(context)
     return torch.cat(contexts).flatten(1)
 
 

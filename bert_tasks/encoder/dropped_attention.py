@@ -8,7 +8,7 @@ Shape legend: B sequences, T length, A heads, D head size, M = B * A.
 """
 
 import math
-from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -36,44 +36,46 @@ class _DroppedAttention(torch.autograd.Function):
     def forward(ctx: Any, qkv: Tensor, mask: Tensor | None, p: float) -> Tensor:
         batch, length, _, heads, size = qkv.shape
         query, key, value = by_head = qkv.permute(2, 0, 3, 1, 4).reshape(3, batch * heads, length, size)
-        bias = None if mask is None else _bias(mask, heads, qkv.dtype)  # [M, 1, T]
         weights = qkv.new_empty(batch * heads, length, length)
         words = random_words(weights.shape)
         context = torch.empty_like(query)  # [M, T, D]
-        for piece in _pieces(weights):
-            weight = _scores(query[piece], key[piece], None if bias is None else bias[piece], out=weights[piece])
-            torch.softmax(weight, -1, out=weight)
-            factors = kept(words[piece], p, out=torch.empty_like(weight))
-            torch.bmm(factors.mul_(weight), value[piece], out=context[piece])
+        biases = repeat(None) if mask is None else _in_pieces(_bias(mask, heads, qkv.dtype), length)
+        for q, k, v, weight, word, out, bias in zip(
+            *(_in_pieces(tensor, length) for tensor in (query, key, value, weights, words, context)),
+            biases,
+            strict=False,
+        ):
+            torch.softmax(_scores(q, k, bias, out=weight), -1, out=weight)
+            factors = kept(word, p, out=torch.empty_like(weight))
+            torch.bmm(factors.mul_(weight), v, out=out)
         context *= keep_scale(p)
         ctx.save_for_backward(by_head, weights, words)
-        ctx.p, ctx.heads = p, heads
+        ctx.p = p
         return context.view(batch, heads, length, size).transpose(1, 2).contiguous()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         by_head, weights, words = ctx.saved_tensors
-        query, key, value = by_head
-        gradients = torch.empty_like(by_head)
-        of_query, of_key, of_value = gradients
-        of_context = (gradient.transpose(1, 2) * keep_scale(ctx.p)).reshape_as(query)  # [M, T, D]
-        for piece in _pieces(weights):
-            weight, outer = weights[piece], of_context[piece]
-            factors = kept(words[piece], ctx.p, out=torch.empty_like(weight))
-            torch.bmm((weight * factors).transpose(1, 2), outer, out=of_value[piece])
-            of_weight = torch.bmm(outer, value[piece].transpose(1, 2)).mul_(factors)
-            of_score = torch._softmax_backward_data(of_weight, weight, -1, weight.dtype)
-            torch.bmm(of_score, key[piece], out=of_query[piece])
-            torch.bmm(of_score.transpose(1, 2), query[piece], out=of_key[piece])
-        gradients[:2] *= 1 / math.sqrt(query.shape[-1])
         batch, length, heads, size = gradient.shape
+        gradients = torch.empty_like(by_head)  # [3, M, T, D]
+        of_context = (gradient.transpose(1, 2) * keep_scale(ctx.p)).reshape(-1, length, size)  # [M, T, D]
+        tensors = (*by_head, weights, words, of_context, *gradients)
+        for q, k, v, weight, word, outer, of_q, of_k, of_v in zip(
+            *(_in_pieces(tensor, length) for tensor in tensors), strict=True
+        ):
+            factors = kept(word, ctx.p, out=torch.empty_like(weight))
+            torch.bmm((weight * factors).transpose(1, 2), outer, out=of_v)
+            of_weight = torch.bmm(outer, v.transpose(1, 2)).mul_(factors)
+            of_score = torch._softmax_backward_data(of_weight, weight, -1, weight.dtype)
+            torch.bmm(of_score, k, out=of_q)
+            torch.bmm(of_score.transpose(1, 2), q, out=of_k)
+        gradients[:2] *= 1 / math.sqrt(size)
         return gradients.view(3, batch, heads, length, size).permute(1, 3, 0, 2, 4).contiguous(), None, None
 
 
-def _pieces(weights: Tensor) -> Iterator[slice]:
-    matrices, length, _ = weights.shape
-    step = max(1, _PIECE // (length * length))
-    return (slice(start, start + step) for start in range(0, matrices, step))
+def _in_pieces(tensor: Tensor, length: int) -> tuple[Tensor, ...]:
+    """``[M, ...]`` as views of as many matrices each as have ``_PIECE`` weights."""
+    return torch.split(tensor, max(1, _PIECE // (length * length)))
 
 
 def _scores(query: Tensor, key: Tensor, bias: Tensor | None, *, out: Tensor) -> Tensor:

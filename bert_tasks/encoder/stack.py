@@ -74,10 +74,12 @@ class Attention(nn.Module):
 
     def _first(self, hidden: Tensor, layout: Packed, dropout: float) -> Tensor:
         """``[B, H]`` of the first tokens, in the caller's order: the others need keys and values, but no queries."""
-        width, (weight, bias) = hidden.shape[1], (self.qkv.weight, self.qkv.bias)
+        sizes = [hidden.shape[1], 2 * hidden.shape[1]]
+        of_query, of_rest = torch.split(self.qkv.weight, sizes)
+        query_bias, rest_bias = torch.split(self.qkv.bias, sizes)
         first = hidden.index_select(0, layout.offsets[:-1])  # [B, H]
-        query = F.linear(first, weight[:width], bias[:width]).view(len(first), self.heads, -1)  # [B, A, D]
-        key_value = F.linear(hidden, weight[width:], bias[width:]).view(len(hidden), 2, self.heads, -1)  # [N, 2, A, D]
+        query = F.linear(first, of_query, query_bias).view(len(first), self.heads, -1)  # [B, A, D]
+        key_value = F.linear(hidden, of_rest, rest_bias).view(len(hidden), 2, self.heads, -1)  # [N, 2, A, D]
         return attend_first(query, key_value, layout, dropout=dropout).index_select(0, layout.order)
 
 
