@@ -18,7 +18,7 @@ DEPENDENCIES := $(VENV)/.dependencies-
 # repository, to the import path.
 PYTEST := cd build/testrun && env -u PYTHONPATH PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 \
 	BERT_TASKS_REPOSITORY="$(CURDIR)" "$(BIN)/pytest" -c "$(CURDIR)/pyproject.toml" --rootdir "$(CURDIR)" \
-	-n $(PYTEST_WORKERS) --dist loadfile "$(CURDIR)/tests" -q
+	-n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder "$(CURDIR)/tests" -q
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

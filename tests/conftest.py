@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+# Files whose few tests start whole programs: they go first, so that no worker is left alone with them at the end.
+LONG_FILES = ("test_readme.py", "test_cli_processes.py", "test_processes.py", "test_quickstart.py")
+
 HF_HOME = Path(tempfile.mkdtemp(prefix="bert-tasks-tests-"))
 FOLDERS_BELOW_HOME = (
     "HF_DATASETS_CACHE",
@@ -97,3 +100,7 @@ def by_kind(
     unigram_tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, PreTrainedTokenizerBase]:
     return {"wordpiece": wordpiece_tokenizer, "bpe": bpe_tokenizer, "unigram": unigram_tokenizer}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG_FILES)

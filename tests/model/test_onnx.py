@@ -44,7 +44,13 @@ def rows_of(task: str) -> list[Row]:
     return [{"text": text} for text in TEXTS]
 
 
-@pytest.fixture(scope="module", params=CASES)
+# An export takes seconds: the two whose head shapes the others have too are for the long tests.
+LONG = ("albert", "electra")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CASES]
+)
 def model(
     request: pytest.FixtureRequest,
     by_kind: dict[str, PreTrainedTokenizerBase],
