@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bert_tasks.encoder import attention
 from bert_tasks.encoder import dropped_attention as module
 from bert_tasks.encoder.attention import attend
 from bert_tasks.encoder.dropout import keep_scale, kept, random_words
@@ -49,14 +50,23 @@ def test_values_and_gradients_are_those_of_the_formula(
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_packed_rows_come_here_and_almost_no_dropout_is_almost_none() -> None:
+def test_packed_rows_come_here_and_almost_no_dropout_is_almost_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[int] = []
+
+    def counting(qkv: Tensor, mask: Tensor | None, p: float) -> Tensor:
+        handled.append(len(qkv))
+        return dropped_attention(qkv, mask, p)
+
+    monkeypatch.setattr(attention, "dropped_attention", counting)
     ids = [[0] * length for length in (5, 1, 7, 3, 7, 16, 15)]
     layout = pack(ids, ids, position_offset=0).layout
     qkv = torch.randn(sum(map(len, ids)), 3, HEADS, SIZE, dtype=torch.float64)
     torch.manual_seed(0)
     dropped, state = attend(qkv, layout, dropout=2**-16), torch.get_rng_state()
+    assert sum(handled) == len(ids), "torch's own, slow dropout took some sequences"
     torch.testing.assert_close(dropped, attend(qkv, layout, dropout=0.0), rtol=2**-15, atol=1e-12)
     assert torch.equal(torch.get_rng_state(), state), "no random numbers without dropout"
+    assert sum(handled) == len(ids), "without dropout torch's kernel is the faster one"
     torch.manual_seed(0)
     assert not torch.equal(attend(qkv, layout, dropout=0.5), dropped)
 
