@@ -1,12 +1,13 @@
 """The encoder on packed rows: independent of the batch, the same bits twice, mixed precision, initial weights."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bert_tasks.encoder import packing
+from bert_tasks.encoder import packing, stack
 from bert_tasks.encoder.heads import Pooling
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.encoder.stack import Stack, activate, initialize
@@ -53,6 +54,27 @@ def test_logits_do_not_depend_on_order_or_company(family: str, pooling: Pooling)
     for i, tokens in enumerate(ids):
         alone = model(batch_of([tokens], position_offset=offset))
         torch.testing.assert_close(alone, together[i : i + 1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "attention"])
+@torch.no_grad()
+def test_the_last_layer_makes_only_the_queries_that_are_read(pooling: Pooling, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries: list[int] = []
+
+    def counting(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def counted(first: Tensor, *arguments: Any, **options: Any) -> Tensor:
+            queries.append(len(first))
+            return kernel(first, *arguments, **options)
+
+        return counted
+
+    for name in ("attend", "attend_first"):
+        monkeypatch.setattr(stack, name, counting(getattr(stack, name)))
+    model = task_model("bert", pooling=pooling)
+    model(batch_of(random_ids(), position_offset=0))
+    layers = len(model.config.layer_order)
+    read = len(LENGTHS) if pooling == "cls" else sum(LENGTHS)
+    assert queries == [sum(LENGTHS)] * (layers - 1) + [read]
 
 
 @pytest.mark.parametrize("slack", [0.0, 1.0])
