@@ -22,7 +22,7 @@ PYTEST := cd build/testrun && env -u PYTHONPATH PYTHONSAFEPATH=1 OMP_NUM_THREADS
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-slow lint clean
+.PHONY: help quickstart test test-slow faults lint clean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -35,6 +35,10 @@ test: lint $(DEPENDENCIES)dev $(PACKAGE) build/testrun  ## lint, then the tests 
 
 test-slow: $(DEPENDENCIES)dev $(PACKAGE) build/testrun  ## the tests that take long
 	$(PYTEST) -m "slow and not gpu"
+
+faults: $(DEPENDENCIES)dev $(PACKAGE)  ## the fault suite at full length; its figures go to docs/reliability
+	env -u PYTHONPATH OMP_NUM_THREADS=1 BERT_TASKS_REPOSITORY="$(CURDIR)" \
+		"$(BIN)/python" tests/support/fault_campaign.py
 
 lint: $(DEPENDENCIES)dev  ## ruff (rules and format) and mypy --strict
 	"$(BIN)/ruff" check .

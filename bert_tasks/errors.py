@@ -6,21 +6,27 @@ else that escapes is a defect of the package: exit code 1.
 
 
 class BertTasksError(Exception):
-    """A failure the user can act on. The message names what, where, what was expected and the next step."""
+    """A failure the user can act on. The message names what, where, what was expected and the next step.
+
+    ``collective``: all processes of a job raise it, and the first one tells it.
+    """
 
     exit_code = 1
+    collective = False
 
 
 class UsageError(BertTasksError):
     """A wrong argument, or a launcher that does not match the run (exit code 2)."""
 
     exit_code = 2
+    collective = True  # the command and its surroundings are the same for all
 
 
 class RecipeError(BertTasksError):
     """A recipe that cannot be read or does not fit the schema (exit code 2)."""
 
     exit_code = 2
+    collective = True
 
 
 class DataError(BertTasksError):
@@ -39,3 +45,18 @@ class DivergedError(BertTasksError):
     """Training met a non-finite loss or gradient; the weights are those before that step (exit code 5)."""
 
     exit_code = 5
+    collective = True
+
+
+class StoppedError(BertTasksError):
+    """A signal asked the run to stop; it is saved, and the same command goes on with it (143: SIGTERM, 130: SIGINT)."""
+
+    collective = True
+
+    def __init__(self, message: str, *, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+class GivenUpError(Exception):
+    """An evaluation that was asked to stop before its end. The training loop takes it; it never leaves the package."""

@@ -7,50 +7,48 @@ Shape legend: S samples (rows or windows).
 """
 
 import atexit
-import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from datetime import timedelta
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor
 
-from bert_tasks.data.arrow_cache import file_digest
 from bert_tasks.data.batching import Samples, longest_first
-from bert_tasks.data.checks import check_labels
 from bert_tasks.data.columns import Row
-from bert_tasks.data.features_cache import cached_features
-from bert_tasks.data.readers import Reading, read_table
+from bert_tasks.data.readers import Reading
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.writers import checked_output, whole_file, write_rows
-from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
+from bert_tasks.errors import BertTasksError, CheckpointError, DataError, GivenUpError, UsageError
+from bert_tasks.model.inputs import Data, load_table, tokenized
 from bert_tasks.model.onnx import DType, Logits, logits_of
-from bert_tasks.model.predicting import batch_logits, batch_tokens, predict_rows, summaries, tokenizer_of
+from bert_tasks.model.predicting import batch_logits, batch_tokens, predict_rows, summaries
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.model.trained import load_trained
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Feature, Prediction, Task
 
-FEATURE_ROWS = 1000  # rows per call of ``Task.features``
 DECODED_ROWS = 1000  # rows per call of ``Task.decode``
 
-Data = str | Path | RowTable | Sequence[Row]
 Result = TypeVar("Result")
 
 # What accelerate may be configured to do that this package neither wants nor tests.
 _PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")
 
 
-def make_accelerator(mixed_precision: str = "no") -> Accelerator:
+def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = None) -> Accelerator:
     """The one place that decides about devices and processes.
 
     Without a GPU ``cpu=True`` is needed: a plain ``Accelerator()`` started by torchrun would run every process alone.
+    ``timeout``: seconds that processes wait for each other; the first call decides. None: torch's 30 minutes (10 on
+    GPUs).
 
     Raises:
         UsageError: the launcher started more processes than take part, fp16 without a GPU, or an accelerate
@@ -60,7 +58,8 @@ def make_accelerator(mixed_precision: str = "no") -> Accelerator:
     if mixed_precision == "fp16" and not cuda:
         raise UsageError("mixed_precision = 'fp16' needs a GPU; on a CPU use 'bf16' or 'no'")
     _forget_precision(mixed_precision)
-    accelerator = Accelerator(cpu=not cuda, mixed_precision=mixed_precision)
+    group = [] if timeout is None else [InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))]
+    accelerator = Accelerator(cpu=not cuda, mixed_precision=mixed_precision, kwargs_handlers=group)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != launched:
         raise UsageError(
@@ -104,7 +103,9 @@ def from_first_process(accelerator: Accelerator, work: Callable[[], Result]) -> 
     if failure is not None:
         code, text = failure
         kinds = (UsageError, DataError, CheckpointError)
-        raise next((kind for kind in kinds if kind.exit_code == code), BertTasksError)(text)
+        told = next((kind for kind in kinds if kind.exit_code == code), BertTasksError)(text)
+        told.collective = True
+        raise told
     return cast("Result", result)
 
 
@@ -128,74 +129,6 @@ def _forget_precision(wanted: str) -> None:
     stored = AcceleratorState._shared_state
     if stored.get("_mixed_precision", wanted) != wanted:
         stored.clear()
-
-
-def load_table(
-    data: Data,
-    task: Task,
-    *,
-    reading: Reading | None = None,
-    targets: Literal["required", "optional", "unread"] = "required",
-    name: str = "rows",
-) -> RowTable:
-    """A table of a file, of rows in memory, or the table itself, checked against the task's columns and labels.
-
-    Args:
-        targets: whether every row must have its target, one of the task's labels, or may; or targets are not read.
-        name: of rows in memory, for messages, which count them from 1.
-
-    Raises:
-        DataError: naming every bad row.
-    """
-    if isinstance(data, RowTable):
-        return data
-    wanted = [column for column in task.columns if targets != "unread" or not column.is_target]
-    needed: Literal["required", "optional"] = "required" if targets == "required" else "optional"
-    if not isinstance(data, str | Path):
-        table = RowTable.from_rows(data, name, wanted, needed)
-        if task.labels and targets == "required":
-            check_labels([table], wanted, task.labels)
-        return table
-    how = Reading() if reading is None else reading
-    unread = {column.name for column in task.columns} - {column.name for column in wanted}
-    return read_table(
-        data,
-        columns=wanted,
-        names=None if how.columns is None else {k: v for k, v in how.columns.items() if k not in unread},
-        format=how.format,
-        targets=needed,
-        labels=task.labels,
-        encoding=how.encoding,
-        delimiter=how.delimiter,
-    )
-
-
-def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
-    """The table's features, from the cache where the same rows were tokenised the same way before.
-
-    Raises:
-        DataError: a window is longer than the model's positions.
-    """
-    key = {
-        "task": f"{type(task).__module__}:{type(task).__qualname__}",
-        "code": None if type(task) in TASKS.values() else file_digest(Path(inspect.getfile(type(task)))),
-        "labels": list(task.labels),
-        "settings": task.settings(),
-        "version": version("bert-tasks"),
-    }
-    features = cached_features(
-        table,
-        features=task.features,
-        tokenizer=tokenizer_of(model),
-        key=key,
-        batch_size=None if task.reads_neighbours else FEATURE_ROWS,
-    )
-    samples = Samples.of(features, task.sample)
-    if samples.longest > model.config.usable_length:
-        raise DataError(
-            f"{table.source}: a window has {samples.longest} tokens, the model {model.config.usable_length} positions"
-        )
-    return samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,19 +158,25 @@ def evaluate_samples(
     *,
     tune: bool = False,
     run: Logits | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Evaluates an unwrapped model; every process returns the same numbers.
 
     Args:
         tune: choose the task's thresholds on these predictions and report the metrics they give.
         run: what runs a batch in place of the model.
+        stop: asked before each batch whether to give up.
 
     Raises:
         BertTasksError: not every sample came back exactly once (a defect, never hidden).
+        GivenUpError: on every process, if ``stop`` said so on one.
     """
     batches = longest_first(samples.lengths, max_tokens=batch_tokens(model))
     mine = batches[accelerator.process_index :: accelerator.num_processes]
-    results: list[_BatchResult] = gather_object([_run_batch(model, samples, batch, run) for batch in mine])
+    results = [_run_batch(model, samples, batch, run) for batch in takewhile(lambda _: not stop(), mine)]
+    if any(gather_object([len(results) < len(mine)])):
+        raise GivenUpError
+    results = gather_object(results)
     return from_first_process(accelerator, lambda: _evaluation(model, samples, table, results, tune=tune))
 
 

@@ -96,6 +96,9 @@ class OptimSection(BaseModel):
 class RunSection(BaseModel):
     """``eval_steps`` None: evaluate after each epoch. ``early_stopping_patience`` counts evaluations.
 
+    A checkpoint is written with every evaluation, every ``save_steps`` steps and when the run is asked to stop; the
+    newest ``keep_last`` and the best are kept.
+
     ``seeds``: one run for each, in a folder of its own inside ``output_dir``; ``seed`` is not used then.
     """
 
@@ -107,6 +110,8 @@ class RunSection(BaseModel):
     early_stopping_patience: Count | None = None
     metric_for_best_model: str | None = None
     logging_steps: Count = 10
+    save_steps: Count | None = None
+    keep_last: Count = 2
 
 
 class Recipe(BaseModel):

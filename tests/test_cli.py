@@ -131,6 +131,7 @@ class TestTrain:
         assert 0 <= summary["metrics"]["accuracy"] <= 1
         assert summary["best_step"] == 2
         assert {path.name for path in folder.iterdir()} == {
+            "checkpoints",
             "model",
             "metrics.jsonl",
             "metrics.json",
@@ -158,7 +159,8 @@ class TestTrain:
     def test_another_recipe_does_not_replace_a_run(self, recipe: Path, run: Run) -> None:
         assert run("train", recipe, "--quiet").code == 0
         message = failure(run("train", recipe, "--set", "run.seed=8", "--quiet"), 2)
-        assert "holds a finished run: choose another folder, or --overwrite" in message
+        assert "holds a finished run with other settings: run.seed = 8 (was " in message
+        assert "Choose another folder, or --overwrite" in message
 
     def test_dry_run_writes_nothing(self, recipe: Path, run: Run) -> None:
         before = sorted(recipe.parent.rglob("*"))

@@ -125,6 +125,8 @@ def test_a_minimal_recipe_has_the_documented_defaults(folder: Path) -> None:
         "early_stopping_patience": None,
         "metric_for_best_model": None,
         "logging_steps": 10,
+        "save_steps": None,
+        "keep_last": 2,
     }
 
 

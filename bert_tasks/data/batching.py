@@ -68,6 +68,11 @@ class Samples:
         """The numbers of all features of some samples, in that order."""
         return [i for sample in samples for i in range(self.starts[sample], self.starts[sample + 1])]
 
+    def rows(self, samples: Iterable[int]) -> list[int]:
+        """The numbers of the rows that some samples are of, ascending, from 0."""
+        starts = self.starts[list(samples)]
+        return sorted(set((np.searchsorted(self.row_starts, starts, side="right") - 1).tolist()))
+
     def features_of(self, samples: Iterable[int]) -> list[dict[str, Any]]:
         """What training needs of all features of some samples, in that order."""
         return rows_of(self.trained[self.indices(samples)])

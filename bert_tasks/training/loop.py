@@ -1,85 +1,44 @@
 """``fit``: the training loop.
 
-The main path of the package: prepare data and optimizer, then for every optimizer step accumulate gradients, check the
-step before, update; evaluate after each epoch or every ``eval_steps``; keep the best model on disk.
+The main path of the package: prepare data and optimizer, begin or go on with the run in the folder, then for every
+optimizer step accumulate gradients, check the step before, update; evaluate after each epoch or every ``eval_steps``;
+save the run and the best model.
 
-Must not know recipes' files (run.py turns a recipe into a call of ``run_job``), how a step is computed (steps.py) or
-which model is the best (selection.py).
+Must not know recipes' files (run.py turns a recipe into a call of ``run_job``), how a step is computed (steps.py),
+which model is the best (selection.py) or what is on the disk (run_folder.py).
 """
 
-import math
-import time
+import signal
 from collections.abc import Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast
 
 from bert_tasks.data.batching import Samples, truncated_rows
 from bert_tasks.data.checks import check_splits
 from bert_tasks.data.splits import Splits
 from bert_tasks.encoder.attention import attention_backend
-from bert_tasks.errors import UsageError
-from bert_tasks.inference import Data, first_process_first, load_table, make_accelerator, tokenized
+from bert_tasks.errors import DivergedError, GivenUpError, StoppedError, UsageError
+from bert_tasks.inference import first_process_first, from_first_process, make_accelerator
+from bert_tasks.model.inputs import Data, load_table, tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import OptimSection, RunSection, sections
-from bert_tasks.training import outputs
+from bert_tasks.training import outputs, run_folder
+from bert_tasks.training.job import FitResult, Job
+from bert_tasks.training.locking import locked
 from bert_tasks.training.optim import build_optimizer, freeze, parameter_groups
-from bert_tasks.training.progress import Reporter, make_reporter
-from bert_tasks.training.sampling import epoch_batches, total_steps
+from bert_tasks.training.progress import Clock, Reporter, make_reporter
+from bert_tasks.training.run_folder import Earlier
+from bert_tasks.training.sampling import total_steps
 from bert_tasks.training.selection import Course, Validation, check_metric, evaluate_all, value_of
 from bert_tasks.training.steps import Stepper, StepResult, accumulate, settle, update
+from bert_tasks.training.stopping import StopSignals
 
 _DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitResult:
-    """What a run ended with; the same as in ``metrics.json``.
-
-    Attributes:
-        metrics: of the best model on the validation rows; ``last_metrics``: of the last evaluation.
-        best_step, steps: optimizer steps until the best model, and in all.
-        train_seconds: without evaluation and saving.
-        reused: the run was complete already; nothing was trained.
-    """
-
-    metrics: dict[str, float]
-    last_metrics: dict[str, float]
-    best_step: int
-    steps: int
-    stopped_early: bool
-    train_seconds: float
-    output_dir: Path
-    reused: bool = False
-
-    def summary(self) -> dict[str, Any]:
-        """The content of ``metrics.json``."""
-        return {key: value for key, value in vars(self).items() if key not in ("output_dir", "reused")}
-
-    @classmethod
-    def from_summary(cls, summary: Mapping[str, Any], folder: Path) -> Self:
-        """The result of a finished run; JSON's null is a metric that is not a number."""
-        values = dict(summary)
-        for name in ("metrics", "last_metrics"):
-            values[name] = {key: math.nan if value is None else value for key, value in summary[name].items()}
-        return cls(**values, output_dir=folder, reused=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """Everything a run needs, loaded and checked. ``provenance``: file name -> text, written into the output folder."""
-
-    model: TaskModel
-    splits: Splits
-    optim: OptimSection
-    run: RunSection
-    output_dir: Path
-    gradient_checkpointing: bool = False
-    provenance: Mapping[str, str] = field(default_factory=dict)
 
 
 def fit(
@@ -95,19 +54,24 @@ def fit(
 ) -> FitResult:
     """Fine-tunes a model; afterwards it holds the best weights, which ``output_dir/model`` holds too.
 
+    A run that was stopped or killed goes on from its newest checkpoint when it is called again with the same
+    settings and rows; a finished one is not repeated. SIGTERM and SIGINT save the run after the step.
+
     Args:
         model: with a task; its task's data-dependent settings (balanced weights, thresholds) are set here.
         train, validation: files or rows with the task's columns; several validation sets by name.
-        overwrite: replace an earlier run in ``output_dir``.
+        overwrite: replace an earlier run in ``output_dir`` instead of going on with it.
         gradient_checkpointing: compute layers twice to save memory.
         settings: fields of a recipe's ``[optim]`` (learning_rate, epochs, batch_size, ...) and ``[run]`` (seed,
-            eval_steps, early_stopping_patience, metric_for_best_model, logging_steps).
+            eval_steps, save_steps, keep_last, early_stopping_patience, metric_for_best_model, logging_steps).
 
     Raises:
         RecipeError: an unknown or impossible setting.
         DataError: rows that cannot be used, all of them named.
-        UsageError: the output folder is in use, or the launcher does not fit.
+        UsageError: the output folder is in use or holds a run with other settings, or the launcher does not fit.
+        CheckpointError: the run cannot be saved or gone on with.
         DivergedError: a loss or gradient was not finite.
+        StoppedError: a signal asked the run to stop; it is saved.
     """
     optim, run = sections(**settings)
     sets = validation if isinstance(validation, Mapping) else {"": validation}
@@ -134,30 +98,40 @@ def fit(
 def run_job(job: Job, *, overwrite: bool = False, progress: bool = True) -> FitResult:
     """Trains what ``fit`` or a recipe has prepared; see ``fit``."""
     accelerator = make_accelerator(job.optim.mixed_precision)
-    outputs.check_folder(job.output_dir, overwrite=overwrite)
-    accelerator.wait_for_everyone()
+    from_first_process(accelerator, lambda: outputs.check_folder(job.output_dir))
     model = job.model
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        rehearse(model, job.splits, job.optim, job.run, accelerator)
-        samples, validation = first_process_first(accelerator, lambda: _features(job))
-        stepper = _stepper(job, samples, accelerator)
-        if accelerator.is_main_process:
-            _open(job, stepper)
-        accelerator.wait_for_everyone()
-        reporter = make_reporter(
-            total_steps=stepper.total_steps,
-            logging_steps=job.run.logging_steps,
-            visible=progress and accelerator.is_main_process,
-        )
-        with closing(reporter):
-            return _train(job, stepper, validation, reporter)
-    finally:
-        for parameter in trainable:
-            parameter.requires_grad_(True)
-        model.zero_grad(set_to_none=True)
-        model.stack.gradient_checkpointing = False
-        accelerator.unwrap_model(model, keep_fp32_wrapper=False).eval()
+    with _locked(job, accelerator):
+        try:
+            rehearse(model, job.splits, job.optim, job.run, accelerator)
+            earlier = None if overwrite else from_first_process(accelerator, lambda: run_folder.earlier_run(job))
+            if earlier is not None and earlier.summary is not None and earlier.is_complete:
+                return _complete(job, accelerator, earlier.summary)
+            samples, validation = first_process_first(accelerator, lambda: _features(job))
+            stepper = _stepper(job, samples, accelerator)
+            reporter = make_reporter(
+                total_steps=stepper.total_steps,
+                logging_steps=job.run.logging_steps,
+                visible=progress and accelerator.is_main_process,
+            )
+            with closing(reporter), StopSignals() as signals:
+                course = _begin(job, stepper, earlier, reporter)
+                _train(job, stepper, course, validation, reporter, signals)
+                return _finish(job, stepper, course)
+        finally:
+            for parameter in trainable:
+                parameter.requires_grad_(True)
+            model.zero_grad(set_to_none=True)
+            model.stack.gradient_checkpointing = False
+            accelerator.unwrap_model(model, keep_fp32_wrapper=False).eval()
+
+
+@contextmanager
+def _locked(job: Job, accelerator: Accelerator) -> Iterator[None]:
+    """The first process holds the folder for all of them."""
+    with ExitStack() as stack:
+        from_first_process(accelerator, lambda: stack.enter_context(locked(job.output_dir)))
+        yield
 
 
 def rehearse(model: TaskModel, splits: Splits, optim: OptimSection, run: RunSection, accelerator: Accelerator) -> None:
@@ -207,11 +181,24 @@ def _stepper(job: Job, samples: Samples, accelerator: Accelerator) -> Stepper:
     )
 
 
-def _open(job: Job, stepper: Stepper) -> None:
-    """Makes the output folder and writes what the run is made of."""
-    outputs.open_folder(job.output_dir)
+def _begin(job: Job, stepper: Stepper, earlier: Earlier | None, reporter: Reporter) -> Course:
+    """The course of a new run, or of the one in the folder as far as its newest checkpoint."""
+    course, accelerator = Course(task=job.model.task), stepper.accelerator
+    _announce(job, stepper, reporter)
+    if earlier is not None:
+        for note in run_folder.resume(job, stepper, course, earlier, _facts(job, stepper)):
+            reporter.note(note)
+        course.heed(job.run.early_stopping_patience)
+    else:
+        from_first_process(accelerator, lambda: run_folder.open_fresh(job, _facts(job, stepper)))
+    accelerator.wait_for_everyone()
+    return course
+
+
+def _facts(job: Job, stepper: Stepper) -> dict[str, Any]:
+    """What the run is made of, for run.json."""
     task = job.model.task
-    facts = {
+    return {
         **outputs.environment(),
         "seed": job.run.seed,
         "processes": stepper.accelerator.num_processes,
@@ -223,9 +210,6 @@ def _open(job: Job, stepper: Stepper) -> None:
         "rows": len(job.splits.train),
         "steps": stepper.total_steps,
     }
-    for name, text in job.provenance.items():
-        (job.output_dir / name).write_text(text, encoding="utf-8")
-    outputs.write_json(job.output_dir / outputs.RUN, facts)
 
 
 def _attention(job: Job, accelerator: Accelerator) -> str:
@@ -239,43 +223,70 @@ def _attention(job: Job, accelerator: Accelerator) -> str:
     )
 
 
-def _train(job: Job, stepper: Stepper, validation: Validation, reporter: Reporter) -> FitResult:
-    course, pending = Course(task=job.model.task), None
-    _announce(job, stepper, reporter)
-    done, mark, tokens = 0, time.perf_counter(), 0
-    for step, epoch, batch, epoch_ends in _plan(stepper):
+def _train(
+    job: Job, stepper: Stepper, course: Course, validation: Validation, reporter: Reporter, signals: StopSignals
+) -> None:
+    """Steps, evaluations and checkpoints from ``course.step`` to the end.
+
+    Raises:
+        StoppedError: a signal asked for it; the run is saved.
+    """
+    if course.step and _evaluation_is_due(job, stepper, course.step) and course.evaluated_step != course.step:
+        _evaluate(job, stepper, course, validation, reporter, signals)
+    pending, clock = None, Clock()
+    for step, batch in _plan(stepper, first=course.step):
+        if course.stopped:
+            break
         sums = accumulate(stepper, step, batch)
-        if pending is not None:
-            _settle(job, stepper, course, pending, reporter, epoch=epoch, speed=tokens / (time.perf_counter() - mark))
-        pending = update(stepper, step, batch, sums)
-        tokens += int(stepper.samples.lengths[batch].sum())
-        done = step + 1
-        if _evaluation_is_due(job, done, epoch_ends=epoch_ends, last=done == stepper.total_steps):
-            _settle(job, stepper, course, pending, reporter, epoch=epoch, speed=tokens / (time.perf_counter() - mark))
-            pending = None
-            course.seconds += time.perf_counter() - mark
-            _evaluate(job, stepper, course, validation, reporter, step=done, epoch=epoch)
-            mark, tokens = time.perf_counter(), 0
-            if course.stopped:
-                break
-    return _finish(job, stepper, course, steps=done)
+        if pending is not None and _settle(job, stepper, course, pending, reporter, clock):
+            stepper.optimizer.zero_grad(set_to_none=True)
+            course.seconds += clock.seconds
+            _save(job, stepper, course)
+            _stop(job, stepper, course, signals)
+        pending = update(stepper, step, batch, sums, stop=signals.received is not None)
+        clock.tokens += int(stepper.samples.lengths[batch].sum())
+        course.step = step + 1
+        evaluating = _evaluation_is_due(job, stepper, course.step)
+        if evaluating or _is_multiple(course.step, job.run.save_steps):
+            stopping = _settle(job, stepper, course, pending, reporter, clock)
+            course.seconds += clock.seconds
+            if evaluating:
+                _evaluate(job, stepper, course, validation, reporter, signals)
+            else:
+                _save(job, stepper, course)
+            if stopping and not course.stopped and course.step < stepper.total_steps:
+                _stop(job, stepper, course, signals)
+            pending, clock = None, Clock()
 
 
-def _evaluation_is_due(job: Job, done: int, *, epoch_ends: bool, last: bool) -> bool:
+def _evaluation_is_due(job: Job, stepper: Stepper, done: int) -> bool:
     every = job.run.eval_steps
-    return epoch_ends if every is None else last or done % every == 0
+    return _is_multiple(done, stepper.epoch_steps if every is None else every) or done == stepper.total_steps
 
 
-def _plan(stepper: Stepper) -> Iterator[tuple[int, int, list[int], bool]]:
-    """(step, epoch, samples, whether the epoch ends) of the whole run."""
-    step = 0
-    for epoch in range(stepper.optim.epochs):
-        batches = epoch_batches(
-            stepper.samples.lengths, batch_size=stepper.optim.batch_size, seed=stepper.seed, epoch=epoch
-        )
-        for position, batch in enumerate(batches):
-            yield step, epoch, batch, position == len(batches) - 1
-            step += 1
+def _is_multiple(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def _plan(stepper: Stepper, *, first: int) -> Iterator[tuple[int, list[int]]]:
+    """(step, samples) of the run from its step ``first`` on."""
+    for epoch in range(first // stepper.epoch_steps, stepper.optim.epochs):
+        start = epoch * stepper.epoch_steps
+        yield from ((step, batch) for step, batch in enumerate(stepper.batches(epoch), start) if step >= first)
+
+
+def _stop(job: Job, stepper: Stepper, course: Course, signals: StopSignals) -> NoReturn:
+    """Ends a run that is saved."""
+    received = signal.SIGTERM if signals.received is None else signals.received
+    raise StoppedError(
+        f"stopped by {received.name} after step {course.step} of {stepper.total_steps}; the run is saved in "
+        f"{job.output_dir}, and the same command goes on with it",
+        signal_number=received,
+    )
+
+
+def _save(job: Job, stepper: Stepper, course: Course) -> None:
+    from_first_process(stepper.accelerator, lambda: run_folder.save(job, stepper, course).name)
 
 
 def _announce(job: Job, stepper: Stepper, reporter: Reporter) -> None:
@@ -298,16 +309,24 @@ def _announce(job: Job, stepper: Stepper, reporter: Reporter) -> None:
         reporter.note(f"{cut} of {len(job.splits.train)} training rows are too long for max_length and were cut")
 
 
-def _settle(
-    job: Job, stepper: Stepper, course: Course, result: StepResult, reporter: Reporter, *, epoch: int, speed: float
-) -> None:
-    log, course.overflows = settle(result, overflows=course.overflows, mixed_precision=stepper.optim.mixed_precision)
+def _settle(job: Job, stepper: Stepper, course: Course, result: StepResult, reporter: Reporter, clock: Clock) -> bool:
+    """Takes in a step's numbers; True if a process was asked to stop."""
+    precision, rows_of = stepper.optim.mixed_precision, stepper.samples.rows
+    try:
+        log, course.overflows = settle(result, overflows=course.overflows, mixed_precision=precision, rows_of=rows_of)
+    except DivergedError:
+        if stepper.accelerator.is_main_process:
+            rows = [row + 1 for row in stepper.samples.rows(result.batch)]
+            outputs.append_event(job.output_dir, {"event": "diverged", **result.numbers(), "rows": rows})
+        raise
+    epoch, speed = log.step // stepper.epoch_steps, clock.tokens_per_second
     reporter.step(log, epoch=epoch, tokens_per_second=speed)
     last = log.step + 1 == stepper.total_steps
-    if stepper.accelerator.is_main_process and ((log.step + 1) % job.run.logging_steps == 0 or last):
+    if stepper.accelerator.is_main_process and (_is_multiple(log.step + 1, job.run.logging_steps) or last):
         event = {"event": "step", "step": log.step + 1, "epoch": epoch + 1, "loss": log.loss}
         rates = {"learning_rate": log.learning_rate, "grad_norm": log.grad_norm}
         outputs.append_event(job.output_dir, {**event, **rates, "tokens_per_second": round(speed, 1)})
+    return log.stop
 
 
 def _evaluate(
@@ -316,41 +335,52 @@ def _evaluate(
     course: Course,
     validation: Validation,
     reporter: Reporter,
-    *,
-    step: int,
-    epoch: int,
+    signals: StopSignals,
 ) -> None:
-    """Evaluates all validation sets; a better model goes to disk."""
+    """Evaluates all validation sets and saves; a better model goes to disk once its checkpoint is there.
+
+    Raises:
+        StoppedError: a signal came meanwhile. The run is saved, and will begin with this evaluation.
+    """
     model, accelerator = stepper.model, stepper.accelerator
-    plain = model.task
-    metrics, tuned = evaluate_all(model, validation, accelerator)
-    value = value_of(metrics, plain, job.run, validation)
-    best = course.add(metrics, value, step=step, task=tuned, patience=job.run.early_stopping_patience)
+    try:
+        metrics, tuned = evaluate_all(model, validation, accelerator, stop=lambda: signals.received is not None)
+    except GivenUpError:
+        _save(job, stepper, course)
+        _stop(job, stepper, course, signals)
+    value = value_of(metrics, model.task, job.run, validation)
+    best = course.add(metrics, value, task=tuned, patience=job.run.early_stopping_patience)
     if accelerator.is_main_process:
-        event = {"event": "evaluation", "step": step, "epoch": epoch + 1, "metrics": metrics}
+        epoch = (course.step - 1) // stepper.epoch_steps
+        event = {"event": "evaluation", "step": course.step, "epoch": epoch + 1, "metrics": metrics}
         outputs.append_event(job.output_dir, event)
-        if best:
-            model.task = tuned
-            model.save_pretrained(job.output_dir / outputs.MODEL)
-            model.task = plain
-    reporter.evaluation(step, metrics, best=best)
+    _save(job, stepper, course)
+    if best:
+        from_first_process(accelerator, lambda: run_folder.publish(job, course))
+    reporter.evaluation(course.step, metrics, best=best)
     if course.stopped:
         reporter.note(f"no better model in {course.since_best} evaluations: stopped early")
     model.train()
-    accelerator.wait_for_everyone()
 
 
-def _finish(job: Job, stepper: Stepper, course: Course, *, steps: int) -> FitResult:
+def _complete(job: Job, accelerator: Accelerator, summary: Mapping[str, Any]) -> FitResult:
+    """The result of a run that was finished before, with its model and the task tuned with it."""
+    folder, kind = job.output_dir / outputs.MODEL, type(job.model.task)
+    job.model.task = from_first_process(accelerator, lambda: TaskModel.from_pretrained(folder, task=kind).task)
+    _take_best(job, accelerator)
+    return FitResult.from_summary(summary, job.output_dir)
+
+
+def _finish(job: Job, stepper: Stepper, course: Course) -> FitResult:
     """Puts the best weights into the model and writes the summary, which makes the run a finished one."""
-    model, accelerator = stepper.model, stepper.accelerator
-    accelerator.wait_for_everyone()
-    model.restore(job.output_dir / outputs.MODEL)
-    model.task = course.task
+    accelerator = stepper.accelerator
+    _take_best(job, accelerator)
+    job.model.task = course.task
     result = FitResult(
         metrics=course.best,
         last_metrics=course.last,
         best_step=course.best_step,
-        steps=steps,
+        steps=course.step,
         stopped_early=course.stopped,
         train_seconds=round(course.seconds, 3),
         output_dir=job.output_dir,
@@ -359,3 +389,11 @@ def _finish(job: Job, stepper: Stepper, course: Course, *, steps: int) -> FitRes
         outputs.write_json(job.output_dir / outputs.SUMMARY, result.summary())
     accelerator.wait_for_everyone()
     return result
+
+
+def _take_best(job: Job, accelerator: Accelerator) -> None:
+    """The weights of ``model/``, which only the first process needs to see."""
+    from_first_process(accelerator, lambda: job.model.restore(job.output_dir / outputs.MODEL))
+    if accelerator.num_processes > 1:
+        for parameter in job.model.parameters():
+            broadcast(parameter.data)

@@ -1,43 +1,46 @@
 """The output folder of a run: who may write there, and what the run writes.
 
-Owns the names of the files and the rule about an existing folder: a finished run is left alone, an unfinished one is
-refused unless the user says ``overwrite``, and files that are not a run's are never touched.
+Owns the names of the files and the rule about an existing folder: a run's own files may be gone on with or replaced,
+files that are not a run's are never touched. What may be gone on with is in resuming.py.
 """
 
 import json
 import math
 import os
 import platform
+import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from bert_tasks.data.checks import named_splits
 from bert_tasks.data.splits import Splits
-from bert_tasks.errors import UsageError
+from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.training import checkpointing
+from bert_tasks.training.locking import LOCK
 
 MODEL = "model"
 EVENTS = "metrics.jsonl"
 SUMMARY = "metrics.json"
 RECIPE = "recipe.toml"
 RUN = "run.json"
-_OURS = (MODEL, EVENTS, SUMMARY, RECIPE, RUN)
+_OURS = (MODEL, EVENTS, SUMMARY, RECIPE, RUN, LOCK, checkpointing.FOLDER)
+_LEFTOVER = re.compile(r"\.(metrics\.jsonl?|run\.json|recipe\.toml)\.tmp-[0-9]+")
 _VERSIONED = ("bert-tasks", "torch", "transformers", "accelerate", "datasets", "safetensors", "numpy")
 
 
-def finished_summary(folder: Path, recipe: str) -> dict[str, Any] | None:
-    """The summary of the run that this very recipe finished in the folder; None if there is none.
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """What a finished run ended with; None if the run in the folder is not finished.
 
     Raises:
-        UsageError: the summary is damaged.
+        UsageError: it is damaged.
     """
-    path, stored = folder / SUMMARY, folder / RECIPE
-    if not (path.is_file() and stored.is_file() and (folder / RUN).is_file()):
-        return None
-    if stored.read_text(encoding="utf-8") != recipe:
+    path = folder / SUMMARY
+    if not path.is_file():
         return None
     try:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -51,31 +54,20 @@ def data_facts(splits: Splits) -> dict[str, dict[str, str]]:
     return {name: {"source": t.source, "fingerprint": t.fingerprint} for name, t in named_splits(splits)}
 
 
-def changed_data(folder: Path, splits: Splits) -> list[str]:
-    """Names of the splits whose rows are not those that the run in the folder had."""
-    facts = json.loads((folder / RUN).read_text(encoding="utf-8"))
-    stored, now = facts["data"], data_facts(splits)
-    names = sorted({*stored, *now})
-    return [name for name in names if stored.get(name, {}).get("fingerprint") != now.get(name, {}).get("fingerprint")]
-
-
-def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Whether a run may start in the folder.
+def check_folder(folder: Path) -> None:
+    """Whether a run may be in the folder.
 
     Raises:
-        UsageError: a file is in the way, the folder holds an unfinished run or other files, or cannot be written.
+        UsageError: a file is in the way, the folder holds other files and no run, or it cannot be written.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, expected a folder for the run's output")
     existing = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     foreign = [name for name in existing if name not in _OURS]
-    if existing and not any(name in (RUN, SUMMARY) for name in existing):
+    if set(existing) - {LOCK} and not any(name in (RUN, SUMMARY) for name in existing):
         raise UsageError(
             f"{folder} is not empty and holds no run ({', '.join(foreign[:3] or existing[:3])}): choose another folder"
         )
-    if existing and not overwrite:
-        state = "a finished" if SUMMARY in existing else "an unfinished"
-        raise UsageError(f"{folder} holds {state} run: choose another folder, or --overwrite to replace it")
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not parent.is_dir():
         raise UsageError(f"{parent} is a file, expected a folder: choose another output folder")
@@ -83,28 +75,98 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
         raise UsageError(f"{parent} is not writable: choose another output folder")
 
 
-def open_folder(folder: Path) -> None:
-    """Makes the folder ready: an earlier run's own files go, foreign files stay."""
-    folder.mkdir(parents=True, exist_ok=True)
+def read_facts(folder: Path) -> dict[str, Any] | None:
+    """What run.json says; None if there is no run in the folder.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+    path = folder / RUN
+    if not path.is_file():
+        return None
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict) or not isinstance(facts.get("settings"), dict):
+        raise UsageError(f"{path} is damaged: choose another folder, or --overwrite to train again")
+    return facts
+
+
+def clear(folder: Path) -> None:
+    """Removes an earlier run's own files; foreign files stay."""
     (folder / SUMMARY).unlink(missing_ok=True)  # first: without it the run counts as unfinished
     if (folder / MODEL).exists():
         shutil.rmtree(folder / MODEL)
+    checkpointing.remove_all(folder / checkpointing.FOLDER)
     for name in (EVENTS, RECIPE, RUN):  # run.json last: without it the folder would not count as a run's
         (folder / name).unlink(missing_ok=True)
 
 
+def cut_events(folder: Path, step: int) -> None:
+    """Takes from metrics.jsonl what came after the step, and a line that a kill left unfinished."""
+    path = folder / EVENTS
+    if not path.is_file():
+        return
+    kept = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if _step_of(line) <= step]
+    write_text(path, "".join(f"{line}\n" for line in kept))
+
+
+def sweep(folder: Path) -> None:
+    """Removes what killed runs left half-written. Only for who holds the run's lock."""
+    checkpointing.sweep(folder / checkpointing.FOLDER)
+    for path in folder.iterdir():
+        if _LEFTOVER.fullmatch(path.name):
+            path.unlink()
+
+
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
-    """Adds a line to metrics.jsonl. Numbers that are not finite become null: JSON has none."""
-    with (folder / EVENTS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(_finite(event), ensure_ascii=False, allow_nan=False) + "\n")
+    """Adds a line to metrics.jsonl. Numbers that are not finite become null: JSON has none.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    line = json.dumps(_finite(event), ensure_ascii=False, allow_nan=False) + "\n"
+    with _told(folder / EVENTS), (folder / EVENTS).open("a", encoding="utf-8") as file:
+        file.write(line)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON file that appears whole or not at all."""
+    write_text(path, json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file that appears whole or not at all.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    text = json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False)
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
+    with _told(path):
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            checkpointing.sync(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _step_of(line: str) -> float:
+    """The step of an event; beyond any for a line that is none."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+    return step if isinstance(step, int) else math.inf
 
 
 def environment() -> dict[str, Any]:

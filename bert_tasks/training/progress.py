@@ -26,6 +26,22 @@ class Reporter(Protocol):
     def close(self) -> None: ...
 
 
+class Clock:
+    """Seconds and ``tokens`` of training since it was made."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._began = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
 class SilentReporter:
     """Says nothing."""
 
@@ -48,6 +64,7 @@ class PlainReporter:
     def __init__(self, *, total_steps: int, logging_steps: int, stream: TextIO) -> None:
         self._total, self._every, self._stream = total_steps, logging_steps, stream
         self._started = time.monotonic()
+        self._first: int | None = None  # the first step that this part of the run did
 
     def note(self, text: str) -> None:
         self._stream.write(text + "\n")
@@ -55,9 +72,10 @@ class PlainReporter:
 
     def step(self, log: StepLog, *, epoch: int, tokens_per_second: float) -> None:
         done = log.step + 1
+        self._first = log.step if self._first is None else self._first
         if done % self._every and done not in (1, self._total):
             return
-        left = (time.monotonic() - self._started) / done * (self._total - done)
+        left = (time.monotonic() - self._started) / (done - self._first) * (self._total - done)
         self.note(
             f"step {done}/{self._total}  epoch {epoch + 1}  loss {log.loss:.4f}  lr {log.learning_rate:.2e}  "
             f"{tokens_per_second:,.0f} tokens/s  ETA {_clock(left)}"

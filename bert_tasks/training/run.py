@@ -3,7 +3,6 @@
 Owns that order, the report of ``check`` and the dry run. Must not know the command line or how training works.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,18 @@ import torch
 from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, named_splits
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.splits import Splits, load_splits
-from bert_tasks.errors import RecipeError, UsageError
-from bert_tasks.inference import first_process_first, make_accelerator, tokenized
+from bert_tasks.errors import RecipeError
+from bert_tasks.inference import first_process_first, from_first_process, make_accelerator
+from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.predicting import tokenizer_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import Recipe, build_task, load_recipe, resolved_toml
 from bert_tasks.tasks.base import Task
 from bert_tasks.training import outputs
-from bert_tasks.training.loop import FitResult, Job, rehearse, run_job
+from bert_tasks.training.checkpointing import FOLDER, checkpoints
+from bert_tasks.training.job import FitResult, Job
+from bert_tasks.training.loop import rehearse, run_job
+from bert_tasks.training.run_folder import Earlier, earlier_run
 from bert_tasks.training.sampling import epoch_batches, total_steps, warmup_steps
 
 
@@ -59,20 +62,15 @@ def load_model(prepared: Prepared) -> TaskModel:
 
 
 def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FitResult:
-    """Runs a recipe; a finished run in its output folder is reported, not repeated.
+    """Runs a recipe, or goes on with its run; a finished run in its output folder is reported, not repeated.
 
     Raises:
-        RecipeError, DataError, CheckpointError, UsageError, DivergedError: see ``fit``.
+        RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: see ``fit``.
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    folder = _folder(loaded)
     accelerator = make_accelerator(loaded.optim.mixed_precision)
-    summary = None if overwrite else outputs.finished_summary(folder, resolved_toml(loaded))
-    if summary is None:
-        outputs.check_folder(folder, overwrite=overwrite)
+    from_first_process(accelerator, lambda: outputs.check_folder(_folder(loaded)))
     prepared = first_process_first(accelerator, lambda: prepare(loaded))
-    if summary is not None:
-        return _finished(prepared, summary)
     return run_job(_job(prepared), overwrite=overwrite, progress=progress)
 
 
@@ -80,18 +78,6 @@ def _folder(recipe: Recipe) -> Path:
     if recipe.run.output_dir is None:
         raise RecipeError("the run needs a folder: set run.output_dir in the recipe, or pass --output-dir")
     return Path(recipe.run.output_dir)
-
-
-def _finished(prepared: Prepared, summary: Mapping[str, Any]) -> FitResult:
-    """The result of the run that the same recipe finished on the same rows."""
-    folder = _folder(prepared.recipe)
-    changed = outputs.changed_data(folder, prepared.splits)
-    if changed:
-        raise UsageError(
-            f"{folder} holds a finished run on other rows ({', '.join(changed)} changed since): "
-            "choose another folder, or --overwrite to train again"
-        )
-    return FitResult.from_summary(summary, folder)
 
 
 def _job(prepared: Prepared) -> Job:
@@ -103,6 +89,7 @@ def _job(prepared: Prepared) -> Job:
         run=recipe.run,
         output_dir=_folder(recipe),
         gradient_checkpointing=recipe.model.gradient_checkpointing,
+        source={"name": recipe.model.name, "revision": recipe.model.revision},
         provenance={outputs.RECIPE: resolved_toml(recipe)},
     )
 
@@ -137,6 +124,7 @@ class DryRun:
     load_summary: str
     example: str
     output_dir: str
+    state: str
 
     def to_json(self) -> dict[str, Any]:
         return {**{key: value for key, value in vars(self).items() if key != "report"}, "data": self.report.to_json()}
@@ -149,7 +137,7 @@ class DryRun:
             f"parameters: {self.parameters:,}",
             f"steps: {self.steps} ({self.warmup_steps} of warm-up), {self.tokens_per_epoch:,} tokens an epoch",
             f"first row of the first batch: {self.example}",
-            f"output folder: {self.output_dir} (nothing was written)",
+            f"output folder: {self.output_dir}: {self.state} (nothing was written)",
         ]
 
 
@@ -160,11 +148,11 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
         RecipeError, DataError, CheckpointError, UsageError: what would stop ``train``.
     """
     folder = _folder(recipe)
-    if outputs.finished_summary(folder, resolved_toml(recipe)) is None:
-        outputs.check_folder(folder, overwrite=overwrite)
+    outputs.check_folder(folder)
     job = _job(prepare(recipe))
     model, optim = job.model, recipe.optim
     rehearse(model, job.splits, optim, recipe.run, make_accelerator(optim.mixed_precision))
+    earlier = None if overwrite else earlier_run(job)
     samples = tokenized(job.splits.train, model.task, model)
     steps = total_steps(len(samples), optim.batch_size, optim.epochs)
     first = epoch_batches(samples.lengths, batch_size=optim.batch_size, seed=recipe.run.seed, epoch=0)[0][0]
@@ -177,4 +165,15 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
         load_summary="" if model.load_report is None else model.load_report.summary(),
         example=str(tokenizer_of(model).decode(samples.features_of([first])[0]["input_ids"])),
         output_dir=str(folder),
+        state=_state(folder, earlier),
     )
+
+
+def _state(folder: Path, earlier: Earlier | None) -> str:
+    """What a run would find in its folder."""
+    if earlier is None:
+        return "a new run"
+    if earlier.is_complete:
+        return "this run is complete"
+    saved = checkpoints(folder / FOLDER)
+    return f"a run that goes on from {saved[-1].name}" if saved else "a run without a checkpoint, which starts again"

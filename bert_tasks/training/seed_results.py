@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.training.loop import FitResult
+from bert_tasks.training.job import FitResult
 
 _LOWER_IS_BETTER = ("loss", "invalid_transitions")
 

@@ -15,10 +15,11 @@ from pydantic import ValidationError
 
 from bert_tasks.errors import DivergedError, RecipeError, UsageError
 from bert_tasks.inference import make_accelerator
-from bert_tasks.recipe import Recipe, RunSection, build_task, load_recipe, resolved_toml
+from bert_tasks.recipe import Recipe, RunSection, build_task, load_recipe
 from bert_tasks.recipe_errors import schema_problems
 from bert_tasks.training import outputs
 from bert_tasks.training.progress import PlainReporter
+from bert_tasks.training.resuming import changes, stated_settings
 from bert_tasks.training.run import DryRun, dry_run, train
 from bert_tasks.training.seed_results import SeedRun, SeedsResult, collapse, metrics_of_set
 
@@ -36,12 +37,12 @@ def train_seeds(
     """Runs a recipe once for each seed and compares the runs.
 
     ``OUTPUT_DIR/seed-N`` is the run that the recipe with ``run.seed = N`` makes. One that is finished is reported, not
-    repeated; an unfinished one of the same recipe starts afresh, because it would go the same way. The comparison goes
-    to ``OUTPUT_DIR/seeds.json``. A run that diverges is reported as failed, and the others go on.
+    repeated; an unfinished one goes on from its newest checkpoint. The comparison goes to ``OUTPUT_DIR/seeds.json``. A
+    run that diverges is reported as failed, and the others go on.
 
     Args:
         seeds: default: the recipe's ``run.seeds``.
-        overwrite: repeat finished runs too, and replace those of other recipes.
+        overwrite: repeat all runs, and replace those of other recipes.
 
     Raises:
         RecipeError, DataError, CheckpointError, UsageError: as ``train``; all folders are looked at before the first
@@ -51,10 +52,10 @@ def train_seeds(
     is_main = make_accelerator(loaded.optim.mixed_precision).is_main_process
     planned = _planned(loaded, seeds, overwrite=overwrite)
     runs = []
-    for number, (made, replace) in enumerate(planned, start=1):
+    for number, made in enumerate(planned, start=1):
         if progress and is_main:
             _announce(f"seed {made.run.seed} (run {number} of {len(planned)})")
-        runs.append(_run(made, overwrite=replace, progress=progress))
+        runs.append(_run(made, overwrite=overwrite, progress=progress))
     folder = _folder(loaded)
     result = _compared(folder, loaded, runs)
     if is_main:
@@ -64,8 +65,7 @@ def train_seeds(
 
 def dry_run_seeds(recipe: Recipe, seeds: Iterable[int] | None = None, *, overwrite: bool = False) -> DryRun:
     """The dry run of the first seed, after a look at the folders of all; see ``train_seeds`` and ``dry_run``."""
-    first, replace = _planned(recipe, seeds, overwrite=overwrite)[0]
-    return dry_run(first, overwrite=replace)
+    return dry_run(_planned(recipe, seeds, overwrite=overwrite)[0], overwrite=overwrite)
 
 
 def seed_recipes(recipe: Recipe, seeds: Iterable[int] | None = None) -> dict[int, Recipe]:
@@ -106,21 +106,31 @@ def _checked(seeds: tuple[int, ...]) -> tuple[int, ...] | None:
         raise RecipeError("\n".join(problem.text for problem in problems)) from None
 
 
-def _planned(recipe: Recipe, seeds: Iterable[int] | None, *, overwrite: bool) -> list[tuple[Recipe, bool]]:
-    """The recipe of each run, and whether it replaces what its folder holds.
+def _planned(recipe: Recipe, seeds: Iterable[int] | None, *, overwrite: bool) -> list[Recipe]:
+    """The recipe of each run.
 
     Raises:
         RecipeError, UsageError: seeds or folders that will not do, also those of the last run.
     """
     if recipe.run.output_dir is None:
         raise RecipeError("the runs need a folder: set run.output_dir in the recipe, or pass --output-dir")
-    recipes = seed_recipes(recipe, seeds).values()
+    recipes = list(seed_recipes(recipe, seeds).values())
     _check_folder(_folder(recipe))
-    planned = [(made, overwrite or _is_unfinished(made)) for made in recipes]
-    for made, replace in planned:
-        if replace or outputs.finished_summary(_folder(made), resolved_toml(made)) is None:
-            outputs.check_folder(_folder(made), overwrite=replace)
-    return planned
+    for made in recipes:
+        outputs.check_folder(_folder(made))
+        if not overwrite:
+            _check_settings(made)
+    return recipes
+
+
+def _check_settings(recipe: Recipe) -> None:
+    """Refuses a folder that holds a run of another recipe, as far as that shows without reading data."""
+    facts = outputs.read_facts(_folder(recipe))
+    if facts is None:
+        return
+    stated = stated_settings(recipe.model.model_dump(), recipe.optim, recipe.run)
+    before = {name: value for name, value in facts["settings"].items() if name in stated}
+    changes(_folder(recipe), before, stated, finished=outputs.read_summary(_folder(recipe)) is not None)
 
 
 def _folder(recipe: Recipe) -> Path:
@@ -136,15 +146,6 @@ def _check_folder(folder: Path) -> None:
         raise UsageError(f"{folder} holds a run of one seed: choose another folder for several")
     if existing and not any(name == SEEDS or _SEED_FOLDER.fullmatch(name) for name in existing):
         raise UsageError(f"{folder} is not empty and holds no runs ({', '.join(existing[:3])}): choose another folder")
-
-
-def _is_unfinished(recipe: Recipe) -> bool:
-    """Whether the run's folder holds an unfinished run of this very recipe."""
-    folder = _folder(recipe)
-    stored = folder / outputs.RECIPE
-    if (folder / outputs.SUMMARY).exists() or not stored.is_file():
-        return False
-    return stored.read_text(encoding="utf-8") == resolved_toml(recipe)
 
 
 def _announce(text: str) -> None:

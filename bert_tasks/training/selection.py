@@ -4,7 +4,7 @@ Owns the course of a run (what changes from one evaluation to the next). Must no
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,8 @@ from accelerate import Accelerator
 from bert_tasks.data.batching import Samples
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.inference import evaluate_samples, tokenized
+from bert_tasks.inference import evaluate_samples
+from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import RunSection
 from bert_tasks.tasks.base import Task
@@ -26,12 +27,15 @@ class Course:
     """How a run has gone so far.
 
     Attributes:
+        step: optimizer steps done; ``evaluated_step``: those of the last evaluation.
         task: of the best evaluation, with its tuned thresholds.
         seconds: spent on training, without evaluation and saving.
         overflows: steps in a row that fp16 skipped.
     """
 
     task: Task
+    step: int = 0
+    evaluated_step: int = 0
     best: dict[str, float] = field(default_factory=dict)
     best_value: float = -math.inf
     best_step: int = 0
@@ -41,27 +45,39 @@ class Course:
     overflows: int = 0
     stopped: bool = False
 
-    def add(self, metrics: dict[str, float], value: float, *, step: int, task: Task, patience: int | None) -> bool:
+    def add(self, metrics: dict[str, float], value: float, *, task: Task, patience: int | None) -> bool:
         """Takes in an evaluation; True if it is the best so far."""
         is_best = value > self.best_value or not self.best
-        self.last = metrics
+        self.last, self.evaluated_step = metrics, self.step
         self.since_best = 0 if is_best else self.since_best + 1
         if is_best:
-            self.best, self.best_value, self.best_step, self.task = metrics, value, step, task
-        self.stopped = patience is not None and self.since_best >= patience
+            self.best, self.best_value, self.best_step, self.task = metrics, value, self.step, task
+        self.heed(patience)
         return is_best
 
+    def heed(self, patience: int | None) -> None:
+        """Whether the run stops early."""
+        self.stopped = patience is not None and self.since_best >= patience
 
-def evaluate_all(model: TaskModel, validation: Validation, accelerator: Accelerator) -> tuple[dict[str, float], Task]:
-    """Metrics of all validation sets, prefixed by their names, and the task tuned on the first."""
+
+def evaluate_all(
+    model: TaskModel, validation: Validation, accelerator: Accelerator, *, stop: Callable[[], bool] = lambda: False
+) -> tuple[dict[str, float], Task]:
+    """Metrics of all validation sets, prefixed by their names, and the task tuned on the first.
+
+    Raises:
+        GivenUpError: see ``evaluate_samples``. The model's task is then the one it came with.
+    """
     plain, task = model.task, model.task
     metrics: dict[str, float] = {}
-    for position, (name, (samples, table)) in enumerate(validation.items()):
-        model.task = task
-        result = evaluate_samples(model, samples, table, accelerator, tune=position == 0)
-        task = result.task
-        metrics |= _named(name, result.metrics)
-    model.task = plain
+    try:
+        for position, (name, (samples, table)) in enumerate(validation.items()):
+            model.task = task
+            result = evaluate_samples(model, samples, table, accelerator, tune=position == 0, stop=stop)
+            task = result.task
+            metrics |= _named(name, result.metrics)
+    finally:
+        model.task = plain
     return metrics, task
 
 

@@ -6,7 +6,7 @@ divided once by the global count of labelled items. Must not know epochs, evalua
 Shape legend: 0-dimensional tensors unless said otherwise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,7 +21,14 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import OptimSection
 from bert_tasks.tasks.base import Feature, LossSum, collate
 from bert_tasks.training.optim import clip_and_scale
-from bert_tasks.training.sampling import linear_schedule, rank_share, step_seed, warmup_steps
+from bert_tasks.training.sampling import (
+    epoch_batches,
+    linear_schedule,
+    rank_share,
+    step_seed,
+    total_steps,
+    warmup_steps,
+)
 
 # With fp16 an overflow lowers the loss scale and skips the step, which is normal; this many in a row are not.
 MOST_OVERFLOWS = 20
@@ -47,6 +54,15 @@ class Stepper:
     seed: int
     total_steps: int
 
+    @property
+    def epoch_steps(self) -> int:
+        """Optimizer steps of an epoch."""
+        return total_steps(len(self.samples), self.optim.batch_size, 1)
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        """The samples of each optimizer step of an epoch."""
+        return epoch_batches(self.samples.lengths, batch_size=self.optim.batch_size, seed=self.seed, epoch=epoch)
+
     def factor(self, step: int) -> float:
         """The schedule's factor for the step (from 0)."""
         warmup = warmup_steps(self.optim.warmup_ratio, self.total_steps)
@@ -58,7 +74,8 @@ class StepResult:
     """A step's numbers, on their way from the device to the host.
 
     Attributes:
-        values: ``[3]`` mean loss, gradient norm before clipping, and 1 if either is not finite.
+        values: ``[4]`` mean loss, gradient norm before clipping, 1 if either is not finite, and how many processes
+            want to stop.
         ready: the event after which ``values`` may be read; None on the CPU.
     """
 
@@ -68,15 +85,23 @@ class StepResult:
     values: Tensor
     ready: Any
 
+    def numbers(self) -> dict[str, float]:
+        """Waits for the values."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        loss, norm, _, _ = self.values.tolist()
+        return {"step": self.step + 1, "loss": loss, "learning_rate": self.learning_rate, "grad_norm": norm}
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepLog:
-    """A finished step in plain numbers."""
+    """A finished step in plain numbers. ``stop``: a process was asked to stop; all of them read the same."""
 
     step: int
     loss: float
     grad_norm: float
     learning_rate: float
+    stop: bool = False
 
 
 def accumulate(stepper: Stepper, step: int, batch: Sequence[int]) -> Tensor:
@@ -111,13 +136,14 @@ def _loss(stepper: Stepper, samples: Sequence[int]) -> LossSum:
     return stepper.model.task.loss(stepper.prepared(packed), packed)
 
 
-def update(stepper: Stepper, step: int, batch: Sequence[int], sums: Tensor) -> StepResult:
+def update(stepper: Stepper, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False) -> StepResult:
     """Scales the gradient to that of the mean over all labelled items, clips, and steps the optimizer.
 
-    A loss or norm that is not finite skips the update on the device, without waiting for the host.
+    A loss or norm that is not finite skips the update on the device, without waiting for the host. ``stop``: this
+    process wants to end; the others learn it with the step's numbers.
     """
     accelerator, optimizer = stepper.accelerator, stepper.optimizer
-    total, count = accelerator.reduce(sums, reduction="sum")
+    total, count, stops = accelerator.reduce(torch.cat([sums, sums.new_tensor([float(stop)])]), reduction="sum")
     # Gradients are averaged over processes and already divided by the samples; no labels at all: no gradient.
     factor = torch.where(count > 0, accelerator.num_processes * len(batch) / count, 0.0)
     if stepper.optim.mixed_precision == "fp16":
@@ -131,7 +157,7 @@ def update(stepper: Stepper, step: int, batch: Sequence[int], sums: Tensor) -> S
         group["lr"] = rate * stepper.factor(step)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    values = torch.stack([loss, norm.double(), bad.double()]).to("cpu", non_blocking=True)
+    values = torch.stack([loss, norm.double(), bad.double(), stops]).to("cpu", non_blocking=True)
     ready = None
     if accelerator.device.type == "cuda":
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
@@ -140,11 +166,18 @@ def update(stepper: Stepper, step: int, batch: Sequence[int], sums: Tensor) -> S
     return StepResult(step=step, batch=batch, learning_rate=rate, values=values, ready=ready)
 
 
-def settle(result: StepResult, *, overflows: int, mixed_precision: str) -> tuple[StepLog, int]:
+def settle(
+    result: StepResult,
+    *,
+    overflows: int,
+    mixed_precision: str,
+    rows_of: Callable[[Sequence[int]], Sequence[int]] = list,
+) -> tuple[StepLog, int]:
     """Reads a step's numbers, one step later, when they have long arrived.
 
     Args:
         overflows: steps in a row that were skipped before this one.
+        rows_of: the rows that samples are of, from 0.
 
     Returns:
         The numbers, and the steps in a row skipped now.
@@ -154,16 +187,17 @@ def settle(result: StepResult, *, overflows: int, mixed_precision: str) -> tuple
     """
     if result.ready is not None:
         result.ready.synchronize()
-    loss, norm, bad = result.values.tolist()
-    log = StepLog(step=result.step, loss=loss, grad_norm=norm, learning_rate=result.learning_rate)
+    loss, norm, bad, stops = result.values.tolist()
+    log = StepLog(step=result.step, loss=loss, grad_norm=norm, learning_rate=result.learning_rate, stop=stops > 0)
     if not bad:
         return log, 0
     if mixed_precision == "fp16" and overflows + 1 < MOST_OVERFLOWS:
         return log, overflows + 1
-    rows = ", ".join(map(str, sorted(result.batch)[:10]))
+    rows = [row + 1 for row in sorted(rows_of(result.batch))]
     raise DivergedError(
         f"step {result.step + 1}: the loss is {loss}, the gradient norm {norm}, "
         f"the learning rate {result.learning_rate:.3g}. The weights are those before this step. "
-        f"Rows of the batch: {rows}{', ...' if len(result.batch) > 10 else ''}. "
+        f"Rows of the batch (the first of the data is 1): {', '.join(map(str, rows[:10]))}"
+        f"{', ...' if len(rows) > 10 else ''}. "
         "Lower optim.learning_rate, raise optim.warmup_ratio, or look at those rows"
     )

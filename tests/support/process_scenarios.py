@@ -13,7 +13,8 @@ import torch
 
 from bert_tasks import evaluate, fit, inference
 from bert_tasks.data.table import RowTable
-from bert_tasks.inference import evaluate_samples, make_accelerator, tokenized
+from bert_tasks.inference import evaluate_samples, make_accelerator
+from bert_tasks.model.inputs import tokenized
 from training import TASK, WEIGHTED_TASK, load_model, make_rows, make_stepper, walk, weights_of
 
 EVALUATED = (9, 1, 3, 17)

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks import TaskModel
 from bert_tasks.data.batching import Samples
 from bert_tasks.data.table import RowTable
-from bert_tasks.inference import make_accelerator, tokenized
+from bert_tasks.inference import make_accelerator
+from bert_tasks.model.inputs import tokenized
 from bert_tasks.recipe import OptimSection
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.sequence_classification import SequenceClassification

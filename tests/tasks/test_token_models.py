@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from bert_tasks.errors import UsageError
-from bert_tasks.inference import evaluate, load_table, make_accelerator
+from bert_tasks.inference import evaluate, make_accelerator
+from bert_tasks.model.inputs import load_table
 from bert_tasks.model.predicting import feature_summaries
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import RunSection

@@ -95,9 +95,9 @@ def weights_before_each_update(monkeypatch):
     found = []
     take = loop.update
 
-    def update(stepper, *arguments):
+    def update(stepper, *arguments, **options):
         found.append(weights_of(stepper.model))
-        return take(stepper, *arguments)
+        return take(stepper, *arguments, **options)
 
     monkeypatch.setattr(loop, "update", update)
     return found
@@ -112,6 +112,9 @@ def test_a_run_that_diverges_stops_with_the_weights_before_that_step(checkpoint,
         short_fit(model, tmp_path, logging_steps=1)
     assert error.value.exit_code == 5
     assert len(found) == step + 1
+    (event,) = events(tmp_path, "diverged")
+    assert (event["step"], event["grad_norm"]) == (step + 1, None)
+    assert f": {', '.join(map(str, event['rows']))}. " in str(error.value)
     assert all(torch.equal(found[step][name], value) for name, value in weights_of(model).items())
     assert not (tmp_path / "metrics.json").exists()
     if step:
@@ -132,7 +135,7 @@ def test_a_poisoned_row_is_named(checkpoint, tmp_path):
     model = load_model(checkpoint, SequenceClassification(problem_type="regression", max_length=40))
     rows = [{"text": "a ferry", "label": 0.5} for _ in range(12)]
     rows[7]["label"] = 1e300
-    with pytest.raises(DivergedError, match=r"Rows of the batch: (\d+, )*7[,.]"):
+    with pytest.raises(DivergedError, match=r"the first of the data is 1\): (\d+, )*8[,.]"):
         fit(model, rows, rows[:3], output_dir=tmp_path, **{**QUICK, "batch_size": 3})
 
 
@@ -143,7 +146,7 @@ def scripted(monkeypatch, values, *, key="accuracy"):
     """Lets each evaluation report the next value; the weights it saw are kept."""
     seen, script = [], iter(values)
 
-    def evaluation(model, samples, table, accelerator, *, tune=False):
+    def evaluation(model, samples, table, accelerator, *, tune=False, stop=None):
         seen.append(weights_of(model))
         return Evaluation(metrics={"loss": 1.0, "accuracy": 0.5, key: next(script)}, predictions=[], task=model.task)
 

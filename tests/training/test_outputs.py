@@ -9,9 +9,11 @@ from bert_tasks.errors import UsageError
 from bert_tasks.training.outputs import (
     append_event,
     check_folder,
+    clear,
+    cut_events,
     environment,
-    finished_summary,
-    open_folder,
+    read_facts,
+    read_summary,
     write_json,
 )
 
@@ -20,8 +22,8 @@ from bert_tasks.training.outputs import (
 def run_folder(tmp_path):
     """A finished run, with a file and a folder of the user's."""
     folder = tmp_path / "run"
-    open_folder(folder)
-    write_json(folder / "run.json", {})
+    folder.mkdir()
+    write_json(folder / "run.json", {"settings": {}})
     append_event(folder, {"event": "step"})
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text("{}", "utf-8")
@@ -32,48 +34,38 @@ def run_folder(tmp_path):
 
 
 def test_a_new_or_empty_folder_is_welcome(tmp_path):
-    check_folder(tmp_path / "a" / "b", overwrite=False)
-    check_folder(tmp_path, overwrite=False)
+    check_folder(tmp_path / "a" / "b")
+    check_folder(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_earlier_run_is_refused_and_replaced_on_request(run_folder):
-    with pytest.raises(UsageError, match=r"holds a finished run: .* --overwrite"):
-        check_folder(run_folder, overwrite=False)
-    (run_folder / "metrics.json").unlink()
-    with pytest.raises(UsageError, match=r"holds an unfinished run"):
-        check_folder(run_folder, overwrite=False)
-    check_folder(run_folder, overwrite=True)
-
-
 def test_replacing_a_run_leaves_files_that_are_not_its_own(run_folder):
-    check_folder(run_folder, overwrite=True)
-    open_folder(run_folder)
+    check_folder(run_folder)
+    clear(run_folder)
     assert sorted(path.name for path in run_folder.iterdir()) == ["figures", "notes.txt"]
     assert (run_folder / "notes.txt").read_text("utf-8") == "mine"
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("name", ["thesis.tex", "model", "recipe.toml"])
-def test_a_folder_without_a_run_is_refused_whatever_is_asked(tmp_path, overwrite, name):
+def test_a_folder_without_a_run_is_refused(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(UsageError, match=rf"holds no run \({name}\): choose another folder") as error:
-        check_folder(tmp_path, overwrite=overwrite)
+        check_folder(tmp_path)
     assert error.value.exit_code == 2
 
 
 def test_a_file_in_the_way_is_refused(tmp_path):
     (tmp_path / "run").write_text("", "utf-8")
     with pytest.raises(UsageError, match="is a file, expected a folder"):
-        check_folder(tmp_path / "run", overwrite=True)
+        check_folder(tmp_path / "run")
     with pytest.raises(UsageError, match="is a file, expected a folder"):
-        check_folder(tmp_path / "run" / "deeper", overwrite=True)
+        check_folder(tmp_path / "run" / "deeper")
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(UsageError, match="is not writable"):
-        check_folder(tmp_path / "run", overwrite=False)
+        check_folder(tmp_path / "run")
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path):
@@ -96,9 +88,27 @@ def test_a_json_file_is_replaced_whole(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.json"]
 
 
-def test_an_unfinished_folder_has_no_summary(tmp_path):
-    (tmp_path / "recipe.toml").write_text("task", "utf-8")
-    assert finished_summary(tmp_path, "task") is None
+def test_a_folder_without_a_run_has_no_facts_and_no_summary(tmp_path):
+    assert read_summary(tmp_path) is None
+    assert read_facts(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"settings": 3}'])
+def test_damaged_facts_are_named(tmp_path, content):
+    (tmp_path / "run.json").write_text(content, "utf-8")
+    with pytest.raises(UsageError, match=r"run\.json is damaged: .*--overwrite"):
+        read_facts(tmp_path)
+
+
+def test_events_are_cut_back_to_a_step(tmp_path):
+    for step in (1, 2, 3):
+        append_event(tmp_path, {"event": "step", "step": step})
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"event": "step", "step": 1, "lo\xc3')
+    cut_events(tmp_path, 2)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == whole[: whole.index(b'{"event": "step", "step": 3')]
+    cut_events(tmp_path / "nowhere", 2)
 
 
 def test_the_environment_says_nothing_of_the_user(monkeypatch):

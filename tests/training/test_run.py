@@ -50,6 +50,7 @@ def test_a_run_leaves_what_it_is_made_of(folder):
     result = train(wanted, progress=False)
     out = folder / "out"
     assert sorted(path.name for path in out.iterdir()) == [
+        "checkpoints",
         "metrics.json",
         "metrics.jsonl",
         "model",
@@ -102,7 +103,9 @@ def test_changed_rows_are_noticed_on_a_finished_run(folder):
     (folder / "train.csv").write_text(
         rows.replace("negative", "?").replace("positive", "negative").replace("?", "positive")
     )
-    with pytest.raises(UsageError, match=r"finished run on other rows \(train changed since\): .* --overwrite"):
+    with pytest.raises(
+        UsageError, match=r"finished run with other settings: the rows of train changed\. .*--overwrite"
+    ):
         train(recipe(folder), progress=False)
     assert not train(recipe(folder), overwrite=True, progress=False).reused
 
@@ -119,27 +122,31 @@ def test_overwrite_repeats_a_finished_run(folder):
 def test_another_recipe_in_the_folder_of_a_finished_run_is_refused(folder):
     train(recipe(folder), progress=False)
     before = listing(folder)
-    changed = recipe(folder, "optim.epochs=1")
-    with pytest.raises(UsageError, match="holds a finished run"):
+    changed = recipe(folder, "optim.learning_rate=1e-4")
+    with pytest.raises(UsageError, match=r"holds a finished run with other settings: optim\.learning_rate = 0\.0001"):
         train(changed, progress=False)
     with pytest.raises(UsageError, match="holds a finished run"):
         dry_run(changed)
     assert listing(folder) == before
-    assert train(changed, overwrite=True, progress=False).steps == 4
+    assert train(changed, overwrite=True, progress=False).steps == 8
 
 
-def test_an_unfinished_run_is_refused_until_overwritten(folder, monkeypatch):
+def test_an_unfinished_run_goes_on(folder, monkeypatch):
     def stop(*arguments, **options):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr("bert_tasks.training.selection.evaluate_samples", stop)
         with pytest.raises(KeyboardInterrupt):
-            train(recipe(folder), progress=False)
+            train(recipe(folder, "run.save_steps=3"), progress=False)
     assert (folder / "out" / "run.json").exists()
-    with pytest.raises(UsageError, match="holds an unfinished run"):
-        train(recipe(folder), progress=False)
-    assert train(recipe(folder), overwrite=True, progress=False).steps == 8
+    assert dry_run(recipe(folder)).state == "a run that goes on from ckpt-3"
+    with pytest.raises(UsageError, match=r"an unfinished run with other settings: optim\.batch_size = 5 \(was 6\)"):
+        train(recipe(folder, "optim.batch_size=5"), progress=False)
+    assert train(recipe(folder), progress=False).steps == 8
+    assert json.loads((folder / "out" / "run.json").read_text("utf-8"))["resumed_at"] == [3]
+    assert dry_run(recipe(folder)).state == "this run is complete"
+    assert dry_run(recipe(folder), overwrite=True).state == "a new run"
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -15,7 +15,7 @@ from bert_tasks.metrics.classification import classification_metrics, multilabel
 from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics
 from bert_tasks.metrics.tagging import tagging_metrics
 from bert_tasks.training import seeds as module
-from bert_tasks.training.loop import FitResult
+from bert_tasks.training.job import FitResult
 from bert_tasks.training.seed_results import SeedRun, SeedsResult, collapse, metrics_of_set, spreads
 from bert_tasks.training.seeds import dry_run_seeds, parse_seeds, seed_recipes, train_seeds
 from training import load_model, make_rows
@@ -91,7 +91,7 @@ def test_finished_runs_are_reported_and_missing_ones_made(folder):
     assert repeated.runs[0].result.metrics == first.runs[0].result.metrics
 
 
-def test_an_interrupted_run_starts_afresh(folder, monkeypatch):
+def test_an_interrupted_run_goes_on(folder, monkeypatch):
     def stop(*arguments, **options):
         raise KeyboardInterrupt
 
@@ -100,8 +100,8 @@ def test_an_interrupted_run_starts_afresh(folder, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             train_seeds(recipe(folder), [1, 2], progress=False)
     assert (folder / "out" / "seed-1" / "run.json").exists()
-    with pytest.raises(UsageError, match="seed-1 holds an unfinished run"):
-        train_seeds(recipe(folder, "optim.epochs=2"), [1], progress=False)
+    with pytest.raises(UsageError, match=r"seed-1 holds an unfinished run with other settings: optim\.batch_size"):
+        train_seeds(recipe(folder, "optim.batch_size=2"), [1], progress=False)
     assert [run.result.reused for run in train_seeds(recipe(folder), [1], progress=False).runs] == [False]
 
 

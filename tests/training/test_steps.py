@@ -156,7 +156,7 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_moments(checkpoint, ba
     with pytest.raises(DivergedError, match=rf"^step {bad_step + 1}: ") as error:
         settle(result, overflows=0, mixed_precision="no")
     assert error.value.exit_code == 5
-    assert f"Rows of the batch: {', '.join(map(str, sorted(batch)))}. " in str(error.value)
+    assert f"(the first of the data is 1): {', '.join(str(row + 1) for row in sorted(batch))}. " in str(error.value)
     assert all(torch.equal(before[name], value) for name, value in weights_of(model).items())
     for old, new in zip(states, stepper.optimizer.optimizer.state.values(), strict=False):
         assert all(torch.equal(old[key], new[key]) for key in old)
@@ -175,14 +175,14 @@ def test_a_step_after_a_skipped_one_is_taken(checkpoint):
 
 
 def skipped(step=4, rows=range(3)):
-    values = torch.tensor([0.5, math.inf, 1.0], dtype=torch.float64)
+    values = torch.tensor([0.5, math.inf, 1.0, 0.0], dtype=torch.float64)
     return StepResult(step=step, batch=list(rows), learning_rate=1e-4, values=values, ready=None)
 
 
 def test_half_precision_may_skip_but_not_for_ever():
     log, overflows = settle(skipped(), overflows=0, mixed_precision="fp16")
     assert (log.step, overflows) == (4, 1)
-    good = StepResult(step=5, batch=[0], learning_rate=1e-4, values=torch.tensor([0.5, 1.0, 0.0]), ready=None)
+    good = StepResult(step=5, batch=[0], learning_rate=1e-4, values=torch.tensor([0.5, 1.0, 0.0, 0.0]), ready=None)
     assert settle(good, overflows=7, mixed_precision="fp16")[1] == 0
     with pytest.raises(DivergedError):
         settle(skipped(), overflows=steps.MOST_OVERFLOWS - 1, mixed_precision="fp16")
@@ -191,5 +191,5 @@ def test_half_precision_may_skip_but_not_for_ever():
 
 
 def test_a_long_batch_names_its_first_rows_only():
-    with pytest.raises(DivergedError, match=r"Rows of the batch: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, \.\.\.\. "):
+    with pytest.raises(DivergedError, match=r"the first of the data is 1\): 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, \.\.\.\. "):
         settle(skipped(rows=range(40)), overflows=0, mixed_precision="no")

@@ -1,0 +1,95 @@
+"""What goes into a model: rows of files or of memory, checked, and their features.
+
+Owns the key under which features are kept. Must not know processes or what is done with the features.
+"""
+
+import inspect
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from bert_tasks.data.arrow_cache import file_digest
+from bert_tasks.data.batching import Samples
+from bert_tasks.data.checks import check_labels
+from bert_tasks.data.columns import Row
+from bert_tasks.data.features_cache import cached_features
+from bert_tasks.data.readers import Reading, read_table
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import DataError
+from bert_tasks.model.predicting import tokenizer_of
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import TASKS
+from bert_tasks.tasks.base import Task
+
+FEATURE_ROWS = 1000  # rows per call of ``Task.features``
+
+Data = str | Path | RowTable | Sequence[Row]
+
+
+def load_table(
+    data: Data,
+    task: Task,
+    *,
+    reading: Reading | None = None,
+    targets: Literal["required", "optional", "unread"] = "required",
+    name: str = "rows",
+) -> RowTable:
+    """A table of a file, of rows in memory, or the table itself, checked against the task's columns and labels.
+
+    Args:
+        targets: whether every row must have its target, one of the task's labels, or may; or targets are not read.
+        name: of rows in memory, for messages, which count them from 1.
+
+    Raises:
+        DataError: naming every bad row.
+    """
+    if isinstance(data, RowTable):
+        return data
+    wanted = [column for column in task.columns if targets != "unread" or not column.is_target]
+    needed: Literal["required", "optional"] = "required" if targets == "required" else "optional"
+    if not isinstance(data, str | Path):
+        table = RowTable.from_rows(data, name, wanted, needed)
+        if task.labels and targets == "required":
+            check_labels([table], wanted, task.labels)
+        return table
+    how = Reading() if reading is None else reading
+    unread = {column.name for column in task.columns} - {column.name for column in wanted}
+    return read_table(
+        data,
+        columns=wanted,
+        names=None if how.columns is None else {k: v for k, v in how.columns.items() if k not in unread},
+        format=how.format,
+        targets=needed,
+        labels=task.labels,
+        encoding=how.encoding,
+        delimiter=how.delimiter,
+    )
+
+
+def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
+    """The table's features, from the cache where the same rows were tokenised the same way before.
+
+    Raises:
+        DataError: a window is longer than the model's positions.
+    """
+    key = {
+        "task": f"{type(task).__module__}:{type(task).__qualname__}",
+        "code": None if type(task) in TASKS.values() else file_digest(Path(inspect.getfile(type(task)))),
+        "labels": list(task.labels),
+        "settings": task.settings(),
+        "version": version("bert-tasks"),
+    }
+    features = cached_features(
+        table,
+        features=task.features,
+        tokenizer=tokenizer_of(model),
+        key=key,
+        batch_size=None if task.reads_neighbours else FEATURE_ROWS,
+    )
+    samples = Samples.of(features, task.sample)
+    if samples.longest > model.config.usable_length:
+        raise DataError(
+            f"{table.source}: a window has {samples.longest} tokens, the model {model.config.usable_length} positions"
+        )
+    return samples

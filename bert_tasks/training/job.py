@@ -1,0 +1,66 @@
+"""What goes into a run and what comes out of it.
+
+Owns the two types that the parts of training share. Must not know how training works.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from bert_tasks.data.splits import Splits
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.recipe import OptimSection, RunSection
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """What a run ended with; the same as in ``metrics.json``.
+
+    Attributes:
+        metrics: of the best model on the validation rows; ``last_metrics``: of the last evaluation.
+        best_step, steps: optimizer steps until the best model, and in all.
+        train_seconds: without evaluation and saving.
+        reused: the run was complete already; nothing was trained.
+    """
+
+    metrics: dict[str, float]
+    last_metrics: dict[str, float]
+    best_step: int
+    steps: int
+    stopped_early: bool
+    train_seconds: float
+    output_dir: Path
+    reused: bool = False
+
+    def summary(self) -> dict[str, Any]:
+        """The content of ``metrics.json``."""
+        return {key: value for key, value in vars(self).items() if key not in ("output_dir", "reused")}
+
+    @classmethod
+    def from_summary(cls, summary: Mapping[str, Any], folder: Path) -> Self:
+        """The result of a finished run; JSON's null is a metric that is not a number."""
+        values = dict(summary)
+        for name in ("metrics", "last_metrics"):
+            values[name] = {key: math.nan if value is None else value for key, value in summary[name].items()}
+        return cls(**values, output_dir=folder, reused=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything a run needs, loaded and checked.
+
+    Attributes:
+        source: of the weights, as a recipe's ``[model]`` names it; empty for a model made by the caller.
+        provenance: file name -> text, written into the output folder.
+    """
+
+    model: TaskModel
+    splits: Splits
+    optim: OptimSection
+    run: RunSection
+    output_dir: Path
+    gradient_checkpointing: bool = False
+    source: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,29 @@
+"""Owns what the tests of faults share: a tiny checkpoint with dropout, and an uninterrupted run to compare with."""
+
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+import runs
+from training import save_checkpoint
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, bpe_tokenizer: PreTrainedTokenizerBase) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("tiny"), bpe_tokenizer, dropout=0.2)
+
+
+@pytest.fixture(scope="session")
+def straight(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("straight")
+    recipe = runs.write_recipe(folder, checkpoint)
+    ended = runs.run([*runs.CONSOLE, "train", recipe], folder=folder)
+    assert ended.code == 0, ended.err
+    return folder / "run"
+
+
+@pytest.fixture
+def recipe(checkpoint: Path, tmp_path: Path) -> Path:
+    return runs.write_recipe(tmp_path, checkpoint)

@@ -1,0 +1,33 @@
+"""docs/reliability.md is what the JSON files say, and names tests that exist."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import fault_campaign
+
+REPORT = """<testsuites><testsuite>
+<testcase name="a"/><testcase name="b"><failure>no</failure></testcase><testcase name="c"><skipped/></testcase>
+<testcase name="d"><properties>
+<property name="saving" value="4"/><property name="training" value="6"/>
+</properties></testcase>
+<testcase name="e"><properties><property name="saving" value="1"/></properties><error>no</error></testcase>
+</testsuite></testsuites>"""
+
+
+def test_the_document_is_generated_from_the_figures() -> None:
+    assert fault_campaign.DOCUMENT.read_text("utf-8") == fault_campaign.document()
+
+
+def test_every_class_names_tests_that_exist_and_figures_that_are_whole(repository: Path) -> None:
+    for name, chosen in fault_campaign.CLASSES.items():
+        assert all((repository / test).is_file() for test in chosen.tests)
+        path = fault_campaign.FOLDER / f"{name}.json"
+        if path.is_file():
+            found = json.loads(path.read_text("utf-8"))
+            assert {"cases", "failures", "seconds", "commit", "command", "versions"} <= found.keys()
+
+
+def test_cases_are_tests_or_what_they_recorded() -> None:
+    found = fault_campaign.counts(ElementTree.fromstring(REPORT))
+    assert found == {"cases": 13, "failures": 2, "skipped": 1, "details": {"saving": 5, "training": 6}}

@@ -1,0 +1,105 @@
+"""kill -9 at random moments: the same command always goes on, and the end is that of a run nobody disturbed.
+
+A chain is one run that is killed several times, in turn while it starts, trains, saves and evaluates, and then left to
+end. BERT_TASKS_KILLS sets the kills of a chain (4), BERT_TASKS_CHAINS the chains (1).
+"""
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import runs
+from bert_tasks.training.checkpointing import newest_checkpoint
+from training import make_rows
+
+KILLS, CHAINS = (int(os.environ.get(f"BERT_TASKS_{name}", default)) for name, default in (("KILLS", 4), ("CHAINS", 1)))
+MOMENTS = ("start-up", "training", "saving", "evaluation")
+EPOCH_STEPS, EPOCHS = 10, 6 + 2 * KILLS
+START_UP_SECONDS = 3.0
+
+
+def write_long_recipe(folder: Path, checkpoint: Path) -> Path:
+    """Evaluations that take about as long as an epoch, so that there is time to be killed in them."""
+    path = runs.write_recipe(folder, checkpoint, epochs=EPOCHS)
+    lines = [f"{row['text']},{row['label']}" for row in make_rows(300, seed=1)]
+    (folder / "dev.csv").write_text("\n".join(["text,label", *lines]) + "\n", "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    ended = runs.run([*runs.CONSOLE, "train", write_long_recipe(folder, checkpoint)], folder=folder)
+    assert ended.code == 0, ended.err
+    return folder / "run"
+
+
+def await_moment(program: runs.Program, run: Path, moment: str, chance: random.Random) -> None:
+    """Waits for a random point of the kind, after a step more than the run has already done."""
+    before = runs.steps_done(run)
+    if moment == "start-up":
+        time.sleep(chance.uniform(0.05, START_UP_SECONDS))
+        return
+    program.until(lambda: runs.steps_done(run) != before, seconds=60)
+    if moment == "training":
+        wanted = runs.steps_done(run) + chance.randrange(EPOCH_STEPS)
+        program.until(lambda: runs.steps_done(run) >= wanted or is_done(run))
+    elif moment == "saving":
+        program.until(lambda: any((run / "checkpoints").glob("*.tmp-*")) or is_done(run))
+        time.sleep(chance.choice((0.0, chance.uniform(0, 0.01))))
+    else:
+        program.until(lambda: is_evaluating(run) or is_done(run))
+        time.sleep(chance.uniform(0, 0.05))
+
+
+def is_done(run: Path) -> bool:
+    return (run / "metrics.json").exists()
+
+
+def is_evaluating(run: Path) -> bool:
+    log = (run / "metrics.jsonl").read_text("utf-8") if (run / "metrics.jsonl").exists() else ""
+    steps = log.count('"event": "step"')
+    return steps > 0 and steps % EPOCH_STEPS == 0 and steps // EPOCH_STEPS > log.count('"event": "evaluation"')
+
+
+def found_in(run: Path, moment: str) -> str:
+    """What the process was doing when it died, as far as its files tell."""
+    if any((run / "checkpoints").glob("*.tmp-*")) or any((run / "checkpoints").glob("*.old-*")):
+        return "saving"
+    if not (run / "run.json").exists() or moment == "start-up":
+        return "start-up"
+    return "evaluation" if is_evaluating(run) else "training"
+
+
+@pytest.mark.parametrize("chain", range(CHAINS))
+def test_a_run_that_is_killed_again_and_again_ends_as_if_it_were_not(
+    undisturbed: Path, checkpoint: Path, tmp_path: Path, chain: int, record_property: Callable[[str, object], None]
+) -> None:
+    chance, recipe, run = random.Random(chain), write_long_recipe(tmp_path, checkpoint), tmp_path / "run"
+    killed: Counter[str] = Counter()
+    while killed.total() < KILLS:
+        moment = min(MOMENTS, key=lambda name: killed[name])
+        program = runs.Program([*runs.CONSOLE, "train", recipe], folder=tmp_path)
+        await_moment(program, run, moment, chance)
+        if program.process.poll() is not None:
+            break  # it ended before it could be killed
+        program.send(signal.SIGKILL)
+        program.wait()
+        killed[found_in(run, moment)] += 1
+        newest_checkpoint(run / "checkpoints")  # raises if there are some and none is good
+        assert len(list((run / "checkpoints").glob("*.*-*"))) <= 2
+    assert killed.total() == KILLS, "the run ended before it was killed often enough"
+    ended = runs.run([*runs.CONSOLE, "train", recipe], folder=tmp_path)
+    assert ended.code == 0, ended.err
+    assert runs.digests(run) == runs.digests(undisturbed)
+    assert runs.events(run) == runs.events(undisturbed)
+    left = sorted(path.name for path in [*run.iterdir(), *(run / "checkpoints").iterdir()])
+    assert left == sorted(path.name for path in [*undisturbed.iterdir(), *(undisturbed / "checkpoints").iterdir()])
+    for moment in MOMENTS:
+        record_property(moment, killed[moment])

@@ -1,0 +1,183 @@
+"""Runs the fault suite at full length and writes what it found: a JSON for each class, and docs/reliability.md.
+
+    python tests/support/fault_campaign.py                 # all classes
+    python tests/support/fault_campaign.py kills ranks     # some
+    python tests/support/fault_campaign.py --document      # only the document, from the JSON files there are
+
+A case is a test, or what a test says it tried (``record_property("cases", N)``).
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDER, DOCUMENT = ROOT / "docs" / "reliability", ROOT / "docs" / "reliability.md"
+VERSIONS = ("bert-tasks", "torch", "transformers", "accelerate", "safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultClass:
+    """``promise``: what holds; ``tests``: files that prove it; ``full``: what makes them run at full length."""
+
+    promise: str
+    tests: tuple[str, ...]
+    full: dict[str, str] = field(default_factory=dict)
+
+
+CLASSES = {
+    "resume": FaultClass(
+        promise="A run stopped after any step, of every kind of task, ends with the weights, moments and logged "
+        "losses of one that was not, bit by bit; a damaged checkpoint is named and the one before is "
+        "taken.",
+        tests=("tests/training/test_resuming.py", "tests/training/test_checkpointing.py"),
+    ),
+    "kills": FaultClass(
+        promise="A run killed (SIGKILL) at random moments of its start, its training, its saving and its "
+        "evaluation always goes on from a complete checkpoint, ends as if it had not been killed, and "
+        "leaves no litter.",
+        tests=("tests/faults/test_kills.py",),
+        full={"BERT_TASKS_KILLS": "20", "BERT_TASKS_CHAINS": "5"},
+    ),
+    "signals": FaultClass(
+        promise="SIGTERM and SIGINT save after the step within 10 seconds, print the command that goes on, and "
+        "exit with 143 and 130; a second signal ends at once; two runs never share a folder.",
+        tests=("tests/faults/test_signals.py",),
+    ),
+    "ranks": FaultClass(
+        promise="A process of several that raises, is killed, leaves or hangs ends the job with its own message "
+        "first; what was saved stays good.",
+        tests=("tests/faults/test_ranks.py",),
+    ),
+    "disk": FaultClass(
+        promise="A full disk, a read-only folder or a file in the way is named with what was needed; what was "
+        "saved stays good; the umask decides who may read.",
+        tests=("tests/faults/test_disk.py", "tests/training/test_locking.py", "tests/training/test_outputs.py"),
+    ),
+    "inputs": FaultClass(
+        promise="Bad files are refused with every bad row named, or read as they are meant; nothing is dropped in "
+        "silence.",
+        tests=(
+            "tests/data/test_readers.py",
+            "tests/data/test_values.py",
+            "tests/data/test_checks.py",
+            "tests/data/test_row_checks.py",
+            "tests/data/test_conll.py",
+            "tests/data/test_squad_json.py",
+            "tests/data/test_arrow_cache.py",
+            "tests/test_recipe_errors.py",
+        ),
+    ),
+    "payloads": FaultClass(
+        promise="No code from a model folder, a checkpoint, a recipe's text or the working directory runs; "
+        "hostile files are refused by name.",
+        tests=(
+            "tests/checkpoints/test_weights.py",
+            "tests/checkpoints/test_tokenizers.py",
+            "tests/checkpoints/test_hub.py",
+            "tests/checkpoints/test_load.py",
+            "tests/faults/test_trust.py",
+        ),
+    ),
+}
+
+
+def run_class(name: str) -> dict[str, object]:
+    """Runs the tests of a class; the counts, and what they were run with."""
+    chosen, began = CLASSES[name], time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        pytest = Path(sys.executable).with_name("pytest")  # unlike -m, it leaves the source tree off the import path
+        command = [pytest, "-q", "-m", "not gpu", *chosen.tests, f"--junitxml={report}"]
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | chosen.full, check=False)
+        if done.returncode not in (0, 1):
+            raise SystemExit(f"{name}: pytest ended with {done.returncode}")
+        found = counts(ElementTree.parse(report).getroot())
+    environment = " ".join(f"{key}={value}" for key, value in chosen.full.items())
+    return {
+        **found,
+        "seconds": round(time.monotonic() - began),
+        "commit": commit(),
+        "command": f"{environment} pytest -m 'not gpu' {' '.join(chosen.tests)}".strip(),
+        "versions": {library: version(library) for library in VERSIONS},
+    }
+
+
+def counts(report: ElementTree.Element) -> dict[str, object]:
+    """Cases and failures of a JUnit report; details are the sums of what tests recorded."""
+    cases = failures = skipped = 0
+    details: Counter[str] = Counter()
+    for case in report.iter("testcase"):
+        if case.find("skipped") is not None:
+            skipped += 1
+            continue
+        recorded = {p.get("name", ""): int(p.get("value", "0")) for p in case.iter("property")}
+        details.update(recorded)
+        cases += sum(recorded.values()) if recorded else 1
+        failures += case.find("failure") is not None or case.find("error") is not None
+    return {"cases": cases, "failures": failures, "skipped": skipped, "details": dict(details)}
+
+
+def commit() -> str:
+    """The commit, marked where the tree differs from it."""
+    answer = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return answer.stdout.strip()
+
+
+def document() -> str:
+    """docs/reliability.md, from the JSON files."""
+    lines = [
+        "# Reliability",
+        "",
+        "What holds under faults, the tests that prove it, and what they found at full length. Written by",
+        "`make faults` from `docs/reliability/*.json`, which hold the command, the commit and the versions.",
+        "",
+    ]
+    for name, chosen in CLASSES.items():
+        lines += [f"## {name.capitalize()}", "", chosen.promise, "", *_figures(name), ""]
+        lines += [f"- `{test}`" for test in chosen.tests] + [""]
+    return "\n".join(lines)
+
+
+def _figures(name: str) -> list[str]:
+    path = FOLDER / f"{name}.json"
+    if not path.is_file():
+        return ["Not yet run at full length."]
+    found = json.loads(path.read_text(encoding="utf-8"))
+    details = ", ".join(f"{count} {what}" for what, count in found["details"].items())
+    skipped = f", {found['skipped']} skipped" if found["skipped"] else ""
+    return [
+        f"**{found['cases']} cases, {found['failures']} failures**{skipped}{f' ({details})' if details else ''}, "
+        f"{found['seconds']} s, commit {found['commit']}."
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("classes", nargs="*", choices=[*CLASSES, []], help="default: all")
+    parser.add_argument("--document", action="store_true", help="run nothing")
+    given = parser.parse_args()
+    failed = []
+    for name in [] if given.document else (given.classes if given.classes else CLASSES):
+        found = run_class(name)
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        (FOLDER / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        failed += [name] if found["failures"] else []
+    DOCUMENT.write_text(document(), encoding="utf-8")
+    if failed:
+        raise SystemExit(f"failures: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Small labelled rows for every task in ``TASKS``. A new task needs its entries in ``EXAMPLES`` and nothing else."""
+
+from typing import Any
+
+from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
+from task_contract import Example
+
+TEXTS = (
+    "the ferry leaves at seven",
+    "nobody told the baker",
+    "a cold wind brought rain",
+    "bring your own cup",
+    "the sound was terrible",
+    "what a wonderful evening",
+    "is this seat free",
+    "prices rose last winter",
+)
+CLASSES = tuple({"text": text, "label": ("low", "mid", "high")[number % 3]} for number, text in enumerate(TEXTS))
+SETS = tuple(
+    {"text": text, "labels": [name for bit, name in enumerate(("x", "y", "z")) if number >> bit & 1]}
+    for number, text in enumerate(TEXTS)
+)
+PAIRS = tuple(
+    {"text": text, "text_pair": TEXTS[number // 2], "label": ("no", "yes")[number % 2]}
+    for number, text in enumerate(TEXTS)
+)
+TAGS = {
+    "ferry": "B-THING",
+    "baker": "B-WHO",
+    "cold": "B-THING",
+    "wind": "I-THING",
+    "cup": "B-THING",
+    "sound": "B-THING",
+}
+SENTENCES = tuple({"words": text.split(), "tags": [TAGS.get(word, "O") for word in text.split()]} for text in TEXTS)
+QUESTIONS = tuple(
+    {"id": str(number), "question": f"{text.split()[0]} what", "context": text, "answers": answers}
+    for number, text in enumerate(TEXTS)
+    for last in [text.split()[-1]]
+    for answers in [{"text": [last], "answer_start": [text.index(last)]}]
+)
+SOME_WITHOUT_ANSWER = tuple(
+    {**row, "answers": {"text": [], "answer_start": []}} if number % 3 == 0 else row
+    for number, row in enumerate(QUESTIONS)
+)
+LABELS = ("O", "B-THING", "I-THING", "B-WHO", "I-WHO")
+SPANS: dict[str, Any] = {"max_length": 32, "doc_stride": 6, "max_query_length": 8, "max_answer_length": 5}
+NUMBERS = tuple({"text": text, "label": number / 4 - 1.0} for number, text in enumerate(TEXTS))
+EXAMPLES = {
+    "single": Example(
+        task=SequenceClassification(labels=("low", "mid", "high"), max_length=24), rows=CLASSES, column="text"
+    ),
+    "windows": Example(
+        task=SequenceClassification(
+            labels=("low", "mid", "high"), max_length=24, pooling="mean", long_texts="windows", doc_stride=6
+        ),
+        rows=CLASSES,
+        column="text",
+        windows=True,
+    ),
+    "several": Example(
+        task=SequenceClassification(
+            labels=("x", "y", "z"), max_length=24, problem_type="multi_label_classification", pooling="attention"
+        ),
+        rows=SETS,
+        column="text",
+    ),
+    "regression": Example(
+        task=SequenceClassification(problem_type="regression", max_length=24), rows=NUMBERS, column="text"
+    ),
+    "token": Example(
+        task=TokenClassification(labels=LABELS, max_length=24, doc_stride=6),
+        rows=SENTENCES,
+        column="words",
+        windows=True,
+    ),
+    "token crf": Example(
+        task=TokenClassification(labels=LABELS, max_length=24, doc_stride=6, crf=True),
+        rows=SENTENCES,
+        column="words",
+        windows=True,
+    ),
+    "span": Example(task=SpanExtraction(**SPANS), rows=QUESTIONS, column="context", windows=True),
+    "span v2": Example(
+        task=SpanExtraction(**SPANS, version_2_with_negative=True),
+        rows=SOME_WITHOUT_ANSWER,
+        column="context",
+        windows=True,
+    ),
+    "pair": Example(task=PairClassification(labels=("no", "yes"), max_length=32), rows=PAIRS, column="text"),
+    "pair regression": Example(
+        task=PairClassification(problem_type="regression", max_length=32, pooling="mean"),
+        rows=tuple({**row, "label": number / 4 - 1.0} for number, row in enumerate(PAIRS)),
+        column="text_pair",
+    ),
+}

@@ -1,0 +1,160 @@
+"""Checkpoints as files: whole or not there, kept and removed by rule, and nothing of anybody else's touched."""
+
+import contextlib
+import errno
+import json
+import os
+import stat
+
+import pytest
+import torch
+
+from bert_tasks.errors import CheckpointError
+from bert_tasks.training import checkpointing
+from bert_tasks.training.checkpointing import (
+    RunState,
+    checkpoints,
+    newest_checkpoint,
+    remove_all,
+    save_checkpoint,
+    sweep,
+)
+
+
+def state(step):
+    tensors = {"stack.weight": torch.full((3, 4), float(step)), "head.bias": torch.arange(5)}
+    return RunState(
+        step=step, weights=tensors, optimizer={"head.bias/step": torch.tensor(2.0)}, progress={"a": [1, None]}
+    )
+
+
+def save(folder, step, *, best_step=0, keep_last=2):
+    return save_checkpoint(folder, state(step), facts={"seed": 1}, best_step=best_step, keep_last=keep_last)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_saved_comes_back(tmp_path):
+    path = save(tmp_path / "checkpoints", 7)
+    found = newest_checkpoint(tmp_path / "checkpoints")
+    assert (found.path, found.skipped, found.state.step, found.state.progress) == (path, (), 7, {"a": [1, None]})
+    assert torch.equal(found.state.weights["stack.weight"], torch.full((3, 4), 7.0))
+    assert found.state.weights["head.bias"].dtype == torch.int64
+    manifest = json.loads((path / "manifest.json").read_text("utf-8"))
+    assert (manifest["step"], manifest["seed"]) == (7, 1)
+    assert {name: (path / name).stat().st_size for name in manifest["files"]} == {
+        name: file["size"] for name, file in manifest["files"].items()
+    }
+
+
+def test_a_folder_without_checkpoints_has_none(tmp_path):
+    assert newest_checkpoint(tmp_path / "nowhere") is None
+    (tmp_path / "ckpt-x").mkdir()
+    (tmp_path / "ckpt-3").write_text("a file", "utf-8")
+    assert newest_checkpoint(tmp_path) is None
+
+
+def test_the_newest_by_number_is_taken(tmp_path):
+    for step in (9, 10, 2):
+        save(tmp_path, step, keep_last=9)
+    assert [path.name for path in checkpoints(tmp_path)] == ["ckpt-2", "ckpt-9", "ckpt-10"]
+    assert newest_checkpoint(tmp_path).state.step == 10
+
+
+def test_no_pickle_is_written(tmp_path):
+    path = save(tmp_path, 1)
+    assert names(path) == ["manifest.json", "optimizer.safetensors", "state.json", "weights.safetensors"]
+
+
+def test_what_is_newer_than_a_run_that_was_cut_back_is_left_and_replaced(tmp_path):
+    for step in (1, 2, 5):
+        save(tmp_path, step, keep_last=9)
+    (tmp_path / "ckpt-5" / "state.json").write_text("{}", "utf-8")
+    assert newest_checkpoint(tmp_path).state.step == 2
+    save(tmp_path, 3, keep_last=1)
+    assert names(tmp_path) == ["ckpt-3", "ckpt-5", "latest"]
+    save(tmp_path, 5, keep_last=1)
+    assert names(tmp_path) == ["ckpt-5", "latest"]
+    assert newest_checkpoint(tmp_path).skipped == ()
+
+
+def test_foreign_files_stay(tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "ckpt-mine").write_text("mine", "utf-8")
+    (tmp_path / "ckpt-2.tmp-9").mkdir()
+    (tmp_path / "ckpt-1.old-9").mkdir()
+    for step in (1, 2, 3):
+        save(tmp_path, step, keep_last=1)
+    sweep(tmp_path)
+    assert names(tmp_path) == ["ckpt-3", "ckpt-mine", "latest", "notes"]
+    remove_all(tmp_path)
+    assert names(tmp_path) == ["ckpt-mine", "notes"]
+
+
+@pytest.mark.parametrize("written", ["weights.safetensors", "optimizer.safetensors"])
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, written):
+    save(tmp_path, 1)
+
+    def full(tensors, path):
+        if path.name == written:
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(tensors, path)
+
+    original = checkpointing.save_file
+    monkeypatch.setattr(checkpointing, "save_file", full)
+    with pytest.raises(CheckpointError, match=r"ckpt-2: .* no space left: 92 bytes needed, \d+ free.*from ckpt-1"):
+        save(tmp_path, 2)
+    assert names(tmp_path) == ["ckpt-1", "latest"]
+    assert newest_checkpoint(tmp_path).state.step == 1
+
+
+@pytest.mark.parametrize("point", ["replace", "rename", "rmtree"])
+def test_a_death_at_any_point_leaves_a_good_checkpoint(tmp_path, monkeypatch, point):
+    """The last calls before each change of names die, one after another."""
+    for step in (1, 2):
+        save(tmp_path, step)
+
+    class Death(BaseException):
+        pass
+
+    def dying(number):
+        def call(*arguments, **options):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Death
+            return originals[number](*arguments, **options)
+
+        return call
+
+    owners = {"replace": checkpointing.Path, "rename": checkpointing.Path, "rmtree": checkpointing.shutil}
+    originals = {point: getattr(owners[point], point)}
+    for at in (1, 2, 3):
+        left = at
+        with monkeypatch.context() as patch:
+            patch.setattr(owners[point], point, dying(point))
+            with contextlib.suppress(Death):
+                save(tmp_path, 2 + at)
+        assert newest_checkpoint(tmp_path).state.step >= 2
+        sweep(tmp_path)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_the_umask_decides_who_may_read(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        path = save(tmp_path / "checkpoints", 1)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {mode}
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"step": 1}', '{"step": 1, "files": {}}', '{"step": 2, "files": {}}'])
+def test_a_manifest_that_says_too_little_is_refused(tmp_path, content):
+    path = save(tmp_path, 1)
+    (path / "manifest.json").write_text(content, "utf-8")
+    with pytest.raises(CheckpointError, match="no checkpoint can be used"):
+        newest_checkpoint(tmp_path)

@@ -1,0 +1,316 @@
+"""A run that was stopped goes on as if nothing had happened, and says what stands in its way."""
+
+import json
+import os
+import shutil
+import signal
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+import torch
+
+from bert_tasks import fit
+from bert_tasks.errors import CheckpointError, StoppedError, UsageError
+from bert_tasks.training import loop, run_folder, run_state
+from bert_tasks.training.checkpointing import read_weights
+from task_examples import EXAMPLES
+from training import load_model, weights_of
+
+STEPS = 6  # 8 rows in batches of 3, twice
+KINDS = ("single", "several", "token crf", "span v2", "pair regression")
+SETTINGS = {
+    "epochs": 2,
+    "batch_size": 3,
+    "learning_rate": 1e-3,
+    "warmup_ratio": 0.4,
+    "weight_decay": 0.01,
+    "micro_batch_tokens": 30,
+    "logging_steps": 1,
+    "progress": False,
+}
+
+
+def run(folder, checkpoint, kind="single", **changes):
+    """A run with dropout, several micro-batches a step, and another new head at each call."""
+    example = EXAMPLES[kind]
+    model = load_model(checkpoint, example.task, seed=changes.pop("head_seed", 0))
+    result = fit(model, example.rows, example.rows, output_dir=folder, **{**SETTINGS, **changes})
+    return model, result
+
+
+def stop_at(monkeypatch, step, number=signal.SIGTERM):
+    """Sends a signal while the given step (from 1) is computed."""
+
+    def update(stepper, index, batch, sums, **options):
+        if index + 1 == step:
+            os.kill(os.getpid(), number)
+        return original(stepper, index, batch, sums, stop=options["stop"] or index + 1 == step)
+
+    original = loop.update
+    monkeypatch.setattr(loop, "update", update)
+
+
+def stopped(monkeypatch, step, *arguments, **options):
+    with monkeypatch.context() as patch:
+        stop_at(patch, step)
+        with pytest.raises(StoppedError) as error:
+            run(*arguments, **options)
+    return error.value
+
+
+def events(folder):
+    """The logged lines but for the speed, which differs from run to run."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text("utf-8").splitlines())
+    return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
+
+
+def digests(folder):
+    """What the run ended with: the last checkpoint's weights and moments, and the best model."""
+    last = max((folder / "checkpoints").glob("ckpt-*"), key=lambda path: int(path.name[5:]))
+    files = [last / "weights.safetensors", last / "optimizer.safetensors", folder / "model" / "model.safetensors"]
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def names(folder):
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+@pytest.fixture(scope="module")
+def straight(dropout_checkpoint, tmp_path_factory):
+    """Uninterrupted runs: kind -> folder and result."""
+    made = {}
+
+    def find(kind):
+        if kind not in made:
+            folder = tmp_path_factory.mktemp("straight") / "run"
+            made[kind] = folder, run(folder, dropout_checkpoint, kind)[1]
+        return made[kind]
+
+    return find
+
+
+@pytest.mark.parametrize("step", range(1, STEPS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, tmp_path, monkeypatch, kind, step):
+    whole, result = straight(kind)
+    folder = tmp_path / "run"
+    error = stopped(monkeypatch, step, folder, dropout_checkpoint, kind)
+    assert error.exit_code == 143
+    assert f"stopped by SIGTERM after step {step} of " in str(error)
+    assert f"ckpt-{step}" in names(folder)
+    model, again = run(folder, dropout_checkpoint, kind, head_seed=5)
+    assert digests(folder) == digests(whole)
+    assert events(folder) == events(whole)
+    assert (again.metrics, again.best_step, again.reused) == (result.metrics, result.best_step, False)
+    assert json.loads((folder / "run.json").read_text("utf-8"))["resumed_at"] == [step]
+    saved = weights_of(type(model).from_pretrained(folder / "model", task=type(model.task)))
+    assert all(torch.equal(saved[name], value) for name, value in weights_of(model).items())
+
+
+def test_without_the_moments_the_weights_differ(straight, dropout_checkpoint, tmp_path, monkeypatch):
+    """The negative control of the test above."""
+    stopped(monkeypatch, 4, tmp_path / "run", dropout_checkpoint)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "take_over", without_moments)
+        run(tmp_path / "run", dropout_checkpoint)
+    assert digests(tmp_path / "run")["weights.safetensors"] != digests(straight("single")[0])["weights.safetensors"]
+
+
+def without_moments(stepper, course, state):
+    run_state.take_over(stepper, course, replace(state, optimizer={}))
+
+
+@pytest.mark.parametrize(("remembered", "best_step"), [(True, 3), (False, 6)])
+def test_the_best_of_the_first_part_is_remembered(dropout_checkpoint, tmp_path, monkeypatch, remembered, best_step):
+    values = iter([0.9, 0.1])
+    monkeypatch.setattr(loop, "value_of", lambda *_: next(values))
+    stopped(monkeypatch, 4, tmp_path / "run", dropout_checkpoint)
+    if not remembered:
+        monkeypatch.setattr(run_state, "_restore_course", lambda course, stored: setattr(course, "step", 4))
+    _, result = run(tmp_path / "run", dropout_checkpoint)
+    assert (result.best_step, result.steps) == (best_step, 6)
+
+
+def test_a_run_may_stop_at_every_step(straight, dropout_checkpoint, tmp_path, monkeypatch):
+    whole, _ = straight("single")
+    for step in range(1, STEPS):
+        stopped(monkeypatch, step, tmp_path / "run", dropout_checkpoint)
+    run(tmp_path / "run", dropout_checkpoint)
+    assert digests(tmp_path / "run") == digests(whole)
+    assert events(tmp_path / "run") == events(whole)
+    assert json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["resumed_at"] == [1, 2, 3, 4, 5]
+
+
+def test_a_signal_during_evaluation_saves_before_it(straight, dropout_checkpoint, tmp_path, monkeypatch):
+    whole, _ = straight("single")
+    original = loop.evaluate_all
+
+    def evaluate_all(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "evaluate_all", evaluate_all)
+        with pytest.raises(StoppedError, match="stopped by SIGINT after step 3 of 6") as error:
+            run(tmp_path / "run", dropout_checkpoint)
+    assert error.value.exit_code == 130
+    assert not [event for event in events(tmp_path / "run") if event["event"] == "evaluation"]
+    run(tmp_path / "run", dropout_checkpoint)
+    assert digests(tmp_path / "run") == digests(whole)
+    assert events(tmp_path / "run") == events(whole)
+
+
+def test_the_second_signal_ends_the_process_at_once(monkeypatch):
+    killed = []
+    monkeypatch.setattr("bert_tasks.training.stopping.os.kill", lambda *arguments: killed.append(arguments))
+    before = signal.getsignal(signal.SIGTERM)
+    with loop.StopSignals() as signals:
+        signal.raise_signal(signal.SIGTERM)
+        assert (signals.received, killed) == (signal.SIGTERM, [])
+        signal.raise_signal(signal.SIGINT)
+        assert killed == [(os.getpid(), signal.SIGINT)]
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_killed_run_goes_on_from_its_newest_checkpoint(straight, dropout_checkpoint, tmp_path, monkeypatch):
+    """What a kill leaves: lines after the checkpoint, one of them torn, half a checkpoint, a newer model."""
+    whole, _ = straight("single")
+    folder = tmp_path / "run"
+    stopped(monkeypatch, 5, folder, dropout_checkpoint)
+    shutil.rmtree(folder / "checkpoints" / "ckpt-5")
+    shutil.copytree(folder / "checkpoints" / "ckpt-3", folder / "checkpoints" / "ckpt-5.tmp-77")
+    (folder / "model" / "model.safetensors").write_bytes(b"torn")
+    (folder / ".run.json.tmp-77").write_text("{", "utf-8")
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"event": "step", "st')
+    run(folder, dropout_checkpoint)
+    assert digests(folder) == digests(whole)
+    assert events(folder) == events(whole)
+    assert names(folder) == names(whole)
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit", "gone", "manifest", "pipe"])
+def test_a_damaged_checkpoint_is_skipped_and_named(dropout_checkpoint, straight, tmp_path, monkeypatch, capfd, damage):
+    whole, _ = straight("single")
+    folder = tmp_path / "run"
+    stopped(monkeypatch, 4, folder, dropout_checkpoint)
+    weights = folder / "checkpoints" / "ckpt-4" / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    if damage == "cut":
+        weights.write_bytes(content[:-100])
+    elif damage == "bit":
+        content[-5] ^= 1
+        weights.write_bytes(content)
+    elif damage == "gone":
+        weights.unlink()
+    elif damage == "manifest":
+        (weights.parent / "manifest.json").write_text('{"step": 3}', "utf-8")
+    else:
+        weights.unlink()
+        os.mkfifo(weights)
+    run(folder, dropout_checkpoint, progress=True)
+    told = capfd.readouterr().err
+    assert "NOT USED: " in told
+    assert "ckpt-4" in told
+    assert "resumed after step 3" in told
+    assert digests(folder) == digests(whole)
+    assert events(folder) == events(whole)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(dropout_checkpoint, tmp_path, monkeypatch):
+    stopped(monkeypatch, 2, tmp_path / "run", dropout_checkpoint)
+    (tmp_path / "run" / "checkpoints" / "ckpt-2" / "state.json").write_text("{}", "utf-8")
+    with pytest.raises(CheckpointError, match=r"no checkpoint can be used: .*state\.json is damaged.*--overwrite"):
+        run(tmp_path / "run", dropout_checkpoint)
+    assert names(tmp_path / "run") == ["ckpt-2", "latest"]
+
+
+def test_a_run_without_a_checkpoint_starts_again(straight, dropout_checkpoint, tmp_path, monkeypatch, capfd):
+    whole, _ = straight("single")
+    stopped(monkeypatch, 2, tmp_path / "run", dropout_checkpoint)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    run(tmp_path / "run", dropout_checkpoint, progress=True)
+    assert "a run without a checkpoint: it starts again" in capfd.readouterr().err
+    assert events(tmp_path / "run") == events(whole)
+
+
+def test_a_finished_run_is_not_repeated(dropout_checkpoint, tmp_path):
+    first, result = run(tmp_path / "run", dropout_checkpoint, "several")
+    again, reused = run(tmp_path / "run", dropout_checkpoint, "several", head_seed=3, logging_steps=5)
+    assert reused.reused
+    assert reused.metrics == result.metrics
+    assert again.task == first.task
+    assert all(torch.equal(weights_of(again)[name], value) for name, value in weights_of(first).items())
+
+
+def test_more_epochs_extend_a_finished_run(dropout_checkpoint, tmp_path, capfd):
+    run(tmp_path / "run", dropout_checkpoint)
+    _, result = run(tmp_path / "run", dropout_checkpoint, epochs=3, progress=True)
+    assert (result.steps, result.reused) == (9, False)
+    assert "changed since the run began: optim.epochs = 3 (was 2)" in capfd.readouterr().err
+    assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "step"] == list(range(1, 10))
+
+
+def test_more_patience_goes_on_with_a_run_that_stopped_early(dropout_checkpoint, tmp_path):
+    patient = {"epochs": 12, "learning_rate": 1e-9}
+    _, first = run(tmp_path / "run", dropout_checkpoint, early_stopping_patience=1, **patient)
+    assert first.stopped_early
+    _, second = run(tmp_path / "run", dropout_checkpoint, early_stopping_patience=3, **patient)
+    assert second.steps > first.steps
+
+
+def test_fewer_epochs_than_are_done_are_refused(dropout_checkpoint, tmp_path):
+    run(tmp_path / "run", dropout_checkpoint)
+    with pytest.raises(UsageError, match=r"holds 6 steps, more than the 3 of this run: raise optim\.epochs"):
+        run(tmp_path / "run", dropout_checkpoint, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"batch_size": 4}, r"optim\.batch_size = 4 \(was 3\)"),
+        ({"seed": 7}, r"run\.seed = 7 \(was 42\)"),
+        ({"freeze_layers": 1}, r"optim\.freeze_layers = 1 \(was 0\)"),
+        ({"metric_for_best_model": "loss"}, r"run\.metric_for_best_model = 'loss' \(was None\)"),
+    ],
+)
+def test_what_may_not_change_is_named(dropout_checkpoint, tmp_path, monkeypatch, change, named):
+    stopped(monkeypatch, 2, tmp_path / "run", dropout_checkpoint)
+    with pytest.raises(UsageError, match=f"run holds an unfinished run with other settings: {named}.*--overwrite"):
+        run(tmp_path / "run", dropout_checkpoint, **change)
+    assert "ckpt-2" in names(tmp_path / "run")
+
+
+def test_other_rows_labels_or_models_are_refused(dropout_checkpoint, checkpoint, tmp_path, monkeypatch):
+    folder, example = tmp_path / "run", EXAMPLES["single"]
+    stopped(monkeypatch, 2, folder, dropout_checkpoint)
+
+    def refused(model, rows):
+        with pytest.raises(UsageError) as error:
+            fit(model, rows, example.rows, output_dir=folder, **SETTINGS)
+        return str(error.value)
+
+    assert "the rows of train changed" in refused(load_model(dropout_checkpoint, example.task), example.rows[1:])
+    relabelled = type(example.task)(labels=("mid", "low", "high"), max_length=24)
+    message = refused(load_model(dropout_checkpoint, relabelled), example.rows)
+    assert "settings.labels = ['mid', 'low', 'high'] (was ['low', 'mid', 'high'])" in message
+    assert "encoder.hidden_dropout_prob = 0.0 (was 0.2)" in refused(load_model(checkpoint, example.task), example.rows)
+
+
+def test_the_newest_and_the_best_checkpoints_are_kept(dropout_checkpoint, tmp_path, monkeypatch):
+    values = iter([0.1, 0.2, 0.9, *[0.3] * 7])
+    monkeypatch.setattr(loop, "value_of", lambda *_: next(values))
+    run(tmp_path / "run", dropout_checkpoint, epochs=10, batch_size=8, keep_last=2)
+    assert names(tmp_path / "run") == ["best", "ckpt-10", "ckpt-3", "ckpt-9", "latest"]
+    pointers = [(tmp_path / "run" / "checkpoints" / name).read_text("utf-8") for name in ("best", "latest")]
+    assert pointers == ["ckpt-3\n", "ckpt-10\n"]
+    for step in (3, 9, 10):
+        assert read_weights(tmp_path / "run" / "checkpoints", step)
+
+
+def test_save_steps_saves_between_evaluations(dropout_checkpoint, tmp_path):
+    run(tmp_path / "run", dropout_checkpoint, save_steps=2, keep_last=9)
+    assert names(tmp_path / "run") == ["best", "ckpt-2", "ckpt-3", "ckpt-4", "ckpt-6", "latest"]
