@@ -22,7 +22,7 @@ PYTEST := cd build/testrun && env -u PYTHONPATH PYTHONSAFEPATH=1 OMP_NUM_THREADS
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-slow faults lint clean
+.PHONY: help quickstart test test-slow faults fuzz lint clean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -39,6 +39,9 @@ test-slow: $(DEPENDENCIES)dev $(PACKAGE) build/testrun  ## the tests that take l
 faults: $(DEPENDENCIES)dev $(PACKAGE)  ## the fault suite at full length; its figures go to docs/reliability
 	env -u PYTHONPATH OMP_NUM_THREADS=1 BERT_TASKS_REPOSITORY="$(CURDIR)" \
 		"$(BIN)/python" tests/support/fault_campaign.py
+
+fuzz: $(DEPENDENCIES)dev $(PACKAGE)  ## edited files for 10 minutes a group; its figures go to docs/reliability
+	env -u PYTHONPATH OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/fuzzing.py
 
 lint: $(DEPENDENCIES)dev  ## ruff (rules and format) and mypy --strict
 	"$(BIN)/ruff" check .

@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 # Files whose few tests start whole programs: they go first, so that no worker is left alone with them at the end.
-LONG_FILES = ("test_readme.py", "test_cli_processes.py", "test_processes.py", "test_quickstart.py")
+LONG_FILES = (
+    "test_readme.py",
+    "test_signals.py",
+    "test_trust.py",
+    "test_ranks.py",
+    "test_disk.py",
+    "test_processes.py",
+    "test_cli_processes.py",
+    "test_quickstart.py",
+)
 
 HF_HOME = Path(tempfile.mkdtemp(prefix="bert-tasks-tests-"))
 FOLDERS_BELOW_HOME = (

@@ -49,6 +49,7 @@ def test_a_disk_that_fills_up_keeps_what_was_saved(recipe: Path, straight: Path,
     assert runs.digests(small_disk / "run") == runs.digests(straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
 def test_every_file_of_a_run_has_the_mode_that_the_umask_gives(recipe: Path, mask: int, mode: int) -> None:
     script = f"umask {mask:o}; exec {runs.CONSOLE[0]} train {recipe} --set optim.epochs=1"
@@ -59,6 +60,7 @@ def test_every_file_of_a_run_has_the_mode_that_the_umask_gives(recipe: Path, mas
     assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in files} == {path.name: mode for path in files}
 
 
+@pytest.mark.slow
 def test_a_file_in_the_way_is_named(recipe: Path) -> None:
     (recipe.parent / "run").write_text("", "utf-8")
     ended = runs.run([*runs.CONSOLE, "train", recipe], folder=recipe.parent)

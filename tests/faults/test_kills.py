@@ -77,6 +77,7 @@ def found_in(run: Path, moment: str) -> str:
     return "evaluation" if is_evaluating(run) else "training"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chain", range(CHAINS))
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_were_not(
     undisturbed: Path, checkpoint: Path, tmp_path: Path, chain: int, record_property: Callable[[str, object], None]

@@ -21,8 +21,8 @@ def faulty(recipe: Path) -> Path:
     ("fault", "told"),
     [
         ("raise", "process 1 of 2: internal error: ArithmeticError: the barometer fell"),
-        ("kill", "exitcode  : -9"),
-        ("exit", "process 0 of 2: lost the connection to the other processes"),
+        pytest.param("kill", "exitcode  : -9", marks=pytest.mark.slow),
+        pytest.param("exit", "process 0 of 2: lost the connection to the other processes", marks=pytest.mark.slow),
     ],
 )
 def test_a_failing_process_ends_the_job(faulty: Path, fault: str, told: str) -> None:
@@ -42,6 +42,7 @@ def test_a_failing_process_ends_the_job(faulty: Path, fault: str, told: str) -> 
     assert f"resumed after step {found.state.step} " in again.err
 
 
+@pytest.mark.slow
 def test_a_hanging_process_ends_the_job_after_the_timeout(faulty: Path) -> None:
     command = [*runs.TORCHRUN, "train", faulty, "--dist-timeout", "8"]
     ended = runs.run(command, folder=faulty.parent, FAULT="hang", FAULTY_RANK="1")

@@ -11,7 +11,9 @@ import pytest
 import runs
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_the_printed_command_goes_on(
     recipe: Path, straight: Path, number: signal.Signals, code: int
 ) -> None:
@@ -35,6 +37,7 @@ def test_a_signal_saves_and_the_printed_command_goes_on(
     assert runs.events(folder / "run") == runs.events(straight)
 
 
+@pytest.mark.slow
 def test_the_command_to_resume_does_not_overwrite(recipe: Path) -> None:
     folder = recipe.parent
     program = runs.Program([*runs.CONSOLE, "train", "--overwrite", recipe, "--set", "optim.epochs=50"], folder=folder)
@@ -43,6 +46,7 @@ def test_the_command_to_resume_does_not_overwrite(recipe: Path) -> None:
     assert program.wait().err.splitlines()[-1] == f"resume: bert-tasks train {recipe} --set optim.epochs=50"
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once_and_loses_nothing_saved(recipe: Path) -> None:
     """The step takes 0.2 seconds a micro-batch, so both signals arrive within it."""
     folder = recipe.parent
@@ -58,6 +62,7 @@ def test_a_second_signal_ends_at_once_and_loses_nothing_saved(recipe: Path) -> N
     assert not (folder / "run" / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_at_the_start_leaves_nothing_behind(recipe: Path) -> None:
     folder = recipe.parent
     program = runs.Program([*runs.CONSOLE, "train", recipe], folder=folder)

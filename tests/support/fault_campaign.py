@@ -88,6 +88,11 @@ CLASSES = {
             "tests/faults/test_trust.py",
         ),
     ),
+    "fuzz": FaultClass(
+        promise="Whatever a file holds, readers, the recipe parser and the loaders of models and checkpoints "
+        "read it or refuse it with an error of the package.",
+        tests=("tests/faults/test_fuzz.py",),
+    ),
 }
 
 
@@ -103,13 +108,24 @@ def run_class(name: str) -> dict[str, object]:
             raise SystemExit(f"{name}: pytest ended with {done.returncode}")
         found = counts(ElementTree.parse(report).getroot())
     environment = " ".join(f"{key}={value}" for key, value in chosen.full.items())
+    return {**found, **provenance(f"{environment} pytest -m 'not gpu' {' '.join(chosen.tests)}".strip(), began)}
+
+
+def provenance(command: str, began: float) -> dict[str, object]:
+    """What figures were made with. ``began``: of ``time.monotonic``."""
     return {
-        **found,
         "seconds": round(time.monotonic() - began),
         "commit": commit(),
-        "command": f"{environment} pytest -m 'not gpu' {' '.join(chosen.tests)}".strip(),
+        "command": command,
         "versions": {library: version(library) for library in VERSIONS},
     }
+
+
+def write(name: str, found: dict[str, object]) -> None:
+    """The figures of a class, and the document anew."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    DOCUMENT.write_text(document(), encoding="utf-8")
 
 
 def counts(report: ElementTree.Element) -> dict[str, object]:
@@ -140,8 +156,8 @@ def document() -> str:
     lines = [
         "# Reliability",
         "",
-        "What holds under faults, the tests that prove it, and what they found at full length. Written by",
-        "`make faults` from `docs/reliability/*.json`, which hold the command, the commit and the versions.",
+        "What holds under faults, the tests that prove it, and what they found at full length. Written by `make",
+        "faults` and `make fuzz` from `docs/reliability/*.json`, which hold command, commit and versions.",
         "",
     ]
     for name, chosen in CLASSES.items():
@@ -169,10 +185,12 @@ def main() -> None:
     parser.add_argument("--document", action="store_true", help="run nothing")
     given = parser.parse_args()
     failed = []
-    for name in [] if given.document else (given.classes if given.classes else CLASSES):
+    chosen = (
+        given.classes if given.classes else [name for name in CLASSES if name != "fuzz"]
+    )  # has a campaign of its own
+    for name in [] if given.document else chosen:
         found = run_class(name)
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        (FOLDER / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        write(name, found)
         failed += [name] if found["failures"] else []
     DOCUMENT.write_text(document(), encoding="utf-8")
     if failed:

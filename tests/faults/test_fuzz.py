@@ -1,0 +1,28 @@
+"""Edited files: a short round of every target, and contents that once broke something."""
+
+from pathlib import Path
+
+import pytest
+
+from fuzzing import READERS, RECIPES, attempt, fuzz, loaders
+
+FIXED = {**READERS, **RECIPES}
+LOADERS = ("weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
+EXAMPLES = 60
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    assert attempt(FIXED[name], FIXED[name].valid, tmp_path)
+    fuzz(FIXED[name], tmp_path, examples=EXAMPLES)
+
+
+def test_models_and_checkpoints_are_read_or_refused(tmp_path: Path) -> None:
+    targets = loaders(tmp_path)
+    assert {f"run {name}" for name in LOADERS} <= targets.keys()
+    assert {"model config.json", "model model.safetensors"} <= targets.keys()
+    for name, target in targets.items():
+        place = tmp_path / name.replace(" ", "-")
+        place.mkdir()
+        assert attempt(target, target.valid, place), name
+        fuzz(target, place, examples=EXAMPLES // 2)
