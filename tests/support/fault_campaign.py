@@ -55,8 +55,9 @@ CLASSES = {
     ),
     "ranks": FaultClass(
         promise="A process of several that raises, is killed, leaves or hangs ends the job with its own message "
-        "first; what was saved stays good.",
-        tests=("tests/faults/test_ranks.py",),
+        "first; what was saved stays good. Two nodes train the bits of two processes; another number of processes goes "
+        "on with the same samples.",
+        tests=("tests/faults/test_ranks.py", "tests/faults/test_nodes.py"),
     ),
     "disk": FaultClass(
         promise="A full disk, a read-only folder or a file in the way is named with what was needed; what was "
@@ -102,7 +103,17 @@ def run_class(name: str) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         pytest = Path(sys.executable).with_name("pytest")  # unlike -m, it leaves the source tree off the import path
-        command = [pytest, "-q", "-m", "not gpu", *chosen.tests, f"--junitxml={report}"]
+        command = [
+            pytest,
+            "-q",
+            "-m",
+            "not gpu",
+            *chosen.tests,
+            f"--junitxml={report}",
+            "--tb=short",
+            "-o",
+            "junit_family=xunit1",
+        ]
         done = subprocess.run(command, cwd=ROOT, env=os.environ | chosen.full, check=False)
         if done.returncode not in (0, 1):
             raise SystemExit(f"{name}: pytest ended with {done.returncode}")
