@@ -33,7 +33,8 @@ MANIFEST = "manifest.json"
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 _FILES = (_WEIGHTS, _OPTIMIZER, _STATE)
 _NAME = re.compile(r"ckpt-([0-9]{1,18})")
-_LEFTOVER = re.compile(r"\.?ckpt-[0-9]+\.(tmp|old)-[0-9]+|\.(latest|best)\.tmp-[0-9]+")
+_LEFTOVER = re.compile(r"ckpt-[0-9]+\.(tmp|old)-[0-9]+|\.(latest|best)\.tmp-[0-9]+")
+_REPLACED = re.compile(r"(ckpt-[0-9]+)\.replaced-[0-9]+")
 _MOST_JSON_BYTES = 64 * 2**20
 
 
@@ -63,7 +64,7 @@ class Found:
 
 
 def save_checkpoint(folder: Path, state: RunState, *, facts: Mapping[str, Any], best_step: int, keep_last: int) -> Path:
-    """Writes ``folder/ckpt-N`` and removes what is no longer kept: never this one, never the best.
+    """Writes ``folder/ckpt-N`` and removes what is no longer kept: never this one, never the best of one that stays.
 
     Args:
         facts: about the run, for the manifest.
@@ -78,14 +79,14 @@ def save_checkpoint(folder: Path, state: RunState, *, facts: Mapping[str, Any], 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            _write(staging, state, facts)
+            _write(staging, state, {**facts, "best_step": best_step})
             _publish(staging, target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         _point(folder, LATEST, target.name)
         if (folder / f"ckpt-{best_step}").is_dir():
             _point(folder, BEST, f"ckpt-{best_step}")
-        _prune(folder, step=state.step, best_step=best_step, keep_last=keep_last)
+        _prune(folder, step=state.step, keep_last=keep_last)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{target}: cannot be written: {_reason(error, folder, state)}") from error
     return target
@@ -103,6 +104,8 @@ def newest_checkpoint(folder: Path) -> Found | None:
             return Found(path=path, state=_verified(path), skipped=tuple(skipped))
         except CheckpointError as error:
             skipped.append(str(error))
+        except OSError as error:
+            skipped.append(f"{path} cannot be read: {error.strerror}")
     if skipped:
         raise CheckpointError(
             "no checkpoint can be used: " + "; ".join(skipped) + ". Bring one back, or --overwrite to start again"
@@ -123,7 +126,10 @@ def sweep(folder: Path) -> None:
     if not folder.is_dir():
         return
     for path in folder.iterdir():
-        if _LEFTOVER.fullmatch(path.name):
+        replaced = _REPLACED.fullmatch(path.name)
+        if replaced and not (folder / replaced[1]).exists():
+            path.rename(folder / replaced[1])  # killed between the two renames: its successor never got the name
+        elif replaced or _LEFTOVER.fullmatch(path.name):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
@@ -135,7 +141,7 @@ def remove_all(folder: Path) -> None:
     if folder.is_dir():
         for name in (LATEST, BEST):
             (folder / name).unlink(missing_ok=True)
-        if not any(folder.iterdir()):
+        if not any(folder.iterdir()) and not folder.is_symlink():
             folder.rmdir()
 
 
@@ -145,7 +151,11 @@ def read_weights(folder: Path, step: int) -> dict[str, Tensor]:
     Raises:
         CheckpointError: it is gone or damaged.
     """
-    return dict(_verified(folder / f"ckpt-{step}").weights)
+    path = folder / f"ckpt-{step}"
+    try:
+        return dict(_verified(path).weights)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def sync(path: Path) -> None:
@@ -177,19 +187,30 @@ def _write(staging: Path, state: RunState, facts: Mapping[str, Any]) -> None:
 
 
 def _publish(staging: Path, target: Path) -> None:
-    """Gives the folder its name. One of that name is a damaged one that was skipped, or from a run cut back."""
+    """Gives the folder its name. One that has it is damaged and was skipped, or lacks the evaluation after its step."""
+    replaced = target.with_name(f"{target.name}.replaced-{os.getpid()}")
     if target.exists():
-        _remove(target)
+        target.rename(replaced)
     staging.rename(target)
+    if replaced.exists():
+        shutil.rmtree(replaced)
     sync(target.parent)
 
 
-def _prune(folder: Path, *, step: int, best_step: int, keep_last: int) -> None:
-    """Removes all but the newest ``keep_last`` and the best; what is newer than ``step`` was skipped, and is left."""
+def _prune(folder: Path, *, step: int, keep_last: int) -> None:
+    """Removes all but the newest ``keep_last`` and the best of each. What is newer than ``step`` stays."""
     known = [path for path in checkpoints(folder) if int(path.name.removeprefix("ckpt-")) <= step]
+    best = {f"ckpt-{_best_step(path)}" for path in known[-keep_last:]}
     for path in known[:-keep_last]:
-        if path.name != f"ckpt-{best_step}":
+        if path.name not in best:
             _remove(path)
+
+
+def _best_step(path: Path) -> object:
+    try:
+        return read_json(checked_file(path, MANIFEST), max_bytes=_MOST_JSON_BYTES).get("best_step")
+    except CheckpointError:
+        return None
 
 
 def _remove(path: Path) -> None:

@@ -10,7 +10,7 @@ which model is the best (selection.py) or what is on the disk (run_folder.py).
 
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +22,7 @@ from bert_tasks.data.batching import Samples, truncated_rows
 from bert_tasks.data.checks import check_splits
 from bert_tasks.data.splits import Splits
 from bert_tasks.encoder.attention import attention_backend
-from bert_tasks.errors import DivergedError, GivenUpError, StoppedError, UsageError
+from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.inference import first_process_first, from_first_process, make_accelerator
 from bert_tasks.model.inputs import Data, load_table, tokenized
 from bert_tasks.model.task_model import TaskModel
@@ -316,8 +316,9 @@ def _settle(job: Job, stepper: Stepper, course: Course, result: StepResult, repo
         log, course.overflows = settle(result, overflows=course.overflows, mixed_precision=precision, rows_of=rows_of)
     except DivergedError:
         if stepper.accelerator.is_main_process:
-            rows = [row + 1 for row in stepper.samples.rows(result.batch)]
-            outputs.append_event(job.output_dir, {"event": "diverged", **result.numbers(), "rows": rows})
+            rows = [row + 1 for row in rows_of(result.batch)]
+            with suppress(CheckpointError):  # that it diverged is the message
+                outputs.append_event(job.output_dir, {"event": "diverged", **result.numbers(), "rows": rows})
         raise
     epoch, speed = log.step // stepper.epoch_steps, clock.tokens_per_second
     reporter.step(log, epoch=epoch, tokens_per_second=speed)
@@ -350,10 +351,9 @@ def _evaluate(
         _stop(job, stepper, course, signals)
     value = value_of(metrics, model.task, job.run, validation)
     best = course.add(metrics, value, task=tuned, patience=job.run.early_stopping_patience)
-    if accelerator.is_main_process:
-        epoch = (course.step - 1) // stepper.epoch_steps
-        event = {"event": "evaluation", "step": course.step, "epoch": epoch + 1, "metrics": metrics}
-        outputs.append_event(job.output_dir, event)
+    epoch = (course.step - 1) // stepper.epoch_steps
+    event = {"event": "evaluation", "step": course.step, "epoch": epoch + 1, "metrics": metrics}
+    from_first_process(accelerator, lambda: outputs.append_event(job.output_dir, event))
     _save(job, stepper, course)
     if best:
         from_first_process(accelerator, lambda: run_folder.publish(job, course))
@@ -385,9 +385,7 @@ def _finish(job: Job, stepper: Stepper, course: Course) -> FitResult:
         train_seconds=round(course.seconds, 3),
         output_dir=job.output_dir,
     )
-    if accelerator.is_main_process:
-        outputs.write_json(job.output_dir / outputs.SUMMARY, result.summary())
-    accelerator.wait_for_everyone()
+    from_first_process(accelerator, lambda: outputs.write_json(job.output_dir / outputs.SUMMARY, result.summary()))
     return result
 
 

@@ -63,8 +63,9 @@ def check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, expected a folder for the run's output")
     existing = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    existing = [name for name in existing if not _LEFTOVER.fullmatch(name)]
     foreign = [name for name in existing if name not in _OURS]
-    if set(existing) - {LOCK} and not any(name in (RUN, SUMMARY) for name in existing):
+    if set(existing) - {LOCK} and RUN not in existing:
         raise UsageError(
             f"{folder} is not empty and holds no run ({', '.join(foreign[:3] or existing[:3])}): choose another folder"
         )
@@ -94,21 +95,42 @@ def read_facts(folder: Path) -> dict[str, Any] | None:
 
 
 def clear(folder: Path) -> None:
-    """Removes an earlier run's own files; foreign files stay."""
+    """Removes what an earlier run made; foreign files stay.
+
+    run.json stays too, and is replaced by the next run's: without it the folder would not count as a run's.
+    """
+    sweep(folder)
     (folder / SUMMARY).unlink(missing_ok=True)  # first: without it the run counts as unfinished
-    if (folder / MODEL).exists():
+    if (folder / MODEL).is_symlink():
+        (folder / MODEL).unlink()
+    elif (folder / MODEL).exists():
         shutil.rmtree(folder / MODEL)
     checkpointing.remove_all(folder / checkpointing.FOLDER)
-    for name in (EVENTS, RECIPE, RUN):  # run.json last: without it the folder would not count as a run's
+    for name in (EVENTS, RECIPE):
         (folder / name).unlink(missing_ok=True)
 
 
-def cut_events(folder: Path, step: int) -> None:
-    """Takes from metrics.jsonl what came after the step, and a line that a kill left unfinished."""
+def remove(folder: Path) -> None:
+    """Removes an earlier run, and the folder if nothing else is in it."""
+    if not (folder / RUN).is_file():
+        return
+    clear(folder)
+    if [path.name for path in folder.iterdir()] == [RUN]:
+        (folder / RUN).unlink()
+        folder.rmdir()
+
+
+def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:
+    """Takes from metrics.jsonl what came after the step, and a line that a kill left unfinished.
+
+    ``evaluated_step``: evaluations after it are taken out too; the run will make them.
+    """
     path = folder / EVENTS
     if not path.is_file():
         return
-    kept = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if _step_of(line) <= step]
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # a label may hold other line ends
+    ends = {"evaluation": evaluated_step}
+    kept = [line for line in lines for kind, at in [_kind_and_step(line)] if at <= ends.get(kind, step)]
     write_text(path, "".join(f"{line}\n" for line in kept))
 
 
@@ -160,13 +182,13 @@ def _told(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _step_of(line: str) -> float:
-    """The step of an event; beyond any for a line that is none."""
+def _kind_and_step(line: str) -> tuple[str, float]:
+    """Of an event; a line that is none is beyond any step."""
     try:
-        step = json.loads(line)["step"]
+        event = json.loads(line)
+        return str(event["event"]), float(event["step"])
     except (ValueError, KeyError, TypeError):
-        return math.inf
-    return step if isinstance(step, int) else math.inf
+        return "", math.inf
 
 
 def environment() -> dict[str, Any]:

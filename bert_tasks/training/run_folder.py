@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bert_tasks.errors import UsageError
+from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.inference import from_first_process
 from bert_tasks.training import checkpointing, outputs, resuming
 from bert_tasks.training.checkpointing import Found
@@ -93,9 +93,8 @@ def resume(job: Job, stepper: Stepper, course: Course, earlier: Earlier, facts: 
     state = shared(stepper.accelerator, found[0].state if found else None)
     if state is not None:
         take_over(stepper, course, state)
-    if stepper.accelerator.is_main_process:
-        _cut_back(job, course, {**facts, "settings": _settings(job)}, earlier)
-    return notes
+    origin = {**facts, "settings": _settings(job)}
+    return [*notes, *from_first_process(stepper.accelerator, lambda: _cut_back(job, course, origin, earlier))]
 
 
 def save(job: Job, stepper: Stepper, course: Course) -> Path:
@@ -141,26 +140,30 @@ def _settings(job: Job) -> dict[str, Any]:
 
 
 def _write_origin(job: Job, facts: Mapping[str, Any]) -> None:
-    """run.json comes last: without it the folder does not count as a run's."""
+    """run.json comes first: without it a folder with other files does not count as a run's."""
+    outputs.write_json(job.output_dir / outputs.RUN, facts)
     for name, text in job.provenance.items():
         outputs.write_text(job.output_dir / name, text)
-    outputs.write_json(job.output_dir / outputs.RUN, facts)
 
 
-def _cut_back(job: Job, course: Course, facts: Mapping[str, Any], earlier: Earlier) -> None:
-    """Makes the files those of the step that was taken over."""
+def _cut_back(job: Job, course: Course, facts: Mapping[str, Any], earlier: Earlier) -> list[str]:
+    """Makes the files those of the step that was taken over; returns what there is to say about it."""
     (job.output_dir / outputs.SUMMARY).unlink(missing_ok=True)
-    outputs.cut_events(job.output_dir, course.step)
+    outputs.cut_events(job.output_dir, course.step, evaluated_step=course.evaluated_step)
     resumed = [*earlier.facts.get("resumed_at", []), course.step]
     _write_origin(job, {**facts, "resumed_at": resumed})
-    if course.best_step:
-        _republish(job, course)
+    return _republish(job, course) if course.best_step else []
 
 
-def _republish(job: Job, course: Course) -> None:
+def _republish(job: Job, course: Course) -> list[str]:
     """Writes ``model/`` anew from the best checkpoint: what lies there may be from after the step taken over."""
     parameters = dict(job.model.named_parameters())
-    best = checkpointing.read_weights(_checkpoints(job), course.best_step)
+    try:
+        best = checkpointing.read_weights(_checkpoints(job), course.best_step)
+    except CheckpointError as error:
+        if not (job.output_dir / outputs.MODEL).is_dir():
+            raise
+        return [f"NOT USED: {error}. The best model so far stays what lies in {outputs.MODEL}/"]
     now = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -168,6 +171,7 @@ def _republish(job: Job, course: Course) -> None:
         publish(job, course)
         for name, parameter in parameters.items():
             parameter.copy_(now[name])
+    return []
 
 
 def _notes(earlier: Earlier, newest: Found | None) -> list[str]:

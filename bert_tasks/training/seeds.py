@@ -51,6 +51,9 @@ def train_seeds(
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     is_main = make_accelerator(loaded.optim.mixed_precision).is_main_process
     planned = _planned(loaded, seeds, overwrite=overwrite)
+    if overwrite and is_main:  # all of them now: the command that goes on with a stopped run does not overwrite
+        for made in planned:
+            outputs.remove(_folder(made))
     runs = []
     for number, made in enumerate(planned, start=1):
         if progress and is_main:

@@ -142,6 +142,17 @@ def test_a_death_at_any_point_leaves_a_good_checkpoint(tmp_path, monkeypatch, po
         sweep(tmp_path)
 
 
+def test_a_checkpoint_whose_successor_never_got_its_name_comes_back(tmp_path):
+    save(tmp_path, 3)
+    (tmp_path / "ckpt-3").rename(tmp_path / "ckpt-3.replaced-9")
+    sweep(tmp_path)
+    assert newest_checkpoint(tmp_path).state.step == 3
+    save(tmp_path, 3)
+    (tmp_path / "ckpt-3.replaced-9").mkdir()
+    sweep(tmp_path)
+    assert names(tmp_path) == ["ckpt-3", "latest"]
+
+
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
 def test_the_umask_decides_who_may_read(tmp_path, mask, mode):
     before = os.umask(mask)

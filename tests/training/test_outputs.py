@@ -14,6 +14,7 @@ from bert_tasks.training.outputs import (
     environment,
     read_facts,
     read_summary,
+    remove,
     write_json,
 )
 
@@ -42,11 +43,11 @@ def test_a_new_or_empty_folder_is_welcome(tmp_path):
 def test_replacing_a_run_leaves_files_that_are_not_its_own(run_folder):
     check_folder(run_folder)
     clear(run_folder)
-    assert sorted(path.name for path in run_folder.iterdir()) == ["figures", "notes.txt"]
+    assert sorted(path.name for path in run_folder.iterdir()) == ["figures", "notes.txt", "run.json"]
     assert (run_folder / "notes.txt").read_text("utf-8") == "mine"
 
 
-@pytest.mark.parametrize("name", ["thesis.tex", "model", "recipe.toml"])
+@pytest.mark.parametrize("name", ["thesis.tex", "model", "recipe.toml", "metrics.json"])
 def test_a_folder_without_a_run_is_refused(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(UsageError, match=rf"holds no run \({name}\): choose another folder") as error:
@@ -106,9 +107,40 @@ def test_events_are_cut_back_to_a_step(tmp_path):
     whole = (tmp_path / "metrics.jsonl").read_bytes()
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"event": "step", "step": 1, "lo\xc3')
-    cut_events(tmp_path, 2)
+    cut_events(tmp_path, 2, evaluated_step=2)
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole[: whole.index(b'{"event": "step", "step": 3')]
-    cut_events(tmp_path / "nowhere", 2)
+    cut_events(tmp_path / "nowhere", 2, evaluated_step=2)
+
+
+def test_an_evaluation_that_will_be_made_again_is_cut(tmp_path):
+    append_event(tmp_path, {"event": "evaluation", "step": 3, "metrics": {"f1_a\u2028b": 0.5}})
+    append_event(tmp_path, {"event": "step", "step": 6})
+    append_event(tmp_path, {"event": "evaluation", "step": 6, "metrics": {}})
+    cut_events(tmp_path, 6, evaluated_step=3)
+    lines = (tmp_path / "metrics.jsonl").read_text("utf-8").split("\n")
+    assert [json.loads(line)["event"] for line in lines if line] == ["evaluation", "step"]
+
+
+def test_links_are_removed_and_not_followed(run_folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (run_folder / "model" / "config.json").unlink()
+    (run_folder / "model").rmdir()
+    for name in ("model", "checkpoints"):
+        (run_folder / name).symlink_to(tmp_path / "elsewhere")
+    clear(run_folder)
+    assert (tmp_path / "elsewhere").is_dir()
+    assert not (run_folder / "model").is_symlink()
+
+
+def test_a_removed_run_leaves_nothing_but_foreign_files(run_folder, tmp_path):
+    remove(run_folder)
+    assert sorted(path.name for path in run_folder.iterdir()) == ["figures", "notes.txt", "run.json"]
+    write_json(tmp_path / "run.json", {"settings": {}})
+    (tmp_path / "alone").mkdir()
+    write_json(tmp_path / "alone" / "run.json", {"settings": {}})
+    remove(tmp_path / "alone")
+    remove(tmp_path / "nowhere")
+    assert not (tmp_path / "alone").exists()
 
 
 def test_the_environment_says_nothing_of_the_user(monkeypatch):

@@ -14,6 +14,7 @@ from bert_tasks import fit
 from bert_tasks.errors import CheckpointError, StoppedError, UsageError
 from bert_tasks.training import loop, run_folder, run_state
 from bert_tasks.training.checkpointing import read_weights
+from bert_tasks.training.job import Job
 from task_examples import EXAMPLES
 from training import load_model, weights_of
 
@@ -235,6 +236,58 @@ def test_a_run_without_a_checkpoint_starts_again(straight, dropout_checkpoint, t
     run(tmp_path / "run", dropout_checkpoint, progress=True)
     assert "a run without a checkpoint: it starts again" in capfd.readouterr().err
     assert events(tmp_path / "run") == events(whole)
+
+
+def test_the_best_of_every_checkpoint_that_stays_stays(dropout_checkpoint, tmp_path, monkeypatch):
+    values = iter([0.5, 0.1, 0.9])
+    monkeypatch.setattr(loop, "value_of", lambda *_: next(values))
+    folder = tmp_path / "run"
+    run(folder, dropout_checkpoint, epochs=3)
+    assert names(folder) == ["best", "ckpt-3", "ckpt-6", "ckpt-9", "latest"]
+    (folder / "checkpoints" / "ckpt-9" / "weights.safetensors").write_bytes(b"")
+    values = iter([0.2, 0.1])
+    monkeypatch.setattr(loop, "value_of", lambda *_: next(values))
+    _, result = run(folder, dropout_checkpoint, epochs=4)
+    assert result.best_step == 3
+
+
+@pytest.mark.parametrize("written", ["run.json", "recipe.toml"])
+def test_a_death_while_the_folder_is_opened_is_no_obstacle(dropout_checkpoint, tmp_path, monkeypatch, written):
+    """The process dies after it has written a file under its temporary name, and after the file before."""
+
+    class Death(BaseException):
+        pass
+
+    def replace(path, target):
+        if target.name == written:
+            raise Death
+        return original(path, target)
+
+    original = type(tmp_path).replace
+    job_files = {"recipe.toml": "task"}
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "Job", lambda **fields: Job(**fields, provenance=job_files))
+        patch.setattr("bert_tasks.training.outputs.Path.replace", replace)
+        patch.setattr("bert_tasks.training.outputs.Path.unlink", lambda path, missing_ok=False: None)
+        with pytest.raises(Death):
+            run(tmp_path / "run", dropout_checkpoint)
+    assert list((tmp_path / "run").glob(f".{written}.tmp-*"))
+    _, result = run(tmp_path / "run", dropout_checkpoint)
+    assert result.steps == STEPS
+    assert not list((tmp_path / "run").glob(".*.tmp-*"))
+
+
+def test_a_damaged_best_checkpoint_leaves_the_model_as_it_is(dropout_checkpoint, tmp_path, monkeypatch, capfd):
+    values = iter([0.9, 0.1])
+    monkeypatch.setattr(loop, "value_of", lambda *_: next(values))
+    folder = tmp_path / "run"
+    stopped(monkeypatch, 5, folder, dropout_checkpoint)
+    before = (folder / "model" / "model.safetensors").read_bytes()
+    (folder / "checkpoints" / "ckpt-3" / "weights.safetensors").write_bytes(b"")
+    _, result = run(folder, dropout_checkpoint, progress=True)
+    assert result.best_step == 3
+    assert (folder / "model" / "model.safetensors").read_bytes() == before
+    assert "The best model so far stays what lies in model/" in capfd.readouterr().err
 
 
 def test_a_finished_run_is_not_repeated(dropout_checkpoint, tmp_path):
