@@ -155,11 +155,12 @@ def counts(report: ElementTree.Element) -> dict[str, object]:
 
 
 def commit() -> str:
-    """The commit, marked where the tree differs from it."""
-    answer = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
+    """The commit, marked where the tree differs from it in more than the documents that this writes."""
+    head, changed = (
+        subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        for command in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", ".", ":!docs"])
     )
-    return answer.stdout.strip()
+    return f"{head}-dirty" if changed else head
 
 
 def document() -> str:
