@@ -3,7 +3,6 @@
 Owns file names, order and modes. Must not know modules or tasks: tensors and the config come ready.
 """
 
-import errno
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.checkpoints.durable import failure, sync
 from bert_tasks.checkpoints.tokenizers import save_tokenizer
 from bert_tasks.checkpoints.weights import checked_file, read_safetensors
 from bert_tasks.errors import CheckpointError
@@ -82,8 +82,7 @@ def save_folder(
             shutil.rmtree(staging, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         stored = [*tensors.values(), *({} if head_tensors is None else head_tensors).values()]
-        needed = sum(tensor.numel() * tensor.element_size() for tensor in stored)
-        raise CheckpointError(f"{folder}: cannot be written: {_reason(error, folder, needed)}") from error
+        raise CheckpointError(f"{folder}: cannot be written: {failure(error, folder, stored)}") from error
 
 
 def read_head_tensors(folder: Path) -> dict[str, Tensor] | None:
@@ -123,31 +122,13 @@ def _publish(staging: Path, folder: Path) -> None:
     files = sorted(filter(Path.is_file, staging.iterdir()), key=lambda file: (file.suffix != ".safetensors", file.name))
     for file in files:
         file.chmod(mode)
-        _sync(file)
+        sync(file)
     for file in files:
         os.replace(file, folder / file.name)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(folder)
 
 
 def _remove_stale(folder: Path, *, keep_head: bool) -> None:
     for file in folder.iterdir():
         if _STALE.fullmatch(file.name) or (file.name == HEAD and not keep_head):
             file.unlink()
-
-
-def _reason(error: OSError | SafetensorError, folder: Path, needed: int) -> str:
-    text = str(error)
-    full = error.errno == errno.ENOSPC if isinstance(error, OSError) else f"os error {errno.ENOSPC}" in text
-    if full:
-        return f"no space left: {needed} bytes of weights needed, {shutil.disk_usage(folder).free} free"
-    if isinstance(error, FileExistsError | NotADirectoryError):
-        return "a file is in the way; expected a folder"
-    return text

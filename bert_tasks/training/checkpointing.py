@@ -9,7 +9,6 @@ flushed to the disk; the manifest last; then the rename; then the pointers ``lat
 end.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -24,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bert_tasks.checkpoints.durable import failure, sync
 from bert_tasks.checkpoints.weights import checked_file, read_json, read_safetensors
 from bert_tasks.errors import CheckpointError
 
@@ -88,7 +88,7 @@ def save_checkpoint(folder: Path, state: RunState, *, facts: Mapping[str, Any], 
             _point(folder, BEST, f"ckpt-{best_step}")
         _prune(folder, step=state.step, keep_last=keep_last)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{target}: cannot be written: {_reason(error, folder, state)}") from error
+        raise CheckpointError(f"{target}: cannot be written: {_told(error, folder, state)}") from error
     return target
 
 
@@ -156,15 +156,6 @@ def read_weights(folder: Path, step: int) -> dict[str, Tensor]:
         return dict(_verified(path).weights)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def sync(path: Path) -> None:
-    """Flushes a file's or folder's content to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write(staging: Path, state: RunState, facts: Mapping[str, Any]) -> None:
@@ -249,15 +240,8 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _reason(error: OSError | SafetensorError, folder: Path, state: RunState) -> str:
-    text = str(error)
-    full = error.errno == errno.ENOSPC if isinstance(error, OSError) else f"os error {errno.ENOSPC}" in text
-    if full:
-        tensors = [*state.weights.values(), *state.optimizer.values()]
-        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        kept = ", ".join(path.name for path in checkpoints(folder)[-1:])
-        rest = f" The run can go on from {kept} when there is room." if kept else ""
-        return f"no space left: {needed} bytes needed, {shutil.disk_usage(folder).free} free.{rest}"
-    if isinstance(error, FileExistsError | NotADirectoryError):
-        return "a file is in the way; expected a folder"
-    return text
+def _told(error: OSError | SafetensorError, folder: Path, state: RunState) -> str:
+    """Why it failed, and what the run can go on from when that is mended."""
+    reason = failure(error, folder, [*state.weights.values(), *state.optimizer.values()])
+    kept = checkpoints(folder)
+    return f"{reason}. The run can go on from {kept[-1].name}" if kept else reason

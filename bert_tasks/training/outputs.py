@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bert_tasks.checkpoints.durable import sync
 from bert_tasks.data.checks import named_splits
 from bert_tasks.data.splits import Splits
 from bert_tasks.errors import CheckpointError, UsageError
@@ -111,13 +112,12 @@ def clear(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes an earlier run, and the folder if nothing else is in it."""
+    """Removes an earlier run; run.json only if no foreign file needs it as a sign that a run may be here."""
     if not (folder / RUN).is_file():
         return
     clear(folder)
-    if [path.name for path in folder.iterdir()] == [RUN]:
+    if {path.name for path in folder.iterdir()} <= {RUN, LOCK}:
         (folder / RUN).unlink()
-        folder.rmdir()
 
 
 def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:
@@ -168,7 +168,7 @@ def write_text(path: Path, text: str) -> None:
     with _told(path):
         try:
             temporary.write_text(text, encoding="utf-8")
-            checkpointing.sync(temporary)
+            sync(temporary)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

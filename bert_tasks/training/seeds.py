@@ -14,10 +14,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from bert_tasks.errors import DivergedError, RecipeError, UsageError
-from bert_tasks.inference import make_accelerator
+from bert_tasks.inference import from_first_process, make_accelerator
 from bert_tasks.recipe import Recipe, RunSection, build_task, load_recipe
 from bert_tasks.recipe_errors import schema_problems
 from bert_tasks.training import outputs
+from bert_tasks.training.locking import locked
 from bert_tasks.training.progress import PlainReporter
 from bert_tasks.training.resuming import changes, stated_settings
 from bert_tasks.training.run import DryRun, dry_run, train
@@ -49,11 +50,11 @@ def train_seeds(
             run starts.
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    is_main = make_accelerator(loaded.optim.mixed_precision).is_main_process
+    accelerator = make_accelerator(loaded.optim.mixed_precision)
+    is_main = accelerator.is_main_process
     planned = _planned(loaded, seeds, overwrite=overwrite)
-    if overwrite and is_main:  # all of them now: the command that goes on with a stopped run does not overwrite
-        for made in planned:
-            outputs.remove(_folder(made))
+    if overwrite:  # all of them now: the command that goes on with a stopped run does not overwrite
+        from_first_process(accelerator, lambda: _remove_runs(planned))
     runs = []
     for number, made in enumerate(planned, start=1):
         if progress and is_main:
@@ -124,6 +125,12 @@ def _planned(recipe: Recipe, seeds: Iterable[int] | None, *, overwrite: bool) ->
         if not overwrite:
             _check_settings(made)
     return recipes
+
+
+def _remove_runs(recipes: Iterable[Recipe]) -> None:
+    for recipe in recipes:
+        with locked(_folder(recipe)):
+            outputs.remove(_folder(recipe))
 
 
 def _check_settings(recipe: Recipe) -> None:

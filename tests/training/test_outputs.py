@@ -140,7 +140,7 @@ def test_a_removed_run_leaves_nothing_but_foreign_files(run_folder, tmp_path):
     write_json(tmp_path / "alone" / "run.json", {"settings": {}})
     remove(tmp_path / "alone")
     remove(tmp_path / "nowhere")
-    assert not (tmp_path / "alone").exists()
+    assert list((tmp_path / "alone").iterdir()) == []
 
 
 def test_the_environment_says_nothing_of_the_user(monkeypatch):
