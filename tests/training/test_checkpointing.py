@@ -105,9 +105,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, written):
 
     original = checkpointing.save_file
     monkeypatch.setattr(checkpointing, "save_file", full)
-    with pytest.raises(
-        CheckpointError, match=r"no space left: 92 bytes of weights needed, \d+ free.*from ckpt-1"
-    ):
+    with pytest.raises(CheckpointError, match=r"no space left: 92 bytes of weights needed, \d+ free.*from ckpt-1"):
         save(tmp_path, 2)
     assert names(tmp_path) == ["ckpt-1", "latest"]
     assert newest_checkpoint(tmp_path).state.step == 1
