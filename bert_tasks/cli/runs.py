@@ -1,0 +1,114 @@
+"""The commands around a recipe: train, check, init."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bert_tasks.cli.app import app, metric_lines, show
+from bert_tasks.cli.options import AsJson, DataFormat, Delimiter, Encoding, OutputDir, Overrides, RecipeFile
+from bert_tasks.errors import DivergedError
+
+if TYPE_CHECKING:
+    from bert_tasks.recipe import Recipe
+
+
+@app.command()
+def train(
+    recipe: RecipeFile,
+    set_: Overrides = None,
+    output_dir: OutputDir = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, train and write nothing.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the folder.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    seeds: Annotated[str | None, typer.Option(metavar="1,2,3", help="One run per seed, in OUTPUT_DIR/seed-N.")] = None,
+    dist_timeout: Annotated[
+        float | None, typer.Option(min=1, help="Seconds that processes wait for each other; default: torch's.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a recipe; the best model ends in OUTPUT_DIR/model. With several seeds the runs are compared.
+
+    The same command goes on with a run that was stopped or killed, and reports a finished one.
+
+    Example: bert-tasks train recipes/quickstart.toml --set optim.epochs=1 --output-dir runs/first
+    """
+    from bert_tasks.inference import make_accelerator
+    from bert_tasks.recipe import load_recipe
+    from bert_tasks.training.run import dry_run as plan_run
+    from bert_tasks.training.seeds import dry_run_seeds, parse_seeds
+
+    loaded = load_recipe(recipe, overrides=[] if set_ is None else set_, output_dir=output_dir)
+    if dist_timeout is not None:
+        make_accelerator(loaded.optim.mixed_precision, timeout=dist_timeout)
+    chosen = loaded.run.seeds if seeds is None else parse_seeds(seeds)
+    if dry_run:
+        several = chosen is not None
+        plan = dry_run_seeds(loaded, chosen, overwrite=overwrite) if several else plan_run(loaded, overwrite=overwrite)
+        show(plan.to_json(), plan.lines(), as_json=as_json)
+    elif chosen is None:
+        _train_once(loaded, overwrite=overwrite, quiet=quiet, as_json=as_json)
+    else:
+        _train_seeds(loaded, chosen, overwrite=overwrite, quiet=quiet, as_json=as_json)
+
+
+def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, as_json: bool) -> None:
+    from bert_tasks.training import run
+
+    result = run.train(loaded, overwrite=overwrite, progress=not quiet)
+    summary = {"metrics": result.metrics, "best_step": result.best_step, "model": str(result.output_dir / "model")}
+    lines = [f"best model after step {result.best_step} of {result.steps}", *metric_lines(result.metrics)]
+    lines += ["this run was complete already; nothing was trained"] if result.reused else []
+    show(summary, [*lines, f"model: {result.output_dir / 'model'}"], as_json=as_json)
+
+
+def _train_seeds(loaded: "Recipe", seeds: tuple[int, ...], *, overwrite: bool, quiet: bool, as_json: bool) -> None:
+    from bert_tasks.training.seeds import train_seeds
+
+    result = train_seeds(loaded, seeds, overwrite=overwrite, progress=not quiet)
+    show(result.to_json(), result.lines(), as_json=as_json)
+    if result.failed:
+        raise typer.Exit(DivergedError.exit_code)
+
+
+@app.command()
+def check(recipe: RecipeFile, set_: Overrides = None, as_json: AsJson = False) -> None:
+    """Check a recipe and report on its data: labels, lengths, truncation, duplicates, overlap.
+
+    Example: bert-tasks check recipes/quickstart.toml
+    """
+    from bert_tasks.recipe import load_recipe
+    from bert_tasks.training import run
+
+    loaded = load_recipe(recipe, overrides=[] if set_ is None else set_)
+    report = run.check(loaded)
+    show(report.to_json(), [*report.lines(), f"{recipe}: fit to train"], as_json=as_json)
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="csv, tsv, jsonl, parquet, CoNLL, CoNLL-U or SQuAD.")],
+    validation: Annotated[Path | None, typer.Option(help="A second file; default: set rows aside.")] = None,
+    model: Annotated[str | None, typer.Option(help="A folder, a hub id, or package:NAME/PATH.")] = None,
+    output: Annotated[Path, typer.Option(help="The recipe to write; it must not exist.")] = Path("recipe.toml"),
+    format: DataFormat = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = "utf-8",
+    as_json: AsJson = False,
+) -> None:
+    """Look at a data file, guess its task and write a commented recipe for it.
+
+    Example: bert-tasks init reviews.csv --output reviews.toml
+    """
+    from bert_tasks.recipe_init import init_recipe
+
+    draft = init_recipe(
+        file,
+        validation=validation,
+        model=model,
+        output=output,
+        format=format,
+        delimiter=delimiter,
+        encoding=encoding,
+    )
+    show(draft.to_json(), draft.lines(), as_json=as_json)
