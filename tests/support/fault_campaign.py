@@ -36,10 +36,14 @@ class FaultClass:
 
 CLASSES = {
     "resume": FaultClass(
-        promise="A run stopped after any step, of every kind of task, ends with the weights, moments and logged "
+        promise="A run stopped after any step, of every kind of task, on one process and on two, ends with the weights, moments and logged "
         "losses of one that was not, bit by bit; a damaged checkpoint is named and the one before is "
         "taken.",
-        tests=("tests/training/test_resuming.py", "tests/training/test_checkpointing.py"),
+        tests=(
+            "tests/training/test_resuming.py",
+            "tests/training/test_resuming_processes.py",
+            "tests/training/test_checkpointing.py",
+        ),
     ),
     "kills": FaultClass(
         promise="A run killed (SIGKILL) at random moments of its start, its training, its saving and its "

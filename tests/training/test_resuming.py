@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 from dataclasses import replace
-from hashlib import sha256
 
 import pytest
 import torch
@@ -15,62 +14,9 @@ from bert_tasks.errors import CheckpointError, StoppedError, UsageError
 from bert_tasks.training import loop, run_folder, run_state
 from bert_tasks.training.checkpointing import read_weights
 from bert_tasks.training.job import Job
+from stopped_runs import KINDS, SETTINGS, STEPS, digests, events, run, stopped
 from task_examples import EXAMPLES
 from training import load_model, weights_of
-
-STEPS = 6  # 8 rows in batches of 3, twice
-KINDS = ("single", "several", "token crf", "span v2", "pair regression")
-SETTINGS = {
-    "epochs": 2,
-    "batch_size": 3,
-    "learning_rate": 1e-3,
-    "warmup_ratio": 0.4,
-    "weight_decay": 0.01,
-    "micro_batch_tokens": 30,
-    "logging_steps": 1,
-    "progress": False,
-}
-
-
-def run(folder, checkpoint, kind="single", **changes):
-    """A run with dropout, several micro-batches a step, and another new head at each call."""
-    example = EXAMPLES[kind]
-    model = load_model(checkpoint, example.task, seed=changes.pop("head_seed", 0))
-    result = fit(model, example.rows, example.rows, output_dir=folder, **{**SETTINGS, **changes})
-    return model, result
-
-
-def stop_at(monkeypatch, step, number=signal.SIGTERM):
-    """Sends a signal while the given step (from 1) is computed."""
-
-    def update(stepper, index, batch, sums, **options):
-        if index + 1 == step:
-            os.kill(os.getpid(), number)
-        return original(stepper, index, batch, sums, stop=options["stop"] or index + 1 == step)
-
-    original = loop.update
-    monkeypatch.setattr(loop, "update", update)
-
-
-def stopped(monkeypatch, step, *arguments, **options):
-    with monkeypatch.context() as patch:
-        stop_at(patch, step)
-        with pytest.raises(StoppedError) as error:
-            run(*arguments, **options)
-    return error.value
-
-
-def events(folder):
-    """The logged lines but for the speed, which differs from run to run."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text("utf-8").splitlines())
-    return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
-
-
-def digests(folder):
-    """What the run ended with: the last checkpoint's weights and moments, and the best model."""
-    last = max((folder / "checkpoints").glob("ckpt-*"), key=lambda path: int(path.name[5:]))
-    files = [last / "weights.safetensors", last / "optimizer.safetensors", folder / "model" / "model.safetensors"]
-    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def names(folder):
@@ -93,10 +39,10 @@ def straight(dropout_checkpoint, tmp_path_factory):
 
 @pytest.mark.parametrize("step", range(1, STEPS))
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, tmp_path, monkeypatch, kind, step):
+def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, tmp_path, record_property, kind, step):
     whole, result = straight(kind)
     folder = tmp_path / "run"
-    error = stopped(monkeypatch, step, folder, dropout_checkpoint, kind)
+    error = stopped(step, folder, dropout_checkpoint, kind)
     assert error.exit_code == 143
     assert f"stopped by SIGTERM after step {step} of " in str(error)
     assert f"ckpt-{step}" in names(folder)
@@ -107,11 +53,12 @@ def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, tmp
     assert json.loads((folder / "run.json").read_text("utf-8"))["resumed_at"] == [step]
     saved = weights_of(type(model).from_pretrained(folder / "model", task=type(model.task)))
     assert all(torch.equal(saved[name], value) for name, value in weights_of(model).items())
+    record_property("stopped on one process", 1)
 
 
 def test_without_the_moments_the_weights_differ(straight, dropout_checkpoint, tmp_path, monkeypatch):
     """The negative control of the test above."""
-    stopped(monkeypatch, 4, tmp_path / "run", dropout_checkpoint)
+    stopped(4, tmp_path / "run", dropout_checkpoint)
     with monkeypatch.context() as patch:
         patch.setattr(run_folder, "take_over", without_moments)
         run(tmp_path / "run", dropout_checkpoint)
@@ -126,7 +73,7 @@ def without_moments(stepper, course, state):
 def test_the_best_of_the_first_part_is_remembered(dropout_checkpoint, tmp_path, monkeypatch, remembered, best_step):
     values = iter([0.9, 0.1])
     monkeypatch.setattr(loop, "value_of", lambda *_: next(values))
-    stopped(monkeypatch, 4, tmp_path / "run", dropout_checkpoint)
+    stopped(4, tmp_path / "run", dropout_checkpoint)
     if not remembered:
         monkeypatch.setattr(run_state, "_restore_course", lambda course, stored: setattr(course, "step", 4))
     _, result = run(tmp_path / "run", dropout_checkpoint)
@@ -136,7 +83,7 @@ def test_the_best_of_the_first_part_is_remembered(dropout_checkpoint, tmp_path, 
 def test_a_run_may_stop_at_every_step(straight, dropout_checkpoint, tmp_path, monkeypatch):
     whole, _ = straight("single")
     for step in range(1, STEPS):
-        stopped(monkeypatch, step, tmp_path / "run", dropout_checkpoint)
+        stopped(step, tmp_path / "run", dropout_checkpoint)
     run(tmp_path / "run", dropout_checkpoint)
     assert digests(tmp_path / "run") == digests(whole)
     assert events(tmp_path / "run") == events(whole)
@@ -179,7 +126,7 @@ def test_a_killed_run_goes_on_from_its_newest_checkpoint(straight, dropout_check
     """What a kill leaves: lines after the checkpoint, one of them torn, half a checkpoint, a newer model."""
     whole, _ = straight("single")
     folder = tmp_path / "run"
-    stopped(monkeypatch, 5, folder, dropout_checkpoint)
+    stopped(5, folder, dropout_checkpoint)
     shutil.rmtree(folder / "checkpoints" / "ckpt-5")
     shutil.copytree(folder / "checkpoints" / "ckpt-3", folder / "checkpoints" / "ckpt-5.tmp-77")
     (folder / "model" / "model.safetensors").write_bytes(b"torn")
@@ -197,7 +144,7 @@ def test_a_killed_run_goes_on_from_its_newest_checkpoint(straight, dropout_check
 def test_a_damaged_checkpoint_is_skipped_and_named(dropout_checkpoint, straight, tmp_path, monkeypatch, capfd, damage):
     whole, _ = straight("single")
     folder = tmp_path / "run"
-    stopped(monkeypatch, 4, folder, dropout_checkpoint)
+    stopped(4, folder, dropout_checkpoint)
     weights = folder / "checkpoints" / "ckpt-4" / "weights.safetensors"
     content = bytearray(weights.read_bytes())
     if damage == "cut":
@@ -222,7 +169,7 @@ def test_a_damaged_checkpoint_is_skipped_and_named(dropout_checkpoint, straight,
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused(dropout_checkpoint, tmp_path, monkeypatch):
-    stopped(monkeypatch, 2, tmp_path / "run", dropout_checkpoint)
+    stopped(2, tmp_path / "run", dropout_checkpoint)
     (tmp_path / "run" / "checkpoints" / "ckpt-2" / "state.json").write_text("{}", "utf-8")
     with pytest.raises(CheckpointError, match=r"no checkpoint can be used: .*state\.json is damaged.*--overwrite"):
         run(tmp_path / "run", dropout_checkpoint)
@@ -231,7 +178,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(dropout_checkpoint, 
 
 def test_a_run_without_a_checkpoint_starts_again(straight, dropout_checkpoint, tmp_path, monkeypatch, capfd):
     whole, _ = straight("single")
-    stopped(monkeypatch, 2, tmp_path / "run", dropout_checkpoint)
+    stopped(2, tmp_path / "run", dropout_checkpoint)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     run(tmp_path / "run", dropout_checkpoint, progress=True)
     assert "a run without a checkpoint: it starts again" in capfd.readouterr().err
@@ -281,7 +228,7 @@ def test_a_damaged_best_checkpoint_leaves_the_model_as_it_is(dropout_checkpoint,
     values = iter([0.9, 0.1])
     monkeypatch.setattr(loop, "value_of", lambda *_: next(values))
     folder = tmp_path / "run"
-    stopped(monkeypatch, 5, folder, dropout_checkpoint)
+    stopped(5, folder, dropout_checkpoint)
     before = (folder / "model" / "model.safetensors").read_bytes()
     (folder / "checkpoints" / "ckpt-3" / "weights.safetensors").write_bytes(b"")
     _, result = run(folder, dropout_checkpoint, progress=True)
@@ -331,7 +278,7 @@ def test_fewer_epochs_than_are_done_are_refused(dropout_checkpoint, tmp_path):
     ],
 )
 def test_what_may_not_change_is_named(dropout_checkpoint, tmp_path, monkeypatch, change, named):
-    stopped(monkeypatch, 2, tmp_path / "run", dropout_checkpoint)
+    stopped(2, tmp_path / "run", dropout_checkpoint)
     with pytest.raises(UsageError, match=f"run holds an unfinished run with other settings: {named}.*--overwrite"):
         run(tmp_path / "run", dropout_checkpoint, **change)
     assert "ckpt-2" in names(tmp_path / "run")
@@ -339,7 +286,7 @@ def test_what_may_not_change_is_named(dropout_checkpoint, tmp_path, monkeypatch,
 
 def test_other_rows_labels_or_models_are_refused(dropout_checkpoint, checkpoint, tmp_path, monkeypatch):
     folder, example = tmp_path / "run", EXAMPLES["single"]
-    stopped(monkeypatch, 2, folder, dropout_checkpoint)
+    stopped(2, folder, dropout_checkpoint)
 
     def refused(model, rows):
         with pytest.raises(UsageError) as error:

@@ -1,0 +1,111 @@
+"""Runs that a signal stops after a step, and what their folders hold in the end.
+
+Called by the tests in one process, and run by torchrun as a script (``stopped_runs.py CHECKPOINT FOLDER``): then every
+kind of task is stopped after every step, by a signal that only the last process gets, and goes on.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bert_tasks import TaskModel, fit
+from bert_tasks.errors import StoppedError
+from bert_tasks.inference import make_accelerator
+from bert_tasks.training import loop
+from bert_tasks.training.job import FitResult
+from bert_tasks.training.steps import Stepper, StepResult
+from task_examples import EXAMPLES
+from training import load_model
+
+STEPS = 6  # 8 rows in batches of 3, twice
+KINDS = ("single", "several", "token crf", "span v2", "pair regression")
+SETTINGS = {
+    "epochs": 2,
+    "batch_size": 3,
+    "learning_rate": 1e-3,
+    "warmup_ratio": 0.4,
+    "weight_decay": 0.01,
+    "micro_batch_tokens": 30,
+    "logging_steps": 1,
+    "progress": False,
+}
+
+
+def run(folder: Path, checkpoint: Path, kind: str = "single", **changes: Any) -> tuple[TaskModel, FitResult]:
+    """A run with dropout, several micro-batches a step, and another new head at each call."""
+    example = EXAMPLES[kind]
+    model = load_model(checkpoint, example.task, seed=changes.pop("head_seed", 0))
+    result = fit(model, list(example.rows), list(example.rows), output_dir=folder, **{**SETTINGS, **changes})
+    return model, result
+
+
+def stopped(step: int, *arguments: Any, **options: Any) -> StoppedError:
+    """A run to which a signal comes while the given step (from 1) is computed; of several processes, to the last."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "update", signalling(loop.update, step))
+        with pytest.raises(StoppedError) as error:
+            run(*arguments, **options)
+    return error.value
+
+
+def signalling(original: Callable[..., StepResult], last: int) -> Callable[..., StepResult]:
+    accelerator = make_accelerator()
+
+    def update(stepper: Stepper, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False) -> StepResult:
+        mine = step + 1 == last and accelerator.is_last_process
+        if mine:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(stepper, step, batch, sums, stop=stop or mine)
+
+    return update
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    """The logged lines but for the speed, which differs from run to run."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text("utf-8").splitlines())
+    return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """What the run ended with: the last checkpoint's weights and moments, and the best model."""
+    last = max((folder / "checkpoints").glob("ckpt-*"), key=lambda path: int(path.name[5:]))
+    files = [last / "weights.safetensors", last / "optimizer.safetensors", folder / "model" / "model.safetensors"]
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def main(checkpoint: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    accelerator, found = make_accelerator(), []
+    for kind in KINDS:
+        whole = Path(folder) / kind / "whole"
+        _, result = run(whole, Path(checkpoint), kind)
+        for step in range(1, STEPS):
+            place = Path(folder) / kind / str(step)
+            error = stopped(step, place, Path(checkpoint), kind)
+            _, again = run(place, Path(checkpoint), kind, head_seed=5)
+            accelerator.wait_for_everyone()
+            found.append(
+                {
+                    "case": f"{kind}, step {step}",
+                    "stopped": f"after step {step} of {STEPS}" in str(error),
+                    "resumed_at": json.loads((place / "run.json").read_text("utf-8"))["resumed_at"] == [step],
+                    "bits": digests(place) == digests(whole),
+                    "log": events(place) == events(whole),
+                    "metrics": again.metrics == result.metrics,
+                }
+            )
+    report = {"processes": accelerator.num_processes, "cases": found}
+    (Path(folder) / f"rank{accelerator.process_index}.json").write_text(json.dumps(report), "utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
