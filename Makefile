@@ -40,8 +40,9 @@ faults: $(DEPENDENCIES)dev $(PACKAGE)  ## the fault suite at full length; its fi
 	env -u PYTHONPATH OMP_NUM_THREADS=1 BERT_TASKS_REPOSITORY="$(CURDIR)" \
 		"$(BIN)/python" tests/support/fault_campaign.py
 
-fuzz: $(DEPENDENCIES)dev $(PACKAGE)  ## edited files for 10 minutes a group; its figures go to docs/reliability
+fuzz: $(DEPENDENCIES)dev $(DEPENDENCIES)fuzz $(PACKAGE)  ## edited files, twice 10 minutes a group; figures as above
 	env -u PYTHONPATH OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/fuzzing.py
+	env -u PYTHONPATH OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/guided_fuzzing.py
 
 lint: $(DEPENDENCIES)dev  ## ruff (rules and format) and mypy --strict
 	"$(BIN)/ruff" check .

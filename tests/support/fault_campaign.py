@@ -36,9 +36,9 @@ class FaultClass:
 
 CLASSES = {
     "resume": FaultClass(
-        promise="A run stopped after any step, of every kind of task, on one process and on two, ends with the weights, moments and logged "
-        "losses of one that was not, bit by bit; a damaged checkpoint is named and the one before is "
-        "taken.",
+        promise="A run stopped after any step, of every kind of task, on one process and on two, ends with the "
+        "weights, moments and logged losses of one that was not, bit by bit; a damaged checkpoint is named and the one "
+        "before is taken.",
         tests=(
             "tests/training/test_resuming.py",
             "tests/training/test_resuming_processes.py",
@@ -98,7 +98,13 @@ CLASSES = {
         "read it or refuse it with an error of the package.",
         tests=("tests/faults/test_fuzz.py",),
     ),
+    "guided": FaultClass(
+        promise="The same files, with edits that are guided by the lines of the package that they reach (atheris).",
+        tests=("tests/support/guided_fuzzing.py",),
+    ),
 }
+
+OWN_CAMPAIGN = ("fuzz", "guided")
 
 
 def run_class(name: str) -> dict[str, object]:
@@ -201,9 +207,7 @@ def main() -> None:
     parser.add_argument("--document", action="store_true", help="run nothing")
     given = parser.parse_args()
     failed = []
-    chosen = (
-        given.classes if given.classes else [name for name in CLASSES if name != "fuzz"]
-    )  # has a campaign of its own
+    chosen = given.classes if given.classes else [name for name in CLASSES if name not in OWN_CAMPAIGN]
     for name in [] if given.document else chosen:
         found = run_class(name)
         write(name, found)

@@ -1,0 +1,95 @@
+"""The targets of ``fuzzing`` again, with edits that atheris guides by the lines of the package that they reach.
+
+    python tests/support/guided_fuzzing.py --seconds 600    # for each group; writes docs/reliability/guided.json
+
+Every target runs in a process of its own, because libFuzzer ends the process that it runs in. What breaks one stays
+in a file whose name is printed. Needs the extra ``fuzz``.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["bert_tasks"]):
+    from fuzzing import READERS, RECIPES, TOKENS, Target, attempt, loaders
+
+KEPT = 200  # contents after which the files that reading them left are removed
+
+
+def run_target(target: Target, folder: Path, seconds: float) -> None:
+    """Edits the target's valid content until the time is up; does not return."""
+    corpus, place, tried = folder / "corpus", folder / "place", 0
+    corpus.mkdir(parents=True)
+    (corpus / "valid").write_bytes(target.valid)
+    words = folder / "words"
+    words.write_text("".join(f'"{_escaped(token)}"\n' for token in TOKENS if 0 < len(token) < 60), "ascii")
+
+    def one(content: bytes) -> None:
+        nonlocal tried
+        if tried % KEPT == 0:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+        tried += 1
+        attempt(target, content, place)
+
+    limits = [f"-max_total_time={seconds:.0f}", "-timeout=60", "-rss_limit_mb=6000", "-max_len=20000"]
+    atheris.Setup([sys.argv[0], str(corpus), f"-dict={words}", f"-artifact_prefix={folder}/", *limits], one)
+    atheris.Fuzz()
+
+
+def _escaped(token: bytes) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def run_process(name: str, folder: Path, seconds: float) -> int:
+    """Contents that were tried of a target.
+
+    Raises:
+        SystemExit: one of them broke something.
+    """
+    command = [sys.executable, __file__, "--target", name, "--folder", str(folder), "--seconds", str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    found = re.search(r"Done (\d+) runs", done.stderr)
+    if done.returncode != 0 or found is None:
+        raise SystemExit(f"{name}: ended with {done.returncode}; contents in {folder}\n{done.stderr[-4000:]}")
+    return int(found[1])
+
+
+def campaign(seconds: float) -> None:
+    import fault_campaign
+
+    began, tried = time.monotonic(), {}
+    root = Path(tempfile.mkdtemp(prefix="guided-"))
+    groups = [list(READERS), list(RECIPES), list(loaders(root / "loaders"))]
+    for group in groups:
+        for number, name in enumerate(group):
+            tried[name] = run_process(name, root / f"{len(tried)}-{number}", seconds / len(group))
+    shutil.rmtree(root)
+    about = fault_campaign.provenance(f"python tests/support/guided_fuzzing.py --seconds {seconds:g}", began)
+    found = {"cases": sum(tried.values()), "failures": 0, "skipped": 0, "details": tried}
+    fault_campaign.write("guided", {**found, **about})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=600.0, help="of each group: readers, recipes, loaders")
+    parser.add_argument("--target", help="only this one, in this process")
+    parser.add_argument("--folder", type=Path, help="where it works")
+    given = parser.parse_args()
+    if given.target is None:
+        campaign(given.seconds)
+    else:
+        given.folder.mkdir(parents=True)
+        targets = {**READERS, **RECIPES, **loaders(given.folder / "loaders")}
+        run_target(targets[given.target], given.folder, given.seconds)
+
+
+if __name__ == "__main__":
+    main()
