@@ -90,8 +90,10 @@ def test_every_import_of_the_tests_is_declared(project: dict[str, Any], reposito
     files = sorted((repository / "tests").rglob("*.py"))
     sources = [Source(f"tests.{file.stem}", file.read_text("utf-8")) for file in files]
     own = {file.stem.replace("_", "-") for file in files}
-    needed = project["dependencies"] + project["optional-dependencies"]["dev"]
-    declared = {requirement_name(requirement) for requirement in needed}
+    extras = project["optional-dependencies"]
+    declared = {
+        requirement_name(requirement) for requirement in project["dependencies"] + extras["dev"] + extras["fuzz"]
+    }
     assert imported_distributions(sources) - declared - own == set()
 
 
