@@ -1,0 +1,85 @@
+"""How long a training step waits for its data: reading its features and packing them, as a share of the step.
+
+    BERT_TASKS_DATA=DIR python benchmarks/data_wait.py --json data_wait.json
+
+Features lie in a memory-mapped Arrow file, as in any run; each workload of train_throughput.py trains an epoch on one
+thread, and what counts is that thread's processor time, so that other programs on the machine do not. On a GPU the host
+prepares a step while the device works on the one before, and what matters is that its seconds a step are fewer than the
+device's: the seconds are printed too.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from train_throughput import Options, train_ours
+from train_workloads import WORKLOADS
+
+from bert_tasks.data.batching import Samples
+from bert_tasks.training import loop, steps
+
+
+class Clock:
+    """Processor seconds of this thread inside the functions that it wraps, and how often they ran."""
+
+    def __init__(self) -> None:
+        self.seconds, self.calls = 0.0, 0
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **options: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return function(*arguments, **options)
+            finally:
+                self.seconds += time.thread_time() - began
+                self.calls += 1
+
+        return timed
+
+
+def measure(workload: str, options: Options) -> dict[str, Any]:
+    data, stepping, backward = Clock(), Clock(), Clock()
+    with (
+        mock.patch.object(Samples, "features_of", data.around(Samples.features_of)),
+        mock.patch.object(steps, "collate", data.around(steps.collate)),
+        mock.patch.object(loop, "accumulate", stepping.around(loop.accumulate)),
+        mock.patch.object(loop, "update", backward.around(loop.update)),
+    ):
+        train_ours(options.work(workload), options)
+    total = stepping.seconds + backward.seconds
+    return {
+        "workload": workload,
+        "steps": stepping.calls,
+        "step_ms": round(1000 * total / stepping.calls, 2),
+        "data_ms": round(1000 * data.seconds / stepping.calls, 2),
+        "share_percent": round(100 * data.seconds / total, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="default: all but squad128")
+    parser.add_argument("--share", type=float, default=0.2, help="of the rows")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    options = Options(threads=1, repeats=1, shape="embedded", bf16=False, attention_dropout=True, share=given.share)
+    chosen = given.workload if given.workload else [name for name in WORKLOADS if name != "squad128"]
+    found = [measure(workload, options) for workload in chosen]
+    for row in found:
+        print(
+            "{workload:<10} {steps:>4} steps  {step_ms:>9} ms a step, {data_ms} of data ({share_percent} %)".format(
+                **row
+            )
+        )
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
