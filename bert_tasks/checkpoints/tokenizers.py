@@ -21,8 +21,9 @@ from bert_tasks.errors import CheckpointError
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 _COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 _MAX_BYTES = 200 * 2**20
-# Ordinary text: every real vocabulary knows a letter, a digit or a mark of it.
-_PROBE = "The 3 birds sang, и пели. 你好 a 1 , ."
+# Ordinary text: every real vocabulary knows a letter, a digit or a mark of it. The cuneiform sign hardly any knows:
+# WordPiece without its unknown token fails there, and would fail in the middle of somebody's data.
+_PROBE = "The 3 birds sang, и пели. 你好 a 1 , . \U00012000"
 # Arguments of the loading call, which transformers writes among the settings.
 _NOT_SETTINGS = ("is_local", "local_files_only")
 
@@ -48,7 +49,7 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
                 read_json(path, max_bytes=_MAX_BYTES)
     with _quiet(), _Loading(folder / vocabularies[0]):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    problem = _problem(tokenizer, vocab_size)
+        problem = _problem(tokenizer, vocab_size)
     if problem is not None:
         raise CheckpointError(f"{folder / vocabularies[0]}: {problem}")
     return tokenizer

@@ -26,3 +26,14 @@ def test_models_and_checkpoints_are_read_or_refused(tmp_path: Path) -> None:
         place.mkdir()
         assert attempt(target, target.valid, place), name
         fuzz(target, place, examples=EXAMPLES // 2)
+
+
+# Contents that once broke something at full length.
+FOUND = {"model vocab.txt": [b"[CLS]\n[SEP]\n[MASK]\na\nb\nc\nd\ne\nf\ng\nh\ni\nj\nk\nl\nm\nn\no\n"]}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_fuzzing_found_is_refused(name: str, tmp_path: Path) -> None:
+    target = loaders(tmp_path)[name]
+    for content in FOUND[name]:
+        assert not attempt(target, content, tmp_path)
