@@ -21,7 +21,7 @@ from bert_tasks.tasks.base import LossSum
 from small_checkpoints import save_checkpoint
 from small_tokenizers import LINES
 
-COMMANDS = ("train", "evaluate", "predict", "check", "init", "inspect")
+COMMANDS = ("train", "evaluate", "predict", "check", "init", "inspect", "export")
 LABELS = ("calm", "glad")
 RECIPE = """\
 task = "sequence-classification"

@@ -24,10 +24,14 @@ def sync(path: Path) -> None:
 
 def failure(error: OSError | SafetensorError, folder: Path, tensors: Iterable[Tensor]) -> str:
     """Why tensors could not be written to a folder; of a full disk the bytes needed and free."""
+    return reason(error, folder, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+
+
+def reason(error: OSError | SafetensorError, folder: Path, needed: int) -> str:
+    """The same where the number of bytes is known."""
     text = str(error)
     full = error.errno == errno.ENOSPC if isinstance(error, OSError) else f"os error {errno.ENOSPC}" in text
     if full:
-        needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return f"no space left: {needed} bytes of weights needed, {shutil.disk_usage(folder).free} free"
     if isinstance(error, FileExistsError | NotADirectoryError):
         return "a file is in the way; expected a folder"

@@ -58,13 +58,14 @@ def save_folder(
     folder: Path,
     *,
     config: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor] | None,
     tokenizer: PreTrainedTokenizerBase | None,
     head_tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Writes config.json, model.safetensors, the tokenizer's files and, for heads that HF lacks, task_head.safetensors.
 
-    Each file appears whole or not at all. Weights that an earlier save left under other names are removed.
+    Each file appears whole or not at all. Weights that an earlier save left under other names are removed. ``tensors``:
+    None for a folder whose weights lie elsewhere.
 
     Raises:
         CheckpointError: the folder cannot be written.
@@ -81,7 +82,7 @@ def save_folder(
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        stored = [*tensors.values(), *({} if head_tensors is None else head_tensors).values()]
+        stored = [tensor for part in (tensors, head_tensors) if part is not None for tensor in part.values()]
         raise CheckpointError(f"{folder}: cannot be written: {failure(error, folder, stored)}") from error
 
 
@@ -97,16 +98,17 @@ def read_head_tensors(folder: Path) -> dict[str, Tensor] | None:
 def _write(
     staging: Path,
     config: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor] | None,
     tokenizer: PreTrainedTokenizerBase | None,
     head_tensors: Mapping[str, Tensor] | None,
 ) -> None:
     kept = {key: value for key, value in config.items() if key not in ("_name_or_path", "torch_dtype", "dtype")}
-    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in ({} if tensors is None else tensors).values()}
     dtype = {"dtype": dtypes.pop()} if len(dtypes) == 1 else {}
     text = json.dumps(kept | dtype, indent=2, sort_keys=True, ensure_ascii=False)
     (staging / "config.json").write_text(text + "\n", "utf-8")
-    save_file(dict(tensors), staging / WEIGHTS, metadata={"format": "pt"})
+    if tensors is not None:
+        save_file(dict(tensors), staging / WEIGHTS, metadata={"format": "pt"})
     if head_tensors is not None:
         save_file(dict(head_tensors), staging / HEAD, metadata={"format": "pt"})
     if tokenizer is not None:

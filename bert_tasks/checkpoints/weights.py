@@ -71,6 +71,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         if os.path.lexists(folder / f"{name}.index.json"):
             return _read_shards(folder, f"{name}.index.json", read)
     looked_for = ", ".join(file for name in _FORMATS for file in (name, f"{name}.index.json"))
+    if os.path.lexists(folder / "model.onnx"):
+        raise CheckpointError(
+            f"{folder}: an exported model, which predict and evaluate run; it has no weights to train, inspect or "
+            "export again: name the model that it was made from"
+        )
     other = [name for name in _OTHER_FORMATS if (folder / name).exists()]
     hint = f"; {other[0]} is not supported, save the model with transformers first" if other else ""
     raise CheckpointError(f"{folder}: no weights; looked for {looked_for}{hint}")

@@ -11,6 +11,9 @@ from bert_tasks.cli import runs as runs
 from bert_tasks.cli import models as models
 
 # isort: split
+from bert_tasks.cli import exporting as exporting
+
+# isort: split
 from bert_tasks.cli.entry import main as main
 
 __all__ = ["main"]

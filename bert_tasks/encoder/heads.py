@@ -132,13 +132,15 @@ class ChainHead(RowHead):
         self.transitions = nn.Parameter(torch.zeros(num_labels + 2, num_labels))
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """``[R, H] -> [R, L + 2, L]`` emission + transition; padded rows give the emissions alone, ``[N, L]``.
+        """``[R, H] -> [R, L + 2, L]``, see ``chained``; padded rows give the emissions alone, ``[N, L]``."""
+        emissions = super().forward(hidden, layout)  # [R, L]
+        return emissions if isinstance(layout, Padded) else self.chained(emissions)
+
+    def chained(self, emissions: Tensor) -> Tensor:
+        """``[R, L] -> [R, L + 2, L]`` emission + transition.
 
         Each row holds what it adds to a path as a start, after each label, and (without emission) as an end.
         """
-        emissions = super().forward(hidden, layout)  # [R, L]
-        if isinstance(layout, Padded):
-            return emissions
         within = emissions[:, None, :] + self.transitions[:-1]  # [R, L + 1, L]
         ends = self.transitions[-1:].expand(emissions.shape[0], 1, -1)  # [R, 1, L]
         return torch.cat([within, ends], dim=1)

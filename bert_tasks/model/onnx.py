@@ -1,14 +1,15 @@
 """The model as an ONNX graph: exported, quantised to int8, and run by onnxruntime in place of torch.
 
-Owns the one int8 implementation. It lies here because prediction runs the graph and export writes it, and neither may
-import the other. The libraries of the ``export`` extra are imported on first use. Must not know rows, files or tasks.
+Owns the one export of a graph and the one int8 implementation. They lie here because prediction runs the graph and
+export writes it, and neither may import the other. The libraries of the ``export`` extra are imported on first use.
+Must not know rows or files.
 
 Shape legend: N tokens, B sequences, T padded length, L labels, R rows that a head reads.
 """
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -19,9 +20,10 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from bert_tasks.encoder.heads import ChainHead, RowHead
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import ChainHead, Head, RowHead
 from bert_tasks.encoder.packing import Packed, PackedBatch
-from bert_tasks.errors import UsageError
+from bert_tasks.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     import onnx
@@ -35,53 +37,87 @@ Logits = Callable[[PackedBatch], Tensor]  # a batch's logits: [B, L], or [R, L] 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OPSET = 20  # the first with Gelu
 RECTANGLE_TOKENS = 2048
-_LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
+LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 
 
 class _PaddedCall(nn.Module):
-    """The padded call with nothing but the graph's inputs, in evaluation mode, without changing the model's."""
+    """The padded call with nothing but the graph's inputs and outputs."""
 
     def __init__(self, model: "TaskModel") -> None:
         super().__init__()
         self.model = model
+        self.splits = len(output_names(model)) > 1
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, ...]:
         logits: Tensor = self.model(input_ids, attention_mask, token_type_ids)
-        return logits
+        return logits.unbind(-1) if self.splits else logits
+
+
+def input_names(config: EncoderConfig) -> tuple[str, ...]:
+    """As transformers' tokenizers of the family give them: segments only where there is more than one."""
+    return INPUTS if config.type_vocab_size > 1 else INPUTS[:2]
+
+
+def output_names(model: "TaskModel") -> tuple[str, ...]:
+    """As transformers' models of the same head have them."""
+    return ("start_logits", "end_logits") if model.task.hf_head == "span" else ("logits",)
 
 
 def exported_graph(model: "TaskModel") -> "onnx.ModelProto":
-    """The graph of the padded call in float32: ``INPUTS``, each int64 ``[B, T]``, -> ``logits``; B and T are free.
+    """The graph of the padded call in float32: ``input_names``, each int64 ``[B, T]``, -> ``output_names``; B, T free.
 
-    Logits are ``[B, L]``, or ``[B, T, L]`` with zeros at padding. The model is left as it was.
+    Logits are ``[B, L]``, or ``[B, T, L]`` with zeros at padding, of spans two times ``[B, T]``; of a CRF they are the
+    emissions, its transitions stay with the head. The model is left as it was.
 
     Raises:
-        UsageError: the ``export`` extra is missing, or the head is a CRF, whose graph would hold the emissions alone.
+        UsageError: the ``export`` extra is missing, or the model is a graph already.
     """
-    _check(model)
+    check_libraries()
+    if not hasattr(model, "stack"):
+        raise UsageError("the model is exported already: its precision is fixed, and its weights are not here")
+    inputs, outputs = input_names(model.config), output_names(model)
     mask = torch.ones(2, 7, dtype=torch.int64)  # any sizes but 0 and 1, which the exporter takes as fixed
     mask[0, 5:] = 0
-    inputs = tuple(tensor.to(model.device) for tensor in (mask * 5, mask, torch.zeros_like(mask)))
+    example = tuple(tensor.to(model.device) for tensor in (mask * 5, mask, torch.zeros_like(mask)))
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     was_training = model.training
     try:
         with _quiet(), torch.no_grad():
             program = torch.onnx.export(
                 _PaddedCall(model).eval(),
-                inputs,
+                example[: len(inputs)],
                 dynamo=True,
                 verbose=False,
                 opset_version=OPSET,
-                input_names=INPUTS,
-                output_names=["logits"],
-                dynamic_shapes=(free,) * len(INPUTS),
+                input_names=inputs,
+                output_names=outputs,
+                dynamic_shapes=(free,) * len(inputs),
             )
     finally:
         model.train(was_training)
     graph: onnx.ModelProto = program.model_proto  # type: ignore[union-attr]  # dynamo=True always gives a program
-    # Shapes in between would no longer fit once the quantiser has transposed weights.
-    del graph.graph.value_info[:]
+    _tidy(graph)
     return graph
+
+
+def _tidy(graph: "onnx.ModelProto") -> None:
+    """Names the free sizes, and takes out what the exporter notes of where on this machine each node was made.
+
+    Shapes in between go too: they would no longer fit once the quantiser has transposed weights.
+    """
+    free = [size.dim_param for size in graph.graph.input[0].type.tensor_type.shape.dim]
+    names = dict(zip(free, ("batch", "sequence"), strict=True))
+    for value in (*graph.graph.input, *graph.graph.output):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param in names:
+                size.dim_param = names[size.dim_param]
+    for part in (graph, graph.graph, *graph.graph.node, *graph.graph.input, *graph.graph.output, *graph.functions):
+        del part.metadata_props[:]
+    for weights in graph.graph.initializer:
+        del weights.metadata_props[:]
+    del graph.graph.value_info[:]
 
 
 def quantized_graph(graph: "onnx.ModelProto") -> bytes:
@@ -120,40 +156,44 @@ class GraphModel:
     """A graph with its runtime, called as a model's packed batches are."""
 
     session: "onnxruntime.InferenceSession"
-    reads_rows: bool
+    head: Head
     pad_token_id: int
 
     @classmethod
     def of(cls, model: "TaskModel", content: bytes) -> Self:
         """A graph of this model, to be run on the CPU with torch's number of threads."""
-        return cls(
-            session=_session(content),
-            reads_rows=isinstance(model.head, RowHead),
-            pad_token_id=model.config.pad_token_id,
-        )
+        return cls(session=_session(content), head=model.head, pad_token_id=model.config.pad_token_id)
+
+    @property
+    def labels(self) -> int | None:
+        """L of the graph's logits; None if it does not say."""
+        outputs = self.session.get_outputs()
+        last = len(outputs) if len(outputs) > 1 else outputs[0].shape[-1]
+        return last if isinstance(last, int) else None
 
     def packed_logits(self, batch: PackedBatch) -> Tensor:
-        """As ``TaskModel.packed_logits``: ``[B, L]``, or ``[R, L]`` of the rows that the head reads."""
+        """As ``TaskModel.packed_logits``: ``[B, L]``, or of the rows that the head reads ``[R, L]``."""
         device = batch.input_ids.device
         batch = batch.to(torch.device("cpu"))
         parts, row = [], 0
         for lengths in rectangles(batch.layout):
             rows = slice(row, row + int(lengths.sum()))
-            parts.append(self._rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths))
+            parts.append(self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths))
             row = rows.stop
-        wanted = batch.layout.reads if self.reads_rows else batch.layout.order
-        return torch.cat(parts).index_select(0, wanted).to(device)
+        wanted = batch.layout.reads if isinstance(self.head, RowHead) else batch.layout.order
+        logits = torch.cat(parts).index_select(0, wanted).to(device)
+        return self.head.chained(logits) if isinstance(self.head, ChainHead) else logits
 
-    def _rectangle_logits(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> Tensor:
-        """``[N] -> [N, L]``, or ``[B, L]`` of a head that does not read rows."""
+    def rectangle_logits(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> Tensor:
+        """Sequences one after another, padded to the longest and run in one call: ``[N] -> [N, L]`` or ``[B, L]``."""
         mask = torch.arange(int(lengths.max())) < lengths[:, None]  # [B, T]
         padded = torch.full(mask.shape, self.pad_token_id).masked_scatter_(mask, input_ids)
         segments = torch.zeros_like(padded).masked_scatter_(mask, token_type_ids)
         feed = dict(zip(INPUTS, (padded.numpy(), mask.long().numpy(), segments.numpy()), strict=True))
-        taken = [node.name for node in self.session.get_inputs()]  # without segments, DistilBERT lacks the last
-        (found,) = self.session.run(None, {name: feed[name] for name in taken})
-        logits = torch.from_numpy(found)
-        return logits[mask] if self.reads_rows else logits
+        taken = [node.name for node in self.session.get_inputs()]
+        found = [torch.from_numpy(part) for part in self.session.run(None, {name: feed[name] for name in taken})]
+        logits = found[0] if len(found) == 1 else torch.stack(found, dim=-1)  # [B, L] or [B, T, L]
+        return logits[mask] if isinstance(self.head, RowHead) else logits
 
 
 def rectangles(layout: Packed) -> Iterator[Tensor]:
@@ -181,21 +221,26 @@ def logits_of(model: "TaskModel", dtype: DType) -> Logits:
 
 def _session(content: bytes) -> "onnxruntime.InferenceSession":
     import onnxruntime
+    from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors
-    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except (errors.Fail, errors.InvalidArgument, errors.InvalidGraph, errors.InvalidProtobuf) as error:
+        raise CheckpointError(
+            f"onnxruntime does not take the graph: {str(error).partition(chr(10))[0][:300]}"
+        ) from None
 
 
-def _check(model: "TaskModel") -> None:
-    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+def check_libraries(names: Sequence[str] = LIBRARIES) -> None:
+    """Raises UsageError if a library of the ``export`` extra is missing; to run a graph, onnxruntime is enough."""
+    missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise UsageError(
             f"{', '.join(missing)} missing, needed for ONNX graphs and int8: pip install 'bert-tasks[export]'"
         )
-    if isinstance(model.head, ChainHead):
-        raise UsageError("a graph holds no CRF, only its emissions: a model with crf = true runs in float32")
 
 
 @contextmanager

@@ -102,6 +102,19 @@ def restore_weights(model: "TaskModel", path: Path) -> None:
     model.load_state_dict(_match(model, folder, head_may_be_new=False).tensors)
 
 
+def stated_task(path: Path, hf_config: Mapping[str, Any], task: str | Task | type[Task] | None) -> Task:
+    """The task that a folder which this package wrote states. ``task``: its name, or its class if it is not built in.
+
+    Raises:
+        CheckpointError: the folder does not say it, or ``task`` is another.
+    """
+    folder = _Folder(path=path, hf_config=dict(hf_config), head=head_kind(hf_config))
+    if folder.stored is None or not _states(folder, task):
+        stated = None if folder.stored is None else folder.stored.get("task")
+        raise CheckpointError(f"{path}: config.json says its task is {stated!r}; only that one can be run")
+    return _stored_task(folder, task if isinstance(task, type) else None)
+
+
 def _states(folder: _Folder, task: str | Task | type[Task] | None) -> bool:
     """Whether the folder decides what the task is: none is named, or the one of which it stores an instance."""
     name = registered_name(task) if isinstance(task, type) else task

@@ -10,6 +10,7 @@ from typing import Any
 from bert_tasks.checkpoints.families import CONFIG_KEY
 from bert_tasks.data.readers import Reading
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model.exported import ExportedModel, is_exported
 from bert_tasks.model.pretrained import with_settings
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import PairClassification
@@ -24,7 +25,7 @@ def load_trained(
     reading: Reading,
     revision: str | None,
 ) -> TaskModel:
-    """The model, whose head must be complete.
+    """The model, whose head must be complete; an exported folder gives a model that onnxruntime runs.
 
     A folder of transformers does not say whether its classifier reads one text or two: the columns to read do.
 
@@ -38,6 +39,8 @@ def load_trained(
                 "settings change a model that is loaded from files; of a model in memory replace model.task"
             )
         return model
+    if is_exported(model):
+        return ExportedModel.from_pretrained(model, task=task, **({} if settings is None else settings))
     loaded = TaskModel.from_pretrained(model, task=task, revision=revision)
     if task is None and CONFIG_KEY not in loaded.hf_config and reading.has("text_pair"):
         loaded = TaskModel.from_pretrained(model, task=PairClassification, revision=revision)

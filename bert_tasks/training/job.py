@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from bert_tasks.data.splits import Splits
+from bert_tasks.errors import UsageError
+from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import OptimSection, RunSection
 
@@ -64,3 +66,7 @@ class Job:
     gradient_checkpointing: bool = False
     source: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, ExportedModel):
+            raise UsageError("an exported model has no weights to train: train the model that it was made from")

@@ -157,12 +157,8 @@ def test_a_missing_extra_is_named(bare: Path, monkeypatch: pytest.MonkeyPatch) -
         predict(model, [{"text": "a"}], dtype="int8")
 
 
-def test_what_has_no_graph_is_refused(bare: Path) -> None:
-    model = TaskModel.from_pretrained(
-        bare, task="token-classification", labels=["O", "B-X", "I-X"], crf=True, max_length=40
-    )
-    with pytest.raises(UsageError, match="crf = true runs in float32"):
-        predict(model, [{"words": ["a"]}], dtype="int8")
+def test_an_unknown_dtype_is_refused(bare: Path) -> None:
+    model = TaskModel.from_pretrained(bare, task="sequence-classification", labels=LABELS, max_length=40)
     wrong: Any = "int4"
     with pytest.raises(UsageError, match="dtype is 'int4', expected one of 'float32', 'int8'"):
-        predict(model, [{"words": ["a"]}], dtype=wrong)
+        predict(model, [{"text": "a"}], dtype=wrong)

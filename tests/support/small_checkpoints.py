@@ -22,9 +22,16 @@ def save_checkpoint(
     labels: Sequence[str] = (),
     problem_type: Literal["regression", "multi_label_classification"] | None = None,
     wide: bool = False,
+    positions: int = 48,
 ) -> PreTrainedModel:
-    """Saves a model of two layers and returns it. ``wide``: weights as in parity tests, so that logits differ."""
-    config = hf_config(family, vocab_size=len(tokenizer), num_hidden_layers=2, initializer_range=0.1)
+    """Saves a model of two layers and returns it.
+
+    ``wide``: weights as in parity tests, so that logits differ. ``positions``: the longest input in tokens.
+    """
+    rows = positions + (2 if family == "roberta" else 0)
+    config = hf_config(
+        family, vocab_size=len(tokenizer), num_hidden_layers=2, initializer_range=0.1, max_position_embeddings=rows
+    )
     if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: index for index, label in enumerate(labels)}

@@ -1,0 +1,129 @@
+"""A folder that `bert-tasks export` wrote, as a model that predicts: onnxruntime runs its graph in place of torch.
+
+Owns what such a folder holds and how it is checked. Predicting, evaluating and batching are those of every other model.
+Must not know how the folder was made.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import Tensor
+
+from bert_tasks.checkpoints.hub import resolve
+from bert_tasks.checkpoints.load import checked_tensors
+from bert_tasks.checkpoints.save import read_head_tensors
+from bert_tasks.checkpoints.tokenizers import load_tokenizer
+from bert_tasks.checkpoints.weights import checked_file, read_config, read_json
+from bert_tasks.encoder.heads import ChainHead
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model.onnx import GraphModel, check_libraries
+from bert_tasks.model.pretrained import stated_task, with_settings
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks.base import Task
+
+GRAPH, RECORD = "model.onnx", "export.json"
+_MAX_RECORD_BYTES = 2**20
+# Settings that decided what the graph computes.
+_FIXED = ("crf", "labels", "pooling", "problem_type")
+
+
+def is_exported(name: str | Path) -> bool:
+    """Whether a model's name is a folder that an export wrote."""
+    return os.path.isfile(os.path.join(os.path.expanduser(name), RECORD))
+
+
+class ExportedModel(TaskModel):
+    """Predicts as ``TaskModel`` does. It has no weights: it is neither trained nor saved, but copied as a folder.
+
+    Only the head is built: it says which rows are read, and holds a CRF's transitions, which no graph has.
+    """
+
+    def __init__(self, hf_config: Mapping[str, Any], task: Task, *, graph: bytes, **options: Any) -> None:
+        with torch.device("meta"):
+            super().__init__(hf_config, task, **options)
+        del self.stack
+        self.head = task.head(self.config)
+        self.graph = GraphModel.of(self, graph)
+        self.eval()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        task: str | Task | type[Task] | None = None,
+        labels: Sequence[str] | None = None,
+        revision: str | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Loads an exported folder.
+
+        Args:
+            task: only for one that is not built in: its class.
+            settings: fields of the task to change; not what the graph computes.
+
+        Raises:
+            UsageError: the ``export`` extra is missing, or a setting that the graph has fixed.
+            CheckpointError: a file is missing or damaged, or the parts do not fit together.
+        """
+        check_libraries(("onnxruntime",))
+        fixed = sorted({*settings, *(() if labels is None else ("labels",))}.intersection(_FIXED))
+        if fixed:
+            raise UsageError(f"{name} is exported, which fixes {', '.join(fixed)}: export the model anew to change it")
+        path = resolve(name, revision=revision)
+        graph, hf_config = _checked_graph(path), read_config(path)
+        stated = stated_task(path, hf_config, task)
+        model = cls(hf_config, with_settings(stated, settings) if settings else stated, graph=graph)
+        model._take_head(path)
+        model.tokenizer = load_tokenizer(path, vocab_size=model.config.vocab_size)
+        return model
+
+    def _take_head(self, path: Path) -> None:
+        """Checks that the graph has the task's labels, and reads a CRF's transitions."""
+        given, wanted = self.graph.labels, self.head.output.out_features
+        if given != wanted:
+            raise CheckpointError(f"{path}: {GRAPH} gives {given} logits, config.json states {wanted} labels")
+        if isinstance(self.head, ChainHead):
+            found = read_head_tensors(path)
+            transitions = None if found is None else found.get("head.transitions")
+            if transitions is None or transitions.shape != self.head.transitions.shape:
+                raise CheckpointError(f"{path}: task_head.safetensors is missing or does not fit the stored task")
+            checked = checked_tensors({"head.transitions": transitions})
+            self.load_state_dict(checked, strict=False)
+
+    def packed_logits(self, batch: PackedBatch) -> Tensor:
+        return self.graph.packed_logits(batch)
+
+    def forward(self, input_ids: Tensor | PackedBatch, *_: Any, **__: Any) -> Tensor:
+        if not isinstance(input_ids, PackedBatch):
+            raise UsageError(f"an exported model takes packed batches; for padded tensors run {GRAPH} by onnxruntime")
+        return self.packed_logits(input_ids)
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            _refuse("trained")
+        return super().train(mode)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        _refuse("saved: copy its folder")
+
+    def restore(self, folder: str | Path) -> None:
+        _refuse("given other weights")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise UsageError(f"an exported model has no weights and cannot be {what}; use the model that it was made from")
+
+
+def _checked_graph(path: Path) -> bytes:
+    """The graph's file, whole and unchanged."""
+    stated = read_json(checked_file(path, RECORD), max_bytes=_MAX_RECORD_BYTES).get("sha256")
+    content = checked_file(path, GRAPH).read_bytes()
+    if sha256(content).hexdigest() != stated:
+        raise CheckpointError(f"{path / GRAPH}: damaged or changed, its sha256 is not that of {RECORD}: export anew")
+    return content

@@ -1,0 +1,380 @@
+"""Exported folders: what is in them, that they predict as the model does, and what is left of a failed export."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
+
+from bert_tasks import export as exporting
+from bert_tasks.cli import main
+from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.export import Export, export, kept_answers
+from bert_tasks.inference import evaluate, predict
+from bert_tasks.model import onnx
+from bert_tasks.model.exported import ExportedModel
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks.sequence_classification import SequencePrediction
+from bert_tasks.training.loop import fit
+from small_checkpoints import copied, edit_config, save_checkpoint
+from small_tokenizers import LINES
+
+TAGS = ("O", "B-X", "I-X")
+SENTENCES = [
+    {"words": line.split(), "tags": ["B-X" if word[0].isupper() else "O" for word in line.split()]}
+    for line in LINES[:12]
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model with a CRF, and what was exported of it."""
+
+    source: Path
+    model: TaskModel
+    graph: Any
+    exported: Export
+
+
+@pytest.fixture(scope="module")
+def case(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Exported once, which takes seconds. A CRF: its graph has the emissions, the rest lies beside it."""
+    folder = tmp_path_factory.mktemp("chain")
+    save_checkpoint(folder / "base", "bert", wordpiece_tokenizer, positions=130)
+    torch.manual_seed(0)
+    model = TaskModel.from_pretrained(
+        folder / "base", task="token-classification", labels=TAGS, crf=True, max_length=64
+    )
+    with torch.no_grad():
+        model.head.transitions.normal_()
+        model.head.output.weight.normal_(std=0.5)
+    model.save_pretrained(folder / "model")
+    made = []
+
+    def graph(given: TaskModel) -> Any:
+        made.append(onnx.exported_graph(given))
+        return made[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "exported_graph", graph)
+        exported = export(folder / "model", to="onnx", output=folder / "onnx", data=SENTENCES)
+    return Case(source=folder / "model", model=model, graph=made[0], exported=exported)
+
+
+@pytest.fixture
+def again(case: Case, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Export]:
+    """Exports the same model with the graph that is there already."""
+    monkeypatch.setattr(exporting, "exported_graph", lambda _: case.graph)
+    return lambda output, **options: export(case.source, **{"to": "onnx", "output": output, **options})
+
+
+def test_what_is_written(case: Case) -> None:
+    folder, record = case.exported.folder, case.exported.record
+    stored = json.loads((folder / "export.json").read_text())
+    assert stored == {**record, "files": sorted({path.name for path in folder.iterdir()} - {"export.json"})}
+    assert stored["files"] == [
+        "config.json", "model.onnx", "task_head.safetensors", "tokenizer.json", "tokenizer_config.json"
+    ]  # fmt: skip
+    content = (folder / "model.onnx").read_bytes()
+    assert (record["bytes"], record["sha256"]) == (len(content), sha256(content).hexdigest())
+    parity = record["parity"]
+    assert parity["max_difference"] <= parity["allowed"] == 1e-5 * max(1.0, parity["largest_logit"])
+    assert (parity["shortest"], parity["longest"], parity["rows"]) == (1, 130, len(SENTENCES))
+    assert parity["sequences"] == 7 + len(SENTENCES)  # 1, 2, 3, 127, 128, 129, 130
+    assert {"bert-tasks", "torch", "onnx", "onnxruntime", "onnxscript"} == set(record["versions"])
+    assert str(folder.parent).encode() not in content
+    assert not list(folder.parent.glob(".*"))
+    assert [line.partition(":")[0] for line in case.exported.lines()] == ["model.onnx", "float32 graph", "exported"]
+
+
+def test_the_sizes_of_a_batch_are_free(case: Case) -> None:
+    for value in (*case.graph.graph.input, *case.graph.graph.output):
+        assert [size.dim_param for size in value.type.tensor_type.shape.dim][:2] == ["batch", "sequence"]
+    assert [value.name for value in case.graph.graph.input] == ["input_ids", "attention_mask", "token_type_ids"]
+
+
+def test_the_folder_predicts_and_evaluates_as_the_model(case: Case) -> None:
+    expected, found = predict(case.model, SENTENCES), predict(case.exported.folder, SENTENCES)
+    assert [one.tags for one in found] == [one.tags for one in expected]
+    assert len({tag for one in found for tag in one.tags}) > 1
+    for one, other in zip(found, expected, strict=True):
+        assert one.scores == pytest.approx(other.scores, abs=1e-5)
+    assert evaluate(case.exported.folder, SENTENCES) == pytest.approx(evaluate(case.source, SENTENCES), rel=1e-4)
+    changed = predict(case.exported.folder, SENTENCES, settings={"max_length": 8, "doc_stride": 2})
+    assert [len(one.tags) for one in changed] == [len(one.tags) for one in expected]
+
+
+def test_the_transitions_are_those_of_the_folder(case: Case, tmp_path: Path) -> None:
+    folder = copied(case.exported.folder, tmp_path / "other")
+    held = load_file(folder / "task_head.safetensors")
+    held["head.transitions"] += torch.tensor([9.0, 0.0, 0.0])
+    save_file(held, folder / "task_head.safetensors")
+    assert {tag for one in predict(folder, SENTENCES) for tag in one.tags} == {"O"}
+    (folder / "task_head.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"task_head\.safetensors is missing or does not fit"):
+        predict(folder, SENTENCES)
+
+
+def test_an_exported_model_is_nothing_else(case: Case, tmp_path: Path) -> None:
+    folder = case.exported.folder
+    with pytest.raises(CheckpointError, match="an exported model, which predict and evaluate run; it has no weights"):
+        TaskModel.from_pretrained(folder)
+    for options in ({"dtype": "int8"},):
+        with pytest.raises(UsageError, match="exported already"):
+            predict(folder, SENTENCES, **options)
+    with pytest.raises(UsageError, match="exported already"):
+        export(folder, to="onnx", output=tmp_path / "twice")
+    for setting in ({"crf": False}, {"labels": list(TAGS)}):
+        with pytest.raises(UsageError, match=f"exported, which fixes {next(iter(setting))}"):
+            predict(folder, SENTENCES, settings=setting)
+    model = ExportedModel.from_pretrained(folder)
+    assert [one.tags for one in model.predict(SENTENCES[:2])] == [one.tags for one in case.model.predict(SENTENCES[:2])]
+    with pytest.raises(UsageError, match="no weights to train"):
+        fit(model, train=SENTENCES, validation=SENTENCES, output_dir=tmp_path / "run")
+    with pytest.raises(UsageError, match="cannot be saved"):
+        model.save_pretrained(tmp_path / "saved")
+    with pytest.raises(UsageError, match="takes packed batches"):
+        model(torch.ones(1, 3, dtype=torch.long))
+    assert not list(tmp_path.glob("*/*.safetensors"))
+
+
+def test_a_damaged_folder_is_refused(case: Case, tmp_path: Path) -> None:
+    folder = copied(case.exported.folder, tmp_path / "cut")
+    content = (folder / "model.onnx").read_bytes()
+    (folder / "model.onnx").write_bytes(content[:-100])
+    with pytest.raises(CheckpointError, match=r"model\.onnx: damaged or changed"):
+        predict(folder, SENTENCES)
+    record = json.loads((folder / "export.json").read_text())
+    (folder / "export.json").write_text(json.dumps({**record, "sha256": sha256(content[:-100]).hexdigest()}))
+    with pytest.raises(CheckpointError, match="onnxruntime does not take the graph"):
+        predict(folder, SENTENCES)
+    (folder / "model.onnx").unlink()
+    with pytest.raises(CheckpointError, match="No such file"):
+        predict(folder, SENTENCES)
+    other = copied(case.exported.folder, tmp_path / "labels")
+    edit_config(other, id2label={"0": "O", "1": "B-X"}, label2id={"O": 0, "B-X": 1})
+    with pytest.raises(CheckpointError, match=r"gives 3 logits, config\.json states 2 labels"):
+        predict(other, SENTENCES)
+
+
+def test_running_needs_onnxruntime_alone(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx, "find_spec", lambda name: name if name == "onnxruntime" else None)
+    assert len(predict(case.exported.folder, SENTENCES[:1])) == 1
+    monkeypatch.setattr(onnx, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="onnxruntime missing"):
+        predict(case.exported.folder, SENTENCES[:1])
+
+
+def disturbed(graph: Any) -> Any:
+    """The graph with word embeddings that are a thousandth larger."""
+    copy = type(graph)()
+    copy.CopyFrom(graph)
+    words = max(copy.graph.initializer, key=lambda weights: len(weights.raw_data))
+    values = torch.frombuffer(bytearray(words.raw_data), dtype=torch.float32) * 1.001
+    words.raw_data = values.numpy().tobytes()
+    return copy
+
+
+def test_a_graph_above_the_tolerance_is_not_written(
+    case: Case, tmp_path: Path, again: Callable[..., Export], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "exported_graph", lambda _: disturbed(case.graph))
+    for rows in (None, SENTENCES):
+        with pytest.raises(CheckpointError, match=r"its logits differ by .*, allowed is .*nothing was written"):
+            again(tmp_path / "onnx", data=rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_int8_is_judged_by_its_answers(
+    case: Case, tmp_path: Path, again: Callable[..., Export], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="judged on rows"):
+        again(tmp_path / "int8", to="int8")
+    made = again(tmp_path / "int8", to="int8", data=SENTENCES)
+    int8 = made.record["int8"]
+    words = sum(len(row["words"]) for row in SENTENCES)
+    assert (int8["answers"], int8["required"], int8["rows"]) == (words, 0.95, len(SENTENCES))
+    assert 0.95 <= int8["kept"] <= 1
+    assert made.record["parity"]["max_difference"] < 1e-4 < int8["max_difference"] < 1
+    assert any(line.startswith("int8 graph: ") for line in made.lines())
+    same = [one.tags for one in predict(made.folder, SENTENCES)]
+    expected = [one.tags for one in predict(case.model, SENTENCES)]
+    equal = [a == b for x, y in zip(same, expected, strict=True) for a, b in zip(x, y, strict=True)]
+    assert sum(equal) / len(equal) == int8["kept"]
+    monkeypatch.setattr(exporting, "KEPT_ANSWERS", 1.01)
+    with pytest.raises(CheckpointError, match=r"int8 changes too much: .*nothing was written"):
+        again(tmp_path / "worse", to="int8", data=SENTENCES)
+    assert [path.name for path in tmp_path.iterdir()] == ["int8"]
+
+
+def test_answers_that_are_kept() -> None:
+    def number(score: float) -> SequencePrediction:
+        return SequencePrediction(label=None, score=score, scores={})
+
+    def label(name: str, *labels: str) -> SequencePrediction:
+        return SequencePrediction(label=name, score=1.0, scores={}, labels=labels or None)
+
+    exact = [number(score) for score in (0.0, 1.0, 2.0)]
+    assert kept_answers(exact, [number(score) for score in (0.05, 1.2, 2.0)]) == [True, False, True]
+    assert kept_answers([label("a"), label("a")], [label("a"), label("b")]) == [True, False]
+    assert kept_answers([label("a", "a", "b")], [label("a", "a")]) == [False]
+
+
+def test_an_existing_folder(case: Case, tmp_path: Path, again: Callable[..., Export]) -> None:
+    target = tmp_path / "there"
+    target.mkdir()
+    again(target)  # empty: taken
+    inode = (target / "model.onnx").stat().st_ino
+    with pytest.raises(UsageError, match="holds an export already: choose another folder, or --overwrite"):
+        again(target)
+    assert (target / "model.onnx").stat().st_ino == inode
+    (target / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"holds an export, but mine\.txt is not of it"):
+        again(target, overwrite=True)
+    (target / "mine.txt").unlink()
+    again(target, overwrite=True)
+    assert (target / "model.onnx").stat().st_ino != inode
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    with pytest.raises(UsageError, match="is not empty and holds no export"):
+        again(case.source, overwrite=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="is a file, expected a folder"):
+        again(tmp_path / "file")
+    with pytest.raises(UsageError, match="is a file, expected a folder"):
+        again(tmp_path / "file" / "inside")
+
+
+def test_nothing_is_left_of_what_fails(
+    tmp_path: Path, again: Callable[..., Export], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = again(tmp_path / "kept").record["sha256"]
+    (tmp_path / ".kept.exporting").mkdir()  # of an export that was killed
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporting, "sync", interrupted)
+    for target in ("kept", "new"):
+        with pytest.raises(KeyboardInterrupt):
+            again(tmp_path / target, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert sha256((tmp_path / "kept" / "model.onnx").read_bytes()).hexdigest() == kept
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False)
+    if made.returncode != 0:
+        pytest.skip("mounting a small disk is not allowed here")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk(case: Case, small_disk: Path, again: Callable[..., Export]) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be written: no space left: \d+ bytes of weights needed"):
+        again(small_disk / "onnx")
+    assert list(small_disk.iterdir()) == []
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_modes_follow_the_umask(mask: int, mode: int, tmp_path: Path, again: Callable[..., Export]) -> None:
+    before = os.umask(mask)
+    try:
+        folder = again(tmp_path / "onnx").folder
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {mode}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o777 & ~mask
+
+
+class TestCommand:
+    @pytest.fixture
+    def run(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+        def call(*arguments: object) -> tuple[int, str, str]:
+            monkeypatch.setattr(sys, "argv", ["bert-tasks", *map(str, arguments)])
+            monkeypatch.setenv("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+            capsys.readouterr()
+            code: Any = 0
+            try:
+                main()
+            except SystemExit as end:
+                code = 0 if end.code is None else end.code
+            captured = capsys.readouterr()
+            assert "Traceback" not in captured.err
+            return code, captured.out, captured.err
+
+        return call
+
+    @pytest.fixture
+    def headless(self, wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Path:
+        save_checkpoint(tmp_path / "headless", "bert", wordpiece_tokenizer)
+        return tmp_path / "headless"
+
+    def test_export(self, case: Case, tmp_path: Path, again: Callable[..., Export], run: Callable[..., Any]) -> None:
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text("".join(json.dumps({"words": row["words"]}) + "\n" for row in SENTENCES))
+        command = ("export", case.source, "--to", "onnx", "--output", tmp_path / "out", "--data", rows)
+        code, out, err = run(*command, "--json")
+        assert code == 0, err
+        stored = json.loads((tmp_path / "out" / "export.json").read_text())
+        del stored["files"]
+        assert json.loads(out) == {"folder": str(tmp_path / "out"), **stored}
+        assert stored["parity"]["rows"] == len(SENTENCES)
+        code, out, err = run(*command, "--overwrite")
+        assert (code, out.splitlines()[-1]) == (0, f"exported: {tmp_path / 'out'}"), err
+        answers = tmp_path / "answers.jsonl"
+        assert run("predict", tmp_path / "out", "--data", rows, "--output", answers)[0] == 0
+        assert len(answers.read_text().splitlines()) == len(SENTENCES)
+        code, _, err = run("inspect", tmp_path / "out")
+        assert code == 4
+        assert "an exported model" in err
+
+    def test_what_is_refused(
+        self, case: Case, headless: Path, tmp_path: Path, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        output = ("--output", tmp_path / "out")
+        damaged = copied(case.source, tmp_path / "nan")
+        weights = load_file(damaged / "model.safetensors")
+        weights["classifier.bias"][0] = float("nan")
+        save_file(weights, damaged / "model.safetensors", metadata={"format": "pt"})
+        (tmp_path / "empty.jsonl").write_text("")
+        (tmp_path / "wrong.jsonl").write_text('{"text": "a"}\n')
+        wanted = {
+            ("export", case.source, "--to", "tflite", *output): (2, "tflite"),
+            ("export", case.source, "--to", "onnx"): (2, "--output"),
+            ("export", case.source, "--to", "int8", *output): (2, "--data"),
+            ("export", tmp_path / "absent", "--to", "onnx", *output): (4, "no such folder"),
+            ("export", headless, "--to", "onnx", *output): (4, "no task head"),
+            ("export", headless, "--to", "onnx", "--task", "span-extraction", *output): (4, "no trained head"),
+            ("export", damaged, "--to", "onnx", *output): (4, "classifier.bias holds NaN"),
+            ("export", case.source, "--to", "onnx", "--data", tmp_path / "absent.csv", *output): (3, "absent.csv"),
+            ("export", case.source, "--to", "onnx", "--data", tmp_path / "wrong.jsonl", *output): (3, "'words'"),
+            ("export", case.source, "--to", "onnx", "--data", tmp_path / "empty.jsonl", *output): (3, "empty.jsonl"),
+        }
+        for command, (code, message) in wanted.items():
+            found = run(*command)
+            assert found[:2] == (code, ""), found
+            assert message in found[2]
+        monkeypatch.setattr(onnx, "find_spec", lambda name: None if name == "onnxruntime" else name)
+        code, _, err = run("export", tmp_path / "absent", "--to", "onnx", *output)  # before the model is looked for
+        assert (code, err) == (
+            2, "error: onnxruntime missing, needed for ONNX graphs and int8: pip install 'bert-tasks[export]'\n"
+        )  # fmt: skip
+        assert not (tmp_path / "out").exists()
+
+
+def test_stock_transformers_says_that_weights_are_missing(case: Case) -> None:
+    with pytest.raises(OSError, match=r"no file named model\.safetensors"):
+        AutoModelForSequenceClassification.from_pretrained(case.exported.folder)

@@ -1,0 +1,115 @@
+"""Every task on every family, exported: the graph in onnxruntime is transformers' call of the model, at every length.
+
+The lengths, batches and the tolerance are those that ``bert-tasks export`` promises. Here they are checked once more,
+on padded rectangles of the test's own making, against the padded call. These tests take minutes.
+
+Shape legend: B sequences, T padded length.
+"""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.export import TOLERANCE, Export, export
+from bert_tasks.inference import predict
+from bert_tasks.model.task_model import TaskModel
+from hf_models import FAMILIES, Head
+from small_checkpoints import save_checkpoint, tokenizer_of
+
+pytestmark = pytest.mark.slow
+
+LENGTHS = (1, 2, 3, 127, 128, 511, 512)
+TASKS: dict[str, tuple[Head, dict[str, Any]]] = {
+    "sequence-classification": ("sequence", {"labels": ("calm", "glad", "sad")}),
+    "pair-classification": ("sequence", {"labels": ("no", "yes")}),
+    "token-classification": ("token", {"labels": ("O", "B-PER", "I-PER")}),
+    "span-extraction": ("span", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def texts(repository: Path) -> list[str]:
+    with (repository / "recipes/data/feedback/train.csv").open(encoding="utf-8", newline="") as file:
+        return [row["text"] for row in csv.DictReader(file)][:200]
+
+
+def rows_of(task: str, texts: list[str]) -> list[dict[str, Any]]:
+    match task:
+        case "pair-classification":
+            return [{"text": a, "text_pair": b} for a, b in zip(texts, reversed(texts), strict=True)]
+        case "token-classification":
+            return [{"words": text.split()} for text in texts]
+        case "span-extraction":
+            return [{"question": a, "context": f"{a} {b}"} for a, b in zip(texts, reversed(texts), strict=True)]
+    return [{"text": text} for text in texts]
+
+
+def rectangles(model: TaskModel) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """``[B, T]`` ids, mask and segments: every length alone, then seven together; the last seven padded on the left."""
+    config = model.config
+    generator = torch.Generator().manual_seed(3)
+    for lengths, left in [*(((length,), False) for length in LENGTHS), (LENGTHS, False), (LENGTHS, True)]:
+        shape = (len(lengths), max(lengths))
+        ids = torch.full(shape, config.pad_token_id)
+        mask, segments = torch.zeros_like(ids), torch.zeros_like(ids)
+        for row, length in enumerate(lengths):
+            real = slice(shape[1] - length, None) if left else slice(length)
+            ids[row, real] = torch.randint(5, config.vocab_size, (length,), generator=generator)
+            mask[row, real] = 1
+            if config.type_vocab_size > 1:
+                segments[row, real] = torch.arange(length) * 2 // length
+        yield ids, mask, segments
+
+
+def check(exported: Export, model: TaskModel) -> None:
+    """The file's graph against the padded call, and what the export itself found."""
+    parity = exported.record["parity"]
+    assert (parity["rows"], parity["shortest"], parity["longest"]) == (200, 1, 512)
+    assert parity["max_difference"] <= TOLERANCE * max(1.0, parity["largest_logit"])
+    session = onnxruntime.InferenceSession(exported.folder / "model.onnx")
+    names = [node.name for node in session.get_inputs()]
+    for batch in rectangles(model):
+        feed = dict(zip(("input_ids", "attention_mask", "token_type_ids"), batch, strict=True))
+        found = [torch.from_numpy(part) for part in session.run(None, {name: feed[name].numpy() for name in names})]
+        with torch.inference_mode():
+            expected = model(*batch)
+        logits = found[0] if len(found) == 1 else torch.stack(found, dim=-1)
+        assert logits.shape == expected.shape
+        assert (logits - expected).abs().max() <= TOLERANCE * max(1.0, expected.abs().max().item())
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(
+    family: str, task: str, texts: list[str], by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
+) -> None:
+    head, given = TASKS[task]
+    tokenizer, labels = tokenizer_of(family, by_kind), given.get("labels", ())
+    save_checkpoint(tmp_path / "model", family, tokenizer, head=head, labels=labels, positions=512)
+    model = TaskModel.from_pretrained(tmp_path / "model", task=task, **given)
+    rows = rows_of(task, texts)
+    exported = export(model, to="onnx", output=tmp_path / "onnx", data=rows)
+    check(exported, model)
+    segments = {"distilbert": [], "roberta": []}.get(family, ["token_type_ids"])
+    assert exported.record["inputs"] == ["input_ids", "attention_mask", *segments]
+    assert exported.record["outputs"] == (["start_logits", "end_logits"] if head == "span" else ["logits"])
+    assert len(predict(tmp_path / "onnx", rows[:5])) == 5
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_published_weights(task: str, texts: list[str], embedded_model: Path, tmp_path: Path) -> None:
+    """All-MiniLM-L6-v2 with heads as wide as trained ones, so that logits are not near 0."""
+    torch.manual_seed(0)
+    model = TaskModel.from_pretrained(embedded_model, task=task, **TASKS[task][1])
+    with torch.no_grad():
+        model.head.output.weight.normal_(std=0.3)
+    exported = export(model, to="onnx", output=tmp_path / "onnx", data=rows_of(task, texts))
+    assert exported.record["parity"]["largest_logit"] > 1
+    check(exported, model)
