@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from bert_tasks.model.encoder import Encoder as Encoder
     from bert_tasks.model.task_model import TaskModel as TaskModel
     from bert_tasks.recipe import load_recipe as load_recipe
-    from bert_tasks.training.loop import fit as fit
-    from bert_tasks.training.run import train as train
+    from bert_tasks.runs import fit as fit
+    from bert_tasks.runs import train as train
 
 _HOMES = {
     "Encoder": "bert_tasks.model.encoder",
     "TaskModel": "bert_tasks.model.task_model",
     "evaluate": "bert_tasks.inference",
-    "fit": "bert_tasks.training.loop",
+    "fit": "bert_tasks.runs",
     "load_recipe": "bert_tasks.recipe",
     "predict": "bert_tasks.inference",
-    "train": "bert_tasks.training.run",
+    "train": "bert_tasks.runs",
 }
 
 __all__ = ["Encoder", "TaskModel", "evaluate", "fit", "load_recipe", "predict", "train"]

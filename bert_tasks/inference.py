@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, overload
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 from torch import Tensor
@@ -82,6 +82,11 @@ def leave_process_group() -> None:
     """Ends the communication threads while Python still runs: one that asks for the interpreter later aborts it."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def is_first_process() -> bool:
+    """Whether this is the first of the processes that work together, or the only one."""
+    return bool(PartialState(cpu=not torch.cuda.is_available()).is_main_process)
 
 
 def from_first_process(accelerator: Accelerator, work: Callable[[], Result]) -> Result:

@@ -12,6 +12,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"__main__"}),
     frozenset({"cli"}),
     frozenset({""}),  # bert_tasks/__init__.py, which names the public objects of all below
+    frozenset({"runs"}),  # training with what follows it
     frozenset({"report", "serving", "export", "cards", "submissions"}),
     frozenset({"training"}),
     frozenset({"inference"}),

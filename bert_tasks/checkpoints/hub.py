@@ -6,6 +6,7 @@ Owns what is downloaded from the hub and which names mean what. Must not know wh
 
 import fnmatch
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
 
 from bert_tasks.errors import CheckpointError
@@ -31,7 +32,7 @@ _SAFETENSORS = [
     "model.safetensors.index.json",
     "task_head.safetensors",
 ]
-_PICKLES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"]
+PICKLES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"]
 
 
 def resolve(name: str | Path, *, revision: str | None = None) -> Path:
@@ -63,9 +64,28 @@ def resolve(name: str | Path, *, revision: str | None = None) -> Path:
     return _download(name, revision)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a model's files came from, as it was asked for. ``commit``: of the hub's repository; None elsewhere."""
+
+    name: str
+    revision: str | None
+    commit: str | None
+
+
+def origin(name: str | Path, folder: Path, *, revision: str | None = None) -> Origin:
+    """What there is to say about the source of a folder that ``resolve`` gave for a name."""
+    downloaded = folder.parent.name == "snapshots" and Path(name).expanduser() != folder
+    return Origin(
+        name=str(name),
+        revision=revision if downloaded else None,
+        commit=folder.name if downloaded else None,
+    )
+
+
 def is_model_file(name: str) -> bool:
     """Whether a file of this name is one that is downloaded: a description, a vocabulary or weights."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_DESCRIPTIONS, *_SAFETENSORS, *_PICKLES))
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_DESCRIPTIONS, *_SAFETENSORS, *PICKLES))
 
 
 def _looks_like_a_path(name: str) -> bool:
@@ -99,7 +119,7 @@ def _download(name: str, revision: str | None) -> Path:
     folder = _snapshot(name, revision, [*_DESCRIPTIONS, *_SAFETENSORS])
     if any(folder.glob("model*.safetensors*")):
         return folder
-    return _snapshot(name, revision, [*_DESCRIPTIONS, *_PICKLES])
+    return _snapshot(name, revision, [*_DESCRIPTIONS, *PICKLES])
 
 
 def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:

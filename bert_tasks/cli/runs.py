@@ -53,9 +53,9 @@ def train(
 
 
 def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, as_json: bool) -> None:
-    from bert_tasks.training import run
+    from bert_tasks.runs import train
 
-    result = run.train(loaded, overwrite=overwrite, progress=not quiet)
+    result = train(loaded, overwrite=overwrite, progress=not quiet)
     summary = {"metrics": result.metrics, "best_step": result.best_step, "model": str(result.output_dir / "model")}
     lines = [f"best model after step {result.best_step} of {result.steps}", *metric_lines(result.metrics)]
     lines += ["this run was complete already; nothing was trained"] if result.reused else []
@@ -63,7 +63,7 @@ def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, as_json: bool
 
 
 def _train_seeds(loaded: "Recipe", seeds: tuple[int, ...], *, overwrite: bool, quiet: bool, as_json: bool) -> None:
-    from bert_tasks.training.seeds import train_seeds
+    from bert_tasks.runs import train_seeds
 
     result = train_seeds(loaded, seeds, overwrite=overwrite, progress=not quiet)
     show(result.to_json(), result.lines(), as_json=as_json)

@@ -5,6 +5,7 @@ values are, models, tokenizers or training. Rows are streamed into a memory-mapp
 unchanged file read in the same way is not parsed again.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -20,13 +21,14 @@ from bert_tasks.data.judge import Judge, Plan, Targets, check_columns, make_plan
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.records import Records, dataset_records, in_batches, json_records, parquet_records
 from bert_tasks.data.squad_json import squad_records
-from bert_tasks.data.table import RowTable, table_schema, without_absent
+from bert_tasks.data.table import HubSplit, RowTable, table_schema, without_absent
 from bert_tasks.errors import DataError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 _BATCH = 1000
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _VERSION = 2  # part of the cache's key: raise it when reading changes
 
 
@@ -116,10 +118,17 @@ def read_hub(
     hub_columns: Mapping[str, str] = {} if layout is None else layout.hub_columns
     source = "/".join(part for part in (dataset, config, split) if part is not None)
     plan = make_plan(columns, names, hub_columns, layout, targets, labels, source)
-    records = dataset_records(_hub_rows(dataset, config, split, revision))
+    rows = _hub_rows(dataset, config, split, revision)
+    records = dataset_records(rows)
     stored = store(cache_folder(cache_dir, "tables"), None, lambda target: _write_rows(records, plan, target))
-    rows = without_absent(stored.rows, columns)
-    return RowTable(rows=rows, source=source, fingerprint=stored.content, notes=stored.notes, file=stored.path)
+    return RowTable(
+        rows=without_absent(stored.rows, columns),
+        source=source,
+        fingerprint=stored.content,
+        notes=stored.notes,
+        file=stored.path,
+        hub=_hub_split(dataset, config, split, rows),
+    )
 
 
 def hub_splits(dataset: str, *, config: str | None = None, revision: str | None = None) -> list[str]:
@@ -142,9 +151,64 @@ def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None
     import datasets
 
     try:
-        return datasets.load_dataset(dataset, config, split=split, revision=revision)
+        rows = datasets.load_dataset(dataset, config, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise _unusable_dataset(dataset, config, error) from error
+    if datasets.config.HF_HUB_OFFLINE and revision is not None and not Path(dataset).exists():
+        _check_cached_revision(dataset, revision, _commit(rows))
+    return rows
+
+
+def _check_cached_revision(dataset: str, revision: str, commit: str | None) -> None:
+    """Offline `datasets` takes the newest commit that it prepared, whatever revision is asked for."""
+    wanted = revision if _COMMIT.fullmatch(revision) else _cached_commit(dataset, revision)
+    if commit is None or wanted != commit:
+        raise DataError(
+            f"{dataset} (revision {revision}): HF_HUB_OFFLINE is set, and the data set's cache holds another revision "
+            "as its newest: unset HF_HUB_OFFLINE once, or read local files with data.dir or data.train"
+        )
+
+
+def _cached_commit(dataset: str, revision: str) -> str | None:
+    """The commit that a branch or tag meant when the hub was last asked."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset")
+    try:
+        return (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def _commit(rows: "Dataset") -> str | None:
+    """The commit of the hub's data set: the name of the folder where `datasets` keeps the rows it prepared."""
+    folders = {Path(file["filename"]).parent.name for file in rows.cache_files}
+    found = [name for name in folders if _COMMIT.fullmatch(name)]
+    return found[0] if len(found) == len(folders) == 1 else None
+
+
+def _hub_split(dataset: str, config: str | None, split: str, rows: "Dataset") -> HubSplit | None:
+    """Where the rows are on the hub; None for a folder laid out like a data set."""
+    commit = _commit(rows)
+    if commit is None or Path(dataset).exists():
+        return None
+    licence = _licence(dataset, commit)
+    return HubSplit(dataset=dataset, config=config, split=split, commit=commit, licence=licence)
+
+
+def _licence(dataset: str, commit: str) -> str | None:
+    """What the header of the data set's page says, if the page is in the cache; the hub is not asked again."""
+    from huggingface_hub import metadata_load, try_to_load_from_cache
+    from yaml import YAMLError
+
+    page = try_to_load_from_cache(dataset, "README.md", repo_type="dataset", revision=commit)
+    try:
+        licence = (metadata_load(page) or {}).get("license") if isinstance(page, str) else None
+    except (OSError, ValueError, YAMLError):  # a page that is no good says nothing
+        return None
+    names = licence if isinstance(licence, list) else [licence]
+    return ", ".join(map(str, names)) if licence else None
 
 
 def _unusable_dataset(dataset: str, config: str | None, error: Exception) -> DataError:

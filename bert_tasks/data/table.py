@@ -5,7 +5,7 @@ for.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,13 +24,24 @@ _BATCH = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
+class HubSplit:
+    """A split of a data set on the hub. ``commit`` and ``licence`` (as its page states it) are None where unknown."""
+
+    dataset: str
+    config: str | None
+    split: str
+    commit: str | None
+    licence: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RowTable:
     """Rows with the columns' names that the task uses, and ``line``: where a row stands in its file, from 1.
 
     A target column that the source does not have is absent; a single missing target is None. ``source`` names
     the file in messages. ``fingerprint`` is a sha256 over the contents and the way they were read. ``notes`` are for
     people: what was left out when the rows were read. ``file`` is the Arrow file that holds these rows and no others,
-    if there is one: reading them in order then leaves no pages of it in memory.
+    if there is one: reading them in order then leaves no pages of it in memory. ``hub`` says where on the hub they are.
     """
 
     rows: "Dataset"
@@ -38,6 +49,7 @@ class RowTable:
     fingerprint: str
     notes: tuple[str, ...] = ()
     file: Path | None = None
+    hub: HubSplit | None = None
 
     @classmethod
     def from_rows(
@@ -89,7 +101,7 @@ class RowTable:
     def select(self, indices: Sequence[int]) -> "RowTable":
         chosen = [int(index) for index in indices]
         fingerprint = digest(self.fingerprint, chosen)
-        return RowTable(rows=self.rows.select(chosen), source=self.source, fingerprint=fingerprint, notes=self.notes)
+        return replace(self, rows=self.rows.select(chosen), fingerprint=fingerprint, file=None)
 
 
 def table_schema(columns: Sequence[Column]) -> "Features":

@@ -23,7 +23,7 @@ from bert_tasks.checkpoints.families import (
     head_kind,
     parameter_map,
 )
-from bert_tasks.checkpoints.hub import resolve
+from bert_tasks.checkpoints.hub import origin, resolve
 from bert_tasks.checkpoints.load import LoadReport, Matched, checked_tensors, match_weights
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
@@ -91,6 +91,7 @@ def load_task_model(
     fresh = {f"head.{key}": value for key, value in head.state_dict().items() if f"head.{key}" in missing}
     model.load_state_dict(matched.tensors | fresh, assign=True)
     model.load_report = matched.report
+    model.origin = origin(name, path, revision=revision)
     model.tokenizer = load_tokenizer(path, vocab_size=config.vocab_size)
     return model.eval()
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.families import encoder_config
+from bert_tasks.checkpoints.hub import Origin
 from bert_tasks.checkpoints.load import LoadReport
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.config import EncoderConfig
@@ -35,6 +36,7 @@ class TaskModel(nn.Module):
         tokenizer: of the checkpoint; needed by ``predict``.
         config, hf_config: our view of the configuration, and ``config.json`` as loaded.
         load_report: what became of each key of the file; None for a model made from a configuration.
+        origin: the name that the model was loaded by, and the hub's commit; None likewise.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class TaskModel(nn.Module):
         self.task = task
         self.tokenizer = tokenizer
         self.load_report: LoadReport | None = None
+        self.origin: Origin | None = None
         self.stack = Stack(self.config)
         self.head = task.head(self.config)
         initialize(self, std=self.config.initializer_range)

@@ -204,6 +204,7 @@ def _facts(job: Job, stepper: Stepper) -> dict[str, Any]:
         "processes": stepper.accelerator.num_processes,
         "device": stepper.accelerator.device.type,
         "attention": _attention(job, stepper.accelerator),
+        "model": {} if job.model.origin is None else dict(vars(job.model.origin)),
         "task": task.name,
         "labels": list(task.labels),
         "data": outputs.data_facts(job.splits),

@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from bert_tasks.checkpoints.durable import sync
 from bert_tasks.data.checks import named_splits
 from bert_tasks.data.splits import Splits
+from bert_tasks.data.table import RowTable
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.training import checkpointing
 from bert_tasks.training.locking import LOCK
@@ -50,9 +52,14 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     return summary
 
 
-def data_facts(splits: Splits) -> dict[str, dict[str, str]]:
-    """Where each split came from, and its fingerprint."""
-    return {name: {"source": t.source, "fingerprint": t.fingerprint} for name, t in named_splits(splits)}
+def data_facts(splits: Splits) -> dict[str, dict[str, Any]]:
+    """Where each split came from (with the hub's commit, if it did from there), its rows and their fingerprint."""
+    return {name: _table_facts(table) for name, table in named_splits(splits)}
+
+
+def _table_facts(table: RowTable) -> dict[str, Any]:
+    facts = {"source": table.source, "fingerprint": table.fingerprint, "rows": len(table)}
+    return facts if table.hub is None else {**facts, "hub": asdict(table.hub)}
 
 
 def check_folder(folder: Path) -> None:

@@ -62,7 +62,7 @@ def stated_settings(model: Mapping[str, Any], optim: OptimSection, run: RunSecti
     return _flat({"model": model, "optim": optim.model_dump(), "run": kept})
 
 
-def found_settings(task: Task, config: EncoderConfig, data: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+def found_settings(task: Task, config: EncoderConfig, data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What is known once data and model are there. ``data``: split -> its ``fingerprint``."""
     return {
         "task": type(task).__name__,

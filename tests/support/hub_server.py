@@ -1,35 +1,59 @@
-"""Owns a small hub on loopback that serves folders to huggingface_hub, and the environment that points to it.
+"""Owns a small hub on loopback that speaks to huggingface_hub and datasets, and the environment that points to it.
 
-The environment is for a process of its own: huggingface_hub reads it at import.
+It answers what these clients ask for files, listings, new repositories and commits, with large files at an address of
+their own and parts of them by Range. The environment is for a process of its own: huggingface_hub reads it at import.
 """
 
-import hashlib
+import base64
 import json
 import os
+import re
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
-from typing import Self
-from urllib.parse import unquote, urlsplit
+from typing import Any, Self
+from urllib.parse import parse_qs, unquote, urlsplit
 
+from hub_repositories import Repository, StoredFile, commit_of, from_folder
 
-def commit_of(repo: str) -> str:
-    """The only commit of a repository."""
-    return hashlib.sha1(repo.encode()).hexdigest()
+__all__ = ["HubServer", "commit_of"]
+
+WRITER, READER = "hf_writer_0123456789", "hf_reader_0123456789"
 
 
 class HubServer:
-    """Serves ``folders`` (model id -> folder) with branch ``main``, tag ``v1`` and one commit, while entered.
+    """Serves folders (id -> folder) as models and data sets while entered.
 
-    ``gated`` ids answer that access is restricted. ``requests`` lists "METHOD path" of every request, in order.
+    Each is a repository with branch ``main``, tag ``v1`` and one commit; ``repositories`` has them as ("model", id).
+    ``gated`` ids answer that access is restricted, ``private`` ones are seen by the tokens WRITER and READER only.
+    ``cuts``: of the next download of such a file name only so many bytes are sent.
+
+    ``requests`` lists "METHOD path" of every request, in order; ``ranges`` (file name, Range) of those for a part.
     """
 
-    def __init__(self, folders: Mapping[str, Path], *, gated: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folders: Mapping[str, Path],
+        *,
+        datasets: Mapping[str, Path] | None = None,
+        gated: tuple[str, ...] = (),
+        private: tuple[str, ...] = (),
+    ) -> None:
         self.folders = dict(folders)
-        self.gated = gated
+        kinds = {"model": self.folders, "dataset": {} if datasets is None else datasets}
+        self.repositories = {
+            (kind, name): from_folder(kind, name, path) for kind, paths in kinds.items() for name, path in paths.items()
+        }
+        for name in gated:
+            self.repositories["model", name] = Repository(kind="model", name=name, gated=True)
+        for (_, name), repository in self.repositories.items():
+            repository.private = name in private
+        self.uploaded: dict[str, bytes] = {}
+        self.cuts: dict[str, int] = {}
         self.requests: list[str] = []
+        self.ranges: list[tuple[str, str]] = []
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._thread = Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
@@ -37,11 +61,17 @@ class HubServer:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self._http.server_port}"
 
-    def environment(self, home: Path, *, offline: bool = False) -> dict[str, str]:
+    @property
+    def large_files(self) -> str:
+        """Where large files lie: another host to clients, which therefore get no token there."""
+        return f"http://localhost:{self._http.server_port}/lfs"
+
+    def environment(self, home: Path, *, offline: bool = False, token: str | None = None) -> dict[str, str]:
         """Of a process that knows this hub only and caches below ``home``."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGINGFACE"))}
         hub = {"HF_HOME": str(home), "HF_ENDPOINT": self.endpoint, "HF_HUB_OFFLINE": str(int(offline))}
-        return kept | hub | {"HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1"}
+        hub |= {} if token is None else {"HF_TOKEN": token}
+        return kept | hub | {"HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1,localhost"}
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -53,6 +83,15 @@ class HubServer:
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
+
+
+class RefusedError(Exception):
+    """An answer other than 200."""
+
+    def __init__(self, status: int, code: str = "", message: str = "") -> None:
+        self.status = status
+        self.headers = {"X-Error-Code": code} if code else {}
+        self.headers |= {"X-Error-Message": message} if message else {}
 
 
 def _handler(server: HubServer) -> type[BaseHTTPRequestHandler]:
@@ -67,54 +106,202 @@ def _handler(server: HubServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             self.answer()
 
+        def do_POST(self) -> None:
+            self.answer()
+
+        def do_PUT(self) -> None:
+            self.answer()
+
         def answer(self) -> None:
             path = unquote(urlsplit(self.path).path)
+            self.body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
             server.requests.append(f"{self.command} {path}")
-            parts = path.strip("/").split("/")
-            api = parts[:2] == ["api", "models"]
-            repo, rest = "/".join(parts[2:4] if api else parts[:2]), parts[4:] if api else parts[2:]
-            if repo in server.gated:
-                self.send(403, b"{}", {"X-Error-Code": "GatedRepo"})
-            elif repo not in server.folders:
-                self.send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-            elif rest and rest[1] not in ("main", "v1", commit_of(repo)):
-                self.send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-            elif api:
-                self.describe(repo, rest[0] if rest else "revision")
+            try:
+                self.route(path)
+            except RefusedError as refused:
+                self.send(refused.status, b"{}", refused.headers)
+
+        def route(self, path: str) -> None:
+            if path == "/api/repos/create":
+                self.create()
+            elif path == "/api/validate-yaml":
+                self.send_json({"errors": [], "warnings": []})
+            elif match := re.fullmatch(r"/lfs/(\w+)", path):
+                self.large_file(match[1])
+            elif match := re.fullmatch(r"/(?P<repo>[^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
+                self.lfs_batch(match["repo"])
+            elif match := re.fullmatch(r"/api/(model|dataset)s/([^/]+/[^/]+)(?:/(.*))?", path):
+                self.api(self.repository(match[1], match[2]), match[3])
+            elif match := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+                repository = self.repository("dataset" if match[1] else "model", match[2])
+                self.serve_file(repository, self.commit(repository, match[3]), match[4])
             else:
-                self.serve_file(repo, "/".join(rest[2:]))
+                raise RefusedError(404)
 
-        def describe(self, repo: str, what: str) -> None:
-            folder = server.folders[repo]
-            files = sorted(file for file in folder.rglob("*") if file.is_file())
-            names = [file.relative_to(folder).as_posix() for file in files]
-            info = {"id": repo, "modelId": repo, "sha": commit_of(repo), "private": False, "tags": []}
-            tree = [
-                {"type": "file", "path": name, "size": file.stat().st_size, "oid": content_hash(file)}
-                for name, file in zip(names, files, strict=True)
-            ]
-            answer = tree if what == "tree" else info | {"siblings": [{"rfilename": name} for name in names]}
-            self.send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+        def repository(self, kind: str, name: str) -> Repository:
+            """The repository, if the caller may see it; the answers to others are the hub's."""
+            repository, token = server.repositories.get((kind, name)), self.token()
+            if repository is not None and repository.gated:
+                raise RefusedError(403, "GatedRepo")
+            if repository is None or (repository.private and token is None):
+                raise RefusedError(404 if token else 401, "RepoNotFound")
+            return repository
 
-        def serve_file(self, repo: str, name: str) -> None:
-            file = server.folders[repo] / name
-            commit = {"X-Repo-Commit": commit_of(repo)}
-            if not file.is_file():
-                self.send(404, b"", {"X-Error-Code": "EntryNotFound", **commit})
+        def token(self) -> str | None:
+            token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+            if token and token not in (WRITER, READER):
+                raise RefusedError(401, message="Invalid credentials in Authorization header")
+            return token if token else None
+
+        def must_write(self) -> None:
+            token = self.token()
+            if token != WRITER:
+                raise RefusedError(403 if token else 401, message="this token has no write permission")
+
+        def commit(self, repository: Repository, revision: str) -> str:
+            commit = repository.resolve(revision)
+            if commit is None:
+                raise RefusedError(404, "RevisionNotFound")
+            return commit
+
+        def api(self, repository: Repository, rest: str | None) -> None:
+            what, _, tail = ("revision/main" if rest is None else rest).partition("/")
+            match self.command, what:
+                case "GET" | "HEAD", "revision":
+                    self.describe(repository, self.commit(repository, tail))
+                case "GET", "tree":
+                    revision, _, folder = tail.partition("/")
+                    self.listing(repository.commits[self.commit(repository, revision)], folder)
+                case "POST", "paths-info":
+                    self.paths_info(repository.commits[self.commit(repository, tail)])
+                case "POST", "preupload":
+                    self.must_write()
+                    self.upload_modes(repository, self.commit(repository, tail))
+                case "POST", "commit":
+                    self.must_write()
+                    self.take_commit(repository, tail)
+                case "POST", "branch":
+                    self.must_write()
+                    if tail in repository.refs:
+                        raise RefusedError(409)
+                    repository.refs[tail] = repository.refs["main"]
+                    self.send_json({})
+                case _:
+                    raise RefusedError(404)
+
+        def describe(self, repository: Repository, commit: str) -> None:
+            names = [{"rfilename": name} for name in repository.commits[commit]]
+            info = {"id": repository.name, "modelId": repository.name, "sha": commit, "private": repository.private}
+            self.send_json({**info, "tags": [], "siblings": names})
+
+        def listing(self, files: Mapping[str, StoredFile], folder: str) -> None:
+            recursive = parse_qs(urlsplit(self.path).query).get("recursive", ["false"])[0].lower() == "true"
+            prefix = f"{folder}/" if folder else ""
+            inside = {name: file for name, file in files.items() if name.startswith(prefix)}
+            if folder and not inside:
+                raise RefusedError(404, "EntryNotFound")
+            entries = [f.entry() for n, f in inside.items() if recursive or "/" not in n.removeprefix(prefix)]
+            folders = {prefix + name.removeprefix(prefix).split("/")[0] for name in inside}
+            parents = {path for path in folders if path not in files}
+            entries += [{"type": "directory", "path": path, "oid": commit_of(path)} for path in sorted(parents)]
+            self.send_json(entries)
+
+        def paths_info(self, files: Mapping[str, StoredFile]) -> None:
+            asked = parse_qs(self.body.decode()).get("paths", [])
+            entries = [files[path].entry() for path in asked if path in files]
+            folders = [path for path in asked if any(name.startswith(f"{path}/") for name in files)]
+            self.send_json(entries + [{"type": "directory", "path": path, "oid": commit_of(path)} for path in folders])
+
+        def serve_file(self, repository: Repository, commit: str, name: str) -> None:
+            headers = {"X-Repo-Commit": commit}
+            file = repository.commits[commit].get(name)
+            if file is None:
+                raise RefusedError(404, "EntryNotFound")
+            if not file.is_large:
+                self.send(200, file.content, {**headers, "ETag": f'"{file.etag}"'})
                 return
-            self.send(200, file.read_bytes(), {"ETag": f'"{content_hash(file)}"', **commit})
+            server.uploaded.setdefault(file.sha256, file.content)
+            headers |= {"X-Linked-ETag": f'"{file.etag}"', "X-Linked-Size": str(len(file.content))}
+            self.send(302, b"", {**headers, "Location": f"{server.large_files}/{file.sha256}?{name}"})
 
-        def send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        def large_file(self, oid: str) -> None:
+            if self.command == "PUT":
+                server.uploaded[oid] = self.body
+                self.send(200, b"", {})
+                return
+            name, content = urlsplit(self.path).query, server.uploaded[oid]
+            part = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            if part is None:
+                self.send(200, content, {"Accept-Ranges": "bytes"}, cut=server.cuts.pop(name, None))
+                return
+            server.ranges.append((name, part[0]))
+            first, last = int(part[1]), int(part[2]) + 1 if part[2] else len(content)
+            span = f"bytes {first}-{last - 1}/{len(content)}"
+            self.send(206, content[first:last], {"Content-Range": span})
+
+        def create(self) -> None:
+            self.must_write()
+            asked = json.loads(self.body)
+            name = f"{asked.get('organization', 'org')}/{asked['name']}"
+            if name.startswith("other/"):
+                raise RefusedError(403, message="You don't have the rights to create a model under this namespace")
+            if ("model", name) in server.repositories:
+                raise RefusedError(409)
+            made = Repository(kind="model", name=name, private=bool(asked.get("private")))
+            made.add({".gitattributes": b""}, message="initial commit")
+            server.repositories["model", name] = made
+            self.send_json({"url": f"{server.endpoint}/{name}"})
+
+        def upload_modes(self, repository: Repository, commit: str) -> None:
+            files = [StoredFile(name=asked["path"], content=b"") for asked in json.loads(self.body)["files"]]
+            known = repository.commits[commit]
+            answers = [
+                {
+                    "path": file.name,
+                    "uploadMode": "lfs" if file.is_large else "regular",
+                    "shouldIgnore": False,
+                    "oid": known[file.name].etag if file.name in known else None,
+                }
+                for file in files
+            ]
+            self.send_json({"files": answers})
+
+        def lfs_batch(self, name: str) -> None:
+            self.must_write()
+            self.repository("model", name)
+            objects: list[dict[str, Any]] = json.loads(self.body)["objects"]
+            for item in objects:
+                if item["oid"] not in server.uploaded:
+                    item["actions"] = {"upload": {"href": f"{server.large_files}/{item['oid']}"}}
+            self.send_json({"transfer": "basic", "objects": objects})
+
+        def take_commit(self, repository: Repository, branch: str) -> None:
+            files, message = {}, ""
+            for line in self.body.splitlines():
+                item = json.loads(line)
+                value = item["value"]
+                match item["key"]:
+                    case "header":
+                        message = value["summary"]
+                    case "file":
+                        files[value["path"]] = base64.b64decode(value["content"])
+                    case "lfsFile":
+                        files[value["path"]] = server.uploaded[value["oid"]]
+            oid = repository.add(files, branch=branch, message=message)
+            self.send_json({"commitUrl": f"{server.endpoint}/{repository.name}/commit/{oid}", "commitOid": oid})
+
+        def send_json(self, content: object) -> None:
+            self.send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+
+        def send(self, status: int, body: bytes, headers: Mapping[str, str], *, cut: int | None = None) -> None:
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(body)
+                self.wfile.write(body[:cut])
+            if cut is not None:
+                self.close_connection = True
 
     return Handler
-
-
-def content_hash(file: Path) -> str:
-    return hashlib.sha1(file.read_bytes()).hexdigest()

@@ -1,0 +1,167 @@
+"""What is known of a finished run, for its card.
+
+Owns the reading of the run's files and what of them is nobody's business: paths become names. Must not know Markdown.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath, PureWindowsPath
+from typing import Any
+
+from bert_tasks.checkpoints.families import CONFIG_KEY, head_kind
+from bert_tasks.checkpoints.hub import PACKAGE
+from bert_tasks.checkpoints.weights import read_config
+from bert_tasks.errors import UsageError
+from bert_tasks.training import outputs
+
+_COUNTED = ("loss", "total", "number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Rows of a run. ``name``: train, validation or validation_NAME; ``hub``: where they are on it, if they are."""
+
+    name: str
+    source: str
+    rows: int | None
+    fingerprint: str
+    hub: Mapping[str, Any] | None
+
+    @property
+    def prefix(self) -> str:
+        """What this set's metrics begin with."""
+        named = self.name.removeprefix("validation").removeprefix("_")
+        return f"{named}_" if named else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """A finished run and its model.
+
+    Attributes:
+        base: name, revision and commit of the weights that training began with, as far as they are known.
+        entry: our key of config.json: task, settings, thresholds.
+        head: sequence, token or span where transformers has this head; None where it has not.
+        metrics: of the best model on the validation rows.
+        recipe: the resolved recipe without paths; None for a run that ``fit`` made.
+    """
+
+    task: str
+    family: str
+    architecture: str
+    head: str | None
+    base: Mapping[str, Any]
+    labels: Sequence[str]
+    entry: Mapping[str, Any]
+    splits: Sequence[Split]
+    metrics: Mapping[str, float | None]
+    summary: Mapping[str, Any]
+    run: Mapping[str, Any]
+    recipe: Mapping[str, Any] | None
+
+    @property
+    def base_name(self) -> str | None:
+        """The base's name where it says something to others: a hub id or a package, never a folder."""
+        name = self.base.get("name")
+        return str(name) if self.is_hub_base or str(name).startswith(PACKAGE) else None
+
+    @property
+    def is_hub_base(self) -> bool:
+        return self.base.get("commit") is not None
+
+    def overall(self, split: Split) -> dict[str, float | None]:
+        """The metrics of a validation set that are over all classes, without the set's name."""
+        return {name: value for name, value in self._of(split) if not self._is_of_a_class(name)}
+
+    def by_class(self, split: Split) -> dict[str, float | None]:
+        return {name: value for name, value in self._of(split) if self._is_of_a_class(name)}
+
+    def _of(self, split: Split) -> list[tuple[str, float | None]]:
+        others = [other.prefix for other in self.splits if len(other.prefix) > len(split.prefix)]
+        return [
+            (name.removeprefix(split.prefix), value)
+            for name, value in self.metrics.items()
+            if name.startswith(split.prefix) and not any(name.startswith(prefix) for prefix in others)
+        ]
+
+    def _is_of_a_class(self, metric: str) -> bool:
+        types = {label.partition("-")[2] for label in self.labels if "-" in label}
+        return any(metric.startswith(f"{name}_") or metric.endswith(f"_{name}") for name in {*self.labels, *types})
+
+
+def is_score(metric: str) -> bool:
+    """Whether a metric is a score: no loss, no count, no threshold."""
+    return not (metric.endswith(_COUNTED) or "thresh" in metric or metric == "invalid_transitions")
+
+
+def read_facts(run: Path) -> Facts:
+    """What the files of a run say.
+
+    Raises:
+        UsageError: the folder holds no finished run, or its files are damaged.
+        CheckpointError: its model cannot be read.
+    """
+    facts, summary = outputs.read_facts(run), outputs.read_summary(run)
+    if facts is None or summary is None:
+        raise UsageError(f"{run} holds no finished run: no {outputs.RUN} and {outputs.SUMMARY}; train it to its end")
+    config = read_config(run / outputs.MODEL)
+    kind = head_kind(config)
+    try:
+        return Facts(
+            task=str(facts["task"]),
+            family=str(config["model_type"]),
+            architecture=str(config["architectures"][0]),
+            head=None if kind == "base" else kind,
+            base=_base(facts),
+            labels=[str(label) for label in facts["labels"]],
+            entry=config.get(CONFIG_KEY, {}),
+            splits=[_split(name, data) for name, data in facts["data"].items()],
+            metrics=summary["metrics"],
+            summary=summary,
+            run=facts,
+            recipe=_recipe(run / outputs.RECIPE),
+        )
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise UsageError(f"{run}: {outputs.RUN} or {outputs.SUMMARY} is damaged ({error!r}): train again") from None
+
+
+def _base(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs of older versions have no entry for the model, but may have its name among the settings."""
+    known = {key: facts["settings"].get(f"model.{key}") for key in ("name", "revision")}
+    return {"commit": None, **known, **facts.get("model", {})}
+
+
+def _split(name: str, data: Mapping[str, Any]) -> Split:
+    """Of a file only its name is told, not where it lies."""
+    hub = data.get("hub")
+    source = str(data["source"])
+    return Split(
+        name=name,
+        source=source if hub is not None else PurePath(source.replace("\\", "/")).name,
+        rows=data.get("rows"),
+        fingerprint=str(data["fingerprint"]),
+        hub=hub,
+    )
+
+
+def _recipe(path: Path) -> dict[str, Any] | None:
+    """The recipe with file names for paths, and without the folder of its run."""
+    try:
+        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{path} is damaged ({error}): train again") from None
+    run = {key: value for key, value in recipe.get("run", {}).items() if key != "output_dir"}
+    return {**recipe, "model": _without_paths(recipe["model"]), "data": _without_paths(recipe["data"]), "run": run}
+
+
+def _without_paths(value: Any) -> Any:
+    """A recipe that was resolved has absolute paths only."""
+    if isinstance(value, Mapping):
+        return {key: _without_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(item) for item in value]
+    is_path = isinstance(value, str) and (PurePath(value).is_absolute() or PureWindowsPath(value).is_absolute())
+    return PurePath(value.replace("\\", "/")).name if is_path else value

@@ -1,0 +1,206 @@
+"""Uploading a model folder to the hub: which files, to which repository, and what went wrong in one line.
+
+Owns the choice of files: those that make a model and its card, nothing else that may lie beside them. The endpoint, the
+token and the way files travel are huggingface_hub's own business; a token is never part of a message.
+"""
+
+import fnmatch
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert_tasks.cards.card import CARD
+from bert_tasks.checkpoints.hub import PICKLES, is_model_file
+from bert_tasks.checkpoints.inspect import inspect_checkpoint
+from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.training import outputs
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+_ACCOMPANYING = (CARD, "LICENSE*", "NOTICE*", "model.onnx", "model.onnx.data")
+_MAIN = "main"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push:
+    """What is uploaded, and where to.
+
+    Attributes:
+        files: name -> bytes; ``left_out``: what else the folder holds.
+        url: of the new commit; None before it, and for a dry run.
+    """
+
+    folder: Path
+    repo: str
+    branch: str
+    public: bool
+    files: dict[str, int]
+    left_out: tuple[str, ...]
+    url: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "folder": str(self.folder)}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        lines = [f"{size:>14,}  {name}" for name, size in self.files.items()]
+        lines.append(f"{sum(self.files.values()):>14,}  bytes in {len(self.files)} files from {self.folder}")
+        if self.left_out:
+            lines.append(f"left out: {', '.join(self.left_out)}")
+        kind = "public" if self.public else "private"
+        if self.url is None:
+            return [*lines, f"dry run: nothing was sent; would go to {self.repo} ({kind}), branch {self.branch}"]
+        return [*lines, f"{self.repo} ({kind}), branch {self.branch}: {self.url}"]
+
+
+def push(
+    model: str | Path,
+    repo: str,
+    *,
+    dry_run: bool = False,
+    public: bool = False,
+    branch: str = _MAIN,
+    message: str = "Upload a model trained with bert_tasks",
+) -> Push:
+    """Uploads a model folder, in one commit; a repository or branch that does not exist is made.
+
+    Args:
+        model: the folder; of a finished run, its ``model/``.
+        repo: ``OWNER/NAME``.
+        dry_run: contact nothing, only say what would be uploaded.
+        public: make a new repository public, and allow one that is. Without it a repository that others can see is
+            refused.
+
+    Raises:
+        UsageError: the folder is none of a finished model, the names will not do, or there is no token.
+        CheckpointError: the model is damaged, or the hub refuses or cannot be reached.
+    """
+    folder = _model_folder(Path(model))
+    _check_names(repo, branch, message)
+    files, left_out = _chosen(folder)
+    plan = Push(folder=folder, repo=repo, branch=branch, public=public, files=files, left_out=left_out)
+    return plan if dry_run else _upload(plan, message)
+
+
+def _model_folder(path: Path) -> Path:
+    """The model's folder, which can be loaded."""
+    if not path.is_dir():
+        raise UsageError(f"{path}: no such folder; expected the folder of a model or of a finished run")
+    if (path / outputs.RUN).is_file():
+        if outputs.read_summary(path) is None:
+            raise UsageError(f"{path}: the run is not finished; train it to its end, or push {path / outputs.MODEL}")
+        path = path / outputs.MODEL
+    if not (path / "config.json").is_file():
+        raise UsageError(f"{path} is no model: it has no config.json; expected a folder that save_pretrained wrote")
+    problems = inspect_checkpoint(path).problems
+    if problems:
+        raise CheckpointError(f"{path}: the model would not load: {problems[0]}")
+    return path
+
+
+def _check_names(repo: str, branch: str, message: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported at run time only
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError:
+        repo_is_name = False
+    else:
+        repo_is_name = repo.count("/") == 1
+    if not repo_is_name:
+        raise UsageError(f"{repo}: expected OWNER/NAME, such as my-org/my-model")
+    if not branch.strip() or not message.strip():
+        raise UsageError("expected a branch and a message that are not empty")
+
+
+def _chosen(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The files to upload with their sizes, and the names of what stays.
+
+    Raises:
+        UsageError: one of them is a link, or the weights are pickled.
+    """
+    names = sorted(path.name for path in folder.iterdir())
+    chosen = [name for name in names if is_model_file(name) or _accompanies(name)]
+    for name in chosen:
+        if (folder / name).is_symlink():
+            raise UsageError(f"{folder / name} is a link; push a copy of the folder: cp -rL {folder} COPY")
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in PICKLES):
+            raise UsageError(f"{folder / name} holds pickled weights; load the model and save it with save_pretrained")
+    files = {name: (folder / name).stat().st_size for name in chosen if (folder / name).is_file()}
+    return files, tuple(name for name in names if name not in files)
+
+
+def _accompanies(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _ACCOMPANYING)
+
+
+def _upload(plan: Push, message: str) -> Push:
+    from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
+
+    if constants.HF_HUB_OFFLINE:
+        raise UsageError("HF_HUB_OFFLINE is set: unset it to push, or use --dry-run")
+    if get_token() is None:
+        raise UsageError("there is no token: run `hf auth login` with one that may write, or set HF_TOKEN")
+    api = HfApi(library_name="bert-tasks")
+    with _told(plan):
+        _make_ready(api, plan)
+        operations = [CommitOperationAdd(name, plan.folder / name) for name in plan.files]
+        commit = api.create_commit(plan.repo, operations, commit_message=message, revision=plan.branch)
+    return Push(**{**vars(plan), "url": str(commit.commit_url)})
+
+
+def _make_ready(api: "HfApi", plan: Push) -> None:
+    """Makes what is missing: the repository, the branch."""
+    api.create_repo(plan.repo, private=not plan.public, exist_ok=True)
+    if not plan.public and api.model_info(plan.repo).private is False:
+        raise UsageError(f"{plan.repo} exists and is public: pass --public to push to it, or choose another name")
+    if plan.branch != _MAIN:
+        api.create_branch(plan.repo, branch=plan.branch, exist_ok=True)
+
+
+@contextmanager
+def _told(plan: Push) -> Iterator[None]:
+    """Says in one line what the hub or the way to it refused."""
+    from huggingface_hub import errors
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # exported at run time only
+
+    try:
+        yield
+    except errors.HfHubHTTPError as error:
+        reason = _refusal(error.response.status_code)
+    except (OSError, RuntimeError, ValueError, httpx.HTTPError) as error:
+        reason = _failure(error)
+    else:
+        return
+    raise CheckpointError(f"{plan.repo}: nothing was published: {reason}")
+
+
+def _refusal(status: int) -> str:
+    from huggingface_hub import constants
+
+    if status == 401:
+        return "the hub does not accept the token (401): run `hf auth login` again, or set HF_TOKEN to a valid one"
+    if status == 403:
+        return "the token may not write there (403): use one with write permission, and check the owner's name"
+    if status == 404:
+        return "the hub knows no such owner or repository, or hides it from this token (404): check the spelling"
+    if status == 413:
+        return "the hub refuses files of this size (413)"
+    return f"the hub ({constants.ENDPOINT}) answered {status}; try again later"
+
+
+def _failure(error: Exception) -> str:
+    """Of the way to the hub. The message of the library is not repeated: it may be long, or quote what was sent."""
+    from huggingface_hub import constants
+
+    status = getattr(getattr(error.__cause__, "response", None), "status_code", None)
+    if status is not None:
+        return _refusal(int(status))
+    return (
+        f"the upload to {constants.ENDPOINT} failed ({type(error).__name__}): check the network and the proxy, then "
+        "push again (HF_HUB_DISABLE_XET=1 sends files by plain HTTP)"
+    )
