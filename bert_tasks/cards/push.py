@@ -89,7 +89,7 @@ def _model_folder(path: Path) -> Path:
     """The model's folder, which can be loaded."""
     if not path.is_dir():
         raise UsageError(f"{path}: no such folder; expected the folder of a model or of a finished run")
-    if (path / outputs.RUN).is_file():
+    if (path / outputs.RUN).is_file() and not (path / "config.json").is_file():
         if outputs.read_summary(path) is None:
             raise UsageError(f"{path}: the run is not finished; train it to its end, or push {path / outputs.MODEL}")
         path = path / outputs.MODEL
@@ -172,7 +172,7 @@ def _told(plan: Push) -> Iterator[None]:
         yield
     except errors.HfHubHTTPError as error:
         reason = _refusal(error.response.status_code)
-    except (OSError, RuntimeError, ValueError, httpx.HTTPError) as error:
+    except (OSError, RuntimeError, ValueError, LookupError, httpx.HTTPError) as error:
         reason = _failure(error)
     else:
         return

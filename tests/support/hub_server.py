@@ -246,8 +246,9 @@ def _handler(server: HubServer) -> type[BaseHTTPRequestHandler]:
             if name.startswith("other/"):
                 raise RefusedError(403, message="You don't have the rights to create a model under this namespace")
             if ("model", name) in server.repositories:
-                raise RefusedError(409)
-            made = Repository(kind="model", name=name, private=bool(asked.get("private")))
+                self.send(409, json.dumps({"url": f"{server.endpoint}/{name}"}).encode(), {})
+                return
+            made = Repository(kind="model", name=name, private=asked.get("visibility") == "private")
             made.add({".gitattributes": b""}, message="initial commit")
             server.repositories["model", name] = made
             self.send_json({"url": f"{server.endpoint}/{name}"})

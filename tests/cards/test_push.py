@@ -1,0 +1,217 @@
+"""Pushing a model: what goes and what stays, and every refusal in one line without the token."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.cards.push import push
+from bert_tasks.errors import BertTasksError, CheckpointError, UsageError
+from hub_commands import Ended, run_commands
+from hub_server import READER, WRITER, HubServer
+from small_checkpoints import copied, save_checkpoint
+
+MODEL = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "LICENSE.txt"}
+OTHERS = {"run.json", "metrics.jsonl", ".env", ".cache", "checkpoints", "train.csv", "optimizer.safetensors", "evil.py"}
+PLAIN = {"HF_HUB_DISABLE_XET": "1"}
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrainedTokenizerBase) -> Path:
+    folder = tmp_path_factory.mktemp("push") / "model"
+    save_checkpoint(folder, "bert", wordpiece_tokenizer, head="sequence", labels=("no", "yes"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def full(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with much else in it, which a run's folder also might get from a user."""
+    folder = copied(checkpoint, tmp_path_factory.mktemp("full") / "model")
+    (folder / "checkpoints" / "ckpt-1").mkdir(parents=True)
+    (folder / "checkpoints" / "ckpt-1" / "weights.safetensors").write_text("x")
+    (folder / ".cache").mkdir()
+    for name in ("README.md", "LICENSE.txt", *OTHERS - {"checkpoints", ".cache"}):
+        (folder / name).write_text(f"{name}\n")
+    return folder
+
+
+def finished_run(folder: Path, model: Path) -> Path:
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"settings": {}}))
+    (folder / "metrics.json").write_text("{}")
+    copied(model, folder / "model")
+    return folder
+
+
+def test_only_the_model_and_its_card_go(full: Path) -> None:
+    plan = push(full, "org/name", dry_run=True)
+    assert set(plan.files) == MODEL
+    assert set(plan.left_out) == OTHERS
+    assert plan.files["model.safetensors"] == (full / "model.safetensors").stat().st_size
+    assert (plan.public, plan.url, plan.branch) == (False, None, "main")
+
+
+def test_a_finished_run_means_its_model(checkpoint: Path, tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run", checkpoint)
+    assert push(run, "org/name", dry_run=True).folder == run / "model"
+    (run / "metrics.json").unlink()
+    with pytest.raises(UsageError, match="the run is not finished"):
+        push(run, "org/name", dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        ("gone", UsageError, "no such folder"),
+        ("file", UsageError, "no such folder"),
+        ("empty", UsageError, r"is no model: it has no config\.json"),
+        ("link", UsageError, r"is a link; push a copy of the folder: cp -rL"),
+        ("pickle", UsageError, r"holds pickled weights; load the model and save it"),
+        ("cut", CheckpointError, r"model\.safetensors"),
+        ("missing", CheckpointError, "no weights"),
+    ],
+)
+def test_a_folder_that_is_no_good_model_is_refused(
+    fault: str, error: type[BertTasksError], message: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    if fault == "empty":
+        folder.mkdir()
+    elif fault == "file":
+        folder.touch()
+    elif fault != "gone":
+        copied(checkpoint, folder)
+    weights = folder / "model.safetensors"
+    if fault == "link":
+        os.symlink("/etc/hostname", folder / "README.md")
+    elif fault == "pickle":
+        (folder / "pytorch_model.bin").write_bytes(b"x")
+    elif fault == "cut":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif fault == "missing":
+        weights.unlink()
+    with pytest.raises(error, match=message):
+        push(folder, "org/name", dry_run=True)
+
+
+@pytest.mark.parametrize("repo", ["", "name", "a/b/c", "../x", "org/na me", "org/", "https://hub/org/name"])
+def test_a_name_that_no_repository_can_have(repo: str, checkpoint: Path) -> None:
+    with pytest.raises(UsageError, match="expected OWNER/NAME"):
+        push(checkpoint, repo, dry_run=True)
+
+
+def test_offline_nothing_is_pushed(checkpoint: Path) -> None:
+    with pytest.raises(UsageError, match="HF_HUB_OFFLINE is set"):
+        push(checkpoint, "org/name")
+
+
+@pytest.fixture(scope="module")
+def hub(checkpoint: Path) -> Iterator[HubServer]:
+    with HubServer({"org/public": checkpoint, "org/hidden": checkpoint}, private=("org/hidden",)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pushed(hub: HubServer, full: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """What a series of pushes to the hub ended with, by name."""
+    writer, bare = {"HF_TOKEN": WRITER}, {"HF_TOKEN": None}
+    cases: dict[str, tuple[dict[str, str | None], list[object]]] = {
+        "dry": (bare, [full, "org/dry", "--dry-run"]),
+        "no token": (bare, [full, "org/none"]),
+        "bad token": ({"HF_TOKEN": "hf_wrong_0123456789"}, [full, "org/none"]),
+        "read token": ({"HF_TOKEN": READER}, [full, "org/none"]),
+        "other owner": (writer, [full, "other/none"]),
+        "public": (writer, [full, "org/public"]),
+        "new": (writer, ["--debug", full, "org/new", "--message", "First"]),
+        "again": (writer, [full, "org/new"]),
+        "branch": (writer, [full, "org/new", "--branch", "v2", "--json"]),
+        "open": (writer, [full, "org/open", "--public"]),
+    }
+    home = tmp_path_factory.mktemp("home")
+    commands = [(changes, ["push", *arguments]) for changes, arguments in cases.values()]
+    return dict(zip(cases, run_commands(hub.environment(home) | PLAIN, commands, cwd=home), strict=True))
+
+
+def test_no_token_is_ever_shown(pushed: dict[str, Ended]) -> None:
+    shown = "".join(ended.out + ended.err for ended in pushed.values())
+    assert not [token for token in (WRITER, READER, "hf_wrong") if token in shown]
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "message"),
+    [
+        ("no token", 2, "there is no token: run `hf auth login`"),
+        ("bad token", 4, "does not accept the token (401)"),
+        ("read token", 4, "may not write there (403)"),
+        ("other owner", 4, "may not write there (403)"),
+        ("public", 2, "org/public exists and is public: pass --public"),
+    ],
+)
+def test_a_refusal_is_one_line(case: str, code: int, message: str, pushed: dict[str, Ended]) -> None:
+    ended = pushed[case]
+    assert (ended.code, ended.out) == (code, "")
+    assert ended.err.startswith("error: ")
+    assert message in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_a_dry_run_contacts_nothing(pushed: dict[str, Ended], hub: HubServer) -> None:
+    ended = pushed["dry"]
+    assert ended.code == 0
+    assert all(name in ended.out for name in MODEL)
+    assert "left out: .cache, .env, checkpoints" in ended.out
+    assert "dry run: nothing was sent; would go to org/dry (private), branch main" in ended.out
+    assert ("model", "org/dry") not in hub.repositories
+    assert hub.requests[0] == "POST /api/repos/create"  # the bad token's; before it nothing was asked
+
+
+def test_what_is_pushed_is_what_lies_in_the_folder(pushed: dict[str, Ended], hub: HubServer, full: Path) -> None:
+    assert pushed["new"].code == 0, pushed["new"].err
+    repository = hub.repositories["model", "org/new"]
+    files = repository.commits[repository.refs["main"]]
+    assert set(files) == MODEL | {".gitattributes"}
+    assert {name: files[name].content for name in MODEL} == {name: (full / name).read_bytes() for name in MODEL}
+    assert repository.private
+    assert repository.messages[:2] == ["initial commit", "First"]
+    assert repository.refs["main"] in pushed["new"].out
+
+
+def test_a_second_push_sends_no_weights_again(pushed: dict[str, Ended], hub: HubServer) -> None:
+    assert pushed["again"].code == 0, pushed["again"].err
+    assert sum(request.startswith("PUT /lfs/") for request in hub.requests) == 1
+
+
+def test_a_branch_is_made(pushed: dict[str, Ended], hub: HubServer) -> None:
+    content = json.loads(pushed["branch"].out)
+    repository = hub.repositories["model", "org/new"]
+    assert content["url"].endswith(repository.refs["v2"])
+    assert set(content["files"]) == MODEL
+
+
+def test_a_public_repository_is_asked_for(pushed: dict[str, Ended], hub: HubServer) -> None:
+    assert "org/open (public)" in pushed["open"].out
+    assert not hub.repositories["model", "org/open"].private
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        (False, r"http://127\.0\.0\.1:9 failed \(ConnectError\)"),
+        (True, "HF_HUB_DISABLE_XET=1 sends files by plain HTTP"),
+    ],
+)
+def test_ways_to_the_hub_that_fail(
+    answers: bool, message: str, hub: HubServer, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub that is not there, and one that knows no xet when the client wants it."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint if answers else "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_TOKEN", WRITER)
+    with pytest.raises(CheckpointError, match=f"^org/way: nothing was published: .*{message}") as caught:
+        push(checkpoint, "org/way")
+    assert "\n" not in str(caught.value)
+    assert WRITER not in str(caught.value)
