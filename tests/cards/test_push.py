@@ -145,7 +145,7 @@ def test_no_token_is_ever_shown(pushed: dict[str, Ended]) -> None:
     ("case", "code", "message"),
     [
         ("no token", 2, "there is no token: run `hf auth login`"),
-        ("bad token", 4, "does not accept the token (401)"),
+        ("bad token", 4, "The hub does not accept the token (401)"),
         ("read token", 4, "may not write there (403)"),
         ("other owner", 4, "may not write there (403)"),
         ("public", 2, "org/public exists and is public: pass --public"),

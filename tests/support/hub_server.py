@@ -88,9 +88,12 @@ class HubServer:
 class RefusedError(Exception):
     """An answer other than 200."""
 
-    def __init__(self, status: int, code: str = "", message: str = "") -> None:
+    def __init__(
+        self, status: int, code: str = "", message: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
         self.status = status
-        self.headers = {"X-Error-Code": code} if code else {}
+        self.headers = {} if headers is None else dict(headers)
+        self.headers |= {"X-Error-Code": code} if code else {}
         self.headers |= {"X-Error-Message": message} if message else {}
 
 
@@ -216,7 +219,7 @@ def _handler(server: HubServer) -> type[BaseHTTPRequestHandler]:
             headers = {"X-Repo-Commit": commit}
             file = repository.commits[commit].get(name)
             if file is None:
-                raise RefusedError(404, "EntryNotFound")
+                raise RefusedError(404, "EntryNotFound", headers=headers)
             if not file.is_large:
                 self.send(200, file.content, {**headers, "ETag": f'"{file.etag}"'})
                 return
