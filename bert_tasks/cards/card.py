@@ -56,6 +56,8 @@ def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licen
     text = card_text(facts, stated)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         outputs.write_text(path, text)
+    for leftover in path.parent.glob(f".{CARD}.tmp-*"):  # of a process that was killed here
+        leftover.unlink()
     return path
 
 
