@@ -7,9 +7,14 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from browser import Browser
 
 # Files whose few tests start whole programs: they go first, so that no worker is left alone with them at the end.
 LONG_FILES = (
@@ -109,6 +114,15 @@ def by_kind(
     unigram_tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, PreTrainedTokenizerBase]:
     return {"wordpiece": wordpiece_tokenizer, "bpe": bpe_tokenizer, "unigram": unigram_tokenizer}
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator["Browser"]:
+    """A headless Chromium; skips the test where none is installed."""
+    from browser import open_browser
+
+    with open_browser() as opened:
+        yield opened
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
