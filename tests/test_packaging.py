@@ -15,7 +15,7 @@ import pytest
 import bert_tasks
 from sources import Source, imports, package_sources
 
-HEAVY = ("torch", "transformers", "datasets", "accelerate", "evaluate", "sklearn", "scipy", "numpy")
+HEAVY = ("torch", "transformers", "datasets", "accelerate", "evaluate", "sklearn", "scipy", "numpy", "fastapi")
 made_by_make = pytest.mark.skipif(
     "BERT_TASKS_REPOSITORY" not in os.environ, reason="about the installed wheel: run by `make test`"
 )
@@ -57,7 +57,8 @@ def test_wheel_carries_the_package_and_nothing_else(repository: Path) -> None:
     installed = {str(file) for file in files if file.suffix != ".pyc"}
     package = {file for file in installed if file.startswith("bert_tasks/")}
     in_repository = (repository / "bert_tasks").rglob("*")
-    expected = {str(file.relative_to(repository)) for file in in_repository if file.suffix in {".py", ".typed"}}
+    carried = {".html", ".py", ".typed"}
+    expected = {str(file.relative_to(repository)) for file in in_repository if file.suffix in carried}
     assert package == expected
     assert "bert_tasks/py.typed" in package
     others = {file for file in installed - package if ".dist-info/" not in file}
@@ -76,7 +77,8 @@ def test_console_script_names_a_function(project: dict[str, Any]) -> None:
 
 
 def test_every_import_is_declared(project: dict[str, Any]) -> None:
-    needed = project["dependencies"] + project["optional-dependencies"]["export"]
+    extras = project["optional-dependencies"]
+    needed = project["dependencies"] + extras["export"] + extras["serve"]
     declared = {requirement_name(requirement) for requirement in needed}
     assert imported_distributions(package_sources()) - declared == set()
 
@@ -91,9 +93,8 @@ def test_every_import_of_the_tests_is_declared(project: dict[str, Any], reposito
     sources = [Source(f"tests.{file.stem}", file.read_text("utf-8")) for file in files]
     own = {file.stem.replace("_", "-") for file in files}
     extras = project["optional-dependencies"]
-    declared = {
-        requirement_name(requirement) for requirement in project["dependencies"] + extras["dev"] + extras["fuzz"]
-    }
+    needed = project["dependencies"] + extras["dev"] + extras["fuzz"] + extras["serve"]
+    declared = {requirement_name(requirement) for requirement in needed}
     assert imported_distributions(sources) - declared - own == set()
 
 

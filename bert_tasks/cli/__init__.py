@@ -14,6 +14,9 @@ from bert_tasks.cli import models as models
 from bert_tasks.cli import exporting as exporting
 
 # isort: split
+from bert_tasks.cli import serving as serving
+
+# isort: split
 from bert_tasks.cli import hub as hub
 
 # isort: split

@@ -45,7 +45,7 @@ def show(content: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
 
 def say(text: str) -> None:
     if is_first_process():
-        print(text)
+        print(text, flush=True)
 
 
 def processes() -> int:

@@ -1,0 +1,216 @@
+"""The HTTP interface of a loaded model.
+
+Owns the routes, their documents, and what each failure is for a caller: a status and one sentence, or for a body that
+does not fit the path of each fault. What a caller sent is never sent back. Must not know how batches are formed.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from fastapi import Body, FastAPI, HTTPException, Request, Response
+from fastapi.exception_handlers import http_exception_handler
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from bert_tasks.data.columns import Row
+from bert_tasks.errors import DataError
+from bert_tasks.model.predicting import canonical_row
+from bert_tasks.serving.batching import Batcher, QueueFullError
+from bert_tasks.serving.gate import GONE, PREDICT
+from bert_tasks.serving.limits import Limits
+from bert_tasks.serving.metrics import ServerMetrics
+from bert_tasks.serving.page import page
+from bert_tasks.serving.schemas import MANY, ONE, answer_schema, answers_schema, example_rows, request_schema, rows_of
+from bert_tasks.tasks.base import Prediction, Task
+
+ERRORS_SHOWN = 20
+_LONGEST_KEY = 100
+_UNREADABLE = "the body is not JSON that can be read: nested too deeply, a number too long, or not UTF-8"
+_WORDS = {  # of pydantic's messages, those that say too little to a caller
+    "json_invalid": "not JSON; the number is the place of the first character that does not fit",
+    "model_attributes_type": "expected an object with the task's columns, sent as application/json",
+    "string_unicode": "half a character (a lone surrogate such as \\ud800); replace it",
+}
+_REFUSALS = {
+    400: "The body is not JSON that can be read.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    429: "Too many requests wait; `Retry-After` says when to try again.",
+    503: "The server is stopping, or the answer took too long.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A model that answers. ``draining``: whether the server has been asked to stop."""
+
+    name: str
+    task: Task
+    limits: Limits
+    batcher: Batcher
+    metrics: ServerMetrics
+    draining: Callable[[], bool]
+
+    @property
+    def ready(self) -> bool:
+        return not self.draining()
+
+
+class NotFiniteError(Exception):
+    """The model gave a score that is no number."""
+
+
+def build_app(served: Served) -> FastAPI:
+    """The application; ``GET /openapi.json`` describes it. The interactive documents would load scripts from others."""
+    app = FastAPI(
+        title=f"bert-tasks: {served.name}",
+        description=f"{served.task.name} with {served.name}.",
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(StarletteHTTPException, _refused)
+    app.add_exception_handler(DataError, _unreadable)
+    app.add_exception_handler(NotFiniteError, _not_finite)
+    app.add_exception_handler(Exception, _internal)
+    served.metrics.watch(queue_depth=lambda: served.batcher.waiting, ready=lambda: served.ready)
+    _add_predict(app, served)
+    _add_state(app, served)
+    return app
+
+
+def _add_predict(app: FastAPI, served: Served) -> None:
+    examples = example_rows(served.task)
+    shown: dict[str, Any] = {"one row": {"value": examples[0]}, "several rows": {"value": {"inputs": examples}}}
+
+    async def predict(request: Request, body: Any) -> Response:
+        rows, several = rows_of(body)
+        predictions = await _answers(request, served, canonical_rows(rows, served.task))
+        answers = [prediction.to_json() for prediction in predictions]
+        return Response(encoded({"predictions": answers} if several else answers[0]), media_type="application/json")
+
+    # The type depends on the task, so that it cannot stand in the signature.
+    schema = request_schema(served.task, served.limits)
+    predict.__annotations__["body"] = Annotated[schema, Body(openapi_examples=shown)]
+    app.add_api_route(
+        PREDICT,
+        predict,
+        methods=["POST"],
+        summary="Predict one row, or several",
+        response_model=answer_schema(served.task) | answers_schema(served.task),
+        responses={status: {"description": text} for status, text in _REFUSALS.items()},
+    )
+
+
+def _add_state(app: FastAPI, served: Served) -> None:
+    content, policy = page()
+
+    @app.get("/", include_in_schema=False)
+    async def try_the_model() -> Response:
+        return Response(content, media_type="text/html", headers={"Content-Security-Policy": policy})
+
+    @app.get("/model", summary="What is served: task, labels, columns, limits, examples")
+    async def model() -> JSONResponse:
+        return JSONResponse(description(served))
+
+    @app.get("/healthz", summary="Whether the process answers")
+    async def healthz() -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/readyz", summary="Whether predictions are answered", responses={503: {"description": "Not now."}})
+    async def readyz() -> JSONResponse:
+        return JSONResponse({"status": "ready" if served.ready else "stopping"}, 200 if served.ready else 503)
+
+    @app.get("/metrics", summary="Counters in Prometheus' text format", response_class=Response)
+    async def metrics() -> Response:
+        return Response(served.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def description(served: Served) -> dict[str, Any]:
+    """What ``GET /model`` says, and the page reads."""
+    task = served.task
+    return {
+        "model": served.name,
+        "task": task.name,
+        "problem_type": getattr(task, "problem_type", None),
+        "labels": list(task.labels),
+        "columns": [asdict(column) for column in task.columns if not column.is_target],
+        "limits": asdict(served.limits),
+        "examples": list(example_rows(task)),
+    }
+
+
+def canonical_rows(rows: Sequence[Row], task: Task) -> list[Row]:
+    """The rows as the task reads them. Raises DataError for one that it cannot read."""
+    columns = [column for column in task.columns if not column.is_target]
+    return [canonical_row(row, columns, number) for number, row in enumerate(rows)]
+
+
+def encoded(content: Any) -> bytes:
+    """JSON. Raises NotFiniteError for a number that JSON cannot say."""
+    try:
+        return json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        raise NotFiniteError from None
+
+
+async def _answers(request: Request, served: Served, rows: Sequence[Row]) -> Sequence[Prediction]:
+    """The batcher's answers, unless the caller leaves or time is up first: then the request leaves the queue."""
+    answer = asyncio.ensure_future(served.batcher.answer(rows))
+    gone = asyncio.ensure_future(request.receive())  # the body was read: what comes now is that the caller leaves
+    try:
+        await asyncio.wait({answer, gone}, timeout=served.limits.timeout, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+    except QueueFullError:
+        detail = f"{served.limits.max_queue} requests are waiting already; try again in a moment"
+        raise HTTPException(429, detail, headers={"Retry-After": "1"}) from None
+    finally:
+        answer.cancel()
+        gone.cancel()
+    if gone.done() and not gone.cancelled():
+        raise HTTPException(GONE, "the caller has gone")
+    detail = f"no answer within {served.limits.timeout:g} seconds; send fewer or shorter rows, or try later"
+    raise HTTPException(503, detail, headers={"Retry-After": "5"})
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    """Where each fault is, without what stood there."""
+    faults = error.errors() if isinstance(error, RequestValidationError) else []
+    told = [
+        {"loc": _path(fault["loc"]), "msg": _WORDS.get(fault["type"], fault["msg"]), "type": fault["type"]}
+        for fault in faults[:ERRORS_SHOWN]
+    ]
+    if len(faults) > ERRORS_SHOWN:
+        told.append({"loc": ["body"], "msg": f"{len(faults) - ERRORS_SHOWN} more", "type": "more"})
+    return JSONResponse({"detail": told}, 422)
+
+
+def _path(place: Sequence[str | int]) -> list[str | int]:
+    """The keys and positions that lead to a fault. Keys are the caller's own: cut, and never half a character."""
+    steps = [step for number, step in enumerate(place) if number != 1 or step not in (ONE, MANY)]
+    return [step if isinstance(step, int) else step[:_LONGEST_KEY].encode(errors="replace").decode() for step in steps]
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    if (
+        isinstance(error, StarletteHTTPException) and error.status_code == 400
+    ):  # FastAPI's own, for a body that json cannot read
+        return JSONResponse({"detail": _UNREADABLE}, 400)
+    return await http_exception_handler(request, error)  # type: ignore[arg-type]  # registered for this type
+
+
+async def _unreadable(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": [{"loc": ["body"], "msg": str(error), "type": "value_error"}]}, 422)
+
+
+async def _not_finite(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": "the model gave a score that is not a finite number; nothing can be answered"}, 500)
+
+
+async def _internal(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": "internal error; the server's log says more"}, 500)

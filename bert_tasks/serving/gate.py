@@ -1,0 +1,160 @@
+"""The outermost layer of the server: what every request meets before anything reads it.
+
+Owns the Host check, the size of bodies and the time they may take, answers while the model is being loaded, headers
+for browsers, and the count of requests. Must not know the model or what is in a body.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bert_tasks.serving.limits import Limits
+from bert_tasks.serving.metrics import ServerMetrics
+
+PREDICT = "/predict"
+GONE = 499  # what is counted for a caller who did not wait
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_UNREAD = 2**26  # bytes of a body too large that are read and thrown away, so that its sender reads the answer
+_HEADERS = {
+    b"cache-control": b"no-store",
+    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"referrer-policy": b"no-referrer",
+    b"x-content-type-options": b"nosniff",
+}
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status, self.detail = status, detail
+        self.headers = {} if headers is None else headers
+
+
+class _GoneError(Exception):
+    """The caller left before the body was whole."""
+
+
+class Gate:
+    """An ASGI application around another one, which comes when the model is loaded.
+
+    Args:
+        hosts: names that the Host header may bear; None: any. A page of another site whose name was made to point here
+            (DNS rebinding) bears its own.
+    """
+
+    def __init__(self, *, limits: Limits, metrics: ServerMetrics, hosts: frozenset[str] | None) -> None:
+        self.app: ASGIApp | None = None
+        self._limits, self._metrics, self._hosts = limits, metrics, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started, status = time.perf_counter(), GONE
+
+        async def told(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                given = {name.lower() for name, _ in message["headers"]}
+                added = [(name, value) for name, value in _HEADERS.items() if name not in given]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, told)
+        finally:
+            if scope["path"] == PREDICT:
+                self._metrics.request(status, time.perf_counter() - started)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        try:
+            self._check_host(headers)
+            if self.app is None:
+                await self._while_loading(scope, send)
+            else:
+                body = await self._body(headers, receive)
+                await self.app(scope, _replayed(body, receive), send)
+        except _RefusedError as refusal:
+            await _send(send, refusal.status, {"detail": refusal.detail}, refusal.headers)
+        except _GoneError:
+            return
+
+    def _check_host(self, headers: Headers) -> None:
+        name = host_name(headers.get("host", ""))
+        if self._hosts is not None and name not in self._hosts:
+            raise _RefusedError(
+                421, "this server does not answer to that Host; its operator may allow it (--allow-host)"
+            )
+
+    async def _while_loading(self, scope: Scope, send: Send) -> None:
+        if scope["path"] == "/healthz":
+            await _send(send, 200, {"status": "ok"}, {})
+        else:
+            raise _RefusedError(503, "the model is being loaded", {"retry-after": "2"})
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        """The whole body. One that is too large is read to its end, within reason, and thrown away."""
+        most = self._limits.max_body_bytes
+        refusal = _RefusedError(413, f"the body is larger than {most} bytes", {"connection": "close"})
+        if headers.get("expect", "").lower() == "100-continue" and _declared(headers) > most:
+            raise refusal  # its sender waits to be asked for the body
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(self._limits.timeout):
+                async for part in _parts(receive):
+                    size += len(part)
+                    if size <= most:
+                        parts.append(part)
+                    elif size > most + _UNREAD:
+                        raise refusal
+        except TimeoutError:
+            detail = f"the body did not arrive within {self._limits.timeout:g} seconds"
+            raise _RefusedError(408, detail, {"connection": "close"}) from None
+        if size > most:
+            raise refusal
+        return b"".join(parts)
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without port, brackets and capitals."""
+    name = host.strip().lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0].removesuffix(".")
+
+
+def _declared(headers: Headers) -> int:
+    length = headers.get("content-length", "0")
+    return int(length) if length.isascii() and length.isdigit() else 0
+
+
+async def _parts(receive: Receive) -> AsyncIterator[bytes]:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _GoneError
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """The body once, then whatever comes: that the caller leaves."""
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replay
+
+
+async def _send(send: Send, status: int, content: Mapping[str, str], headers: Mapping[str, str]) -> None:
+    body = json.dumps(content).encode()
+    named = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+    raw = [(name.encode(), value.encode()) for name, value in named.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,52 @@
+"""What a caller may ask for, and how requests share the model: plain numbers with their defaults.
+
+Must not know HTTP or models.
+"""
+
+from dataclasses import dataclass, fields
+
+from bert_tasks.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one caller may ask for.
+
+    Attributes:
+        max_body_bytes: of a request; more is refused unread (413).
+        max_rows: of a request (422).
+        max_characters: of one text, or of a row's words with a space between them (422).
+        max_queue: requests that wait for the model; one more is refused (429).
+        timeout: seconds for a body to arrive (408), and then for its answer (503).
+    """
+
+    max_body_bytes: int = 2**20
+    max_rows: int = 64
+    max_characters: int = 20_000
+    max_queue: int = 128
+    timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) > 0:
+                raise UsageError(f"{field.name} is {getattr(self, field.name)}, expected more than 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """How requests are run together.
+
+    Attributes:
+        tokens: requests are added to a batch until it holds so many tokens; 1 runs one request at a time. None: what
+            the model runs at once.
+        max_wait: seconds that a request waits for others while the model has nothing to do.
+    """
+
+    tokens: int | None = None
+    max_wait: float = 0.005
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and self.tokens < 1:
+            raise UsageError(f"tokens of a batch is {self.tokens}, expected at least 1")
+        if not 0 <= self.max_wait <= 60:
+            raise UsageError(f"max_wait is {self.max_wait} s, expected 0 to 60")

@@ -1,0 +1,193 @@
+"""The types of /predict: what a request of a task holds, what its answers look like, and example rows.
+
+Owns validation of callers' JSON, with its limits. A task that is not known here by its class gets types made of its
+columns, and answers without a schema. Must not know HTTP.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import GenericAlias
+from typing import Annotated, Any, ClassVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictInt,
+    StringConstraints,
+    Tag,
+    create_model,
+)
+
+from bert_tasks.data.columns import Column, Row
+from bert_tasks.serving.limits import Limits
+from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
+from bert_tasks.tasks.base import Task
+
+ONE, MANY = "one", "many"  # tags of the two forms of a request; errors do not show them
+
+
+class LabelAnswer(BaseModel):
+    """The most probable label, its probability, and every label's."""
+
+    label: str
+    score: float
+    scores: dict[str, float]
+
+
+class LabelsAnswer(LabelAnswer):
+    """``labels``: those whose probability reaches their threshold."""
+
+    labels: list[str]
+
+
+class NumberAnswer(BaseModel):
+    """The number that the model predicts."""
+
+    score: float
+
+
+class Entity(BaseModel):
+    """``start`` and ``end`` count characters of the row's words with a space between them."""
+
+    entity_group: str
+    score: float
+    word: str
+    start: int
+    end: int
+
+
+class TagsAnswer(BaseModel):
+    """A tag and its probability for every word, and the entities that the tags mark."""
+
+    words: list[str]
+    tags: list[str]
+    scores: list[float]
+    entities: list[Entity]
+
+
+class Candidate(BaseModel):
+    """A part of the context; "" at 0 is "no answer"."""
+
+    text: str
+    score: float
+    start: int
+    end: int
+    start_logit: float
+    end_logit: float
+
+
+class SpanAnswer(BaseModel):
+    """``context[start:end]``; "" at 0: there is no answer."""
+
+    id: str | None = None
+    answer: str
+    start: int
+    end: int
+    score: float
+    null_score: float | None = None
+    null_odds: float | None = None
+    n_best: list[Candidate]
+
+
+class _Envelope(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
+def answer_schema(task: Task) -> Any:
+    """The type of one prediction."""
+    if isinstance(task, TokenClassification):
+        return TagsAnswer
+    if isinstance(task, SpanExtraction):
+        return SpanAnswer
+    if isinstance(task, SequenceClassification | PairClassification):
+        kinds = {"regression": NumberAnswer, "multi_label_classification": LabelsAnswer}
+        return kinds.get(task.problem_type, LabelAnswer)
+    return dict[str, Any]
+
+
+def answers_schema(task: Task) -> type[BaseModel]:
+    """The type of the answer to a list of rows."""
+    predictions: Any = (GenericAlias(list, (answer_schema(task),)), ...)
+    return create_model("Predictions", predictions=predictions)
+
+
+def request_schema(task: Task, limits: Limits) -> Any:
+    """One row, or ``{"inputs": [rows]}``; which of them it is decides which errors a caller reads."""
+    columns = [column for column in task.columns if not column.is_target]
+    fields: dict[str, Any] = {column.name: _field(column, limits) for column in columns}
+    row = create_model("Row", __doc__=f"What {task.name} reads; other keys are not read.", **fields)
+    inputs = Annotated[list[row], Field(min_length=1, max_length=limits.max_rows)]  # type: ignore[valid-type]  # made here
+    rows = create_model("Rows", __base__=_Envelope, __doc__="Several rows.", inputs=(inputs, ...))
+    return Annotated[Annotated[row, Tag(ONE)] | Annotated[rows, Tag(MANY)], Discriminator(_form)]
+
+
+def rows_of(body: BaseModel) -> tuple[list[Row], bool]:
+    """The rows of a request, and whether it was a list."""
+    content = body.model_dump(exclude_none=True)
+    return (content["inputs"], True) if isinstance(body, _Envelope) else ([content], False)
+
+
+def _form(body: Any) -> str:
+    return MANY if isinstance(body, dict) and "inputs" in body else ONE
+
+
+def _field(column: Column, limits: Limits) -> tuple[Any, Any]:
+    most = limits.max_characters
+    text = Annotated[str, StringConstraints(max_length=most)]
+    kinds: dict[str, Any] = {
+        "id": text | StrictInt,
+        "words": Annotated[list[text], Field(max_length=most), AfterValidator(_shorter_than(most))],
+    }
+    kind = kinds.get(column.kind, text)
+    return (kind, ...) if column.required else (kind | None, None)
+
+
+def _shorter_than(most: int) -> Any:
+    def check(words: list[str]) -> list[str]:
+        characters = sum(map(len, words)) + max(0, len(words) - 1)
+        if characters > most:
+            raise ValueError(f"the words have {characters} characters, at most {most} are read")
+        return words
+
+    return check
+
+
+_TEXTS = (
+    "The staff were kind and the room was spotless.",
+    "We waited an hour and the soup was cold.",
+    "The train leaves at nine from platform two.",
+)
+_PAIRS = (
+    ("A man is playing a guitar on stage.", "Someone is making music."),
+    ("The shop closes at six.", "The shop is open all night."),
+    ("Two dogs run through the snow.", "Animals are outdoors."),
+)
+_SENTENCES = (
+    "Ada Lovelace met Charles Babbage in London in 1833 .",
+    "The European Commission met in Brussels on Monday .",
+    "Please book a table at Luigi 's for four on Friday evening .",
+)
+_NOTICE = (
+    "The library opens at nine on weekdays and at ten on Saturdays. It is closed on Sundays. "
+    "Members may borrow six books for three weeks."
+)
+_QUESTIONS = (
+    "When does the library open on Saturdays?",
+    "How many books may members borrow?",
+    "Who founded the library?",
+)
+
+
+def example_rows(task: Task) -> Sequence[Row]:
+    """Rows to try a model with; in plain English, because nothing is known of what it was trained on."""
+    if isinstance(task, TokenClassification):
+        return [{"words": text.split()} for text in _SENTENCES]
+    if isinstance(task, SpanExtraction):
+        return [{"question": question, "context": _NOTICE} for question in _QUESTIONS]
+    if isinstance(task, PairClassification):
+        return [{"text": text, "text_pair": pair} for text, pair in _PAIRS]
+    given: Mapping[str, Any] = {"words": _SENTENCES[0].split()}
+    columns = [column for column in task.columns if column.required]
+    return [{column.name: given.get(column.kind, text) for column in columns} for text in _TEXTS]

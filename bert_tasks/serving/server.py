@@ -1,0 +1,189 @@
+"""The server's process: the address, the model that is loaded while /healthz answers already, and the end on a signal.
+
+Owns the order of things: extras and address first, then the model, then readiness; on a signal nothing new is taken in,
+what was taken in is answered, and the process ends with code 0. Must not know routes.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+
+from bert_tasks.data.readers import Reading
+from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model.onnx import DType, Logits, logits_of
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.trained import load_trained
+from bert_tasks.serving.app import NotFiniteError, Served, build_app, canonical_rows, encoded
+from bert_tasks.serving.batching import Batcher
+from bert_tasks.serving.gate import LOOPBACK, Gate, host_name
+from bert_tasks.serving.limits import Batching, Limits
+from bert_tasks.serving.metrics import ServerMetrics
+from bert_tasks.serving.schemas import example_rows
+from bert_tasks.tasks.base import Task
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What to load; see ``inference.predict``."""
+
+    model: str | Path
+    task: str | type[Task] | None = None
+    settings: Mapping[str, Any] | None = None
+    revision: str | None = None
+    dtype: DType = "float32"
+
+    @property
+    def name(self) -> str:
+        """The end of the name: the page need not say where a folder lies."""
+        return "/".join(Path(self.model).parts[-2:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where to listen, to which names to answer, and how many seconds a stop may take."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    allowed_hosts: tuple[str, ...] = ()
+    grace: float = 20.0
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """The names that a Host header may bear; None: any."""
+        own = host_name(f"[{self.host}]" if ":" in self.host else self.host)
+        given = {host_name(name) for name in self.allowed_hosts}
+        return LOOPBACK | given if own in LOOPBACK else (frozenset({own, *given}) if given else None)
+
+
+def run_server(wanted: Wanted, address: Address, *, limits: Limits, batching: Batching, tell: Tell) -> None:
+    """See ``serving.serve``."""
+    with _listener(address) as listener, _quiet_signals():
+        asyncio.run(_serve(wanted, address, listener, limits=limits, batching=batching, tell=tell))
+
+
+async def _serve(
+    wanted: Wanted, address: Address, listener: socket.socket, *, limits: Limits, batching: Batching, tell: Tell
+) -> None:
+    metrics = ServerMetrics()
+    gate = Gate(limits=limits, metrics=metrics, hosts=address.names)
+    server = uvicorn.Server(_config(gate, address))
+    url = _url(listener)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        loading = asyncio.create_task(asyncio.to_thread(_loaded, wanted))
+        await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():  # a signal came first; the thread cannot be ended, and what it loads is not used
+            return
+        model, run = loading.result()
+        observe = metrics.batch
+        async with Batcher(model, run=run, batching=batching, max_queue=limits.max_queue, observe=observe) as batcher:
+            await _warm_up(wanted, model.task, batcher)
+            gate.app = build_app(
+                Served(
+                    name=wanted.name,
+                    task=model.task,
+                    limits=limits,
+                    batcher=batcher,
+                    metrics=metrics,
+                    draining=lambda: server.should_exit,
+                )
+            )
+            tell(f"{model.task.name} on {url}  (SIGTERM or Ctrl-C stops)")
+            await serving
+    finally:
+        server.should_exit = True
+        await serving
+    tell(f"stopped; {metrics.answered} requests answered")
+
+
+def _loaded(wanted: Wanted) -> tuple[TaskModel, Logits]:
+    model = load_trained(
+        wanted.model, task=wanted.task, settings=wanted.settings, reading=Reading(), revision=wanted.revision
+    )
+    if torch.cuda.is_available():
+        model.to("cuda")
+    return model, logits_of(model, wanted.dtype)
+
+
+async def _warm_up(wanted: Wanted, task: Task, batcher: Batcher) -> None:
+    """Runs the examples, alone and together, so that no caller waits for what is made once.
+
+    Raises:
+        CheckpointError: the model's scores are not finite.
+    """
+    rows = canonical_rows(example_rows(task), task)
+    try:
+        for given in ([rows[0]], rows, rows * 8):
+            encoded([prediction.to_json() for prediction in await batcher.answer(given)])
+    except NotFiniteError:
+        raise CheckpointError(
+            f"{wanted.model}: its scores are not finite numbers; the model cannot be served"
+        ) from None
+
+
+def _config(gate: Gate, address: Address) -> uvicorn.Config:
+    """The plain parser and loop, which every installation has, so that all behave as tested."""
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    return uvicorn.Config(
+        gate,
+        http="h11",
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=max(1, round(address.grace)),
+    )
+
+
+@contextmanager
+def _listener(address: Address) -> Iterator[socket.socket]:
+    """A bound socket.
+
+    Raises:
+        UsageError: the address is taken, not this machine's, or not allowed.
+    """
+    where = f"{address.host}:{address.port}"
+    try:
+        kind, _, _, _, place = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.create_server(place[:2], family=kind, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot listen on {where}: {reason}; choose another --port or --host") from None
+    with listener:
+        yield listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@contextmanager
+def _quiet_signals() -> Iterator[None]:
+    """uvicorn raises the signals that stopped it once more at its end; here that must not end the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,46 @@
+"""Owns small models of every task, and where to reach them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.model.task_model import TaskModel
+from small_checkpoints import save_checkpoint
+from task_examples import EXAMPLES
+
+ModelOf = Callable[[str], TaskModel]
+
+
+@pytest.fixture(scope="package")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrainedTokenizerBase) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    save_checkpoint(folder, "bert", wordpiece_tokenizer, wide=True)
+    return folder
+
+
+@pytest.fixture(scope="package")
+def model_of(checkpoint: Path) -> ModelOf:
+    """A model of each kind in ``task_examples``, made once; tests must not change it."""
+    made: dict[str, TaskModel] = {}
+
+    def model(kind: str) -> TaskModel:
+        if kind not in made:
+            torch.manual_seed(3)
+            made[kind] = TaskModel.from_pretrained(checkpoint, task=EXAMPLES[kind].task)
+            torch.nn.init.normal_(made[kind].head.output.weight, std=0.5)
+        return made[kind]
+
+    return model
+
+
+@pytest.fixture(scope="package")
+def folder_of(model_of: ModelOf, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    def folder(kind: str) -> Path:
+        target = tmp_path_factory.mktemp("saved") / kind
+        model_of(kind).save_pretrained(target)
+        return target
+
+    return folder

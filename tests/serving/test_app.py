@@ -1,0 +1,308 @@
+"""The HTTP interface in this process: answers equal the model's, every bad request is a clean 4xx, limits hold."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.serving.gate import Gate, host_name
+from bert_tasks.serving.limits import Limits
+from bert_tasks.serving.metrics import ServerMetrics
+from bert_tasks.serving.schemas import answer_schema, answers_schema
+from serving import SLOW, Application, application, errors_of
+from task_contract import unlabelled
+from task_examples import EXAMPLES
+
+ModelOf = Callable[[str], TaskModel]
+JSON = {"content-type": "application/json"}
+TEXT = {"text": "is this seat free"}
+SMALL = replace(SLOW, max_body_bytes=4000, max_rows=3, max_characters=50)
+
+
+def visit(model: TaskModel, work: Callable[[Application], Coroutine[Any, Any, Any]], **options: Any) -> Any:
+    """What ``work`` returns from a server that lives as long."""
+
+    async def run() -> Any:
+        async with application(model, **options) as served:
+            return await work(served)
+
+    return asyncio.run(run())
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to 5 digits: rows that run together are not the same to the last bit."""
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return pytest.approx(value, abs=2e-5) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_answers_equal_the_models_and_have_the_documented_type(model_of: ModelOf, kind: str) -> None:
+    model, rows = model_of(kind), unlabelled(EXAMPLES[kind])
+    expected = [prediction.to_json() for prediction in model.predict(rows)]
+
+    async def ask(served: Application) -> tuple[httpx2.Response, httpx2.Response, list[int]]:
+        described = (await served.client.get("/model")).json()["examples"]
+        documented = (await served.client.get("/openapi.json")).json()["paths"]["/predict"]["post"]["requestBody"]
+        examples = documented["content"]["application/json"]["examples"]
+        assert set(examples) == {"one row", "several rows"}
+        contents = [*described, *(example["value"] for example in examples.values())]
+        statuses = [(await served.post(content)).status_code for content in contents]
+        return await served.post(rows[0]), await served.post({"inputs": rows}), statuses
+
+    one, many, statuses = visit(model, ask)
+    assert set(statuses) == {200}
+    assert (one.status_code, many.status_code) == (200, 200)
+    assert one.json() == rounded(expected[0])
+    assert many.json() == {"predictions": rounded(expected)}
+    TypeAdapter(answer_schema(model.task)).validate_python(one.json())
+    answers_schema(model.task).model_validate(many.json())
+
+
+BAD_BODIES: list[tuple[bytes, dict[str, str]]] = [
+    (rb'{"text": "\ud800"}', {"body.text": "string_unicode"}),
+    (rb'{"inputs": [{"text": "a"}, {"text": "b\udc00"}]}', {"body.inputs.1.text": "string_unicode"}),
+    (b"null", {"body": "model_attributes_type"}),
+    (b"5", {"body": "model_attributes_type"}),
+    (b'"text"', {"body": "model_attributes_type"}),
+    (b"[]", {"body": "model_attributes_type"}),
+    (b"NaN", {"body": "model_attributes_type"}),
+    (b"{}", {"body.text": "missing"}),
+    (b"", {"body": "missing"}),
+    (b'{"te', {"body.1": "json_invalid"}),
+    (b'{"text": NaN}', {"body.text": "string_type"}),
+    (b'{"text": -Infinity}', {"body.text": "string_type"}),
+    (b'{"text": 1e999}', {"body.text": "string_type"}),
+    (b'{"text": null}', {"body.text": "string_type"}),
+    (b'{"text": ["a"]}', {"body.text": "string_type"}),
+    (b'{"inputs": []}', {"body.inputs": "too_short"}),
+    (b'{"inputs": null}', {"body.inputs": "list_type"}),
+    (b'{"inputs": "a"}', {"body.inputs": "list_type"}),
+    (b'{"inputs": [{"text": "a"}, 5]}', {"body.inputs.1": "model_attributes_type"}),
+    (b'{"inputs": [{"text": "a"}], "text": "b"}', {"body.text": "extra_forbidden"}),
+    (b'{"inputs": [{"text": "a"}], "' + b"k" * 300 + b'": 1}', {f"body.{'k' * 100}": "extra_forbidden"}),
+    (b'{"text": "' + b"a" * 51 + b'"}', {"body.text": "string_too_long"}),
+    (b'{"inputs": [' + b",".join([b'{"text": "a"}'] * 4) + b"]}", {"body.inputs": "too_long"}),
+]
+
+
+def test_bad_bodies_are_told_by_their_path_and_never_sent_back(model_of: ModelOf) -> None:
+    async def ask(served: Application) -> list[httpx2.Response]:
+        found = [await served.client.post("/predict", content=body, headers=JSON) for body, _ in BAD_BODIES]
+        assert (await served.post(TEXT)).status_code == 200
+        return found
+
+    responses = visit(model_of("single"), ask, limits=SMALL)
+    for (body, errors), response in zip(BAD_BODIES, responses, strict=True):
+        assert response.status_code == 422, body
+        assert errors_of(response) == errors, body
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 3900, b'{"text":' * 480, b'{"text":' + b"9" * 3900 + b"}", b'{"text": "\xff"}'], ids=lambda b: b[:9]
+)
+def test_what_json_cannot_read_is_a_clean_400(model_of: ModelOf, body: bytes) -> None:
+    async def ask(served: Application) -> httpx2.Response:
+        return await served.client.post("/predict", content=body * 20, headers=JSON)
+
+    found = visit(model_of("single"), ask)
+    assert found.status_code in (400, 422)
+    assert "Traceback" not in found.text
+    if found.status_code == 400:
+        assert found.json()["detail"].startswith("the body is not JSON that can be read")
+
+
+def test_words_are_counted_together_and_ids_may_be_numbers(model_of: ModelOf) -> None:
+    async def tags(served: Application) -> httpx2.Response:
+        return await served.post({"words": ["word"] * 11})
+
+    async def spans(served: Application) -> list[httpx2.Response]:
+        row = {"question": "who", "context": "the baker"}
+        return [await served.post({**row, "id": name}) for name in ("q1", 7, True, {}, "\ud800")]
+
+    assert errors_of(visit(model_of("token"), tags, limits=SMALL)) == {"body.words": "value_error"}
+    named, numbered, *refused = visit(model_of("span"), spans, limits=SMALL)
+    assert (named.json()["id"], numbered.json()["id"]) == ("q1", "7")
+    assert [response.status_code for response in refused] == [422] * 3
+
+
+def test_many_faults_are_cut_short(model_of: ModelOf) -> None:
+    async def ask(served: Application) -> httpx2.Response:
+        return await served.post({"inputs": [{}] * 50})
+
+    found = visit(model_of("single"), ask).json()["detail"]
+    assert len(found) == 21
+    assert found[-1]["msg"] == "30 more"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+NAMED = st.dictionaries(st.sampled_from(["text", "inputs", "label", "id", "words"]), VALUES, max_size=3)
+ROWS = st.fixed_dictionaries({"inputs": st.lists(st.fixed_dictionaries({"text": VALUES}), max_size=4)})
+
+
+def test_any_payload_gets_200_or_4xx(model_of: ModelOf) -> None:
+    """Generated payloads, as JSON (with NaN and lone surrogates) and as raw bytes."""
+
+    async def ask(served: Application) -> None:
+        loop = asyncio.get_running_loop()
+
+        def send(body: bytes) -> httpx2.Response:
+            sent = served.client.post("/predict", content=body, headers=JSON)
+            return asyncio.run_coroutine_threadsafe(sent, loop).result()
+
+        @settings(max_examples=150, deadline=None, database=None, derandomize=True)
+        @given(NAMED | ROWS | VALUES)
+        def as_json(content: Any) -> None:
+            found = send(json.dumps(content).encode())
+            assert found.status_code == 200 or 400 <= found.status_code < 500
+            json.loads(found.content)
+
+        @settings(max_examples=60, deadline=None, database=None, derandomize=True)
+        @given(st.binary(max_size=60))
+        def as_bytes(content: bytes) -> None:
+            found = send(b'{"text": "' + content)
+            assert found.status_code == 200 or 400 <= found.status_code < 500
+
+        await asyncio.to_thread(as_json)
+        await asyncio.to_thread(as_bytes)
+
+    visit(model_of("single"), ask)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_too_large_is_413_with_and_without_its_length(model_of: ModelOf, chunked: bool) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield b" " * 1000
+
+    async def ask(served: Application) -> httpx2.Response:
+        content = chunks() if chunked else b" " * 10_000
+        return await served.client.post("/predict", content=content, headers=JSON)
+
+    found = visit(model_of("single"), ask, limits=SMALL)
+    assert found.status_code == 413
+    assert found.json() == {"detail": "the body is larger than 4000 bytes"}
+
+
+def test_a_body_that_does_not_come_is_408(model_of: ModelOf) -> None:
+    async def silence() -> AsyncIterator[bytes]:
+        yield b'{"text"'
+        await asyncio.Event().wait()
+
+    async def ask(served: Application) -> httpx2.Response:
+        return await served.client.post("/predict", content=silence(), headers=JSON)
+
+    assert visit(model_of("single"), ask, limits=Limits(timeout=0.1)).status_code == 408
+
+
+def test_special_tokens_in_a_text_stay_text(model_of: ModelOf) -> None:
+    rows = [{"text": "the wind [SEP] the rain [MASK]"}, {"text": "the wind the rain"}]
+
+    async def ask(served: Application) -> httpx2.Response:
+        return await served.post({"inputs": rows})
+
+    found = visit(model_of("single"), ask).json()["predictions"]
+    assert found == [rounded(prediction.to_json()) for prediction in model_of("single").predict(rows)]
+    assert found[0]["scores"] != rounded(found[1]["scores"])
+
+
+def test_scores_that_are_no_numbers_are_a_clean_error_for_their_row_only(model_of: ModelOf) -> None:
+    model = model_of("single")
+
+    def poisoned(batch: PackedBatch) -> Tensor:
+        logits = model.packed_logits(batch)
+        long = logits.new_tensor([count > 8 for count in batch.layout.lengths]).bool()
+        return logits.masked_fill(long[:, None], float("nan"))
+
+    async def ask(served: Application) -> list[httpx2.Response]:
+        return await asyncio.gather(served.post(TEXT), served.post({"text": "word " * 12}), served.post(TEXT))
+
+    good, bad, other = visit(model, ask, run=poisoned)
+    assert (good.status_code, bad.status_code, other.status_code) == (200, 500, 200)
+    assert bad.json() == {"detail": "the model gave a score that is not a finite number; nothing can be answered"}
+
+
+def test_internal_errors_say_nothing_of_the_inside(model_of: ModelOf) -> None:
+    def broken(batch: PackedBatch) -> Tensor:
+        raise RuntimeError("secret place")
+
+    async def ask(served: Application) -> httpx2.Response:
+        return await served.post(TEXT)
+
+    found = visit(model_of("single"), ask, run=broken)
+    assert found.status_code == 500
+    assert "secret" not in found.text
+
+
+def test_health_readiness_and_counters(model_of: ModelOf) -> None:
+    async def ask(served: Application) -> None:
+        assert (await served.client.get("/healthz")).json() == {"status": "ok"}
+        assert (await served.client.get("/readyz")).status_code == 200
+        await asyncio.gather(*(served.post({"inputs": [TEXT] * 3}) for _ in range(2)), served.post({}))
+        text = (await served.client.get("/metrics")).text
+        assert 'bert_tasks_requests_total{status="200"} 2.0' in text
+        assert 'bert_tasks_requests_total{status="422"} 1.0' in text
+        assert "bert_tasks_rows_total 6.0" in text
+        assert "bert_tasks_request_seconds_count 3.0" in text
+        assert "bert_tasks_batch_rows_sum 6.0" in text
+        assert "bert_tasks_queue_depth 0.0" in text
+        assert "bert_tasks_ready 1.0" in text
+        served.draining.append(True)
+        assert (await served.client.get("/readyz")).status_code == 503
+        assert (await served.client.get("/healthz")).status_code == 200
+        assert "bert_tasks_ready 0.0" in (await served.client.get("/metrics")).text
+
+    visit(model_of("single"), ask)
+
+
+def test_while_the_model_is_loaded_only_health_answers() -> None:
+    async def ask() -> None:
+        gate = Gate(limits=SLOW, metrics=ServerMetrics(), hosts=None)
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=gate), base_url="http://any") as client:
+            assert (await client.get("/healthz")).status_code == 200
+            for path in ("/readyz", "/predict", "/"):
+                found = await client.get(path)
+                assert (found.status_code, found.headers["retry-after"]) == (503, "2")
+
+    asyncio.run(ask())
+
+
+def test_other_hosts_are_refused(model_of: ModelOf) -> None:
+    async def ask(served: Application) -> list[int]:
+        hosts = ("localhost:8000", "127.0.0.1", "[::1]:80", "LOCALHOST", "evil.example", "127.0.0.1.evil.example", "")
+        return [(await served.client.get("/healthz", headers={"host": host})).status_code for host in hosts]
+
+    assert visit(model_of("single"), ask) == [200] * 4 + [421] * 3
+    assert host_name("Example.org.:80") == "example.org"
+
+
+def test_headers_forbid_what_a_page_does_not_need(model_of: ModelOf) -> None:
+    async def ask(served: Application) -> tuple[httpx2.Response, httpx2.Response]:
+        return await served.client.get("/"), await served.post({"text": "<script>alert(1)</script>"})
+
+    page, answer = visit(model_of("single"), ask)
+    policy = page.headers["content-security-policy"]
+    assert page.headers["content-type"].startswith("text/html")
+    assert "unsafe" not in policy
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    for response in (page, answer):
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert "frame-ancestors 'none'" in response.headers["content-security-policy"]
+    assert "script>" not in answer.text
+    assert b"//" not in page.content.replace(b"http://www.w3.org/2000/svg", b"").replace(b"// ", b"")

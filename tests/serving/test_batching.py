@@ -1,0 +1,222 @@
+"""Dynamic batching: who runs with whom, and that everybody gets his own answers whatever others do."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from bert_tasks.data.columns import Row
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.serving.batching import Batcher, QueueFullError
+from bert_tasks.serving.limits import Batching
+from runs import PATIENCE
+from serving import SLOW, application
+from task_contract import same, unlabelled
+from task_examples import EXAMPLES
+
+ModelOf = Callable[[str], TaskModel]
+PATIENT = Batching(max_wait=0.3)
+ROW: Row = {"text": "is this seat free"}
+
+
+class Gauge:
+    """Runs a model's batches, holding them while ``held``; ``batches`` counts the sequences of each."""
+
+    def __init__(self, model: TaskModel) -> None:
+        self.model, self.free, self.entered = model, threading.Event(), threading.Event()
+        self.batches: list[int] = []
+        self.free.set()
+
+    def run(self, batch: PackedBatch) -> Tensor:
+        self.batches.append(len(batch.layout.lengths))
+        self.entered.set()
+        assert self.free.wait(PATIENCE)
+        return self.model.packed_logits(batch)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self.free.clear()
+        try:
+            yield
+        finally:
+            self.free.set()
+
+
+def batcher(gauge: Gauge, batching: Batching = PATIENT, *, max_queue: int = 1000, observe: Any = None) -> Batcher:
+    told = {} if observe is None else {"observe": observe}
+    return Batcher(gauge.model, run=gauge.run, batching=batching, max_queue=max_queue, **told)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_requests_that_run_together_get_their_own_answers(model_of: ModelOf, kind: str) -> None:
+    model, rows = model_of(kind), unlabelled(EXAMPLES[kind])
+    requests = [rows[start : start + 1 + start % 3] for start in range(len(rows))] * 2
+    batches: list[tuple[int, int]] = []
+
+    async def ask() -> Any:
+        async with batcher(Gauge(model), observe=lambda *sizes: batches.append(sizes)) as opened:
+            return await asyncio.gather(*map(opened.answer, requests))
+
+    for request, answer in zip(requests, asyncio.run(ask()), strict=True):
+        assert same(answer, model.predict(request))
+    assert max(requests for requests, _ in batches) > 1
+    assert sum(count for _, count in batches) == sum(map(len, requests))
+
+
+def test_one_token_per_batch_is_one_request_at_a_time(model_of: ModelOf) -> None:
+    gauge = Gauge(model_of("single"))
+
+    async def ask() -> None:
+        async with batcher(gauge, Batching(tokens=1, max_wait=60)) as opened:
+            await asyncio.gather(*(opened.answer([ROW]) for _ in range(5)))
+
+    asyncio.run(ask())
+    assert gauge.batches == [1] * 5
+
+
+def test_a_full_batch_does_not_wait(model_of: ModelOf) -> None:
+    gauge = Gauge(model_of("single"))
+
+    async def ask() -> None:
+        async with batcher(gauge, Batching(tokens=14, max_wait=60)) as opened, asyncio.timeout(PATIENCE / 4):
+            await asyncio.gather(*(opened.answer([ROW]) for _ in range(6)))  # 6 tokens each
+
+    asyncio.run(ask())
+    assert gauge.batches == [3, 3]
+
+
+def test_who_waits_while_the_model_runs_goes_next_without_waiting(model_of: ModelOf) -> None:
+    gauge = Gauge(model_of("single"))
+
+    async def ask() -> None:
+        async with batcher(gauge, Batching(max_wait=0.05)) as opened:
+            with gauge.held():
+                first = asyncio.create_task(opened.answer([ROW]))
+                await until(gauge.entered.is_set)
+                others = [asyncio.create_task(opened.answer([ROW])) for _ in range(7)]
+                await until(lambda: opened.waiting == 7)
+                await asyncio.sleep(0.1)
+            await asyncio.gather(first, *others)
+
+    asyncio.run(ask())
+    assert gauge.batches == [1, 7]
+
+
+def test_a_cancelled_request_is_never_run_and_leaves_the_queue(model_of: ModelOf) -> None:
+    gauge = Gauge(model_of("single"))
+
+    async def ask() -> None:
+        async with batcher(gauge, Batching(max_wait=0)) as opened:
+            with gauge.held():
+                first = asyncio.create_task(opened.answer([ROW]))
+                await until(gauge.entered.is_set)
+                gone, kept = (asyncio.create_task(opened.answer([ROW] * count)) for count in (5, 2))
+                await until(lambda: opened.waiting == 2)
+                await asyncio.sleep(0.05)
+                gone.cancel()
+            assert len(await kept) == 2
+            await first
+            assert gone.cancelled()
+            assert opened.waiting == 0
+
+    asyncio.run(ask())
+    assert gauge.batches == [1, 2]
+
+
+def test_a_full_queue_refuses(model_of: ModelOf) -> None:
+    gauge = Gauge(model_of("single"))
+
+    async def ask() -> None:
+        async with batcher(gauge, Batching(max_wait=0), max_queue=2) as opened:
+            with gauge.held():
+                first = asyncio.create_task(opened.answer([ROW]))
+                await until(gauge.entered.is_set)
+                others = [asyncio.create_task(opened.answer([ROW])) for _ in range(2)]
+                await until(lambda: opened.waiting == 2)
+                with pytest.raises(QueueFullError):
+                    await opened.answer([ROW])
+            assert len(await asyncio.gather(first, *others)) == 3
+
+    asyncio.run(ask())
+
+
+def test_one_failing_request_does_not_fail_those_it_ran_with(model_of: ModelOf) -> None:
+    model = model_of("single")
+
+    def run(batch: PackedBatch) -> Tensor:
+        if max(batch.layout.lengths) > 12:
+            raise RuntimeError("out of memory")
+        return model.packed_logits(batch)
+
+    async def ask() -> list[Any]:
+        async with Batcher(model, run=run, batching=PATIENT, max_queue=9) as opened:
+            answers = (opened.answer([{"text": text}]) for text in ("the rain", "word " * 20, "the baker"))
+            return await asyncio.gather(*answers, return_exceptions=True)
+
+    good, bad, other = asyncio.run(ask())
+    assert same([*good, *other], model.predict([{"text": "the rain"}, {"text": "the baker"}]))
+    assert isinstance(bad, RuntimeError)
+
+
+def test_rows_of_one_request_are_not_context_of_another(checkpoint: Any) -> None:
+    task = replace(EXAMPLES["token"].task, context_tokens=6)
+    model = TaskModel.from_pretrained(checkpoint, task=task)
+    rows = [{"words": text.split(), "document": "one"} for text in ("a cold wind", "brought rain", "to the baker")]
+    assert not same(model.predict(rows), [found for row in rows for found in model.predict([row])])
+
+    async def ask() -> Any:
+        async with batcher(Gauge(model)) as opened:
+            return await asyncio.gather(*(opened.answer([row]) for row in rows))
+
+    for row, answer in zip(rows, asyncio.run(ask()), strict=True):
+        assert same(answer, model.predict([row]))
+
+
+def test_a_caller_who_leaves_or_waits_too_long_is_dropped(model_of: ModelOf) -> None:
+    gauge = Gauge(model_of("single"))
+    left = asyncio.Event
+    body = [{"type": "http.request", "body": b'{"text": "the rain"}', "more_body": False}]
+    scope = {"type": "http", "method": "POST", "path": "/predict", "raw_path": b"/predict", "query_string": b""}
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+
+    async def ask() -> tuple[int, str]:
+        leaving = left()
+
+        async def receive() -> Any:
+            if body:
+                return body.pop()
+            await leaving.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None: ...
+
+        limits = replace(SLOW, timeout=0.5)
+        async with application(gauge.model, limits=limits, batching=Batching(max_wait=0), run=gauge.run) as served:
+            with gauge.held():
+                first = asyncio.create_task(served.post(ROW))
+                await until(gauge.entered.is_set)
+                request = served.gate({**scope, "headers": headers, "app": None}, receive, send)
+                gone = asyncio.create_task(request)
+                await until(lambda: served.batcher.waiting == 1)
+                leaving.set()
+                await gone
+                status = (await first).status_code
+            await until(lambda: served.batcher.waiting == 0)
+            return status, served.metrics.text().decode()
+
+    status, counted = asyncio.run(ask())
+    assert status == 503  # the first one, whose time was up
+    assert 'bert_tasks_requests_total{status="499"} 1.0' in counted
+    assert gauge.batches == [1]

@@ -1,0 +1,194 @@
+"""The server as people start it: one line when it answers, a clean end on signals, short errors with their codes."""
+
+import json
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from bert_tasks import serving
+from bert_tasks.cli import main
+from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.serving.limits import Batching, Limits
+from bert_tasks.serving.server import Address
+from runs import PATIENCE
+from serving import Serving, listening
+from small_checkpoints import copied
+from task_examples import EXAMPLES, TEXTS
+
+FolderOf = Callable[[str], Path]
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["bert-tasks", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def test_a_served_model_answers_and_ends_with_code_0_on_sigterm(folder_of: FolderOf, tmp_path: Path) -> None:
+    server = Serving(folder_of("single"), folder=tmp_path)
+    assert server.url.startswith("http://127.0.0.1:")
+    with httpx2.Client(base_url=server.url, timeout=PATIENCE) as client:
+        assert client.get("/readyz").json() == {"status": "ready"}
+        assert client.post("/predict", json={"text": TEXTS[0]}).json()["label"] in EXAMPLES["single"].task.labels
+        large = client.post("/predict", content=b" " * 10_000_000, headers={"content-type": "application/json"})
+        assert large.status_code == 413
+        assert client.post("/predict", json={"text": TEXTS[0]}).status_code == 200
+    server.program.send(signal.SIGTERM)
+    ended = server.program.wait()
+    assert (ended.code, ended.err) == (0, "")
+    assert server.answered() == 2
+
+
+def test_running_requests_are_answered_after_sigterm_and_nobody_new_is_let_in(
+    folder_of: FolderOf, tmp_path: Path
+) -> None:
+    server = Serving(folder_of("single"), "--max-wait", 1500, folder=tmp_path)
+    body = {"text": TEXTS[1]}
+    with httpx2.Client(base_url=server.url, timeout=PATIENCE) as client, ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(httpx2.post, f"{server.url}/predict", json=body, timeout=PATIENCE) for _ in range(3)]
+        while "bert_tasks_queue_depth 3.0" not in client.get("/metrics").text:
+            assert not all(answer.done() for answer in waiting)
+        server.program.send(signal.SIGTERM)
+        assert [answer.result().status_code for answer in waiting] == [200] * 3
+    assert server.program.wait().code == 0
+    assert server.answered() == 3
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(server.url)
+
+
+def test_a_taken_port_and_a_foreign_address_are_told_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert command(monkeypatch, "serve", "no/such-model", "--port", port) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert command(monkeypatch, "serve", "no/such-model", "--host", "203.0.113.9") == 2
+    assert "cannot listen on 203.0.113.9:8000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "extra", "libraries"), [((), "serve", "uvicorn"), (("int8",), "export", "onnx")])
+def test_a_missing_extra_is_named_before_the_model_is_loaded(
+    option: tuple[str, ...],
+    extra: str,
+    libraries: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(serving, "find_spec", lambda name: None if name == libraries else object())
+    assert command(monkeypatch, "serve", "no/such-model", *(("--dtype", *option) if option else ())) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {libraries} missing")
+    assert f"pip install 'bert-tasks[{extra}]'" in error
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_code_4(
+    folder_of: FolderOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = copied(folder_of("single"), tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes((broken / "model.safetensors").read_bytes()[:-50])
+    assert command(monkeypatch, "serve", broken, "--port", "0") == 4
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "model.safetensors" in error
+    assert "Traceback" not in error
+
+
+def test_a_checkpoint_without_a_head_is_not_served(checkpoint: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"train it first|does not say"):
+        serving.serve(checkpoint, port=0)
+
+
+def test_numbers_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(UsageError, match="max_rows is 0"):
+        Limits(max_rows=0)
+    with pytest.raises(UsageError, match="timeout is nan"):
+        Limits(timeout=float("nan"))
+    with pytest.raises(UsageError, match="max_wait"):
+        Batching(max_wait=-1)
+    with pytest.raises(UsageError, match="tokens"):
+        Batching(tokens=0)
+
+
+def test_hosts_that_are_answered_depend_on_the_address() -> None:
+    assert Address().names == {"localhost", "127.0.0.1", "::1"}
+    assert Address(host="::1", allowed_hosts=("Models.Example:80",)).names == Address().names | {"models.example"}
+    assert Address(host="0.0.0.0").names is None
+    assert Address(host="0.0.0.0", allowed_hosts=("a.example",)).names == {"0.0.0.0", "a.example"}
+
+
+def test_a_caller_who_hangs_up_mid_body_harms_nobody(model_of: Callable[[str], object]) -> None:
+    with listening([model_of("single")]) as (url,):  # type: ignore[list-item]
+        host, port = url.removeprefix("http://").split(":")
+        for sent in (
+            b"",
+            b"POST /predict HTTP/1.1\r\n",
+            b"GARBAGE\r\n\r\n",
+            b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 50\r\n\r\n{",
+        ):
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(sent)
+        found = httpx2.post(f"{url}/predict", json={"text": TEXTS[2]}, timeout=PATIENCE)
+        assert found.status_code == 200
+
+
+@pytest.mark.slow
+def test_sigterm_under_load_loses_nothing_that_was_accepted(folder_of: FolderOf, tmp_path: Path) -> None:
+    """Every answer that the server counts arrived whole at a caller, and is the answer to his own row."""
+    server = Serving(folder_of("regression"), "--max-queue", 1000, folder=tmp_path)
+    texts = [f"{TEXTS[number % 8]} {number}" for number in range(64)]
+    with httpx2.Client(base_url=server.url, timeout=PATIENCE) as client:
+        rows = {"inputs": [{"text": text} for text in texts]}
+        expected = [answer["score"] for answer in client.post("/predict", json=rows).json()["predictions"]]
+    stopped, answered, other = threading.Event(), list[tuple[int, float]](), list[str]()
+
+    def call(worker: int) -> None:
+        number = worker
+        while not stopped.is_set():
+            number = (number + 7) % len(texts)
+            try:  # a connection for each: none is idle when the server closes
+                found = httpx2.post(f"{server.url}/predict", json={"text": texts[number]}, timeout=PATIENCE)
+            except httpx2.TransportError as error:
+                other.append(type(error).__name__)
+                continue
+            assert found.status_code == 200
+            answered.append((number, found.json()["score"]))
+
+    with ThreadPoolExecutor(24) as pool:
+        workers = [pool.submit(call, worker) for worker in range(24)]
+        while len(answered) < 400:
+            assert not any(worker.done() for worker in workers)
+        server.program.send(signal.SIGTERM)
+        ended = server.program.wait()
+        stopped.set()
+        for worker in workers:
+            worker.result()
+    assert (ended.code, ended.err) == (0, "")
+    assert server.answered() == len(answered) + 1
+    for number, score in answered:
+        assert score == pytest.approx(expected[number], abs=2e-5)
+
+
+def test_settings_of_the_command_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr(serving, "serve", lambda model, **options: given.update(options, model=model))
+    monkeypatch.setattr(
+        sys, "argv", ["bert-tasks", "serve", "m", "--max-wait", "2", "--batch-tokens", "9", "--max-rows", "7"]
+    )
+    with pytest.raises(SystemExit):
+        main()
+    assert given["batching"] == Batching(tokens=9, max_wait=0.002)
+    assert given["limits"] == replace(Limits(), max_rows=7)
+    assert json.dumps(given["allowed_hosts"]) == "[]"

@@ -1,0 +1,122 @@
+"""Owns servers for tests: an application in this process, the same behind a real socket, and the console script."""
+
+import asyncio
+import json
+import re
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import uvicorn
+
+from bert_tasks.model.onnx import Logits
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.serving.app import Served, build_app
+from bert_tasks.serving.batching import Batcher
+from bert_tasks.serving.gate import LOOPBACK, Gate
+from bert_tasks.serving.limits import Batching, Limits
+from bert_tasks.serving.metrics import ServerMetrics
+from runs import CONSOLE, PATIENCE, Program
+
+SLOW = Limits(timeout=PATIENCE)
+
+
+@dataclass(kw_only=True)
+class Application:
+    """A loaded server without a process of its own. ``draining`` is what its readiness asks."""
+
+    gate: Gate
+    batcher: Batcher
+    metrics: ServerMetrics
+    client: httpx2.AsyncClient
+    draining: list[bool] = field(default_factory=list)
+
+    async def post(self, content: Any) -> httpx2.Response:
+        """Any content: json escapes what UTF-8 cannot say."""
+        headers = {"content-type": "application/json"}
+        return await self.client.post("/predict", content=json.dumps(content).encode(), headers=headers)
+
+
+@asynccontextmanager
+async def application(
+    model: TaskModel, *, limits: Limits = SLOW, batching: Batching | None = None, run: Logits | None = None
+) -> AsyncIterator[Application]:
+    metrics, draining = ServerMetrics(), list[bool]()
+    gate = Gate(limits=limits, metrics=metrics, hosts=LOOPBACK)
+    async with AsyncExitStack() as stack:
+        batcher = await stack.enter_async_context(
+            Batcher(
+                model,
+                run=model.packed_logits if run is None else run,
+                batching=Batching() if batching is None else batching,
+                max_queue=limits.max_queue,
+                observe=metrics.batch,
+            )
+        )
+        gate.app = build_app(
+            Served(
+                name="tests/model",
+                task=model.task,
+                limits=limits,
+                batcher=batcher,
+                metrics=metrics,
+                draining=lambda: bool(draining),
+            )
+        )
+        transport = httpx2.ASGITransport(app=gate, raise_app_exceptions=False)
+        client = await stack.enter_async_context(httpx2.AsyncClient(transport=transport, base_url="http://localhost"))
+        yield Application(gate=gate, batcher=batcher, metrics=metrics, client=client, draining=draining)
+
+
+@contextmanager
+def listening(models: Sequence[TaskModel], *, limits: Limits = SLOW) -> Iterator[list[str]]:
+    """Each model behind a socket of its own, on a thread of this process; their addresses."""
+    urls, servers, started = list[str](), list[uvicorn.Server](), threading.Event()
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            tasks = []
+            for model in models:
+                opened = await stack.enter_async_context(application(model, limits=limits))
+                listener = socket.create_server(("127.0.0.1", 0))
+                urls.append(f"http://127.0.0.1:{listener.getsockname()[1]}")
+                servers.append(uvicorn.Server(uvicorn.Config(opened.gate, http="h11", lifespan="off", log_config=None)))
+                tasks.append(asyncio.create_task(servers[-1].serve(sockets=[listener])))
+            started.set()
+            await asyncio.gather(*tasks)
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    assert started.wait(PATIENCE)
+    try:
+        yield urls
+    finally:
+        for server in servers:
+            server.should_exit = True
+        thread.join(PATIENCE)
+
+
+class Serving:
+    """``bert-tasks serve`` in a process of its own, on a free port."""
+
+    def __init__(self, model: Path, *options: object, folder: Path) -> None:
+        self.program = Program([*CONSOLE, "serve", model, "--port", "0", *options], folder=folder, HF_HUB_OFFLINE="1")
+        self.program.until(lambda: " on http://" in self.program.out.read_text("utf-8"))
+        found = re.search(r"http://\S+", self.program.out.read_text("utf-8"))
+        assert found is not None
+        self.url = found[0]
+
+    def answered(self) -> int:
+        """How many requests the server says, at its end, that it answered."""
+        return int(self.program.out.read_text("utf-8").split("stopped; ")[1].split()[0])
+
+
+def errors_of(response: httpx2.Response) -> dict[str, str]:
+    """Path -> type of every fault that an answer names."""
+    detail = json.loads(response.content)["detail"]
+    return {".".join(map(str, fault["loc"])): fault["type"] for fault in detail}
