@@ -1,0 +1,196 @@
+"""The server under load on loopback: dynamic batching against one request at a time.
+
+    python benchmarks/serve_load.py runs/first/model --results benchmarks/results/serve_load.json
+
+Two servers of the same model run side by side, one of them with ``--batch-tokens 1``. They take turns: each round sends
+``--requests`` requests of one text over ``--clients`` connections that stay open and send the next request when they
+have an answer. Another round begins only while there is time (``--seconds``). Every text is another one, and each answer
+is compared with what the model says in this process: a request without an answer is lost, one with another's is wrong.
+
+Printed for each number of clients: requests a second (median over rounds), latency percentiles over all rounds, lost
+and wrong answers, and how many times batching is faster (median over rounds).
+"""
+
+import argparse
+import asyncio
+import csv
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bert_tasks import TaskModel
+from bert_tasks.tasks import SequenceClassification
+
+REPOSITORY = Path(__file__).parents[1]
+BATCHING, ALONE = "dynamic batching", "one request at a time"
+OPTIONS = {BATCHING: (), ALONE: ("--batch-tokens", "1", "--max-wait", "0")}
+LONGEST_WAIT = 60.0
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One round of one server; ``latencies`` in milliseconds."""
+
+    requests_per_second: float
+    latencies: list[float]
+    lost: int
+    wrong: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    server: str
+    clients: int
+    rounds: int
+    requests: int
+    requests_per_second: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    lost: int
+    wrong: int
+
+
+def texts(count: int) -> list[str]:
+    with (REPOSITORY / "recipes/data/feedback/train.csv").open(encoding="utf-8", newline="") as file:
+        known = [row["text"] for row in csv.DictReader(file)]
+    return [f"{known[number % len(known)]} ({number})" for number in range(count)]
+
+
+@contextmanager
+def server(model: str, options: Sequence[str]) -> Iterator[int]:
+    """A server in a process of its own; its port."""
+    command = [sys.executable, "-m", "bert_tasks", "serve", model, "--port", "0", "--max-queue", "1000", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://[^:]+:(\d+)", process.stdout.readline())
+        assert found is not None, "the server did not start"
+        yield int(found[1])
+    finally:
+        process.terminate()
+        process.wait(LONGEST_WAIT)
+
+
+def expected_scores(model: str, rows: Sequence[str]) -> list[dict[str, float]]:
+    loaded = TaskModel.from_pretrained(model)
+    assert isinstance(loaded.task, SequenceClassification), "a model of sequence classification is needed"
+    return [dict(answer.scores) for answer in loaded.predict([{"text": text} for text in rows])]  # type: ignore[attr-defined]
+
+
+async def client(port: int, work: Iterator[tuple[int, str]], answers: dict[int, tuple[float, dict[str, Any]]]) -> None:
+    """Sends one request after another over one connection, for as long as there is work."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for number, text in work:
+            body = json.dumps({"text": text}).encode()
+            head = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            started = time.perf_counter()
+            writer.write(head.encode() + b"\r\n\r\n" + body)
+            async with asyncio.timeout(LONGEST_WAIT):
+                lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                length = re.search(r"content-length: (\d+)", lines)
+                content = await reader.readexactly(int(length[1]) if length else 0)
+            if lines.startswith("http/1.1 200"):
+                answers[number] = (1000 * (time.perf_counter() - started), json.loads(content))
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return  # what it had to send is lost, and counted
+    finally:
+        writer.close()
+
+
+async def one_round(port: int, clients: int, rows: Sequence[str], expected: Sequence[dict[str, float]]) -> Round:
+    work, answers = iter(enumerate(rows)), dict[int, tuple[float, dict[str, Any]]]()
+    started = time.perf_counter()
+    await asyncio.gather(*(client(port, work, answers) for _ in range(clients)))
+    took = time.perf_counter() - started
+    wrong = sum(
+        any(abs(answer["scores"][label] - score) > TOLERANCE for label, score in expected[number].items())
+        for number, (_, answer) in answers.items()
+    )
+    return Round(
+        requests_per_second=len(answers) / took,
+        latencies=[latency for latency, _ in answers.values()],
+        lost=len(rows) - len(answers),
+        wrong=wrong,
+    )
+
+
+def summary(name: str, clients: int, rounds: Sequence[Round]) -> Result:
+    latencies = [latency for found in rounds for latency in found.latencies]
+    cuts = statistics.quantiles(latencies, n=100, method="inclusive")
+    return Result(
+        server=name,
+        clients=clients,
+        rounds=len(rounds),
+        requests=sum(len(found.latencies) + found.lost for found in rounds),
+        requests_per_second=round(statistics.median(found.requests_per_second for found in rounds), 1),
+        p50_ms=round(cuts[49], 1),
+        p95_ms=round(cuts[94], 1),
+        p99_ms=round(cuts[98], 1),
+        lost=sum(found.lost for found in rounds),
+        wrong=sum(found.wrong for found in rounds),
+    )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("model")
+    options.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
+    options.add_argument("--requests", type=int, default=256)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--seconds", type=float, default=300.0)
+    options.add_argument("--results", type=Path)
+    given = options.parse_args()
+    rows = texts(given.requests)
+    expected = expected_scores(given.model, rows)
+    end, load = time.monotonic() + given.seconds, os.getloadavg()
+    found: dict[tuple[str, int], list[Round]] = {}
+    with ExitStack() as stack:
+        ports = {name: stack.enter_context(server(given.model, extra)) for name, extra in OPTIONS.items()}
+        for port in ports.values():
+            asyncio.run(one_round(port, 8, rows[:64], expected))  # warm
+        for _ in range(given.rounds):
+            if found and time.monotonic() > end:
+                break
+            for clients in given.clients:
+                for name, port in ports.items():
+                    result = asyncio.run(one_round(port, clients, rows, expected))
+                    found.setdefault((name, clients), []).append(result)
+    results = [summary(name, clients, rounds) for (name, clients), rounds in found.items()]
+    faster = {
+        clients: round(
+            statistics.median(
+                ours.requests_per_second / theirs.requests_per_second
+                for ours, theirs in zip(found[BATCHING, clients], found[ALONE, clients], strict=True)
+            ),
+            2,
+        )
+        for clients in given.clients
+    }
+    for result in results:
+        print(json.dumps(asdict(result)))
+    print("batching is faster by", faster)
+    if given.results is not None:
+        machine = {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "machine": platform.machine()}
+        loads = {"load_before": load, "load_after": os.getloadavg()}
+        versions = {"python": platform.python_version(), "torch": torch.__version__}
+        content = {"results": [asdict(r) for r in results], "batching_is_faster": faster} | machine | loads | versions
+        given.results.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
