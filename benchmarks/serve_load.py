@@ -2,10 +2,10 @@
 
     python benchmarks/serve_load.py runs/first/model --results benchmarks/results/serve_load.json
 
-Two servers of the same model run side by side, one of them with ``--batch-tokens 1``. They take turns: each round sends
+Two servers of the same model run side by side, one with ``--batch-tokens 1``. They take turns: a round sends
 ``--requests`` requests of one text over ``--clients`` connections that stay open and send the next request when they
-have an answer. Another round begins only while there is time (``--seconds``). Every text is another one, and each answer
-is compared with what the model says in this process: a request without an answer is lost, one with another's is wrong.
+have an answer. Another round begins only while there is time (``--seconds``). Every text is another one, and each
+answer is compared with what the model says in this process: a request without one is lost, one with another's wrong.
 
 Printed for each number of clients: requests a second (median over rounds), latency percentiles over all rounds, lost
 and wrong answers, and how many times batching is faster (median over rounds).
@@ -37,6 +37,7 @@ REPOSITORY = Path(__file__).parents[1]
 BATCHING, ALONE = "dynamic batching", "one request at a time"
 OPTIONS = {BATCHING: (), ALONE: ("--batch-tokens", "1", "--max-wait", "0")}
 LONGEST_WAIT = 60.0
+HEAD = "POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 TOLERANCE = 1e-4
 
 
@@ -97,9 +98,9 @@ async def client(port: int, work: Iterator[tuple[int, str]], answers: dict[int, 
     try:
         for number, text in work:
             body = json.dumps({"text": text}).encode()
-            head = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            head = f"{HEAD}Content-Length: {len(body)}\r\n\r\n"
             started = time.perf_counter()
-            writer.write(head.encode() + b"\r\n\r\n" + body)
+            writer.write(head.encode() + body)
             async with asyncio.timeout(LONGEST_WAIT):
                 lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
                 length = re.search(r"content-length: (\d+)", lines)

@@ -97,12 +97,12 @@ class Batcher:
         arrived = loop.time()
         answer: asyncio.Future[Sequence[Prediction]] = loop.create_future()
         self.waiting += 1
+        features: list[Feature] | None = None
         try:
             tokenizer = tokenizer_of(self._model)
             features = await loop.run_in_executor(self._tokenizing, self._model.task.features, rows, tokenizer)
-        except BaseException:  # also a cancellation: the count must be right again
-            self.waiting -= 1
-            raise
+        finally:
+            self.waiting -= features is None  # cancelled meanwhile
         tokens = sum(len(feature["input_ids"]) for feature in features)
         self._jobs.append(_Job(rows=rows, features=features, tokens=tokens, arrived=arrived, answer=answer))
         self._arrived.set()
