@@ -18,8 +18,9 @@ from torch import Tensor
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import GivenUpError
+from bert_tasks.model.freed_memory import return_freed_memory
 from bert_tasks.model.onnx import Logits
-from bert_tasks.model.predicting import batch_tokens, feature_summaries, tokenizer_of
+from bert_tasks.model.predicting import CHUNK_ROWS, batch_tokens, feature_summaries, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.limits import Batching
 from bert_tasks.tasks.base import Feature, Prediction
@@ -65,6 +66,7 @@ class Batcher:
         self._jobs: deque[_Job] = deque()
         self._arrived = asyncio.Event()
         self._closed = False
+        self._untidy_rows = 0  # since freed memory was given back; of the model's thread
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
         self._running = ThreadPoolExecutor(1, "model")
 
@@ -170,6 +172,10 @@ class Batcher:
                 raise GivenUpError
             return self._run(batch)
 
+        self._untidy_rows += sum(len(job.rows) for job in jobs)
+        if self._untidy_rows >= CHUNK_ROWS:
+            self._untidy_rows = 0
+            return_freed_memory()
         found = iter(feature_summaries(self._model, [f for job in jobs for f in job.features], run=logits))
         decode = self._model.task.decode
         return [decode([next(found) for _ in job.features], job.features, job.rows) for job in jobs]

@@ -21,9 +21,10 @@ import uvicorn
 from bert_tasks.data.readers import Reading
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.onnx import DType, Logits, logits_of
+from bert_tasks.model.predicting import predict_rows
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.model.trained import load_trained
-from bert_tasks.serving.app import NotFiniteError, Served, build_app, canonical_rows, encoded
+from bert_tasks.serving.app import NotFiniteError, Served, build_app, encoded
 from bert_tasks.serving.batching import Batcher
 from bert_tasks.serving.gate import LOOPBACK, Gate, host_name
 from bert_tasks.serving.limits import Batching, Limits
@@ -89,7 +90,6 @@ async def _serve(
         model, run = loading.result()
         observe = metrics.batch
         async with Batcher(model, run=run, batching=batching, max_queue=limits.max_queue, observe=observe) as batcher:
-            await _warm_up(wanted, model.task, batcher)
             gate.app = build_app(
                 Served(
                     name=wanted.name,
@@ -109,28 +109,25 @@ async def _serve(
 
 
 def _loaded(wanted: Wanted) -> tuple[TaskModel, Logits]:
+    """The model and what runs its batches, warm: no caller waits for what is made once.
+
+    Raises:
+        CheckpointError: it cannot be loaded, or its scores are not finite.
+    """
     model = load_trained(
         wanted.model, task=wanted.task, settings=wanted.settings, reading=Reading(), revision=wanted.revision
     )
     if torch.cuda.is_available():
         model.to("cuda")
-    return model, logits_of(model, wanted.dtype)
-
-
-async def _warm_up(wanted: Wanted, task: Task, batcher: Batcher) -> None:
-    """Runs the examples, alone and together, so that no caller waits for what is made once.
-
-    Raises:
-        CheckpointError: the model's scores are not finite.
-    """
-    rows = canonical_rows(example_rows(task), task)
+    run = logits_of(model, wanted.dtype)
+    rows = example_rows(model.task)
     try:
-        for given in ([rows[0]], rows, rows * 8):
-            encoded([prediction.to_json() for prediction in await batcher.answer(given)])
+        for given in (rows[:1], rows, [*rows] * 8):
+            encoded([prediction.to_json() for prediction in predict_rows(model, given, run=run)])
     except NotFiniteError:
-        raise CheckpointError(
-            f"{wanted.model}: its scores are not finite numbers; the model cannot be served"
-        ) from None
+        reason = "its scores are not finite numbers; the model cannot be served"
+        raise CheckpointError(f"{wanted.model}: {reason}") from None
+    return model, run
 
 
 def _config(gate: Gate, address: Address) -> uvicorn.Config:

@@ -17,6 +17,9 @@ import pytest
 from bert_tasks import serving
 from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model.onnx import Logits
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.serving import server
 from bert_tasks.serving.limits import Batching, Limits
 from bert_tasks.serving.server import Address
 from runs import PATIENCE
@@ -36,36 +39,36 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 
 def test_a_served_model_answers_and_ends_with_code_0_on_sigterm(folder_of: FolderOf, tmp_path: Path) -> None:
-    server = Serving(folder_of("single"), folder=tmp_path)
-    assert server.url.startswith("http://127.0.0.1:")
-    with httpx2.Client(base_url=server.url, timeout=PATIENCE) as client:
+    served = Serving(folder_of("single"), folder=tmp_path)
+    assert served.url.startswith("http://127.0.0.1:")
+    with httpx2.Client(base_url=served.url, timeout=PATIENCE) as client:
         assert client.get("/readyz").json() == {"status": "ready"}
         assert client.post("/predict", json={"text": TEXTS[0]}).json()["label"] in EXAMPLES["single"].task.labels
         large = client.post("/predict", content=b" " * 10_000_000, headers={"content-type": "application/json"})
         assert large.status_code == 413
         assert client.post("/predict", json={"text": TEXTS[0]}).status_code == 200
-    server.program.send(signal.SIGTERM)
-    ended = server.program.wait()
+    served.program.send(signal.SIGTERM)
+    ended = served.program.wait()
     assert (ended.code, ended.err) == (0, "")
-    assert server.answered() == 2
+    assert served.answered() == 2
 
 
 def test_running_requests_are_answered_after_sigterm_and_nobody_new_is_let_in(
     folder_of: FolderOf, tmp_path: Path
 ) -> None:
-    server = Serving(folder_of("single"), "--max-wait", 1500, folder=tmp_path)
+    served = Serving(folder_of("single"), "--max-wait", 1500, folder=tmp_path)
     body = {"text": TEXTS[1]}
-    with httpx2.Client(base_url=server.url, timeout=PATIENCE) as client, ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(httpx2.post, f"{server.url}/predict", json=body, timeout=PATIENCE) for _ in range(3)]
+    with httpx2.Client(base_url=served.url, timeout=PATIENCE) as client, ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(httpx2.post, f"{served.url}/predict", json=body, timeout=PATIENCE) for _ in range(3)]
         while "bert_tasks_queue_depth 3.0" not in client.get("/metrics").text:
             assert not all(answer.done() for answer in waiting)
             time.sleep(0.01)
-        server.program.send(signal.SIGTERM)
+        served.program.send(signal.SIGTERM)
         assert [answer.result().status_code for answer in waiting] == [200] * 3
-    assert server.program.wait().code == 0
-    assert server.answered() == 3
+    assert served.program.wait().code == 0
+    assert served.answered() == 3
     with pytest.raises(httpx2.ConnectError):
-        httpx2.get(server.url)
+        httpx2.get(served.url)
 
 
 def test_a_taken_port_and_a_foreign_address_are_told_before_the_model_is_loaded(
@@ -112,6 +115,17 @@ def test_a_checkpoint_without_a_head_is_not_served(checkpoint: Path) -> None:
         serving.serve(checkpoint, port=0)
 
 
+def test_a_model_whose_scores_are_not_finite_is_not_served(
+    model_of: Callable[[str], TaskModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nan(model: TaskModel, dtype: str) -> Logits:
+        return lambda batch: model.packed_logits(batch) * float("nan")
+
+    monkeypatch.setattr(server, "logits_of", nan)
+    with pytest.raises(CheckpointError, match="scores are not finite"):
+        serving.serve(model_of("single"), port=0)  # type: ignore[arg-type]
+
+
 def test_numbers_that_make_no_sense_are_refused() -> None:
     with pytest.raises(UsageError, match="max_rows is 0"):
         Limits(max_rows=0)
@@ -130,8 +144,8 @@ def test_hosts_that_are_answered_depend_on_the_address() -> None:
     assert Address(host="0.0.0.0", allowed_hosts=("a.example",)).names == {"0.0.0.0", "a.example"}
 
 
-def test_a_caller_who_hangs_up_mid_body_harms_nobody(model_of: Callable[[str], object]) -> None:
-    with listening([model_of("single")]) as (url,):  # type: ignore[list-item]
+def test_a_caller_who_hangs_up_mid_body_harms_nobody(model_of: Callable[[str], TaskModel]) -> None:
+    with listening([model_of("single")]) as (url,):
         host, port = url.removeprefix("http://").split(":")
         for sent in (
             b"",
@@ -147,11 +161,27 @@ def test_a_caller_who_hangs_up_mid_body_harms_nobody(model_of: Callable[[str], o
 
 
 @pytest.mark.slow
+def test_what_still_runs_after_the_grace_time_is_given_up(folder_of: FolderOf, tmp_path: Path) -> None:
+    served = Serving(folder_of("single"), "--max-wait", 60_000, "--grace", 1, "--timeout", 100, folder=tmp_path)
+    with ThreadPoolExecutor(1) as pool, httpx2.Client(base_url=served.url, timeout=PATIENCE) as client:
+        waiting = pool.submit(httpx2.post, f"{served.url}/predict", json={"text": TEXTS[0]}, timeout=PATIENCE)
+        while "bert_tasks_queue_depth 1.0" not in client.get("/metrics").text:
+            time.sleep(0.01)
+        served.program.send(signal.SIGTERM)
+        ended = served.program.wait(50)
+        with pytest.raises(httpx2.TransportError):
+            waiting.result().raise_for_status()
+    assert ended.code == 0
+    assert served.answered() == 0
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.slow
 def test_sigterm_under_load_loses_nothing_that_was_accepted(folder_of: FolderOf, tmp_path: Path) -> None:
     """Every answer that the server counts arrived whole at a caller, and is the answer to his own row."""
-    server = Serving(folder_of("regression"), "--max-queue", 1000, folder=tmp_path)
+    served = Serving(folder_of("regression"), "--max-queue", 1000, folder=tmp_path)
     texts = [f"{TEXTS[number % 8]} {number}" for number in range(64)]
-    with httpx2.Client(base_url=server.url, timeout=PATIENCE) as client:
+    with httpx2.Client(base_url=served.url, timeout=PATIENCE) as client:
         rows = {"inputs": [{"text": text} for text in texts]}
         expected = [answer["score"] for answer in client.post("/predict", json=rows).json()["predictions"]]
     stopped, answered = threading.Event(), list[tuple[int, float]]()
@@ -159,7 +189,7 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(folder_of: FolderOf,
     def call(worker: int) -> None:
         number = worker
         # a connection for each request: none is idle when the server closes
-        with httpx2.Client(base_url=server.url, timeout=PATIENCE, headers={"connection": "close"}) as client:
+        with httpx2.Client(base_url=served.url, timeout=PATIENCE, headers={"connection": "close"}) as client:
             while not stopped.is_set():
                 number = (number + 7) % len(texts)
                 try:
@@ -174,13 +204,13 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(folder_of: FolderOf,
         while len(answered) < 400:
             assert not any(worker.done() for worker in workers)
             time.sleep(0.01)
-        server.program.send(signal.SIGTERM)
-        ended = server.program.wait()
+        served.program.send(signal.SIGTERM)
+        ended = served.program.wait()
         stopped.set()
         for worker in workers:
             worker.result()
     assert (ended.code, ended.err) == (0, "")
-    assert server.answered() == len(answered) + 1
+    assert served.answered() == len(answered) + 1
     for number, score in answered:
         assert score == pytest.approx(expected[number], abs=2e-5)
 
