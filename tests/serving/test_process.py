@@ -116,14 +116,14 @@ def test_a_checkpoint_without_a_head_is_not_served(checkpoint: Path) -> None:
 
 
 def test_a_model_whose_scores_are_not_finite_is_not_served(
-    model_of: Callable[[str], TaskModel], monkeypatch: pytest.MonkeyPatch
+    folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nan(model: TaskModel, dtype: str) -> Logits:
         return lambda batch: model.packed_logits(batch) * float("nan")
 
     monkeypatch.setattr(server, "logits_of", nan)
     with pytest.raises(CheckpointError, match="scores are not finite"):
-        serving.serve(model_of("single"), port=0)  # type: ignore[arg-type]
+        serving.serve(folder_of("single"), port=0)
 
 
 def test_numbers_that_make_no_sense_are_refused() -> None:
