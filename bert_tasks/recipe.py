@@ -11,9 +11,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.errors import RecipeError
@@ -56,11 +56,25 @@ def _without_repeats(seeds: tuple[int, ...]) -> tuple[int, ...]:
     return seeds
 
 
+def _tracker_names(value: object) -> object:
+    """Checks the names here, because a message of pydantic's has no did-you-mean; a list is as good as a tuple."""
+    if not isinstance(value, list | tuple):
+        return value
+    for name in value:
+        if isinstance(name, str) and name not in get_args(TrackerName):
+            raise ValueError(f"unknown tracker '{name}'{nearest_or_all(name, get_args(TrackerName))}")
+    return tuple(dict.fromkeys(value)) if all(isinstance(name, str) for name in value) else tuple(value)
+
+
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_without_repeats)]
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+Trackers = Annotated[tuple[TrackerName, ...], BeforeValidator(_tracker_names)]
+_NORM_SCHEMA = {"anyOf": [{"type": "number", "minimum": 0}, {"const": "none"}]}
+Norm = Annotated[Positive | None, BeforeValidator(_none_if_off), WithJsonSchema(_NORM_SCHEMA)]
 
 
 class ModelSection(BaseModel):
@@ -81,7 +95,7 @@ class OptimSection(BaseModel):
     batch_size: Count = 32
     warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     weight_decay: NotNegative = 0.0
-    max_grad_norm: Annotated[Positive | None, BeforeValidator(_none_if_off)] = 1.0
+    max_grad_norm: Norm = 1.0
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     adam_epsilon: Positive = 1e-8
@@ -100,6 +114,8 @@ class RunSection(BaseModel):
     newest ``keep_last`` and the best are kept.
 
     ``seeds``: one run for each, in a folder of its own inside ``output_dir``; ``seed`` is not used then.
+
+    ``trackers`` get what metrics.jsonl gets, in ``project``.
     """
 
     model_config = _CLOSED
@@ -112,6 +128,8 @@ class RunSection(BaseModel):
     logging_steps: Count = 10
     save_steps: Count | None = None
     keep_last: Count = 2
+    trackers: Trackers = ()
+    project: Annotated[str, Field(min_length=1)] = "bert-tasks"
 
 
 class Recipe(BaseModel):
@@ -258,12 +276,12 @@ def _known_keys(task_class: "type[Task] | None") -> KnownKeys:
         "optim": tuple(OptimSection.model_fields),
         "run": tuple(RunSection.model_fields),
         "data": tuple(field.name for field in dataclasses.fields(DataSpec)),
-        "settings": () if task_class is None else tuple(_stated_fields(task_class)),
+        "settings": () if task_class is None else tuple(stated_fields(task_class)),
         "": ("task",),
     }
 
 
-def _stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]:
+def stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]:
     """The fields of a task that a recipe may state."""
     return {
         field.name: field
@@ -276,7 +294,7 @@ def _checked_settings(settings: Document, task_class: "type[Task]", known: Known
     """The settings as the task's field types want them, and what does not fit."""
     from bert_tasks.tasks.base import typed_setting
 
-    fields = _stated_fields(task_class)
+    fields = stated_fields(task_class)
     checked: Document = {}
     problems = list(_missing_settings(settings, fields, known))
     for name, value in settings.items():

@@ -4,6 +4,7 @@ import csv
 import json
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -385,7 +386,11 @@ class TestFailures:
         assert "safetensors" in failure(run("predict", broken, "--data", data, "--output", output), 4)
         assert not output.exists()
 
-    def test_internal_error(self, model: Path, data: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_internal_error(
+        self, model: Path, data: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
         def broken(*_: Any, **__: Any) -> None:
             raise RuntimeError("wheel came off\nsecond line")
 
@@ -393,6 +398,9 @@ class TestFailures:
         message = failure(run("evaluate", model, "--data", data), 1)
         assert message.startswith("internal error: RuntimeError: wheel came off\n")
         assert "--debug" in message
+        (file,) = tmp_path.glob("bert-tasks-crash-*.txt")
+        assert str(file) in message
+        assert "Traceback" in file.read_text("utf-8")
         for arguments in (
             ("--debug", "evaluate", model, "--data", data),
             ("evaluate", model, "--data", data, "--debug"),

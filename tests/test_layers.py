@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"tasks"}),
     frozenset({"metrics", "data"}),
     frozenset({"encoder"}),
-    frozenset({"errors"}),
+    frozenset({"errors", "environment"}),
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
 

@@ -78,7 +78,7 @@ def test_console_script_names_a_function(project: dict[str, Any]) -> None:
 
 def test_every_import_is_declared(project: dict[str, Any]) -> None:
     extras = project["optional-dependencies"]
-    needed = project["dependencies"] + extras["export"] + extras["serve"]
+    needed = project["dependencies"] + extras["export"] + extras["serve"] + extras["tracking"]
     declared = {requirement_name(requirement) for requirement in needed}
     assert imported_distributions(package_sources()) - declared == set()
 

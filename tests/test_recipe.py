@@ -127,6 +127,8 @@ def test_a_minimal_recipe_has_the_documented_defaults(folder: Path) -> None:
         "logging_steps": 10,
         "save_steps": None,
         "keep_last": 2,
+        "trackers": (),
+        "project": "bert-tasks",
     }
 
 

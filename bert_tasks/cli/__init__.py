@@ -20,6 +20,15 @@ from bert_tasks.cli import serving as serving
 from bert_tasks.cli import hub as hub
 
 # isort: split
+from bert_tasks.cli import reproduce as reproduce
+
+# isort: split
+from bert_tasks.cli import schema as schema
+
+# isort: split
+from bert_tasks.cli import environment as environment
+
+# isort: split
 from bert_tasks.cli.entry import main as main
 
 __all__ = ["main"]

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from bert_tasks.cli.app import app, processes
+from bert_tasks.cli.crash import write_crash
 from bert_tasks.errors import BertTasksError, StoppedError
 
 # oneDNN keeps the code that it makes for each shape, of 1024 shapes if nobody says otherwise: 50 MiB over a large file.
@@ -80,7 +81,9 @@ def _told(error: Exception, *, debug: bool) -> str:
     if others and any(sign in str(error) for sign in _LOST):
         return f"{who}lost the connection to the other processes ({reason}); the one that failed says why\n"
     where = "" if debug or others else "  --debug shows where; please report it\n"
-    return f"{who}internal error: {type(error).__name__}: {reason}\n{where}"
+    file = write_crash(error)
+    kept = "" if file is None else f"  traceback and versions, for the report: {file}\n"
+    return f"{who}internal error: {type(error).__name__}: {reason}\n{where}{kept}"
 
 
 def _resume_line() -> str:

@@ -14,31 +14,30 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
 
-from bert_tasks.data.batching import Samples, truncated_rows
+from bert_tasks.data.batching import Samples
 from bert_tasks.data.checks import check_splits
 from bert_tasks.data.splits import Splits
-from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.inference import first_process_first, from_first_process, make_accelerator
 from bert_tasks.model.inputs import Data, load_table, tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import OptimSection, RunSection, sections
 from bert_tasks.training import outputs, run_folder
+from bert_tasks.training.facts import announce, run_facts, tracker_config
 from bert_tasks.training.job import FitResult, Job
+from bert_tasks.training.journal import Journal
 from bert_tasks.training.locking import locked
 from bert_tasks.training.optim import build_optimizer, freeze, parameter_groups
-from bert_tasks.training.progress import Clock, Reporter, make_reporter
+from bert_tasks.training.progress import Clock, make_reporter
 from bert_tasks.training.run_folder import Earlier
 from bert_tasks.training.sampling import total_steps
 from bert_tasks.training.selection import Course, Validation, check_metric, evaluate_all, value_of
 from bert_tasks.training.steps import Stepper, StepResult, accumulate, settle, update
 from bert_tasks.training.stopping import StopSignals
-
-_DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+from bert_tasks.training.tracking import Trackers, check_installed
 
 
 def fit(
@@ -63,7 +62,8 @@ def fit(
         overwrite: replace an earlier run in ``output_dir`` instead of going on with it.
         gradient_checkpointing: compute layers twice to save memory.
         settings: fields of a recipe's ``[optim]`` (learning_rate, epochs, batch_size, ...) and ``[run]`` (seed,
-            eval_steps, save_steps, keep_last, early_stopping_patience, metric_for_best_model, logging_steps).
+            eval_steps, save_steps, keep_last, early_stopping_patience, metric_for_best_model, logging_steps, trackers,
+            project).
 
     Raises:
         RecipeError: an unknown or impossible setting.
@@ -74,6 +74,7 @@ def fit(
         StoppedError: a signal asked the run to stop; it is saved.
     """
     optim, run = sections(**settings)
+    check_installed(run.trackers)
     sets = validation if isinstance(validation, Mapping) else {"": validation}
     accelerator = make_accelerator(optim.mixed_precision)
 
@@ -109,14 +110,9 @@ def run_job(job: Job, *, overwrite: bool = False, progress: bool = True) -> FitR
                 return _complete(job, accelerator, earlier.summary)
             samples, validation = first_process_first(accelerator, lambda: _features(job))
             stepper = _stepper(job, samples, accelerator)
-            reporter = make_reporter(
-                total_steps=stepper.total_steps,
-                logging_steps=job.run.logging_steps,
-                visible=progress and accelerator.is_main_process,
-            )
-            with closing(reporter), StopSignals() as signals:
-                course = _begin(job, stepper, earlier, reporter)
-                _train(job, stepper, course, validation, reporter, signals)
+            with closing(_journal(job, stepper, progress=progress)) as journal, StopSignals() as signals:
+                course = _begin(job, stepper, earlier, journal)
+                _train(job, stepper, course, validation, journal, signals)
                 return _finish(job, stepper, course)
         finally:
             for parameter in trainable:
@@ -181,51 +177,38 @@ def _stepper(job: Job, samples: Samples, accelerator: Accelerator) -> Stepper:
     )
 
 
-def _begin(job: Job, stepper: Stepper, earlier: Earlier | None, reporter: Reporter) -> Course:
-    """The course of a new run, or of the one in the folder as far as its newest checkpoint."""
+def _journal(job: Job, stepper: Stepper, *, progress: bool) -> Journal:
+    first = stepper.accelerator.is_main_process
+    reporter = make_reporter(
+        total_steps=stepper.total_steps, logging_steps=job.run.logging_steps, visible=progress and first
+    )
+    names, project = job.run.trackers if first else (), job.run.project
+    trackers = Trackers(names, project=project, folder=job.output_dir, silent=not progress)
+    return Journal(folder=job.output_dir, reporter=reporter, trackers=trackers)
+
+
+def _begin(job: Job, stepper: Stepper, earlier: Earlier | None, journal: Journal) -> Course:
+    """The course of a new run, or of the one in the folder as far as its newest checkpoint.
+
+    Raises:
+        UsageError: a tracker cannot start, and no step is done yet.
+    """
     course, accelerator = Course(task=job.model.task), stepper.accelerator
-    _announce(job, stepper, reporter)
+    facts, changed = run_facts(job, stepper), earlier is not None and bool(earlier.changed)
+    announce(job, stepper, journal)
     if earlier is not None:
-        for note in run_folder.resume(job, stepper, course, earlier, _facts(job, stepper)):
-            reporter.note(note)
+        for note in run_folder.resume(job, stepper, course, earlier, facts):
+            journal.note(note)
         course.heed(job.run.early_stopping_patience)
     else:
-        from_first_process(accelerator, lambda: run_folder.open_fresh(job, _facts(job, stepper)))
-    accelerator.wait_for_everyone()
+        from_first_process(accelerator, lambda: run_folder.open_fresh(job, facts))
+    config = tracker_config(facts, run_folder.settings(job))
+    from_first_process(accelerator, lambda: journal.trackers.start(config, step=course.step, changed=changed))
     return course
 
 
-def _facts(job: Job, stepper: Stepper) -> dict[str, Any]:
-    """What the run is made of, for run.json."""
-    task = job.model.task
-    return {
-        **outputs.environment(),
-        "seed": job.run.seed,
-        "processes": stepper.accelerator.num_processes,
-        "device": stepper.accelerator.device.type,
-        "attention": _attention(job, stepper.accelerator),
-        "model": {} if job.model.origin is None else dict(vars(job.model.origin)),
-        "task": task.name,
-        "labels": list(task.labels),
-        "data": outputs.data_facts(job.splits),
-        "rows": len(job.splits.train),
-        "steps": stepper.total_steps,
-    }
-
-
-def _attention(job: Job, accelerator: Accelerator) -> str:
-    """The kernel that training will use, for the log: the choice never changes the mathematics."""
-    config = job.model.config
-    return attention_backend(
-        device=accelerator.device,
-        dtype=_DTYPES[job.optim.mixed_precision],
-        head_size=config.head_size,
-        dropout=config.attention_probs_dropout_prob,
-    )
-
-
 def _train(
-    job: Job, stepper: Stepper, course: Course, validation: Validation, reporter: Reporter, signals: StopSignals
+    job: Job, stepper: Stepper, course: Course, validation: Validation, journal: Journal, signals: StopSignals
 ) -> None:
     """Steps, evaluations and checkpoints from ``course.step`` to the end.
 
@@ -233,13 +216,13 @@ def _train(
         StoppedError: a signal asked for it; the run is saved.
     """
     if course.step and _evaluation_is_due(job, stepper, course.step) and course.evaluated_step != course.step:
-        _evaluate(job, stepper, course, validation, reporter, signals)
+        _evaluate(job, stepper, course, validation, journal, signals)
     pending, clock = None, Clock()
     for step, batch in _plan(stepper, first=course.step):
         if course.stopped:
             break
         sums = accumulate(stepper, step, batch)
-        if pending is not None and _settle(job, stepper, course, pending, reporter, clock):
+        if pending is not None and _settle(job, stepper, course, pending, journal, clock):
             stepper.optimizer.zero_grad(set_to_none=True)
             course.seconds += clock.seconds
             _save(job, stepper, course)
@@ -249,10 +232,10 @@ def _train(
         course.step = step + 1
         evaluating = _evaluation_is_due(job, stepper, course.step)
         if evaluating or _is_multiple(course.step, job.run.save_steps):
-            stopping = _settle(job, stepper, course, pending, reporter, clock)
+            stopping = _settle(job, stepper, course, pending, journal, clock)
             course.seconds += clock.seconds
             if evaluating:
-                _evaluate(job, stepper, course, validation, reporter, signals)
+                _evaluate(job, stepper, course, validation, journal, signals)
             else:
                 _save(job, stepper, course)
             if stopping and not course.stopped and course.step < stepper.total_steps:
@@ -290,27 +273,7 @@ def _save(job: Job, stepper: Stepper, course: Course) -> None:
     from_first_process(stepper.accelerator, lambda: run_folder.save(job, stepper, course).name)
 
 
-def _announce(job: Job, stepper: Stepper, reporter: Reporter) -> None:
-    accelerator = stepper.accelerator
-    reporter.note(
-        f"{accelerator.num_processes} x {accelerator.device.type}, attention {_attention(job, accelerator)}, "
-        f"mixed precision {job.optim.mixed_precision}"
-    )
-    report = job.model.load_report
-    if report is not None:
-        reporter.note(report.summary())
-    tables = {"train": job.splits.train} | {
-        f"validation {name}".strip(): t for name, t in job.splits.validation.items()
-    }
-    for name, table in tables.items():
-        for note in table.notes:
-            reporter.note(f"{name}: {note}")
-    cut = truncated_rows(stepper.samples.features)
-    if cut:
-        reporter.note(f"{cut} of {len(job.splits.train)} training rows are too long for max_length and were cut")
-
-
-def _settle(job: Job, stepper: Stepper, course: Course, result: StepResult, reporter: Reporter, clock: Clock) -> bool:
+def _settle(job: Job, stepper: Stepper, course: Course, result: StepResult, journal: Journal, clock: Clock) -> bool:
     """Takes in a step's numbers; True if a process was asked to stop."""
     precision, rows_of = stepper.optim.mixed_precision, stepper.samples.rows
     try:
@@ -319,15 +282,15 @@ def _settle(job: Job, stepper: Stepper, course: Course, result: StepResult, repo
         if stepper.accelerator.is_main_process:
             rows = [row + 1 for row in rows_of(result.batch)]
             with suppress(CheckpointError):  # that it diverged is the message
-                outputs.append_event(job.output_dir, {"event": "diverged", **result.numbers(), "rows": rows})
+                journal.record({"event": "diverged", **result.numbers(), "rows": rows})
         raise
     epoch, speed = log.step // stepper.epoch_steps, clock.tokens_per_second
-    reporter.step(log, epoch=epoch, tokens_per_second=speed)
+    journal.reporter.step(log, epoch=epoch, tokens_per_second=speed)
     last = log.step + 1 == stepper.total_steps
     if stepper.accelerator.is_main_process and (_is_multiple(log.step + 1, job.run.logging_steps) or last):
         event = {"event": "step", "step": log.step + 1, "epoch": epoch + 1, "loss": log.loss}
         rates = {"learning_rate": log.learning_rate, "grad_norm": log.grad_norm}
-        outputs.append_event(job.output_dir, {**event, **rates, "tokens_per_second": round(speed, 1)})
+        journal.record({**event, **rates, "tokens_per_second": round(speed, 1)})
     return log.stop
 
 
@@ -336,7 +299,7 @@ def _evaluate(
     stepper: Stepper,
     course: Course,
     validation: Validation,
-    reporter: Reporter,
+    journal: Journal,
     signals: StopSignals,
 ) -> None:
     """Evaluates all validation sets and saves; a better model goes to disk once its checkpoint is there.
@@ -354,13 +317,13 @@ def _evaluate(
     best = course.add(metrics, value, task=tuned, patience=job.run.early_stopping_patience)
     epoch = (course.step - 1) // stepper.epoch_steps
     event = {"event": "evaluation", "step": course.step, "epoch": epoch + 1, "metrics": metrics}
-    from_first_process(accelerator, lambda: outputs.append_event(job.output_dir, event))
+    from_first_process(accelerator, lambda: journal.record(event))
     _save(job, stepper, course)
     if best:
         from_first_process(accelerator, lambda: run_folder.publish(job, course))
-    reporter.evaluation(course.step, metrics, best=best)
+    journal.reporter.evaluation(course.step, metrics, best=best)
     if course.stopped:
-        reporter.note(f"no better model in {course.since_best} evaluations: stopped early")
+        journal.note(f"no better model in {course.since_best} evaluations: stopped early")
     model.train()
 
 

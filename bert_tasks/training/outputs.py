@@ -18,10 +18,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bert_tasks.checkpoints.durable import sync
 from bert_tasks.data.checks import named_splits
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import RowTable
+from bert_tasks.environment import cpu_name
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.training import checkpointing
 from bert_tasks.training.locking import LOCK
@@ -31,9 +34,12 @@ EVENTS = "metrics.jsonl"
 SUMMARY = "metrics.json"
 RECIPE = "recipe.toml"
 RUN = "run.json"
-_OURS = (MODEL, EVENTS, SUMMARY, RECIPE, RUN, LOCK, checkpointing.FOLDER)
-_LEFTOVER = re.compile(r"\.(metrics\.jsonl?|run\.json|recipe\.toml)\.tmp-[0-9]+")
-_VERSIONED = ("bert-tasks", "torch", "transformers", "accelerate", "datasets", "safetensors", "numpy")
+TRACKERS = "trackers.json"
+TENSORBOARD = "tensorboard"
+_TRACKED = (TENSORBOARD, "wandb")  # folders that trackers make
+_OURS = (MODEL, EVENTS, SUMMARY, RECIPE, RUN, LOCK, TRACKERS, *_TRACKED, checkpointing.FOLDER)
+_LEFTOVER = re.compile(r"\.(metrics\.jsonl?|(run|trackers)\.json|recipe\.toml)\.tmp-[0-9]+")
+_VERSIONED = ("bert-tasks", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
@@ -109,12 +115,13 @@ def clear(folder: Path) -> None:
     """
     sweep(folder)
     (folder / SUMMARY).unlink(missing_ok=True)  # first: without it the run counts as unfinished
-    if (folder / MODEL).is_symlink():
-        (folder / MODEL).unlink()
-    elif (folder / MODEL).exists():
-        shutil.rmtree(folder / MODEL)
+    for name in (MODEL, *_TRACKED):
+        if (folder / name).is_symlink():
+            (folder / name).unlink()
+        elif (folder / name).exists():
+            shutil.rmtree(folder / name)
     checkpointing.remove_all(folder / checkpointing.FOLDER)
-    for name in (EVENTS, RECIPE):
+    for name in (EVENTS, RECIPE, TRACKERS):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -125,6 +132,15 @@ def remove(folder: Path) -> None:
     clear(folder)
     if {path.name for path in folder.iterdir()} <= {RUN, LOCK}:
         (folder / RUN).unlink()
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl in their order; one that a kill left unfinished is no line."""
+    path = folder / EVENTS
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # a label may hold other line ends
+    return [json.loads(line) for line in lines if _kind_and_step(line)[0]]
 
 
 def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:
@@ -199,10 +215,12 @@ def _kind_and_step(line: str) -> tuple[str, float]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and machine type: what bit-equal results depend on. No names, paths or variables of the user's."""
+    """What bit-equal results depend on: versions, machine, threads. No names, paths or variables of the user's."""
     return {
         "python": platform.python_version(),
         "platform": f"{sys.platform}-{platform.machine()}",
+        "cpu": f"{cpu_name()} ({torch.backends.cpu.get_cpu_capability()})",
+        "threads": torch.get_num_threads(),
         "versions": {name: version(name) for name in _VERSIONED},
     }
 

@@ -23,6 +23,8 @@ SILENT = (
     "run.logging_steps",
     "run.save_steps",
     "run.keep_last",
+    "run.trackers",
+    "run.project",
 )
 # The rest of the run is another one than it would have been, as asked for.
 NOTED = (

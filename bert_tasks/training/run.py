@@ -25,6 +25,7 @@ from bert_tasks.training.job import FitResult, Job
 from bert_tasks.training.loop import rehearse, run_job
 from bert_tasks.training.run_folder import Earlier, earlier_run
 from bert_tasks.training.sampling import epoch_batches, total_steps, warmup_steps
+from bert_tasks.training.tracking import check_installed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +69,11 @@ def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: boo
         RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: see ``fit``.
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    check_installed(loaded.run.trackers)
     accelerator = make_accelerator(loaded.optim.mixed_precision)
     from_first_process(accelerator, lambda: outputs.check_folder(_folder(loaded)))
     prepared = first_process_first(accelerator, lambda: prepare(loaded))
-    return run_job(_job(prepared), overwrite=overwrite, progress=progress)
+    return run_job(job_of(prepared), overwrite=overwrite, progress=progress)
 
 
 def _folder(recipe: Recipe) -> Path:
@@ -80,7 +82,8 @@ def _folder(recipe: Recipe) -> Path:
     return Path(recipe.run.output_dir)
 
 
-def _job(prepared: Prepared) -> Job:
+def job_of(prepared: Prepared) -> Job:
+    """What there is to train, with the model loaded."""
     recipe = prepared.recipe
     return Job(
         model=load_model(prepared),
@@ -100,6 +103,7 @@ def check(recipe: Recipe) -> DataReport:
     Raises:
         DataError, RecipeError, CheckpointError: what would stop ``train``.
     """
+    check_installed(recipe.run.trackers)
     prepared = prepare(recipe)
     model, splits = load_model(prepared), prepared.splits
     rehearse(model, splits, recipe.optim, recipe.run, make_accelerator(recipe.optim.mixed_precision))
@@ -147,9 +151,10 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     Raises:
         RecipeError, DataError, CheckpointError, UsageError: what would stop ``train``.
     """
+    check_installed(recipe.run.trackers)
     folder = _folder(recipe)
     outputs.check_folder(folder)
-    job = _job(prepare(recipe))
+    job = job_of(prepare(recipe))
     model, optim = job.model, recipe.optim
     rehearse(model, job.splits, optim, recipe.run, make_accelerator(optim.mixed_precision))
     earlier = None if overwrite else earlier_run(job)

@@ -48,14 +48,14 @@ def earlier_run(job: Job) -> Earlier | None:
     if facts is None:
         return None
     summary = outputs.read_summary(job.output_dir)
-    changed = resuming.changes(job.output_dir, facts["settings"], _settings(job), finished=summary is not None)
+    changed = resuming.changes(job.output_dir, facts["settings"], settings(job), finished=summary is not None)
     return Earlier(facts=facts, changed=changed, summary=summary)
 
 
 def open_fresh(job: Job, facts: Mapping[str, Any]) -> None:
     """Makes the folder ready for a new run and writes what it is made of."""
     outputs.clear(job.output_dir)
-    _write_origin(job, {**facts, "settings": _settings(job)})
+    _write_origin(job, {**facts, "settings": settings(job)})
 
 
 def resume(job: Job, stepper: Stepper, course: Course, earlier: Earlier, facts: Mapping[str, Any]) -> list[str]:
@@ -93,7 +93,7 @@ def resume(job: Job, stepper: Stepper, course: Course, earlier: Earlier, facts: 
     state = shared(stepper.accelerator, found[0].state if found else None)
     if state is not None:
         take_over(stepper, course, state)
-    origin = {**facts, "settings": _settings(job)}
+    origin = {**facts, "settings": settings(job)}
     return [*notes, *from_first_process(stepper.accelerator, lambda: _cut_back(job, course, origin, earlier))]
 
 
@@ -109,7 +109,7 @@ def save(job: Job, stepper: Stepper, course: Course) -> Path:
         "processes": stepper.accelerator.num_processes,
         "seed": stepper.seed,
         "data": outputs.data_facts(job.splits),
-        "settings_sha256": resuming.digest(_settings(job)),
+        "settings_sha256": resuming.digest(settings(job)),
         "versions": outputs.environment()["versions"],
     }
     return checkpointing.save_checkpoint(
@@ -130,7 +130,8 @@ def publish(job: Job, course: Course) -> None:
         job.model.task = plain
 
 
-def _settings(job: Job) -> dict[str, Any]:
+def settings(job: Job) -> dict[str, Any]:
+    """All settings of the run, stated and found, flat: those that run.json holds."""
     return {
         **resuming.stated_settings(
             {**job.source, "gradient_checkpointing": job.gradient_checkpointing}, job.optim, job.run
@@ -151,7 +152,9 @@ def _cut_back(job: Job, course: Course, facts: Mapping[str, Any], earlier: Earli
     (job.output_dir / outputs.SUMMARY).unlink(missing_ok=True)
     outputs.cut_events(job.output_dir, course.step, evaluated_step=course.evaluated_step)
     resumed = [*earlier.facts.get("resumed_at", []), course.step]
-    _write_origin(job, {**facts, "resumed_at": resumed})
+    changes = [*earlier.facts.get("changes", []), *({"step": course.step, "change": str(it)} for it in earlier.changed)]
+    began = {name: earlier.facts[name] for name in ("initial_weights",) if name in earlier.facts}
+    _write_origin(job, {**facts, **began, "resumed_at": resumed, "changes": changes})
     return _republish(job, course) if course.best_step else []
 
 

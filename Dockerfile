@@ -1,0 +1,33 @@
+# bert-tasks on a CPU. Built from a checkout:
+#   docker build --tag bert-tasks .
+#   docker build --tag bert-tasks --build-arg EXTRAS=quickstart,export,tracking .
+#   docker run --rm --volume "$PWD:/work" --user "$(id -u):$(id -g)" bert-tasks train recipe.toml
+FROM python:3.11.9-slim-bookworm AS build
+
+ARG EXTRAS=quickstart
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/bert-tasks
+ENV PATH=/opt/bert-tasks/bin:$PATH
+WORKDIR /build
+
+# The large layer first: it changes only with the pins.
+COPY constraints.txt ./
+RUN pip install --constraint constraints.txt --index-url "$TORCH_INDEX" --extra-index-url https://pypi.org/simple torch
+
+COPY pyproject.toml README.md LICENSE ./
+COPY bert_tasks ./bert_tasks
+RUN pip install --constraint constraints.txt ".[$EXTRAS]"
+
+
+FROM python:3.11.9-slim-bookworm
+
+RUN useradd --create-home --uid 10001 bert
+COPY --from=build /opt/bert-tasks /opt/bert-tasks
+# The cache is for everybody: the container may run as the caller's user, so that files in /work are the caller's.
+RUN mkdir --mode 1777 /cache
+ENV PATH=/opt/bert-tasks/bin:$PATH HF_HOME=/cache/huggingface PYTHONUNBUFFERED=1
+WORKDIR /work
+USER 10001:10001
+ENTRYPOINT ["bert-tasks"]
+CMD ["--help"]

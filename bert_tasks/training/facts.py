@@ -1,0 +1,89 @@
+"""What a run is made of, in words for people and as facts for run.json and for trackers.
+
+Must not know what is done with them.
+"""
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from bert_tasks.data.batching import truncated_rows
+from bert_tasks.encoder.attention import attention_backend
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.training import outputs
+from bert_tasks.training.job import Job
+from bert_tasks.training.journal import Journal
+from bert_tasks.training.steps import Stepper
+
+_DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def run_facts(job: Job, stepper: Stepper) -> dict[str, Any]:
+    """For run.json."""
+    task, device = job.model.task, stepper.accelerator.device
+    return {
+        **outputs.environment(),
+        "seed": job.run.seed,
+        "processes": stepper.accelerator.num_processes,
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "attention": _attention(job, stepper.accelerator),
+        "model": {} if job.model.origin is None else dict(vars(job.model.origin)),
+        "task": task.name,
+        "labels": list(task.labels),
+        "data": outputs.data_facts(job.splits),
+        "rows": len(job.splits.train),
+        "steps": stepper.total_steps,
+        "initial_weights": weights_digest(job.model),
+    }
+
+
+def weights_digest(model: TaskModel) -> str:
+    """sha256 over all weights, a new head's included: what training starts from."""
+    digest = sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def tracker_config(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a tracker shows beside the curves: run.json's settings and versions, and nothing that run.json lacks."""
+    shown = ("python", "platform", "processes", "device", "threads")
+    versions = {f"versions.{name}": version for name, version in facts["versions"].items()}
+    return {**settings, **{name: facts[name] for name in shown}, **versions}
+
+
+def announce(job: Job, stepper: Stepper, journal: Journal) -> None:
+    """Tells people what begins, and what of their data is not as they may think."""
+    accelerator = stepper.accelerator
+    journal.note(
+        f"{accelerator.num_processes} x {accelerator.device.type}, attention {_attention(job, accelerator)}, "
+        f"mixed precision {job.optim.mixed_precision}"
+    )
+    report = job.model.load_report
+    if report is not None:
+        journal.note(report.summary())
+    tables = {"train": job.splits.train} | {
+        f"validation {name}".strip(): t for name, t in job.splits.validation.items()
+    }
+    for name, table in tables.items():
+        for note in table.notes:
+            journal.note(f"{name}: {note}")
+    cut = truncated_rows(stepper.samples.features)
+    if cut:
+        journal.note(f"{cut} of {len(job.splits.train)} training rows are too long for max_length and were cut")
+
+
+def _attention(job: Job, accelerator: Accelerator) -> str:
+    """The kernel that training will use, for the log: the choice never changes the mathematics."""
+    config = job.model.config
+    return attention_backend(
+        device=accelerator.device,
+        dtype=_DTYPES[job.optim.mixed_precision],
+        head_size=config.head_size,
+        dropout=config.attention_probs_dropout_prob,
+    )

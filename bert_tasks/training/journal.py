@@ -1,0 +1,39 @@
+"""Where a run tells what happens: to people, to metrics.jsonl, and to the trackers what metrics.jsonl gets.
+
+Must not know how training works.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_tasks.training import outputs
+from bert_tasks.training.progress import Reporter
+from bert_tasks.training.tracking import Trackers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Journal:
+    """The three listeners of one process; only the first process's are not silent."""
+
+    folder: Path
+    reporter: Reporter
+    trackers: Trackers
+
+    def note(self, text: str) -> None:
+        """Tells people."""
+        self.reporter.note(text)
+
+    def record(self, event: Mapping[str, Any]) -> None:
+        """Adds a line to metrics.jsonl; for the first process.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        outputs.append_event(self.folder, event)
+        self.trackers.log(event)
+
+    def close(self) -> None:
+        self.reporter.close()
+        self.trackers.close()

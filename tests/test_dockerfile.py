@@ -1,0 +1,70 @@
+"""The Dockerfile, read and not built: a pinned base, no root, no secrets, and everything that it copies is there."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+
+class Instruction(NamedTuple):
+    name: str
+    value: str
+
+
+@pytest.fixture(scope="module")
+def instructions(repository: Path) -> list[Instruction]:
+    text = (repository / "Dockerfile").read_text("utf-8")
+    lines = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE)).splitlines()
+    found = [Instruction(*line.split(maxsplit=1)) for line in lines if line.strip()]
+    assert {one.name for one in found} <= {"FROM", "ARG", "ENV", "RUN", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD"}
+    return found
+
+
+def last_stage(instructions: list[Instruction]) -> list[Instruction]:
+    start = max(number for number, one in enumerate(instructions) if one.name == "FROM")
+    return instructions[start:]
+
+
+def test_the_base_is_pinned_to_a_patch_release(instructions: list[Instruction], repository: Path) -> None:
+    bases = {one.value.split()[0] for one in instructions if one.name == "FROM"}
+    assert len(bases) == 1
+    (version,) = re.fullmatch(r"python:(3\.\d+)\.\d+-slim-[a-z]+", bases.pop()).groups()  # type: ignore[union-attr]
+    assert f'requires-python = ">={version}"' in (repository / "pyproject.toml").read_text("utf-8")
+
+
+def test_it_runs_the_command_as_nobody_special(instructions: list[Instruction]) -> None:
+    final = last_stage(instructions)
+    users = [one.value for one in final if one.name == "USER"]
+    assert users == ["10001:10001"]
+    assert [one.value for one in final if one.name == "ENTRYPOINT"] == ['["bert-tasks"]']
+    assert final.index(Instruction("USER", users[0])) > max(n for n, one in enumerate(final) if one.name == "RUN")
+
+
+def test_no_secrets_and_no_copy_of_everything(instructions: list[Instruction], repository: Path) -> None:
+    for one in instructions:
+        if one.name in ("ARG", "ENV"):
+            assert not re.search(r"token|secret|password|api_?key", one.value, flags=re.IGNORECASE), one
+        if one.name == "COPY" and not one.value.startswith("--from="):
+            *sources, target = one.value.split()
+            assert target.startswith("./")
+            assert "." not in sources
+            assert all((repository / source).exists() for source in sources), one
+
+
+def test_the_ignore_file_lets_through_what_is_copied(instructions: list[Instruction], repository: Path) -> None:
+    lines = (repository / ".dockerignore").read_text("utf-8").splitlines()
+    assert "*" in lines
+    copied = {
+        source
+        for one in instructions
+        if one.name == "COPY" and not one.value.startswith("--from=")
+        for source in one.value.split()[:-1]
+    }
+    assert copied == {line[1:] for line in lines if line.startswith("!")}
+
+
+def test_what_is_installed_is_pinned(instructions: list[Instruction]) -> None:
+    installs = [one.value for one in instructions if one.name == "RUN" and "pip install" in one.value]
+    assert len(installs) == 2
+    assert all("--constraint constraints.txt" in value for value in installs)

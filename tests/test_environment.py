@@ -1,0 +1,153 @@
+"""What `bert-tasks env` and the file of an internal error show, and that neither shows a secret."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from bert_tasks import environment as module
+from bert_tasks.cli import crash
+from bert_tasks.environment import environment, environment_lines, masked, masked_arguments, shown_variables
+
+SECRETS = {
+    "HF_TOKEN": "hf_abcdefghijklmnopqrstuvwxyz",
+    "HF_TOKEN_PATH": "/home/ann/token-of-mine",
+    "WANDB_API_KEY": "0123456789abcdef0123456789abcdef01234567",
+    "MLFLOW_TRACKING_PASSWORD": "hunter2hunter2",
+    "MLFLOW_TRACKING_USERNAME": "annabel-lee",
+    "TRACKIO_WRITE_TOKEN": "trackio-write-me",
+    "HUGGING_FACE_HUB_TOKEN": "hf_zyxwvutsrqponmlkjihgfedcba",
+    "NCCL_MY_SECRET": "raven-nevermore",
+    "MLFLOW_TRACKING_URI": "https://ann:pendulum@tracker.example/path?api_key=usher-fall",
+    "HTTPS_PROXY": "ann:amontillado@proxy.example:3128",
+    "https_proxy": "http://cask@proxy.example:3128",
+    "WANDB_BASE_URL": "postgres://ann:p:ligeia@db.example/x",
+    "HF_ENDPOINT": "hf_inthevalueabcdefghijklm",
+    "AWS_SECRET_ACCESS_KEY": "masque-of-red",  # not of interest, and so not even its name
+}
+HIDDEN = (
+    *(
+        "hf_abc",
+        "token-of-mine",
+        "0123456789abcdef",
+        "hunter2",
+        "annabel",
+        "write-me",
+        "hf_zyx",
+        "nevermore",
+        "pendulum",
+    ),
+    *("usher", "amontillado", "cask", "ligeia", "hf_inthe", "masque", "AWS_SECRET"),
+)
+OPEN = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+def test_secrets_are_masked_and_the_rest_is_shown() -> None:
+    shown = shown_variables({**SECRETS, **OPEN, "EDITOR": "vi"})
+    text = json.dumps(shown)
+    assert [word for word in HIDDEN if word in text] == []
+    assert {name: shown[name] for name in OPEN} == OPEN
+    assert shown["HF_TOKEN"] == shown["WANDB_API_KEY"] == "(set)"
+    assert shown["MLFLOW_TRACKING_URI"] == "https://***@tracker.example/path?api_key=***"
+    assert shown["HTTPS_PROXY"] == "***@proxy.example:3128"
+    assert shown.keys() == SECRETS.keys() - {"AWS_SECRET_ACCESS_KEY"} | OPEN.keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (["train", "a.toml", "--set", "optim.epochs=1"], ["train", "a.toml", "--set", "optim.epochs=1"]),
+        (["push", "--token", "hf_x"], ["push", "--token", "***"]),
+        (["push", "--token=hf_x"], ["push", "--token=***"]),
+        (["--set", "data.secret=x"], ["--set", "data.secret=***"]),
+        (["serve", "--api-key", "abc", "m"], ["serve", "--api-key", "***", "m"]),
+        (["predict", "https://u:p@h/x"], ["predict", "https://***@h/x"]),
+    ],
+)
+def test_a_command_line_without_secrets(given: list[str], shown: list[str]) -> None:
+    assert masked_arguments(given) == shown
+
+
+def test_ordinary_text_is_left_alone() -> None:
+    text = 'File "/a/b.py", line 3, in f: KeyError: "label", see https://example.org/a?page=2 (12:30, me@example.org)'
+    assert masked(text) == text
+
+
+def test_it_says_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("TRANSFORMERS_OFFLINE", "yes")
+    found = environment()
+    assert found["versions"]["torch"] == version("torch")
+    assert found["torch"]["threads"] == 1
+    assert found["torch"]["devices"] == ["cpu"] or found["torch"]["devices"][0].startswith("cuda:0 ")
+    assert found["offline"] is True
+    assert found["folders"]["HF_HOME"].startswith(f"{tmp_path / 'hub'} (not there yet, ")
+    assert found["cpu"]["usable_cores"] <= found["cpu"]["cores"]
+    assert found["memory"]["total"].endswith(" GiB")
+    lines = environment_lines(found)
+    assert f"  torch            {version('torch')}" in lines
+
+
+def test_the_commit_of_a_checkout_only(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "site-packages" / "bert_tasks" / "environment.py"))
+    assert environment(devices=False)["commit"] is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run([*git, *command], check=True)
+    (tmp_path / "pyproject.toml").write_text("", "utf-8")
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "bert_tasks" / "environment.py"))
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert environment(devices=False)["commit"] == head
+
+
+def test_missing_pieces_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(*arguments: object) -> None:
+        raise OSError("libcudart.so: cannot open shared object file")
+
+    monkeypatch.setattr(module, "_torch", broken)
+    monkeypatch.setattr(module, "_memory", broken)
+    monkeypatch.setattr(module, "_commit", broken)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = environment()
+    assert found["torch"] == "not known (OSError: libcudart.so: cannot open shared object file)"
+    assert found["memory"] == found["commit"] == found["torch"]
+    assert environment_lines(found)
+
+
+def test_the_command_prints_no_secret() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bert_tasks", "env", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, **SECRETS},
+    )
+    assert json.loads(done.stdout)["versions"]["bert-tasks"] == version("bert-tasks")
+    assert [word for word in HIDDEN if word in done.stdout] == []
+    assert done.stderr == ""
+
+
+def test_an_internal_error_leaves_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRETS["HF_TOKEN"])
+    monkeypatch.setattr(crash.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["bert-tasks", "train", "r.toml", "--token", "hf_mine"])
+    secret = "locals are not shown: hunter2"
+    try:
+        int("https://ann:pendulum@host", base=len(secret))
+    except ValueError as error:
+        path = Path(str(crash.write_crash(error)))
+    text = path.read_text("utf-8")
+    assert path.name.startswith("bert-tasks-crash-")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "command: bert-tasks train r.toml --token ***\n" in text
+    assert "Traceback (most recent call last)" in text
+    assert "in test_an_internal_error_leaves_a_file" in text
+    assert f"torch            {version('torch')}" in text
+    assert [word for word in ("hf_abc", "hf_mine", "pendulum@", "not shown: hunter2\n") if word in text] == []
+    monkeypatch.setattr(crash.tempfile, "tempdir", str(tmp_path / "not" / "there"))
+    assert crash.write_crash(ValueError("x")) is None
