@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import sqlite3
 import struct
@@ -21,7 +22,7 @@ from bert_tasks.errors import StoppedError, UsageError
 from bert_tasks.training import tracking
 from bert_tasks.training.seeds import train_seeds
 from bert_tasks.training.tracking import check_installed, points
-from runs import digests, events, write_recipe
+from runs import digests, events, newest, write_recipe
 from training import load_model, make_rows
 
 ROWS, DEV = make_rows(40, seed=0), make_rows(12, seed=1)
@@ -125,11 +126,12 @@ class TestTensorBoard:
 
     def test_resuming_doubles_nothing(self, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
-            stop_at(patch, 6)
+            stop_at(patch, 9)
             with pytest.raises(StoppedError):
-                run(checkpoint, tmp_path, "tensorboard")
+                run(checkpoint, tmp_path, "tensorboard", save_steps=3)
         assert max(step for _, step in in_tensorboard(tmp_path)) < 20
-        run(checkpoint, tmp_path, "tensorboard")
+        shutil.rmtree(newest(tmp_path))  # as after a kill: a logged point is computed again
+        run(checkpoint, tmp_path, "tensorboard", save_steps=3)
         found, wanted = in_tensorboard(tmp_path), expected(tmp_path)
         assert {key: len(values) for key, values in found.items()} == dict.fromkeys(wanted, 1)
         run(checkpoint, tmp_path, "tensorboard", epochs=3)  # a finished run, extended: the course so far is there too
@@ -245,11 +247,13 @@ class TestOthers:
 
     @staticmethod
     def _stopped_and_resumed(checkpoint: Path, folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As after a kill: the run goes on from a checkpoint before the last logged point."""
         with monkeypatch.context() as patch:
-            stop_at(patch, 6)
+            stop_at(patch, 9)
             with pytest.raises(StoppedError):
-                run(checkpoint, folder, name, project="tides")
-        run(checkpoint, folder, name, project="tides")
+                run(checkpoint, folder, name, project="tides", save_steps=3)
+        shutil.rmtree(newest(folder))
+        run(checkpoint, folder, name, project="tides", save_steps=3)
 
 
 def in_wandb(file: Path) -> Points:
