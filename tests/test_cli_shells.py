@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = str(Path(sys.executable).with_name("bert-tasks"))
-COLOUR = re.compile(rb"\x1b\[[0-9;]*\b(?:3[0-7]|38|4[0-7]|48|9[0-7]|10[0-7])\b[0-9;]*m")
+COLOUR = re.compile(rb"\x1b\[(?:[0-9]+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;[0-9]+)*m")
 
 
 def completed(shell: str, *words: str) -> set[str]:
