@@ -126,12 +126,12 @@ class TestTensorBoard:
 
     def test_resuming_doubles_nothing(self, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
-            stop_at(patch, 9)
+            stop_at(patch, 6)
             with pytest.raises(StoppedError):
-                run(checkpoint, tmp_path, "tensorboard", save_steps=3)
+                run(checkpoint, tmp_path, "tensorboard", save_steps=3, logging_steps=1)
         assert max(step for _, step in in_tensorboard(tmp_path)) < 20
         shutil.rmtree(newest(tmp_path))  # as after a kill: a logged point is computed again
-        run(checkpoint, tmp_path, "tensorboard", save_steps=3)
+        run(checkpoint, tmp_path, "tensorboard", save_steps=3, logging_steps=1)
         found, wanted = in_tensorboard(tmp_path), expected(tmp_path)
         assert {key: len(values) for key, values in found.items()} == dict.fromkeys(wanted, 1)
         run(checkpoint, tmp_path, "tensorboard", epochs=3)  # a finished run, extended: the course so far is there too
@@ -249,11 +249,11 @@ class TestOthers:
     def _stopped_and_resumed(checkpoint: Path, folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """As after a kill: the run goes on from a checkpoint before the last logged point."""
         with monkeypatch.context() as patch:
-            stop_at(patch, 9)
+            stop_at(patch, 6)
             with pytest.raises(StoppedError):
-                run(checkpoint, folder, name, project="tides", save_steps=3)
+                run(checkpoint, folder, name, project="tides", save_steps=3, logging_steps=1)
         shutil.rmtree(newest(folder))
-        run(checkpoint, folder, name, project="tides", save_steps=3)
+        run(checkpoint, folder, name, project="tides", save_steps=3, logging_steps=1)
 
 
 def in_wandb(file: Path) -> Points:
