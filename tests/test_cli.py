@@ -137,6 +137,7 @@ class TestTrain:
             "metrics.jsonl",
             "metrics.json",
             "recipe.toml",
+            "report.html",
             "run.json",
         }
         before = (folder / "metrics.jsonl").read_bytes()

@@ -16,6 +16,7 @@ import bert_tasks
 from sources import Source, imports, package_sources
 
 HEAVY = ("torch", "transformers", "datasets", "accelerate", "evaluate", "sklearn", "scipy", "numpy", "fastapi")
+PACKAGED = {".css", ".html", ".py", ".typed"}
 made_by_make = pytest.mark.skipif(
     "BERT_TASKS_REPOSITORY" not in os.environ, reason="about the installed wheel: run by `make test`"
 )
@@ -57,8 +58,7 @@ def test_wheel_carries_the_package_and_nothing_else(repository: Path) -> None:
     installed = {str(file) for file in files if file.suffix != ".pyc"}
     package = {file for file in installed if file.startswith("bert_tasks/")}
     in_repository = (repository / "bert_tasks").rglob("*")
-    carried = {".html", ".py", ".typed"}
-    expected = {str(file.relative_to(repository)) for file in in_repository if file.suffix in carried}
+    expected = {str(file.relative_to(repository)) for file in in_repository if file.suffix in PACKAGED}
     assert package == expected
     assert "bert_tasks/py.typed" in package
     others = {file for file in installed - package if ".dist-info/" not in file}

@@ -12,6 +12,9 @@ from bert_tasks.cli import runs as runs
 from bert_tasks.cli import models as models
 
 # isort: split
+from bert_tasks.cli import reporting as reporting
+
+# isort: split
 from bert_tasks.cli import exporting as exporting
 
 # isort: split

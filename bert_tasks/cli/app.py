@@ -6,6 +6,7 @@ Owns standard output: of several processes only the first one speaks. Must not k
 import json
 import logging
 import os
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -46,6 +47,12 @@ def show(content: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
 def say(text: str) -> None:
     if is_first_process():
         print(text, flush=True)
+
+
+def warn(text: str) -> None:
+    """What went wrong beside a command that has done its work."""
+    if is_first_process():
+        print(f"warning: {text}", file=sys.stderr)
 
 
 def processes() -> int:

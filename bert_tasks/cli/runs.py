@@ -7,6 +7,7 @@ import typer
 
 from bert_tasks.cli.app import app, metric_lines, show
 from bert_tasks.cli.options import AsJson, DataFormat, Delimiter, Encoding, OutputDir, Overrides, RecipeFile
+from bert_tasks.cli.reporting import report_on
 from bert_tasks.errors import DivergedError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, train and write nothing.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="At the end, OUTPUT_DIR/report.html.")] = True,
     seeds: Annotated[str | None, typer.Option(metavar="1,2,3", help="One run per seed, in OUTPUT_DIR/seed-N.")] = None,
     dist_timeout: Annotated[
         float | None, typer.Option(min=1, help="Seconds that processes wait for each other; default: torch's.")
@@ -47,26 +49,33 @@ def train(
         plan = dry_run_seeds(loaded, chosen, overwrite=overwrite) if several else plan_run(loaded, overwrite=overwrite)
         show(plan.to_json(), plan.lines(), as_json=as_json)
     elif chosen is None:
-        _train_once(loaded, overwrite=overwrite, quiet=quiet, as_json=as_json)
+        _train_once(loaded, overwrite=overwrite, quiet=quiet, report=report, as_json=as_json)
     else:
-        _train_seeds(loaded, chosen, overwrite=overwrite, quiet=quiet, as_json=as_json)
+        _train_seeds(loaded, chosen, overwrite=overwrite, quiet=quiet, report=report, as_json=as_json)
 
 
-def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, as_json: bool) -> None:
+def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool, as_json: bool) -> None:
     from bert_tasks.runs import train
 
     result = train(loaded, overwrite=overwrite, progress=not quiet)
+    known = result.reused and (result.output_dir / "report.html").exists()
+    page = report_on(result.output_dir) if report and not known else None
     summary = {"metrics": result.metrics, "best_step": result.best_step, "model": str(result.output_dir / "model")}
     lines = [f"best model after step {result.best_step} of {result.steps}", *metric_lines(result.metrics)]
     lines += ["this run was complete already; nothing was trained"] if result.reused else []
-    show(summary, [*lines, f"model: {result.output_dir / 'model'}"], as_json=as_json)
+    lines += [] if page is None else [f"report: {page}"]
+    show(summary | {"report": page}, [*lines, f"model: {result.output_dir / 'model'}"], as_json=as_json)
 
 
-def _train_seeds(loaded: "Recipe", seeds: tuple[int, ...], *, overwrite: bool, quiet: bool, as_json: bool) -> None:
+def _train_seeds(
+    loaded: "Recipe", seeds: tuple[int, ...], *, overwrite: bool, quiet: bool, report: bool, as_json: bool
+) -> None:
     from bert_tasks.runs import train_seeds
 
     result = train_seeds(loaded, seeds, overwrite=overwrite, progress=not quiet)
-    show(result.to_json(), result.lines(), as_json=as_json)
+    page = report_on(result.output_dir) if report and len(result.failed) < len(result.runs) else None
+    lines = ([] if page is None else [f"report: {page}"]) + result.lines()[-1:]
+    show(result.to_json(), [*result.lines()[:-1], *lines], as_json=as_json)
     if result.failed:
         raise typer.Exit(DivergedError.exit_code)
 

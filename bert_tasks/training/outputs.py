@@ -36,9 +36,10 @@ RECIPE = "recipe.toml"
 RUN = "run.json"
 TRACKERS = "trackers.json"
 TENSORBOARD = "tensorboard"
+REPORT = "report.html"  # made from the others when the run is done
 _TRACKED = (TENSORBOARD, "wandb")  # folders that trackers make
-_OURS = (MODEL, EVENTS, SUMMARY, RECIPE, RUN, LOCK, TRACKERS, *_TRACKED, checkpointing.FOLDER)
-_LEFTOVER = re.compile(r"\.(metrics\.jsonl?|(run|trackers)\.json|recipe\.toml)\.tmp-[0-9]+")
+_OURS = (MODEL, EVENTS, SUMMARY, RECIPE, RUN, REPORT, LOCK, TRACKERS, *_TRACKED, checkpointing.FOLDER)
+_LEFTOVER = re.compile(r"\.(metrics\.jsonl?|(run|trackers)\.json|recipe\.toml|report\.html)\.tmp-[0-9]+")
 _VERSIONED = ("bert-tasks", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
 
 
@@ -121,7 +122,7 @@ def clear(folder: Path) -> None:
         elif (folder / name).exists():
             shutil.rmtree(folder / name)
     checkpointing.remove_all(folder / checkpointing.FOLDER)
-    for name in (EVENTS, RECIPE, TRACKERS):
+    for name in (EVENTS, RECIPE, TRACKERS, REPORT):
         (folder / name).unlink(missing_ok=True)
 
 

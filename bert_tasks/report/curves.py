@@ -1,0 +1,104 @@
+"""Learning curves from the lines of metrics.jsonl.
+
+Owns which losses and metrics are drawn. Must not know how a page is laid out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from bert_tasks.report.charts import Axes, Line, line_chart, nice
+from bert_tasks.report.gathering import Run
+
+# Metrics worth a line, by the first that the run has: entities, spans, numbers, several labels, words, classes.
+_CHOICES = (
+    ("overall_f1", "overall_precision", "overall_recall"),
+    ("exact_match", "f1"),
+    ("exact", "f1"),
+    ("pearson", "spearmanr"),
+    ("micro_f1", "f1"),
+    ("overall_accuracy", "macro_f1"),
+    ("accuracy", "macro_f1"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A picture, its lines' (name, style) for the legend, and its caption."""
+
+    svg: Markup
+    legend: tuple[tuple[str, int], ...]
+    caption: str
+
+
+def evaluations(run: Run) -> list[Mapping[str, Any]]:
+    return [event for event in run.events if event["event"] == "evaluation"]
+
+
+def drawn_metrics(run: Run) -> list[str]:
+    """Names of the metrics that are drawn and tabled; with several validation sets the first choice of each."""
+    known = run.metrics
+    sets = [split.removeprefix("validation").removeprefix("_") for split in run.fingerprints()]
+    found: list[str] = []
+    for name in sets:
+        prefix = f"{name}_" if name else ""
+        names = next((names for names in _CHOICES if prefix + names[0] in known), ())
+        found += [prefix + metric for metric in names if prefix + metric in known][: 3 if len(sets) == 1 else 1]
+    return found if found else [name for name in known if not name.endswith("loss")][:3]
+
+
+def loss_chart(run: Run) -> Chart | None:
+    """Training loss at the logged steps and validation loss at the evaluations."""
+    train = [(event["step"], event.get("loss")) for event in run.events if event["event"] == "step"]
+    lines = [Line(name="training", points=train, style=0, marked=False)] if train else []
+    losses = [name for name in _names(run) if name == "loss" or name.endswith("_loss")]
+    for style, name in enumerate(losses, start=1):
+        label = f"validation {name.removesuffix('loss').removesuffix('_')}".strip()
+        lines.append(Line(name=label, points=_points(run, name), style=style))
+    return _chart(lines, run, "loss", "Loss", from_zero=True)
+
+
+def metric_chart(run: Run) -> Chart | None:
+    names = drawn_metrics(run)
+    lines = [Line(name=spoken(name), points=_points(run, name), style=style) for style, name in enumerate(names)]
+    return _chart(lines, run, "score", "Metrics on the validation rows", from_zero=False)
+
+
+def runs_chart(runs: Sequence[Run], metric: str) -> Chart | None:
+    """One metric of several runs."""
+    lines = [Line(name=run.name, points=_points(run, metric), style=style) for style, run in enumerate(runs)]
+    return _chart(lines, None, spoken(metric), f"{spoken(metric)} on the validation rows", from_zero=False)
+
+
+def spoken(metric: str) -> str:
+    """A metric's name as people write it: ``overall_f1`` becomes "overall F1"."""
+    names = {"rmse": "root mean squared error", "exact": "exact match", "spearmanr": "Spearman", "pearson": "Pearson"}
+    return names.get(metric, metric.replace("_", " ").replace("f1", "F1"))
+
+
+def _names(run: Run) -> list[str]:
+    return list(dict.fromkeys(name for event in evaluations(run) for name in event["metrics"]))
+
+
+def _points(run: Run, metric: str) -> list[tuple[float, float | None]]:
+    return [(event["step"], event["metrics"].get(metric)) for event in evaluations(run)]
+
+
+def _chart(lines: Sequence[Line], run: Run | None, unit: str, title: str, *, from_zero: bool) -> Chart | None:
+    values = [y for line in lines for _, y in line.points if y is not None]
+    steps = [x for line in lines for x, _ in line.points]
+    if not values:
+        return None
+    low, high = nice(0.0 if from_zero else min(values), max(values))
+    axes = Axes(x="step", y=unit, x_range=(0.0, float(max(steps))), y_range=(low, high))
+    ends = "; ".join(f"{line.name} {_ends(line.points)}" for line in lines if _ends(line.points))
+    best = None if run is None or run.summary is None else (float(run.summary["best_step"]), "best model")
+    svg = line_chart(lines, axes, label=f"{title} by step: {ends}.", rule=best)
+    return Chart(svg=svg, legend=tuple((line.name, line.style) for line in lines), caption=title)
+
+
+def _ends(points: Sequence[tuple[float, float | None]]) -> str:
+    known = [y for _, y in points if y is not None]
+    return f"from {known[0]:.3g} to {known[-1]:.3g}" if known else ""

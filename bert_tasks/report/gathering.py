@@ -1,0 +1,188 @@
+"""What a run's folder tells, and the answers of its model to the validation rows.
+
+Owns reading a run and making its answers again: the folder keeps no predictions, so the saved model answers the rows
+that the run's recipe names, if these are still the same (their fingerprints are in run.json). What cannot be told is
+said, not guessed. Must not know statistics or pages.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bert_tasks.data.columns import Row
+from bert_tasks.errors import BertTasksError, UsageError
+from bert_tasks.model.predicting import predict_rows
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.recipe import load_recipe
+from bert_tasks.tasks.base import Prediction, Task
+from bert_tasks.training import outputs
+from bert_tasks.training.run import prepare
+from bert_tasks.training.seeds import SEEDS
+
+_SAME = 1e-4  # batches are formed anew, so the last digits of a probability may differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """The model's answers to one validation set (``name`` is empty where there is one)."""
+
+    name: str
+    source: str
+    rows: Sequence[Row]
+    predictions: Sequence[Prediction]
+    task: Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as its folder tells it.
+
+    Attributes:
+        name: what it is called on the page.
+        facts: run.json; ``events``: the lines of metrics.jsonl.
+        summary: metrics.json; None where the run is not finished.
+        recipe: recipe.toml; None for a run of ``fit``.
+        missing: what the report cannot tell, and why.
+    """
+
+    folder: Path
+    name: str
+    facts: Mapping[str, Any]
+    events: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any] | None
+    recipe: str | None
+    answers: tuple[Answers, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def metrics(self) -> Mapping[str, float | None]:
+        """Of the best model so far."""
+        if self.summary is not None:
+            return dict(self.summary["metrics"])
+        found = [event["metrics"] for event in self.events if event["event"] == "evaluation"]
+        return dict(found[-1]) if found else {}
+
+    def fingerprints(self) -> dict[str, str]:
+        """Of the validation sets, by their names in run.json."""
+        return {split: data["fingerprint"] for split, data in self.facts["data"].items() if split != "train"}
+
+
+def gather(folders: Sequence[Path]) -> list[Run]:
+    """The runs in these folders; a folder that ``train --seeds`` made stands for its runs.
+
+    Raises:
+        UsageError: a folder holds no run, or one is given twice.
+    """
+    chosen = [run for folder in folders for run in _runs_in(folder)]
+    if not chosen:
+        raise UsageError(f"{', '.join(map(str, folders))}: no run there has come to its end")
+    twice = [str(folder) for place, folder in enumerate(chosen) if folder.resolve() in _resolved(chosen[:place])]
+    if twice:
+        raise UsageError(f"{twice[0]} is given twice: name every run once")
+    facts = [_facts(folder) for folder in chosen]
+    return [_run(folder, name, known) for folder, name, known in zip(chosen, _names(chosen), facts, strict=True)]
+
+
+def _resolved(folders: Sequence[Path]) -> set[Path]:
+    return {folder.resolve() for folder in folders}
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    if not (folder / SEEDS).is_file():
+        return [folder]
+    try:
+        runs = json.loads((folder / SEEDS).read_text(encoding="utf-8"))["runs"]
+        return [folder / f"seed-{int(run['seed'])}" for run in runs if run["failure"] is None]
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{folder / SEEDS} is damaged: name the runs, {folder}/seed-N") from None
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The folders' own names where these differ, else their paths."""
+    short = [folder.resolve().name for folder in folders]
+    return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    facts = outputs.read_facts(folder)
+    if facts is None:
+        what = "no such folder" if not folder.exists() else f"no run here ({outputs.RUN} is missing)"
+        raise UsageError(f"{folder}: {what}; give the output folder of `bert-tasks train`")
+    return facts
+
+
+def _run(folder: Path, name: str, facts: dict[str, Any]) -> Run:
+    recipe, summary = folder / outputs.RECIPE, outputs.read_summary(folder)
+    answers, missing = _answers(folder, facts)
+    unfinished = (
+        [] if summary is not None else ["The run is not finished: the figures are those of its newest evaluation."]
+    )
+    return Run(
+        folder=folder,
+        name=name,
+        facts=facts,
+        events=_events(folder / outputs.EVENTS),
+        summary=summary,
+        recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
+        answers=tuple(answers),
+        missing=(*unfinished, *missing, *([] if summary is None else _differing(summary["metrics"], answers))),
+    )
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; a run that is being written, or was killed, may end in half of one."""
+    found: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").split("\n") if path.is_file() else []:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and {"event", "step"} <= event.keys():
+            found.append(event)
+    return found
+
+
+def _answers(folder: Path, facts: Mapping[str, Any]) -> tuple[list[Answers], list[str]]:
+    """The answers to each validation set, and why there are none to others."""
+    if not (folder / outputs.RECIPE).is_file():
+        return [], [
+            "The run was started from Python with rows or files of its own and keeps no recipe, so its validation rows "
+            "are not known: no examples, tables by class or intervals."
+        ]
+    if not (folder / outputs.MODEL).is_dir():
+        return [], ["There is no model yet: no examples, tables by class or intervals."]
+    try:
+        prepared = prepare(load_recipe(folder / outputs.RECIPE))
+        model = TaskModel.from_pretrained(folder / outputs.MODEL, task=type(prepared.task))
+    except (BertTasksError, OSError) as error:
+        return [], [f"The model could not answer its validation rows again: {error}"]
+    if torch.cuda.is_available():
+        model.to("cuda")
+    found: list[Answers] = []
+    missing: list[str] = []
+    for name, table in prepared.splits.validation.items():
+        split = f"validation_{name}" if name else "validation"
+        if facts["data"].get(split, {}).get("fingerprint") != table.fingerprint:
+            missing.append(
+                f"{table.source} has changed since the run: its rows are not those that it was validated on."
+            )
+            continue
+        rows = list(table)
+        predictions = list(predict_rows(model, rows))
+        found.append(Answers(name=name, source=table.source, rows=rows, predictions=predictions, task=model.task))
+    return found, missing
+
+
+def _differing(metrics: Mapping[str, float | None], answers: Sequence[Answers]) -> list[str]:
+    """A remark where the saved model does not reach the run's own figure again."""
+    found = []
+    for one in answers:
+        name = f"{one.name}_{one.task.primary_metric}" if one.name else one.task.primary_metric
+        now, then = one.task.metrics(one.predictions, one.rows)[one.task.primary_metric], metrics.get(name)
+        if then is not None and abs(now - then) > _SAME * max(1.0, abs(then)):
+            found.append(f"The saved model now gives {name} = {now:.6g}; at the end of training it was {then:.6g}.")
+    return found

@@ -1,0 +1,177 @@
+"""The measures of each task as sums over rows: what can be resampled.
+
+Owns the addends and formulas; the numbers equal those of ``task.metrics`` under the same names. Must not know how they
+are shown. A row is what is drawn: a text, a sentence with all its words, a question.
+
+Shape legend: S rows, L labels (or entity types).
+"""
+
+from collections.abc import Sequence, Set
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_tasks.metrics.squad import exact_score, f1_score, normalize_answer
+from bert_tasks.report.statistics import Floats, Measure, ratio
+
+
+class Span(NamedTuple):
+    """Words ``start`` to ``end - 1`` of a sentence."""
+
+    start: int
+    end: int
+    type: str
+
+
+class Counts(NamedTuple):
+    """Of each row and label: how often true, predicted, and both; each ``[S, L]``."""
+
+    actual: Floats
+    predicted: Floats
+    both: Floats
+
+
+def one_hot(chosen: Sequence[Sequence[str]], labels: Sequence[str]) -> Floats:
+    """``[S, L]``: how often each label stands in a row's list; others count nowhere."""
+    place = {label: number for number, label in enumerate(labels)}
+    counted = np.zeros((len(chosen), len(labels)))
+    for row, names in enumerate(chosen):
+        for name in names:
+            if name in place:
+                counted[row, place[name]] += 1
+    return counted
+
+
+def label_counts(actual: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], labels: Sequence[str]) -> Counts:
+    """Of rows that have a set of labels each."""
+    true, guessed = one_hot(actual, labels), one_hot(predicted, labels)
+    return Counts(true, guessed, true * guessed)
+
+
+def word_counts(actual: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], labels: Sequence[str]) -> Counts:
+    """Of sentences whose words have one tag each."""
+    right = [[a for a, b in zip(one, two, strict=True) if a == b] for one, two in zip(actual, predicted, strict=True)]
+    return Counts(one_hot(actual, labels), one_hot(predicted, labels), one_hot(right, labels))
+
+
+def span_counts(actual: Sequence[Set[Span]], predicted: Sequence[Set[Span]], types: Sequence[str]) -> Counts:
+    """Of sentences with spans, right only where type and both ends are."""
+    right = [true & guessed for true, guessed in zip(actual, predicted, strict=True)]
+    sides = ([[span.type for span in spans] for spans in side] for side in (actual, predicted, right))
+    return Counts(*(one_hot(side, types) for side in sides))
+
+
+def class_measure(counts: Counts, labels: Sequence[str]) -> Measure:
+    """Of one class per row: precision, recall and F1 of each, accuracy, macro F1 over the classes that occur."""
+    return _counted(counts, labels, {"accuracy": _accuracy, "macro_f1": _macro_occurring})
+
+
+def multilabel_measure(counts: Counts, labels: Sequence[str]) -> Measure:
+    """Of several labels per row: those of each, macro F1 (a label that never occurs counts as 0) and micro F1.
+
+    A replicate that happens to miss a rare label says nothing about it: there the macro F1 is that of the others.
+    """
+    never = float((counts.actual.sum(axis=0) + counts.predicted.sum(axis=0) == 0).sum())
+    return _counted(counts, labels, {"f1": lambda sums: _macro_occurring(sums, also=never), "micro_f1": _micro})
+
+
+def word_measure(counts: Counts, labels: Sequence[str]) -> Measure:
+    return _counted(counts, labels, {"overall_accuracy": _accuracy, "macro_f1": _macro_occurring})
+
+
+def entity_measure(counts: Counts, types: Sequence[str]) -> Measure:
+    overall = {"overall_precision": _micro_precision, "overall_recall": _micro_recall, "overall_f1": _micro}
+    return _counted(counts, types, overall)
+
+
+def _counted(counts: Counts, labels: Sequence[str], overall: dict[str, Any]) -> Measure:
+    """Numbers of a label that a replicate has neither as truth nor as answer are not defined there."""
+    names = [f"{score}\0{label}" for score in ("precision", "recall", "f1") for label in labels]
+
+    def formula(sums: Floats) -> Floats:
+        parts = Counts(*np.split(sums, 3, axis=-1))
+        absent = parts.actual + parts.predicted == 0
+        each = [np.where(absent, np.nan, scores(parts)) for scores in (_precision, _recall, _f1)]
+        return np.concatenate([*each, *(made(parts)[..., None] for made in overall.values())], axis=-1)
+
+    return Measure(names=(*names, *overall), addends=np.hstack(counts), formula=formula)
+
+
+def _precision(sums: Counts) -> Floats:
+    return ratio(sums.both, sums.predicted)
+
+
+def _recall(sums: Counts) -> Floats:
+    return ratio(sums.both, sums.actual)
+
+
+def _f1(sums: Counts) -> Floats:
+    return ratio(2 * sums.both, sums.predicted + sums.actual)
+
+
+def _macro_occurring(sums: Counts, also: float = 0.0) -> Floats:
+    """The mean F1 of labels that occur, and of so many others that have 0."""
+    occurs = (sums.predicted + sums.actual > 0).sum(axis=-1)
+    return ratio(_f1(sums).sum(axis=-1), occurs + also)
+
+
+def _pooled(sums: Counts) -> Counts:
+    return Counts(*(part.sum(axis=-1) for part in sums))
+
+
+def _micro(sums: Counts) -> Floats:
+    return _f1(_pooled(sums))
+
+
+def _micro_precision(sums: Counts) -> Floats:
+    return _precision(_pooled(sums))
+
+
+def _micro_recall(sums: Counts) -> Floats:
+    return _recall(_pooled(sums))
+
+
+def _accuracy(sums: Counts) -> Floats:
+    """One class a row (or word): what is right over what there is."""
+    return _recall(_pooled(sums))
+
+
+def regression_measure(actual: Sequence[float], predicted: Sequence[float]) -> Measure:
+    """Pearson's correlation, mean absolute error and root of the mean squared error."""
+    true, guessed = np.asarray(actual, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
+    x, y = true - true.mean(), guessed - guessed.mean()  # sums of squares keep their digits
+    gap = guessed - true
+    addends = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y, np.abs(gap), gap * gap], axis=1)
+    return Measure(names=("pearson", "mean_absolute_error", "rmse"), addends=addends, formula=_regression)
+
+
+def _regression(sums: Floats) -> Floats:
+    count, x, y, xx, yy, xy, gap, squared = np.moveaxis(sums, -1, 0)
+    spread = np.sqrt(np.maximum(count * xx - x * x, 0.0) * np.maximum(count * yy - y * y, 0.0))
+    pearson = np.divide(count * xy - x * y, spread, out=np.full(spread.shape, np.nan), where=spread > 1e-12)
+    return np.stack([np.clip(pearson, -1.0, 1.0), gap / count, np.sqrt(squared / count)], axis=-1)
+
+
+class AnswerScore(NamedTuple):
+    """Of one question: exact match and F1, from 0 to 1."""
+
+    exact: float
+    f1: float
+
+
+def answer_score(golds: Sequence[str], guess: str) -> AnswerScore:
+    """The best over the gold answers, as in evaluate-v2.0; without any, "" is right."""
+    given = [gold for gold in golds if normalize_answer(gold)]
+    accepted = given if given else [""]
+    exact = max(exact_score(gold, guess) for gold in accepted)
+    return AnswerScore(exact, max(f1_score(gold, guess) for gold in accepted))
+
+
+def answer_measure(scores: Sequence[AnswerScore], exact_name: str) -> Measure:
+    """Exact match and F1 from 0 to 100."""
+    addends = np.array([(1.0, score.exact, score.f1) for score in scores], dtype=np.float64)
+
+    def formula(sums: Floats) -> Floats:
+        return np.stack([100.0 * ratio(sums[..., 1], sums[..., 0]), 100.0 * ratio(sums[..., 2], sums[..., 0])], axis=-1)
+
+    return Measure(names=(exact_name, "f1"), addends=addends, formula=formula)

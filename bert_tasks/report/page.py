@@ -1,0 +1,185 @@
+"""The HTML of a report, from templates that escape whatever they are given.
+
+Owns what stands where and how numbers are written. The templates and the style sheet lie in ``templates/``. Must not
+know how figures are computed.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from bert_tasks.report import charts, pictures
+from bert_tasks.report.comparison import ASSUMPTIONS, Comparison
+from bert_tasks.report.curves import drawn_metrics, evaluations, loss_chart, metric_chart, runs_chart, spoken
+from bert_tasks.report.gathering import Run
+from bert_tasks.report.results import Results
+from bert_tasks.report.statistics import LEVEL, REPLICATES, Estimate
+
+_MOST_LINES = 60  # of the table of evaluations
+_MOST_RECIPE = 20_000  # characters
+_NOTHING = "\N{EN DASH}"
+_HUES = 6  # of entity types in the style sheet
+
+
+def run_page(run: Run, results: Mapping[str, Results]) -> str:
+    """The page about one run."""
+    template = _environment().get_template("run.html")
+    return template.render(
+        title=f"{run.name} · bert-tasks report",
+        run=run,
+        sets=[_shown(name, one) for name, one in results.items()],
+        subtitle=_subtitle(run, results),
+        curves=[chart for chart in (loss_chart(run), metric_chart(run)) if chart is not None],
+        evaluations=_evaluation_rows(run),
+        evaluated=drawn_metrics(run),
+        plain_metrics=[] if results else [(name, value) for name, value in run.metrics.items()],
+        facts=_facts(run),
+        recipe=None if run.recipe is None else run.recipe[:_MOST_RECIPE],
+    )
+
+
+def comparison_page(
+    runs: Sequence[Run], results: Sequence[Mapping[str, Results]], comparisons: Sequence[Comparison]
+) -> str:
+    """The page about several runs."""
+    template = _environment().get_template("comparison.html")
+    names = drawn_metrics(runs[0])
+    losses = [name for name in runs[0].metrics if name == "loss" or name.endswith("_loss")]
+    drawn = [chart for chart in (runs_chart(runs, name) for name in [*losses[:1], *names[:1]]) if chart is not None]
+    return template.render(
+        title=f"{len(runs)} runs · bert-tasks report",
+        runs=runs,
+        comparisons=comparisons,
+        assumptions=ASSUMPTIONS,
+        curves=drawn,
+        metrics=[*names, *losses],
+        tables=[_side_by_side(name, results) for name in results[0] if all(name in other for other in results)],
+        facts=_shared_facts([dict(_facts(run)) for run in runs]),
+    )
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("bert_tasks.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "p_value": p_value, "spoken": spoken, "title_case": title_case}
+    environment.globals |= {
+        "interval": charts.interval,
+        "sample": charts.sample,
+        "level": LEVEL,
+        "replicates": REPLICATES,
+    }
+    return environment
+
+
+def number(value: float | None, digits: int | None = None) -> str:
+    """Three decimals for shares and losses, one for scores up to 100, a dash for nothing."""
+    if value is None or value != value:
+        return _NOTHING
+    places = (3 if abs(value) < 2 else 1) if digits is None else digits
+    return f"{value:,.{places}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def title_case(text: str) -> str:
+    """With a capital first letter, the others as they are."""
+    return text[:1].upper() + text[1:]
+
+
+def p_value(value: float | None) -> str:
+    if value is None:
+        return _NOTHING
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _shown(name: str, results: Results) -> dict[str, Any]:
+    """A validation set's results with their pictures."""
+    regression = [pictures.scatter_chart(results), pictures.residual_chart(results)] if results.pairs else []
+    return {
+        "name": name,
+        "results": results,
+        "digits": 1 if results.unit == "questions" else 3,
+        "headline": [(metric, results.estimates[metric]) for metric in results.headline],
+        "calibration": pictures.calibration_chart(results),
+        "threshold": pictures.threshold_chart(results),
+        "regression": regression,
+        "types": {row.label: place % _HUES for place, row in enumerate(results.table)},
+    }
+
+
+def _side_by_side(name: str, results: Sequence[Mapping[str, Results]]) -> dict[str, Any]:
+    """F1 of every class in every run."""
+    found = [each[name] for each in results]
+    scores = [{row.label: row.f1 for row in one.table} for one in found]
+    none = Estimate(value=None, low=None, high=None)
+    rows = [(row.label, row.support, [labels.get(row.label, none) for labels in scores]) for row in found[0].table]
+    return {"name": name, "word": found[0].label_word, "rows": rows}
+
+
+def _subtitle(run: Run, results: Mapping[str, Results]) -> list[str]:
+    model = run.facts["settings"].get("model.name")
+    parts = [str(run.facts["task"])] + ([] if model is None else [f"from {model}"])
+    parts.append(f"{run.facts['rows']:,} training rows")
+    parts += [f"{one.rows:,} validation {one.unit} {name}".rstrip() for name, one in results.items()]
+    return parts
+
+
+def _evaluation_rows(run: Run) -> list[tuple[int, int, float | None, list[float | None]]]:
+    """(step, epoch, loss, metrics) of the newest evaluations."""
+    names = drawn_metrics(run)
+    return [
+        (event["step"], event["epoch"], event["metrics"].get("loss"), [event["metrics"].get(name) for name in names])
+        for event in evaluations(run)[-_MOST_LINES:]
+    ]
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    """What was run, for a list of names and values."""
+    facts, settings, summary = run.facts, run.facts["settings"], run.summary
+    found = [("task", facts["task"]), ("model", settings.get("model.name"))]
+    found += [(f"{split} rows from", data["source"]) for split, data in facts["data"].items()]
+    found += [(f"{split} fingerprint", data["fingerprint"][:12]) for split, data in facts["data"].items()]
+    found += [("training rows", f"{facts['rows']:,}"), ("steps", f"{facts['steps']:,}")]
+    if summary is not None:
+        found += [
+            ("best model after step", f"{summary['best_step']:,}"),
+            ("training time", _time(summary["train_seconds"])),
+        ]
+        found += [("stopped early", "yes" if summary["stopped_early"] else "no")]
+    found += [(name, settings.get(f"optim.{key}")) for name, key in _SETTINGS]
+    found += [("seed", facts["seed"]), ("processes", f"{facts['processes']} x {facts['device']}")]
+    found += [("attention", facts["attention"]), ("machine", facts["platform"]), ("python", facts["python"])]
+    found += list(facts["versions"].items())
+    return [(name, str(value)) for name, value in found if value is not None]
+
+
+_SETTINGS = (
+    ("epochs", "epochs"),
+    ("batch size", "batch_size"),
+    ("learning rate", "learning_rate"),
+    ("warm-up ratio", "warmup_ratio"),
+    ("weight decay", "weight_decay"),
+    ("mixed precision", "mixed_precision"),
+)
+
+
+def _shared_facts(facts: Sequence[Mapping[str, str]]) -> dict[str, list[tuple[str, Any]]]:
+    """Facts that are the same in all runs, and those that differ with each run's."""
+    names = list(dict.fromkeys(name for one in facts for name in one))
+    rows = [(name, [one.get(name, _NOTHING) for one in facts]) for name in names]
+    return {
+        "same": [(name, values[0]) for name, values in rows if len(set(values)) == 1],
+        "different": [(name, values) for name, values in rows if len(set(values)) > 1],
+    }
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

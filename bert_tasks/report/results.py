@@ -1,0 +1,203 @@
+"""What is told of a model's answers to one validation set: the types that figures and pages share.
+
+Owns their form and the limits on how much text a report holds. Must not know tasks.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from bert_tasks.report.statistics import Calibration, Estimate, Measure, bootstrap
+
+EXAMPLES = 20
+QUESTIONS = 12
+MOST_CHARACTERS = 500  # of one text
+MOST_WORDS = 80  # of one sentence
+MOST_CLASSES = 200  # rows of a table
+MATRIX = 12  # classes in a confusion matrix; of more only the most frequent mistakes are listed
+MOST_POINTS = 1500  # of a scatter plot
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelRow:
+    """A class, label, entity type or tag. ``support``: how often it is true."""
+
+    label: str
+    precision: Estimate
+    recall: Estimate
+    f1: Estimate
+    support: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confusion:
+    """``counts[i][j]``: rows (or words) of class i that were answered j; empty where there are too many classes.
+
+    ``mistakes``: (true, answered, rows), the most frequent first.
+    """
+
+    unit: str
+    labels: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+    mistakes: tuple[tuple[str, str, int], ...]
+
+    @classmethod
+    def of(cls, truths: Sequence[str], answers: Sequence[str], labels: tuple[str, ...], unit: str) -> Self:
+        counted = Counter(zip(truths, answers, strict=True))
+        mistakes = [(truth, answer, count) for (truth, answer), count in counted.most_common() if truth != answer]
+        small = labels if len(labels) <= MATRIX else ()
+        counts = tuple(tuple(counted[truth, answer] for answer in small) for truth in small)
+        return cls(unit=unit, labels=small, counts=counts, mistakes=tuple(mistakes[:MATRIX]))
+
+    @property
+    def shown(self) -> bool:
+        return bool(self.labels or self.mistakes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextExample:
+    """A row that was answered wrong; ``line``: where it stands in its file."""
+
+    line: int | None
+    text: str
+    text_pair: str | None
+    truth: str
+    answer: str
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Part of a text: what it truly is and what the model says it is, "" for nothing special."""
+
+    text: str
+    truth: str = ""
+    answer: str = ""
+
+    @property
+    def right(self) -> bool:
+        return self.truth == self.answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceExample:
+    """A sentence twice: with its true spans and with the model's. What only one of them has is not right."""
+
+    line: int | None
+    truth: tuple[Segment, ...]
+    answer: tuple[Segment, ...]
+    mistakes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionExample:
+    """A question, the part of its context around both answers, and the best answers with their probabilities."""
+
+    line: int | None
+    question: str
+    excerpt: tuple[Segment, ...]
+    truths: tuple[str, ...]
+    answer: str
+    score: float
+    f1: float
+    n_best: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRow:
+    """Questions with or without an answer."""
+
+    name: str
+    exact: Estimate
+    f1: Estimate
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThresholdCurve:
+    """(threshold of the null odds, exact match, F1) and the threshold that the model has."""
+
+    points: tuple[tuple[float, float, float], ...]
+    chosen: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """One validation set's figures and examples; what a task does not have is empty.
+
+    Attributes:
+        unit: what is drawn anew in the intervals: rows, sentences or questions.
+        headline: names of the measure's numbers that stand first.
+        label_word: what a row of ``table`` is: class, label, type, tag.
+        sure_of: whose confidence the calibration is about.
+        pairs: (true, predicted) numbers of a regression.
+        right: for each row whether it is right, where rows are right or wrong.
+    """
+
+    measure: Measure
+    rows: int
+    unit: str
+    headline: tuple[str, ...]
+    label_word: str = ""
+    table: tuple[LabelRow, ...] = ()
+    left_out: int = 0
+    confusion: Confusion | None = None
+    calibration: Calibration | None = None
+    sure_of: str = ""
+    mistakes: int = 0
+    texts: tuple[TextExample, ...] = ()
+    sentences: tuple[SentenceExample, ...] = ()
+    questions: tuple[QuestionExample, ...] = ()
+    groups: tuple[GroupRow, ...] = ()
+    curve: ThresholdCurve | None = None
+    pairs: tuple[tuple[float, float], ...] = ()
+    right: tuple[bool, ...] = ()
+    estimates: Mapping[str, Estimate]
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, without the texts."""
+        kept = {"rows", "unit", "table", "confusion", "calibration", "mistakes", "groups", "curve"}
+        figures = {field.name: getattr(self, field.name) for field in fields(self) if field.name in kept}
+        figures["estimates"] = {name: one for name, one in self.estimates.items() if "\0" not in name}
+        return {name: _plain(value) for name, value in figures.items() if value not in (None, ())}
+
+
+def label_rows(measure: Measure, estimates: Mapping[str, Estimate], labels: tuple[str, ...]) -> tuple[LabelRow, ...]:
+    """The table of a measure whose numbers are counted by label; its first addends are how often each is true."""
+    support = measure.addends.sum(axis=0)
+    return tuple(
+        LabelRow(
+            label=label,
+            precision=estimates[f"precision\0{label}"],
+            recall=estimates[f"recall\0{label}"],
+            f1=estimates[f"f1\0{label}"],
+            support=int(support[number]),
+        )
+        for number, label in enumerate(labels)
+    )
+
+
+def most_frequent(rows: tuple[LabelRow, ...]) -> tuple[LabelRow, ...]:
+    """All rows, or the classes that are most often true where there are too many, in the order of the labels."""
+    if len(rows) <= MOST_CLASSES:
+        return rows
+    kept = sorted(range(len(rows)), key=lambda place: -rows[place].support)[:MOST_CLASSES]
+    return tuple(rows[place] for place in sorted(kept))
+
+
+def cut(text: str, most: int = MOST_CHARACTERS) -> str:
+    """The text, or its beginning."""
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+
+
+def estimated(measure: Measure) -> dict[str, Estimate]:
+    return bootstrap(measure)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return asdict(value) if hasattr(value, "__dataclass_fields__") else value

@@ -1,0 +1,145 @@
+"""Results of token classification: entities, or tags where the labels mark none.
+
+Owns which figures and examples it has, and how a sentence is cut into spans. Must not know how they are shown.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple, cast
+
+from bert_tasks.data.columns import Row
+from bert_tasks.data.tags import entities, label_scheme
+from bert_tasks.report.gathering import Answers
+from bert_tasks.report.measures import Span, entity_measure, span_counts, word_counts, word_measure
+from bert_tasks.report.results import (
+    EXAMPLES,
+    MOST_WORDS,
+    Confusion,
+    Results,
+    Segment,
+    SentenceExample,
+    cut,
+    estimated,
+    label_rows,
+    most_frequent,
+)
+from bert_tasks.report.statistics import calibration
+from bert_tasks.tasks.token_classification import TokenPrediction
+
+OUTSIDE = "O"
+_RIGHT_EXAMPLES = 3  # sentences without a mistake that are shown too
+
+
+class _Word(NamedTuple):
+    score: float
+    truth: str
+    answer: str
+
+
+class _Answer(NamedTuple):
+    row: Row
+    truth: frozenset[Span]
+    guess: frozenset[Span]
+    surest: float
+
+
+def results(answers: Answers) -> Results:
+    """Of the rows that have tags."""
+    guesses = cast("Sequence[TokenPrediction]", answers.predictions)
+    pairs = [(row, one) for row, one in zip(answers.rows, guesses, strict=True) if row.get("tags") is not None]
+    truths, found = [list(row["tags"]) for row, _ in pairs], [list(one.tags) for _, one in pairs]
+    raw = label_scheme(answers.task.labels) == "raw"
+    judged = [_judged(row, one, raw=raw) for row, one in pairs]
+    if raw:
+        labels = tuple(sorted({*chain.from_iterable(truths), *chain.from_iterable(found)}))
+        measure = word_measure(word_counts(truths, found, labels), labels)
+    else:
+        labels = tuple(sorted({span.type for one in judged for span in one.truth | one.guess}))
+        counts = span_counts([one.truth for one in judged], [one.guess for one in judged], labels)
+        measure = entity_measure(counts, labels)
+    estimates = estimated(measure)
+    wrong = sorted((one for one in judged if one.truth != one.guess), key=lambda one: -one.surest)
+    fine = [one for one in judged if one.truth == one.guess and one.truth]
+    table = label_rows(measure, estimates, labels)
+    shown = most_frequent(table)
+    words = [one for row, guess in pairs for one in _words(row, guess, raw=raw)]
+    true_words, answered = [one.truth for one in words], [one.answer for one in words]
+    return Results(
+        measure=measure,
+        estimates=estimates,
+        rows=len(pairs),
+        unit="sentences",
+        headline=("overall_accuracy", "macro_f1") if raw else ("overall_f1", "overall_precision", "overall_recall"),
+        label_word="tag" if raw else "type",
+        table=shown,
+        left_out=len(table) - len(shown),
+        confusion=Confusion.of(true_words, answered, labels if raw else (*labels, OUTSIDE), "words"),
+        calibration=calibration([one.score for one in words], [one.truth == one.answer for one in words]),
+        sure_of="word",
+        mistakes=len(wrong),
+        sentences=tuple(_example(one) for one in [*wrong[:EXAMPLES], *fine[:_RIGHT_EXAMPLES]]),
+        right=tuple(one.truth == one.guess for one in judged),
+    )
+
+
+def _words(row: Row, guess: TokenPrediction, *, raw: bool) -> list[_Word]:
+    """Each word's tag; of chunk tags only what they mark, since schemes spell where it begins and ends differently."""
+    tags = zip(guess.scores, row["tags"], guess.tags, strict=True)
+    return [_Word(score, one, two) if raw else _Word(score, _type(one), _type(two)) for score, one, two in tags]
+
+
+def _type(tag: str) -> str:
+    return OUTSIDE if tag == OUTSIDE else tag.partition("-")[2]
+
+
+def _spans(tags: Sequence[str], other: Sequence[str], *, raw: bool) -> frozenset[Span]:
+    """Entities; of raw tags the words on which both sides differ."""
+    if raw:
+        differing = enumerate(zip(tags, other, strict=True))
+        return frozenset(Span(place, place + 1, tag) for place, (tag, wanted) in differing if tag != wanted)
+    return frozenset(Span(entity.start, entity.end, entity.type) for entity in entities(tags))
+
+
+def _judged(row: Row, guess: TokenPrediction, *, raw: bool) -> _Answer:
+    truth, found = _spans(row["tags"], guess.tags, raw=raw), _spans(guess.tags, row["tags"], raw=raw)
+    wrong = [place for span in truth ^ found for place in range(span.start, span.end)]
+    return _Answer(row, truth, found, max((guess.scores[place] for place in wrong), default=0.0))
+
+
+def _example(one: _Answer) -> SentenceExample:
+    words = one.row["words"]
+    first = min((span.start for span in one.truth ^ one.guess), default=0)
+    start = max(0, min(first - MOST_WORDS // 3, len(words) - MOST_WORDS))
+    end = min(len(words), start + MOST_WORDS)
+    return SentenceExample(
+        line=one.row.get("line"),
+        truth=_segments(words, one.truth, one.guess, start, end, is_truth=True),
+        answer=_segments(words, one.guess, one.truth, start, end, is_truth=False),
+        mistakes=len(one.truth ^ one.guess),
+    )
+
+
+def _segments(
+    words: Sequence[str], spans: frozenset[Span], other: frozenset[Span], start: int, end: int, *, is_truth: bool
+) -> tuple[Segment, ...]:
+    """The words from start to end with one side's spans; a span that the other side has too is right."""
+    found = [Segment(text="…")] if start else []
+    place = start
+    for span in sorted(spans):
+        if span.end <= start or span.start >= end:
+            continue
+        found += _plain(words[place : max(place, span.start)])
+        text = cut(" ".join(words[max(span.start, start) : min(span.end, end)]), 200)
+        both = span in other
+        found.append(
+            Segment(text=text, truth=span.type, answer=span.type if both else "")
+            if is_truth
+            else Segment(text=text, truth=span.type if both else "", answer=span.type)
+        )
+        place = span.end
+    found += _plain(words[place:end])
+    return tuple([*found, Segment(text="…")] if end < len(words) else found)
+
+
+def _plain(words: Sequence[str]) -> list[Segment]:
+    return [Segment(text=" ".join(cut(word, 60) for word in words))] if words else []

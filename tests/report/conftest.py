@@ -1,0 +1,27 @@
+"""What the report's tests share: one finished run of every kind of task, and the page about it."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from report_runs import KINDS, trained
+from training import save_checkpoint
+
+
+@pytest.fixture(scope="session")
+def checkpoint(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"), bpe_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def run_of(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a finished run by the name of its kind; nobody may change it."""
+
+    @cache
+    def made(name: str) -> Path:
+        return trained(tmp_path_factory.mktemp(name), checkpoint, KINDS[name])
+
+    return made

@@ -1,0 +1,178 @@
+"""What a report is made from, what it says when something is gone, and the commands that make one."""
+
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from bert_tasks.cli.app import app
+from bert_tasks.errors import UsageError
+from bert_tasks.report import make_report
+from bert_tasks.report.comparison import MCNEMAR, RANDOMISATION
+from report_runs import KINDS, trained, write_recipe
+from runs import digests
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def copy_of(run_of, tmp_path):
+    """A run with its recipe and rows, to be changed: (folder of the run, folder of the rows)."""
+
+    def copied(name):
+        home = shutil.copytree(run_of(name).parent, tmp_path / name)
+        recipe = home / "run" / "recipe.toml"
+        recipe.write_text(recipe.read_text("utf-8").replace(str(run_of(name).parent), str(home)), "utf-8")
+        return home / "run", home
+
+    return copied
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_figures_are_those_of_the_run(run_of, tmp_path, name):
+    report = make_report(run_of(name), tmp_path / "page.html")
+    (run,), (results,) = report.runs, report.results
+    assert run.missing == ()
+    found = {metric: one.value for metric, one in results[""].estimates.items() if metric in run.metrics}
+    assert found
+    assert found == pytest.approx({metric: run.metrics[metric] for metric in found}, abs=1e-4)
+    json.dumps(report.to_json(), allow_nan=False)
+
+
+def test_a_report_changes_nothing_in_the_run(copy_of):
+    run, _ = copy_of("classes")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert make_report(run).output == run / "report.html"
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert after == before | {run / "report.html": after[run / "report.html"]}
+
+
+def test_rows_that_changed_are_said_to_have(copy_of):
+    run, home = copy_of("classes")
+    (home / "dev.jsonl").write_text((home / "dev.jsonl").read_text("utf-8").replace("ferry", "tram"), "utf-8")
+    report = make_report(run)
+    assert "changed since the run" in report.runs[0].missing[0]
+    assert report.results == ({},)
+    html = report.output.read_text("utf-8")
+    assert "changed since the run" in html
+    assert "Learning curves" in html
+
+
+def test_rows_that_are_gone_are_said_to_be(copy_of):
+    run, home = copy_of("classes")
+    (home / "dev.jsonl").unlink()
+    assert "dev.jsonl" in make_report(run).runs[0].missing[0]
+
+
+def test_a_run_without_recipe_and_one_without_end(copy_of):
+    run, _ = copy_of("tags")
+    (run / "recipe.toml").unlink()
+    (run / "metrics.json").unlink()
+    missing = make_report(run).runs[0].missing
+    assert "not finished" in missing[0]
+    assert "keeps no recipe" in missing[1]
+
+
+def test_runs_are_compared_on_the_same_rows(run_of, copy_of, tmp_path):
+    other, _ = copy_of("classes")
+    report = make_report([run_of("classes"), other], tmp_path / "page.html")
+    (comparison,) = report.comparisons
+    assert comparison.test == MCNEMAR
+    assert comparison.runs[1].p == 1.0
+    assert (comparison.runs[1].only_first, comparison.runs[1].only_this) == (0, 0)
+    tagged, _ = copy_of("tags")
+    assert make_report([run_of("tags"), tagged], tmp_path / "page.html").comparisons[0].test == RANDOMISATION
+
+
+def test_runs_on_other_rows_or_tasks_are_refused_by_name(run_of, copy_of, tmp_path):
+    other, _ = copy_of("classes")
+    facts = json.loads((other / "run.json").read_text("utf-8"))
+    facts["data"]["validation"]["fingerprint"] = "f" * 64
+    (other / "run.json").write_text(json.dumps(facts), "utf-8")
+    with pytest.raises(
+        UsageError, match=r"classes\S*run and .*classes/run were validated on different rows .*ffffffff"
+    ):
+        make_report([run_of("classes"), other], tmp_path / "page.html")
+    with pytest.raises(UsageError, match="different tasks"):
+        make_report([run_of("classes"), run_of("tags")], tmp_path / "page.html")
+
+
+def test_wrong_arguments(run_of, tmp_path):
+    with pytest.raises(UsageError, match="no such folder"):
+        make_report(tmp_path / "nothing")
+    with pytest.raises(UsageError, match=r"run\.json is missing"):
+        make_report(tmp_path)
+    with pytest.raises(UsageError, match="given twice"):
+        make_report([run_of("tags"), run_of("tags")], tmp_path / "page.html")
+    with pytest.raises(UsageError, match=r"ends in \.html"):
+        make_report(run_of("tags"), tmp_path / "page.pdf")
+    with pytest.raises(UsageError, match="make it first"):
+        make_report(run_of("tags"), tmp_path / "nowhere" / "page.html")
+
+
+def test_command_prints_where_the_report_is_or_its_figures(run_of, tmp_path):
+    done = call("report", run_of("spans"), "--output", tmp_path / "page.html")
+    assert (done.exit_code, done.stdout) == (0, f"report: {tmp_path / 'page.html'}\n")
+    figures = json.loads(call("report", run_of("spans"), "--output", tmp_path / "page.html", "--json").stdout)
+    validation = figures["runs"][0]["validation"][""]
+    assert set(validation["estimates"]) == {"exact", "f1"}
+    assert validation["curve"]["points"]
+
+
+def test_train_makes_a_report_and_goes_on_as_if_there_were_none(checkpoint, tmp_path):
+    recipe = write_recipe(tmp_path, checkpoint, KINDS["labels"], epochs=1)
+    done = call("train", recipe, "--quiet")
+    assert done.exit_code == 0
+    page = tmp_path / "run" / "report.html"
+    assert f"report: {page}" in done.stdout
+    assert page.is_file()
+    again = call("train", recipe, "--quiet", "--set", "optim.epochs=1")
+    assert "complete already" in again.stdout
+    plain = call("train", recipe, "--quiet", "--no-report", "--output-dir", tmp_path / "plain")
+    assert "report:" not in plain.stdout
+    assert not (tmp_path / "plain" / "report.html").exists()
+    assert digests(tmp_path / "plain") == digests(tmp_path / "run")
+
+
+def test_overwriting_a_run_removes_its_report(checkpoint, tmp_path):
+    recipe = write_recipe(tmp_path, checkpoint, KINDS["labels"], epochs=1)
+    page = tmp_path / "run" / "report.html"
+    assert call("train", recipe, "--quiet").exit_code == 0
+    assert call("train", recipe, "--quiet", "--overwrite", "--no-report").exit_code == 0
+    assert not page.exists()
+
+
+def test_a_report_that_fails_is_a_warning(checkpoint, tmp_path, monkeypatch):
+    recipe = write_recipe(tmp_path, checkpoint, KINDS["labels"], epochs=1)
+    monkeypatch.setattr("bert_tasks.report.making.run_page", lambda *_: 1 / 0)
+    done = call("train", recipe, "--quiet")
+    assert done.exit_code == 0
+    assert "warning: no report was made (ZeroDivisionError" in done.stderr
+    assert (tmp_path / "run" / "metrics.json").is_file()
+
+
+def test_seeds_stand_side_by_side(checkpoint, tmp_path):
+    recipe = write_recipe(tmp_path, checkpoint, KINDS["labels"], epochs=1)
+    done = call("train", recipe, "--quiet", "--seeds", "1,2,3", "--no-report")
+    assert done.exit_code == 0
+    report = make_report(tmp_path / "run")
+    assert report.output == tmp_path / "run" / "report.html"
+    assert [run.name for run in report.runs] == ["seed-1", "seed-2", "seed-3"]
+    (comparison,) = report.comparisons
+    assert comparison.runs[0].p is None
+    for one in comparison.runs[1:]:
+        assert 0 < one.p <= one.p_adjusted <= 1
+
+
+def test_first_process_alone_makes_the_report(checkpoint, tmp_path, monkeypatch):
+    from bert_tasks.cli.reporting import report_on
+
+    run = trained(tmp_path, checkpoint, KINDS["labels"])
+    monkeypatch.setenv("RANK", "1")
+    assert report_on(run) is None
+    assert not (run / "report.html").exists()
+    monkeypatch.setenv("RANK", "0")
+    assert report_on(run) == str(run / "report.html")

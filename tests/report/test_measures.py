@@ -1,0 +1,92 @@
+"""What is resampled is what the tasks report: the same numbers from sums over rows."""
+
+import numpy as np
+import pytest
+
+from bert_tasks.data.tags import entities
+from bert_tasks.metrics.classification import classification_metrics, multilabel_metrics, regression_metrics
+from bert_tasks.metrics.squad import squad_v2_metrics
+from bert_tasks.metrics.tagging import tagging_metrics
+from bert_tasks.report.measures import (
+    Span,
+    answer_measure,
+    answer_score,
+    class_measure,
+    entity_measure,
+    label_counts,
+    multilabel_measure,
+    regression_measure,
+    span_counts,
+    word_counts,
+    word_measure,
+)
+from bert_tasks.report.statistics import bootstrap
+
+LABELS = ("a", "b", "c", "never")
+DRAW = np.random.default_rng(0)
+CLASSES = DRAW.integers(3, size=(2, 60))
+
+
+def same(found, expected, names):
+    assert {name: found[name] for name in names} == pytest.approx({name: expected[name] for name in names})
+
+
+def test_classes():
+    truths, guesses = ([[LABELS[number]] for number in side] for side in CLASSES)
+    found = class_measure(label_counts(truths, guesses, LABELS), LABELS).values()
+    expected = classification_metrics(CLASSES[0].tolist(), CLASSES[1].tolist(), LABELS)
+    same(found, expected, ["accuracy", "macro_f1"])
+    assert found["recall\0b"] == pytest.approx(expected["recall_b"])
+    assert found["precision\0c"] == pytest.approx(expected["precision_c"])
+    assert found["f1\0never"] is None
+
+
+def test_labels():
+    sides = DRAW.integers(2, size=(2, 50, 4))
+    sides[:, :, 3] = 0
+    chosen = [[[LABELS[place] for place in np.flatnonzero(row)] for row in side] for side in sides]
+    found = multilabel_measure(label_counts(*chosen, LABELS), LABELS).values()
+    expected = multilabel_metrics(*sides, LABELS)
+    same(found, expected, ["f1", "micro_f1"])
+    assert found["f1\0a"] == pytest.approx(expected["f1_a"])
+
+
+def test_a_replicate_without_a_rare_label_says_nothing_about_it():
+    truths = [["a"]] * 30 + [["b"]]
+    rare = bootstrap(multilabel_measure(label_counts(truths, truths, ("a", "b")), ("a", "b")))
+    assert (rare["f1\0b"].low, rare["f1"].low) == (1.0, 1.0)
+
+
+def test_numbers():
+    truths, guesses = DRAW.normal(size=40) + 1e6, DRAW.normal(size=40) + 1e6
+    found = regression_measure(truths, guesses).values()
+    assert found["pearson"] == pytest.approx(regression_metrics(truths, guesses)["pearson"], abs=1e-9)
+    assert found["mean_absolute_error"] == pytest.approx(float(np.abs(truths - guesses).mean()))
+    assert regression_measure([1.0, 2.0], [3.0, 3.0]).values()["pearson"] is None
+
+
+def test_entities():
+    tags = ("O", "B-X", "I-X", "B-Y", "I-Y")
+    truths, guesses = ([[tags[t] for t in DRAW.integers(5, size=9)] for _ in range(25)] for _ in range(2))
+    spans = [
+        [{Span(one.start, one.end, one.type) for one in entities(tags)} for tags in side] for side in (truths, guesses)
+    ]
+    found = entity_measure(span_counts(*spans, ("X", "Y")), ("X", "Y")).values()
+    expected = tagging_metrics(truths, guesses, raw=False)
+    same(found, expected, ["overall_f1", "overall_precision", "overall_recall"])
+    assert found["f1\0X"] == pytest.approx(expected["X_f1"])
+
+
+def test_words():
+    tags = ("NOUN", "VERB", "DET")
+    truths, guesses = ([[tags[t] for t in DRAW.integers(3, size=7)] for _ in range(20)] for _ in range(2))
+    found = word_measure(word_counts(truths, guesses, tags), tags).values()
+    expected = tagging_metrics(truths, guesses, raw=True)
+    same(found, expected, ["overall_accuracy", "macro_f1"])
+
+
+def test_answers():
+    golds = [["the ferry", "a Ferry"], [], ["seven o'clock"], [], ["!"]]
+    guesses = ["ferry", "", "at seven", "nothing", ""]
+    scores = [answer_score(gold, guess) for gold, guess in zip(golds, guesses, strict=True)]
+    same(answer_measure(scores, "exact").values(), squad_v2_metrics(golds, guesses, None), ["exact", "f1"])

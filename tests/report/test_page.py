@@ -1,0 +1,106 @@
+"""The page in a real browser: every task, light and dark."""
+
+import re
+import shutil
+from itertools import pairwise
+
+import pytest
+
+from bert_tasks.report import make_report
+from bert_tasks.report.gathering import gather
+from bert_tasks.report.page import run_page
+from bert_tasks.report.tokens import results as token_results
+from report_runs import HOSTILE, KINDS, MARK
+
+CASES = [(name, scheme) for name in KINDS for scheme in ("light", "dark")]
+
+
+@pytest.fixture(scope="session")
+def page_of(run_of, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    made = {}
+
+    def page(name):
+        if name not in made:
+            made[name] = make_report(run_of(name), folder / f"{name}.html").output
+        return made[name]
+
+    return page
+
+
+@pytest.mark.parametrize(("name", "scheme"), CASES)
+def test_page_is_sound(browser, page_of, name, scheme):
+    browser.open(page_of(name), scheme=scheme)
+    assert browser.errors() == []
+    assert not browser.is_blank()
+    text = browser.text()
+    assert [expected for expected in (*KINDS[name].texts, "What was run", "fingerprint") if expected not in text] == []
+    assert len(browser.find_all("svg.chart[role=img][aria-label]")) == KINDS[name].charts
+    browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert browser.low_contrast() == []
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_page_is_reachable_and_narrow(browser, page_of, name):
+    browser.open(page_of(name), width=400)
+    browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert browser.overflowing() == []
+    assert browser.unreachable() == []
+    stops = browser.tab_stops(100)
+    scrolling = browser.run("return document.querySelectorAll('.scroll').length")
+    assert stops.count("div.scroll") == scrolling > 0
+    assert stops.count("summary") == len(browser.find_all("summary"))
+    levels = browser.headings()
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    assert browser.run("return [...document.querySelectorAll('table')].every(t => t.caption && t.caption.innerText)")
+    assert browser.run("return [...document.querySelectorAll('th')].every(cell => cell.scope)")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_texts_stay_texts(browser, page_of, name):
+    browser.open(page_of(name))
+    assert browser.find_all("script, img, #broken") == []
+    assert browser.run("return document.title").endswith("bert-tasks report")
+    assert "<script" not in page_of(name).read_text("utf-8")
+
+
+def test_page_needs_nothing_else(page_of):
+    html = page_of("classes").read_text("utf-8")
+    assert re.findall(r"""(?:src|href)\s*=\s*["'](?!#)|@import|url\(|https?:""", html) == []
+    assert '<html lang="en">' in html
+    assert "<title>" in html
+
+
+def test_page_stays_small_whatever_the_rows_hold(run_of):
+    (run,) = gather([run_of("tags")])
+    (answers,) = run.answers
+    row, guess = answers.rows[0], answers.predictions[0]
+    words = ["x" * 3000] * 300
+    tags = ("B-WHO", "O") * 150
+    long = type(guess)(words=tuple(words), tags=("O",) * 300, scores=(0.5,) * 300, entities=())
+    rows = [{**row, "words": words, "tags": list(tags)}] * 100
+    many = type(answers)(name="", source=answers.source, rows=rows, predictions=[long] * 100, task=answers.task)
+    page = run_page(run, {"": token_results(many)})
+    assert len(page.encode()) < 2_000_000
+
+
+def test_same_run_gives_the_same_bytes(run_of, tmp_path):
+    pages = [make_report(run_of("labels"), tmp_path / name).output.read_bytes() for name in ("a.html", "b.html")]
+    assert pages[0] == pages[1]
+
+
+def test_several_runs_side_by_side(browser, run_of, tmp_path):
+    other = shutil.copytree(run_of("classes"), tmp_path / "other")
+    html = make_report([run_of("classes"), other], tmp_path / "both.html").output
+    for scheme in ("light", "dark"):
+        browser.open(html, scheme=scheme, width=1000)
+        assert browser.errors() == []
+        assert browser.low_contrast() == []
+        assert browser.overflowing() == []
+        assert browser.unreachable() == []
+    text = browser.text()
+    assert "McNemar" in text
+    assert "rows are independent" in text
+    assert MARK in text
+    assert HOSTILE not in text  # examples are those of one run

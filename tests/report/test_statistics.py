@@ -1,0 +1,87 @@
+"""Intervals, paired tests and calibration against other ways to compute them."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bert_tasks.report.statistics import (
+    Measure,
+    bootstrap,
+    calibration,
+    difference,
+    holm,
+    mcnemar_p,
+    randomisation_p,
+)
+
+
+def mean_of(values):
+    addends = np.stack([np.ones(len(values)), np.asarray(values, dtype=float)], axis=1)
+    return Measure(names=("mean",), addends=addends, formula=lambda sums: (sums[..., 1] / sums[..., 0])[..., None])
+
+
+def test_interval_of_a_share_is_that_of_a_binomial():
+    estimate = bootstrap(mean_of([1] * 80 + [0] * 20), replicates=4000)["mean"]
+    exact = stats.binom(100, 0.8).ppf([0.025, 0.975]) / 100
+    assert estimate.value == 0.8
+    assert (estimate.low, estimate.high) == pytest.approx(tuple(exact), abs=0.011)
+
+
+def test_interval_of_different_rows_is_that_of_drawing_rows_one_by_one():
+    values = np.random.default_rng(5).normal(size=60)
+    estimate = bootstrap(mean_of(values), replicates=4000)["mean"]
+    drawn = np.random.default_rng(6).choice(values, size=(4000, 60)).mean(axis=1)
+    assert (estimate.low, estimate.high) == pytest.approx(tuple(np.percentile(drawn, [2.5, 97.5])), abs=0.03)
+
+
+def test_intervals_are_the_same_each_time_and_differ_by_seed():
+    values = np.random.default_rng(1).normal(size=30)
+    assert bootstrap(mean_of(values)) == bootstrap(mean_of(values))
+    assert bootstrap(mean_of(values), seed=1) != bootstrap(mean_of(values), seed=2)
+
+
+def test_paired_interval_is_narrow_where_both_answer_alike():
+    values = np.random.default_rng(2).normal(size=200)
+    gap = difference(mean_of(values), mean_of(values + 0.1), "mean")
+    assert (gap.value, gap.low, gap.high) == pytest.approx((0.1, 0.1, 0.1))
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 0), (3, 12), (40, 22), (700, 520)])
+def test_mcnemar_is_a_sign_test(first, second):
+    expected = stats.binomtest(first, first + second).pvalue if first + second else 1.0
+    assert mcnemar_p(first, second) == pytest.approx(expected, rel=1e-9)
+
+
+def test_randomisation_is_near_the_share_of_all_swaps():
+    gaps = np.array([0.5, 0.4, -0.1, 0.3, 0.2, 0.6, -0.2, 0.1])
+    signs = 1 - 2 * ((np.arange(256)[:, None] >> np.arange(8)) & 1)
+    exact = float((np.abs(signs @ gaps) >= abs(gaps.sum()) - 1e-12).mean())
+    found = randomisation_p(mean_of(np.zeros(8)), mean_of(gaps), "mean")
+    assert found == pytest.approx(exact, abs=0.01)
+
+
+def test_equal_answers_are_no_evidence():
+    values = np.random.default_rng(3).normal(size=20)
+    assert randomisation_p(mean_of(values), mean_of(values), "mean") == 1.0
+
+
+def test_holm_multiplies_the_smallest_by_their_number_and_never_reverses_the_order():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_calibration_error_by_hand():
+    found = calibration([0.95, 0.85, 0.85, 1.0], [True, True, False, True])
+    assert found is not None
+    assert [(one.count, one.accuracy) for one in found.bins] == [(2, 0.5), (2, 1.0)]
+    assert found.ece == pytest.approx((2 * 0.35 + 2 * 0.025) / 4)
+    assert calibration([], []) is None
+
+
+def test_undefined_numbers_have_no_interval():
+    nothing = Measure(names=("none",), addends=np.ones((3, 1)), formula=lambda sums: np.full_like(sums, math.nan))
+    estimate = bootstrap(nothing)["none"]
+    assert (estimate.value, estimate.low, estimate.high) == (None, None, None)

@@ -1,0 +1,96 @@
+"""Owns small finished runs of every task to report on: a few rows, hostile texts among them, trained for two epochs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bert_tasks.recipe import load_recipe
+from bert_tasks.training.run import train
+from task_examples import CLASSES, NUMBERS, PAIRS, SENTENCES, SETS, SOME_WITHOUT_ANSWER, SPANS
+
+HOSTILE = "<script>document.title = 'owned'</script><img src=x onerror=alert(1)>"
+MARK = "</style><b id=broken>"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A task, its rows, and what its page must say."""
+
+    task: str
+    rows: Sequence[Mapping[str, Any]]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
+    charts: int = 3
+
+
+KINDS = {
+    "classes": Kind(
+        "sequence-classification",
+        # The same text with two labels: one of them is a mistake, whatever is learned.
+        [*CLASSES, {"text": HOSTILE, "label": MARK}, {"text": HOSTILE, "label": "low"}],
+        texts=("accuracy", "macro F1", "Confusion", "Most confident mistakes", "Expected calibration error", HOSTILE),
+    ),
+    "labels": Kind(
+        "sequence-classification",
+        [*SETS, {"text": HOSTILE, "labels": ["x", "z"]}],
+        {"problem_type": "multi_label_classification"},
+        texts=("micro F1", "confidence in the label"),
+    ),
+    "numbers": Kind(
+        "sequence-classification",
+        [*NUMBERS, {"text": HOSTILE, "label": 3.5}],
+        {"problem_type": "regression"},
+        texts=("Pearson", "Residuals", "Farthest from the truth", HOSTILE),
+        charts=4,
+    ),
+    "pairs": Kind(
+        "pair-classification",
+        [*PAIRS, {"text": HOSTILE, "text_pair": MARK, "label": "no"}],
+        texts=("accuracy", "Confusion"),
+    ),
+    "tags": Kind(
+        "token-classification",
+        [*SENTENCES, {"words": [HOSTILE, MARK, "cup"], "tags": ["B-WHO", "O", "B-THING"]}],
+        texts=("overall F1", "Sentences", "missed", HOSTILE),
+    ),
+    "spans": Kind(
+        "span-extraction",
+        [
+            *SOME_WITHOUT_ANSWER,
+            {"question": HOSTILE, "context": f"{MARK} {HOSTILE}", "answers": {"text": [], "answer_start": []}},
+        ],
+        {**SPANS, "version_2_with_negative": True},
+        texts=("exact match", "Threshold", "Best answers", "without an answer"),
+        charts=4,
+    ),
+}
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def write_recipe(folder: Path, checkpoint: Path, kind: Kind, *, epochs: int = 2) -> Path:
+    """A recipe beside its rows, validated on those that it trains on; its run goes to ``folder/run``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("train", "dev"):
+        write_rows(folder / f"{name}.jsonl", kind.rows)
+    settings = "".join(f"{name} = {json.dumps(value)}\n" for name, value in {"max_length": 48, **kind.settings}.items())
+    path = folder / "recipe.toml"
+    path.write_text(
+        f'task = "{kind.task}"\n[model]\nname = "{checkpoint}"\n[settings]\n{settings}'
+        '[data]\ntrain = "train.jsonl"\nvalidation = "dev.jsonl"\n'
+        f"[optim]\nepochs = {epochs}\nbatch_size = 4\nlearning_rate = 1e-3\n"
+        '[run]\noutput_dir = "run"\nlogging_steps = 1\n',
+        "utf-8",
+    )
+    return path
+
+
+def trained(folder: Path, checkpoint: Path, kind: Kind, *, seed: int = 1) -> Path:
+    """The folder of a finished run."""
+    recipe = load_recipe(write_recipe(folder, checkpoint, kind), overrides=[f"run.seed={seed}"])
+    return train(recipe, progress=False).output_dir
