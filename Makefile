@@ -22,7 +22,7 @@ PYTEST := cd build/testrun && env -u PYTHONPATH PYTHONSAFEPATH=1 OMP_NUM_THREADS
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-slow faults fuzz lint clean
+.PHONY: help quickstart test test-slow faults fuzz docs lint clean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -43,6 +43,9 @@ faults: $(DEPENDENCIES)dev $(PACKAGE)  ## the fault suite at full length; its fi
 fuzz: $(DEPENDENCIES)dev $(DEPENDENCIES)fuzz $(PACKAGE)  ## edited files, twice 10 minutes a group; figures as above
 	env -u PYTHONPATH OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/fuzzing.py
 	env -u PYTHONPATH OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/guided_fuzzing.py
+
+docs: $(DEPENDENCIES)dev $(PACKAGE)  ## write the reference pages from docstrings, options and recipe keys
+	env -u PYTHONPATH HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/reference.py
 
 lint: $(DEPENDENCIES)dev  ## ruff (rules and format) and mypy --strict
 	"$(BIN)/ruff" check .

@@ -41,7 +41,8 @@ from bert_tasks.recipe_toml import KeyPath, key_lines, to_toml
 if TYPE_CHECKING:
     from bert_tasks.tasks.base import Task
 
-_CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+# The texts below the fields go into the JSON schema and into docs/reference/recipe.md.
+_CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
 
 
 def _none_if_off(value: object) -> object:
@@ -78,70 +79,97 @@ Norm = Annotated[Positive | None, BeforeValidator(_none_if_off), WithJsonSchema(
 
 
 class ModelSection(BaseModel):
-    """``name``: a hub id, a folder or ``package:NAME/PATH``."""
+    """The checkpoint to start from."""
 
     model_config = _CLOSED
     name: Annotated[str, Field(min_length=1)]
+    """A hub id, a folder, or `package:NAME/PATH` for weights inside an installed package."""
     revision: str | None = None
+    """Branch, tag or commit of a hub id."""
     gradient_checkpointing: bool = False
+    """Compute layers twice to save memory."""
 
 
 class OptimSection(BaseModel):
-    """``batch_size``: samples per optimizer step on all devices; ``micro_batch_tokens``: memory only."""
+    """The optimizer (AdamW) and what is done with each step."""
 
     model_config = _CLOSED
     learning_rate: Positive = 5e-5
+    """The highest, after the warm-up; from there it falls to 0 in a straight line."""
     epochs: Count = 3
+    """How often every sample is read."""
     batch_size: Count = 32
+    """Samples per optimizer step, over all devices."""
     warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the steps in which the learning rate rises from 0."""
     weight_decay: NotNegative = 0.0
+    """Of all weights but those of layer norms and biases."""
     max_grad_norm: Norm = 1.0
+    """The norm to which larger gradients are scaled; 0 or "none": no limit."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW's first decay rate."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """AdamW's second decay rate."""
     adam_epsilon: Positive = 1e-8
+    """What AdamW adds to the denominator."""
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
+    """Number format of the matrix products; "fp16" needs a GPU."""
     head_learning_rate: Positive | None = None
+    """Learning rate of the task's head, if it should have its own."""
     layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Factor of the learning rate from each layer to the one below it."""
     freeze_embeddings: bool = False
+    """Leave the embeddings as they are."""
     freeze_layers: Annotated[int, Field(ge=0)] = 0
+    """Leave that many layers as they are, counted from the embeddings."""
     micro_batch_tokens: Count = 16384
+    """Tokens that a device holds at once; it decides about memory, not about the result."""
 
 
 class RunSection(BaseModel):
-    """``eval_steps`` None: evaluate after each epoch. ``early_stopping_patience`` counts evaluations.
-
-    A checkpoint is written with every evaluation, every ``save_steps`` steps and when the run is asked to stop; the
-    newest ``keep_last`` and the best are kept.
-
-    ``seeds``: one run for each, in a folder of its own inside ``output_dir``; ``seed`` is not used then.
-
-    ``trackers`` get what metrics.jsonl gets, in ``project``.
-    """
+    """What is evaluated, kept and written. A checkpoint is written with every evaluation, too."""
 
     model_config = _CLOSED
     seed: Seed = 42
+    """Of the new head, the order of the samples and dropout."""
     seeds: Seeds | None = None
+    """One run for each, in a folder of its own inside `output_dir`; `seed` is not used then."""
     output_dir: str | None = None
+    """The run's folder."""
     eval_steps: Count | None = None
+    """Evaluate after that many steps; without it after each epoch."""
     early_stopping_patience: Count | None = None
+    """Stop after that many evaluations without a better model."""
     metric_for_best_model: str | None = None
+    """The metric, higher is better, that picks the model to keep; without it the task's main one."""
     logging_steps: Count = 10
+    """Write a line to metrics.jsonl after that many steps."""
     save_steps: Count | None = None
+    """Write a checkpoint after that many steps, besides those at evaluations."""
     keep_last: Count = 2
+    """Checkpoints to keep, besides the best one."""
     trackers: Trackers = ()
+    """Where what goes to metrics.jsonl is sent, too; each needs its package."""
     project: Annotated[str, Field(min_length=1)] = "bert-tasks"
+    """The project's name at the trackers."""
 
 
 class Recipe(BaseModel):
-    """One run. ``task``: a name of ``TASKS`` or ``module:Class``; ``settings``: fields of the class."""
+    """One run."""
 
     model_config = _CLOSED
     task: str
+    """The task's name, or `module:Class` for your own."""
     model: ModelSection
+    """The checkpoint to start from."""
     settings: dict[str, Any] = {}
+    """Fields of the task."""
     data: DataSpec
+    """Where the rows are."""
     optim: OptimSection = OptimSection()
+    """The optimizer."""
     run: RunSection = RunSection()
+    """What is evaluated, kept and written."""
 
 
 def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: str | Path | None = None) -> Recipe:

@@ -238,6 +238,11 @@ class TestEvaluate:
         lines = run("evaluate", model, "--data", data).out.splitlines()
         assert f"{metrics['accuracy']:.6g}" in next(line for line in lines if line.startswith("accuracy"))
 
+    def test_digits_are_those_of_training(self, recipe: Path, run: Run) -> None:
+        trained = json.loads(run("train", recipe, "--json", "--quiet").out)
+        evaluated = run("evaluate", trained["model"], "--data", recipe.parent / "dev.csv", "--json")
+        assert json.loads(evaluated.out) == trained["metrics"]
+
     def test_what_is_not_a_number_is_null_in_json(self, base: Path, data: Path, tmp_path: Path, run: Run) -> None:
         task = SequenceClassification(problem_type="regression", max_length=32)
         TaskModel.from_pretrained(base, task=task).save_pretrained(tmp_path / "numbers")

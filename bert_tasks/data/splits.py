@@ -22,27 +22,33 @@ _VALIDATION_NAMES = ("validation", "dev", "valid")
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """Where the rows are: one of a hub data set, a folder with train.* and dev.*, or files.
+    """Where the rows are: one of a hub data set, a folder with train.* and dev.*, or files."""
 
-    ``validation`` is a split name, a file name in ``dir``, or a path, as fits; a table of them gives several
-    named sets. Without it the format may know of several (MNLI's matched and mismatched). ``columns`` maps the task's
-    columns to those of the files; a CoNLL file's are called by their number, the word's being "0".
-    ``validation_share`` of the training rows is set aside where no validation rows are given or found.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
 
     dataset: str | None = None
+    """A data set of the hub."""
     config: str | None = None
+    """Its configuration, such as `sst2`."""
     revision: str | None = None
+    """Its branch, tag or commit."""
     dir: str | None = None
+    """A folder with train.* and dev.* (or validation.*, valid.*)."""
     train: str | None = None
+    """A file with the training rows."""
     validation: str | dict[str, str] | None = None
+    """A split's name, a file's name in `dir`, or a path, as fits; a table of them gives several named sets. Without it
+    the format may know of several (MNLI's matched and mismatched)."""
     format: str | None = None
+    """How the files are laid out; without it as their extension says."""
     columns: dict[str, str] = field(default_factory=dict)
+    """The task's columns -> those of the files; a CoNLL file's are called by their number, the word's being "0"."""
     validation_share: float = 0.1
+    """Share of the training rows that is set aside where no validation rows are given or found."""
     encoding: str = "utf-8"
+    """Of text files."""
     delimiter: str | None = None
+    """Of csv files, such as `;`."""
 
     def __post_init__(self) -> None:
         sources = {"dataset": self.dataset, "dir": self.dir, "train": self.train}

@@ -66,10 +66,15 @@ class Task(ABC):
 
     A subclass sets ``name`` (as on the hub), the columns it reads and how it turns rows into numbers and back. The
     fields are what a recipe may state under ``[settings]`` and what ``config.json`` stores, so they hold plain values
-    only. ``labels`` fixes the order of the classes; everything else maps labels by name. ``max_length`` is the longest
-    window in tokens, special tokens included. ``tuned`` names the fields that the data set, never a user. ``sample``
-    says what has one joint loss and counts for ``batch_size``: a row (all its windows), or each window.
-    ``file_formats`` are the extensions that ``render`` knows; ``renders_targets``: it shows what the answers should be.
+    only.
+
+    Attributes:
+        tuned: the fields that the data set, never a user.
+        sample: what has one joint loss and counts for ``batch_size``: a row (all its windows), or each window.
+        file_formats: the extensions that ``render`` knows.
+        renders_targets: ``render`` shows what the answers should be.
+        labels: the names of the classes, which fix their order; without them they are found in the training rows.
+        max_length: of the longest window in tokens, special tokens included.
     """
 
     name: ClassVar[str]

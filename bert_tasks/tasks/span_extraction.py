@@ -94,6 +94,7 @@ class SpanExtraction(Task):
     """Settings of span extraction.
 
     Attributes:
+        labels: none; leave it out.
         max_length: of a window: question, part of the context, special tokens.
         doc_stride: the OVERLAP of two neighbouring windows in tokens, as in transformers (in Google's BERT and in FARM
             the word means the step from one to the next).
