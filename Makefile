@@ -44,7 +44,7 @@ fuzz: $(DEPENDENCIES)dev $(DEPENDENCIES)fuzz $(PACKAGE)  ## edited files, twice 
 	env -u PYTHONPATH OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/fuzzing.py
 	env -u PYTHONPATH OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/guided_fuzzing.py
 
-docs: $(DEPENDENCIES)dev $(PACKAGE)  ## write the reference pages from docstrings, options and recipe keys
+docs: $(DEPENDENCIES)dev $(PACKAGE)  ## write reference and schema from docstrings, options and recipe keys
 	env -u PYTHONPATH HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/reference.py
 
 lint: $(DEPENDENCIES)dev  ## ruff (rules and format) and mypy --strict

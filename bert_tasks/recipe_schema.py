@@ -60,7 +60,7 @@ def _choice(name: str) -> Schema:
 
 def _settings(kind: type[Task]) -> Schema:
     """The fields of a task that a recipe may state, described by the docstrings of the class and of its parents."""
-    hints, told = get_type_hints(kind, include_extras=True), _descriptions(kind)
+    hints, told = get_type_hints(kind, include_extras=True), descriptions(kind)
     properties: Schema = {}
     required = []
     for name, field in stated_fields(kind).items():
@@ -80,7 +80,7 @@ def _required(names: list[str], settings: Mapping[str, Any]) -> list[str]:
     return [*names, "settings"] if settings.get("required") else names
 
 
-def _descriptions(kind: type[Task]) -> dict[str, str]:
+def descriptions(kind: type[Task]) -> dict[str, str]:
     """Field -> its lines under ``Attributes:``; a class's own words before its parents'."""
     found: dict[str, str] = {}
     for parent in reversed(kind.__mro__):

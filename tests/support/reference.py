@@ -1,4 +1,4 @@
-"""Writes the reference pages below docs/reference from the package: public names, commands, recipe keys.
+"""Writes docs/reference and the recipes' JSON schema from the package: public names, commands, recipe keys.
 
 Owns how docstrings, options and fields become Markdown. `make docs` runs it; tests/test_docs.py compares its result
 with the files of the repository.
@@ -20,6 +20,7 @@ import bert_tasks
 import bert_tasks.errors as errors
 from bert_tasks.cli.app import app
 from bert_tasks.recipe import ModelSection, OptimSection, Recipe, RunSection
+from bert_tasks.recipe_schema import descriptions, recipe_schema, schema_text
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
 from bert_tasks.tasks.sequence_classification import SequencePrediction
@@ -57,17 +58,6 @@ def rendered(text: str | None) -> str:
 
 def _names(text: str) -> str:
     return ", ".join(f"`{name.strip('` ')}`" for name in text.split(","))
-
-
-def attribute_texts(kind: type) -> dict[str, str]:
-    """Field -> what the docstrings of the class and its parents say of it."""
-    found: dict[str, str] = {}
-    for parent in reversed(kind.__mro__):
-        text = "" if parent.__doc__ is None else inspect.cleandoc(parent.__doc__)
-        _, _, section = text.partition("Attributes:\n")
-        for names, words in re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8,}.*)*)", section, flags=re.MULTILINE):
-            found |= {name.strip(): " ".join(words.split()).replace("``", "`") for name in names.split(",")}
-    return found
 
 
 def spelt(kind: Any) -> str:
@@ -298,7 +288,7 @@ def _settings(task: type[Task]) -> str:
 def meaning_of(task: type[Task], name: str) -> str:
     """What the task says of a setting, or another task that has the same one."""
     for kind in (task, *TASKS.values()):
-        text = attribute_texts(kind).get(name)
+        text = descriptions(kind).get(name)
         if text is not None:
             return text[0].upper() + text[1:]
     return ""
@@ -308,11 +298,12 @@ PAGES: Mapping[str, Callable[[], str]] = {"api.md": api_page, "cli.md": cli_page
 
 
 def main() -> None:
-    """Writes the pages below the folder given, by default the repository's."""
+    """Writes the pages, and the schema that describes the same keys, below the folder given or in the repository."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2]
     (root / FOLDER).mkdir(parents=True, exist_ok=True)
     for name, page in PAGES.items():
         (root / FOLDER / name).write_text(page(), encoding="utf-8")
+    (root / "recipes" / "recipe.schema.json").write_text(schema_text(recipe_schema()), encoding="utf-8")
 
 
 if __name__ == "__main__":
