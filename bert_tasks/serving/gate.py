@@ -82,6 +82,8 @@ class Gate:
             await _send(send, refusal.status, {"detail": refusal.detail}, refusal.headers)
         except _GoneError:
             return
+        except asyncio.CancelledError:  # the time that a stop may take is over; nothing comes after this
+            await _send(send, 503, {"detail": "the server has stopped"}, {"connection": "close"})
 
     def _check_host(self, headers: Headers) -> None:
         name = host_name(headers.get("host", ""))
