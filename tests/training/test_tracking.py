@@ -50,6 +50,11 @@ def logged(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
 
 
+def without_speed(found: Points) -> Points:
+    """A step that is computed again takes another time."""
+    return {key: values for key, values in found.items() if key[0] != "train/tokens_per_second"}
+
+
 def in_tensorboard(folder: Path) -> Points:
     accumulator = EventAccumulator(str(folder / "tensorboard"))
     accumulator.Reload()
@@ -201,8 +206,9 @@ class TestOthers:
         files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
         assert len({file.name for file in files}) == 1  # one run in two parts
         found = {key: values for file in files for key, values in in_wandb(file).items()}
-        doubled = [key for file in files[:1] for key in in_wandb(file) if key in in_wandb(files[-1])]
-        assert (found, doubled) == (expected(tmp_path), [])
+        assert len(files) == 2
+        assert in_wandb(files[0]).keys() & in_wandb(files[1]).keys() == set()
+        self._same(found, expected(tmp_path))
         assert all(str(tmp_path).encode() not in file.read_bytes() for file in files)
         assert capfd.readouterr().out == ""
 
@@ -223,7 +229,7 @@ class TestOthers:
             for step, metrics in store.execute("SELECT step, metrics FROM metrics"):
                 for name, value in json.loads(metrics).items():
                     found.setdefault((name, step), []).append(value)
-        assert found == expected(tmp_path / "run")
+        self._same(found, expected(tmp_path / "run"))
         assert capfd.readouterr().out == ""
 
     def test_mlflow_in_a_file(self, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,9 +247,14 @@ class TestOthers:
         for name in one.data.metrics:
             for point in client.get_metric_history(one.info.run_id, name):
                 found.setdefault((name, point.step), []).append(point.value)
-        assert found == expected(tmp_path / "run")
+        self._same(found, expected(tmp_path / "run"))
         assert one.data.params["optim.batch_size"] == "4"
         assert one.data.tags["mlflow.source.name"] == "bert-tasks"
+
+    @staticmethod
+    def _same(found: Points, wanted: Points) -> None:
+        assert {key: len(values) for key, values in found.items()} == dict.fromkeys(wanted, 1)
+        assert without_speed(found) == without_speed(wanted)
 
     @staticmethod
     def _stopped_and_resumed(checkpoint: Path, folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
