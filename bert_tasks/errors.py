@@ -58,5 +58,12 @@ class StoppedError(BertTasksError):
         self.exit_code = 128 + signal_number
 
 
+class ClosedPipeError(BertTasksError):
+    """Whoever read our output has closed the pipe, as head does (128 + SIGPIPE). The command line says nothing."""
+
+    exit_code = 141
+    collective = True
+
+
 class GivenUpError(Exception):
     """An evaluation that was asked to stop before its end. The training loop takes it; it never leaves the package."""

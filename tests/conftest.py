@@ -24,6 +24,7 @@ LONG_FILES = (
     "test_ranks.py",
     "test_disk.py",
     "test_processes.py",
+    "test_prediction_processes.py",
     "test_cli_processes.py",
     "test_quickstart.py",
 )

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import inference
 from bert_tasks.cli import main
+from bert_tasks.inference import evaluation, prediction
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.tasks.base import LossSum
@@ -279,7 +280,8 @@ class TestPredict:
 
     def test_dtype(self, model: Path, data: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[str] = []
-        monkeypatch.setattr(inference, "logits_of", lambda model, dtype: asked.append(dtype))  # None: the model itself
+        for module in (evaluation, prediction):  # None: the model itself
+            monkeypatch.setattr(module, "logits_of", lambda model, dtype: asked.append(dtype))
         output = tmp_path / "answers.jsonl"
         assert run("predict", model, "--data", data, "--output", output, "--dtype", "int8").code == 0
         assert run("evaluate", model, "--data", data, "--dtype", "int8").code == 0
@@ -289,7 +291,7 @@ class TestPredict:
 
     def test_output_is_checked_first(self, model: Path, data: Path, tmp_path: Path, run: Run) -> None:
         message = failure(run("predict", model, "--data", data, "--output", tmp_path / "answers.xlsx"), 2)
-        assert "extension must be .jsonl, .csv, .tsv, .conll, .json or .txt" in message
+        assert "extension must be .jsonl, .csv, .tsv, .parquet, .conll, .json or .txt" in message
         assert "--output" in failure(run("predict", model, "--data", data), 2)
 
 

@@ -3,10 +3,7 @@
 import csv
 import json
 import math
-import weakref
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +11,10 @@ from scipy.stats import pearsonr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks import inference
-from bert_tasks.data import writers
 from bert_tasks.data.batching import longest_first
 from bert_tasks.data.table import RowTable
-from bert_tasks.data.writers import write_rows
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
-from bert_tasks.inference import evaluate, make_accelerator, predict
+from bert_tasks.inference import evaluate, evaluation, make_accelerator, predict, work
 from bert_tasks.model import predicting
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification, Task
@@ -129,6 +123,11 @@ class TestEvaluate:
         expected = cross_entropy(["sad", "calm"], contents(model.predict(rows)))
         assert metrics["loss"] == pytest.approx(expected, rel=1e-5)
 
+    def test_rows_that_were_cut_are_counted(self, single: TaskModel, caplog: pytest.LogCaptureFixture) -> None:
+        rows = [{"text": "sunny " * count, "label": "calm"} for count in (1, 90, 80)]
+        evaluate(single, rows)
+        assert "rows: 2 of 3 rows were cut: longer than max_length, 40" in caplog.text
+
     def test_data_that_cannot_be_evaluated(self, single: TaskModel, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="no rows to evaluate"):
             evaluate(single, [])
@@ -145,7 +144,7 @@ class TestPredict:
     def test_output_holds_every_row_in_order(self, suffix: str, single: TaskModel, tmp_path: Path) -> None:
         source = write_csv(tmp_path / "new.csv", [{"text": text} for text in TEXTS])
         output = tmp_path / f"answers{suffix}"
-        assert predict(single, source, output=output) == len(TEXTS)
+        assert predict(single, source, output=output, keep_columns="none") == len(TEXTS)
         predictions = contents(predict(single, source))
         expected = contents(single.predict([{"text": text} for text in TEXTS]))
         assert [one["label"] for one in predictions] == [one["label"] for one in expected]
@@ -168,12 +167,12 @@ class TestPredict:
 
     def test_columns_of_other_problems(self, several: TaskModel, regression: TaskModel, tmp_path: Path) -> None:
         rows = [{"text": text} for text in TEXTS]
-        predict(several, rows, output=tmp_path / "several.csv")
+        predict(several, rows, output=tmp_path / "several.csv", keep_columns="none")
         written = read_csv(tmp_path / "several.csv")
         assert list(written[0]) == ["label", "labels", "score", *(f"scores.{name}" for name in LABELS)]
-        expected = [";".join(one["labels"]) for one in contents(several.predict(rows))]
-        assert [row["labels"] for row in written] == expected
-        predict(regression, rows, output=tmp_path / "numbers.csv")
+        expected = [one["labels"] for one in contents(several.predict(rows))]
+        assert [json.loads(row["labels"]) for row in written] == expected
+        predict(regression, rows, output=tmp_path / "numbers.csv", keep_columns="none")
         numbers = read_csv(tmp_path / "numbers.csv")
         assert [list(row) for row in numbers] == [["score"]] * len(rows)
 
@@ -190,18 +189,18 @@ class TestPredict:
         """While chunk k is predicted, the rows of the chunks before it are in the writer's hands, none held back."""
         monkeypatch.setattr(predicting, "CHUNK_ROWS", 4)
         events: list[str] = []
-        features, write = SequenceClassification.features, writers.json.dumps
+        features, write = SequenceClassification.features, work.json_line
 
         def noted_features(self: SequenceClassification, rows: Any, tokenizer: Any) -> Any:
             events.append(f"read {len(rows)}")
             return features(self, rows, tokenizer)
 
-        def noted_write(row: Any, **options: Any) -> str:
+        def noted_write(row: Any) -> str:
             events.append("wrote")
-            return write(row, **options)
+            return write(row)
 
         monkeypatch.setattr(SequenceClassification, "features", noted_features)
-        monkeypatch.setattr(writers, "json", SimpleNamespace(dumps=noted_write))
+        monkeypatch.setattr(work, "json_line", noted_write)
         assert predict(single, [{"text": text} for text in TEXTS[:10]], output=tmp_path / "answers.jsonl") == 10
         assert events == ["read 4", *["wrote"] * 4, "read 4", *["wrote"] * 4, "read 2", *["wrote"] * 2]
 
@@ -229,7 +228,7 @@ class TestPredict:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("answers.xlsx", "the output's extension must be .jsonl, .csv, .tsv, .conll, .json or .txt"),
+            ("answers.xlsx", "the output's extension must be .jsonl, .csv, .tsv, .parquet, .conll, .json or .txt"),
             ("answers", "the output's extension must be"),
             ("missing/answers.csv", "the folder .*missing does not exist"),
             ("folder.csv", "is a folder, expected the name of a file"),
@@ -243,66 +242,6 @@ class TestPredict:
     def test_broken_model(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError):
             predict(tmp_path, [{"text": "a"}])
-
-
-class Answer(dict[str, Any]):
-    """A row that a weak reference can watch."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-
-class FullDisk(list[dict[str, Any]]):
-    """Rows of which the second meets a full disk."""
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        yield self[0]
-        raise OSError(28, "No space left on device")
-
-
-class TestWriting:
-    @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
-    def test_a_failure_leaves_what_was_there(self, suffix: str, tmp_path: Path) -> None:
-        output = tmp_path / f"answers{suffix}"
-        output.write_text("an earlier result")
-        answers = FullDisk([{"label": "a"}, {"label": "b"}])
-        with pytest.raises(UsageError, match=r"cannot write the output \(No space left on device\)"):
-            write_rows(answers, output)
-        assert output.read_text() == "an earlier result"
-        assert [path.name for path in tmp_path.iterdir()] == [output.name]
-
-    @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv"])
-    def test_rows_are_let_go_as_they_come(self, suffix: str, tmp_path: Path) -> None:
-        """Of the rows made so far no more than two live at a time, whatever the format."""
-        alive: weakref.WeakSet[Answer] = weakref.WeakSet()
-        most = 0
-
-        def rows() -> Iterator[Answer]:
-            nonlocal most
-            for number in range(50):
-                row = Answer(label=str(number))
-                alive.add(row)
-                most = max(most, len(alive))
-                yield row
-
-        assert write_rows(rows(), tmp_path / f"answers{suffix}") == 50
-        assert most <= 2
-        assert len((tmp_path / f"answers{suffix}").read_text().splitlines()) == 50 + (suffix != ".jsonl")
-
-    def test_rows_with_different_fields(self, tmp_path: Path) -> None:
-        answers = [
-            {"label": "a", "scores": {"x": 0.5}},
-            {"label": "b", "labels": ["x", "y"], "scores": {"x": 0.25, "y": 0.75}},
-        ]
-        write_rows(answers, tmp_path / "answers.csv")
-        lines = (tmp_path / "answers.csv").read_text().splitlines()
-        assert lines == ["label,scores.x,labels,scores.y", "a,0.5,,", "b,0.25,x;y,0.75"]
-
-    def test_names_that_need_quotes(self, tmp_path: Path) -> None:
-        awkward = 'a,"b"\nc'
-        write_rows([{"label": awkward}], tmp_path / "answers.csv")
-        assert read_csv(tmp_path / "answers.csv") == [{"label": awkward}]
-        write_rows([{"label": "trist☂"}], tmp_path / "answers.jsonl")
-        assert (tmp_path / "answers.jsonl").read_text("utf-8") == '{"label": "trist☂"}\n'
 
 
 class TestAccelerator:
@@ -319,7 +258,7 @@ class TestAccelerator:
 
 def test_a_lost_sample_is_never_hidden(single: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = longest_first
-    monkeypatch.setattr(inference, "longest_first", lambda lengths, max_tokens: whole(lengths[1:], max_tokens=30))
+    monkeypatch.setattr(evaluation, "longest_first", lambda lengths, max_tokens: whole(lengths[1:], max_tokens=30))
     with pytest.raises(BertTasksError, match=f"saw {len(ROWS) - 1} samples of {len(ROWS)}:"):
         evaluate(single, list(ROWS))
 
@@ -328,7 +267,7 @@ def test_small_batches_give_the_same_digits_to_the_last_places(
     single: TaskModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = evaluate(single, list(ROWS))
-    monkeypatch.setattr(inference, "batch_tokens", lambda model: 20)
+    monkeypatch.setattr(evaluation, "batch_tokens", lambda model: 20)
     assert evaluate(single, list(ROWS)) == pytest.approx(whole, rel=1e-5)
 
 

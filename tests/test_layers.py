@@ -21,7 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"checkpoints"}),
     frozenset({"tasks"}),
     frozenset({"metrics", "data"}),
-    frozenset({"encoder"}),
+    frozenset({"encoder", "locking"}),
     frozenset({"errors", "environment"}),
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}

@@ -9,6 +9,9 @@ A module here holds the commands of one concern; importing it adds them to ``app
 from bert_tasks.cli import runs as runs
 
 # isort: split
+from bert_tasks.cli import predictions as predictions
+
+# isort: split
 from bert_tasks.cli import models as models
 
 # isort: split

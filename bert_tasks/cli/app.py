@@ -7,7 +7,9 @@ import json
 import logging
 import os
 import sys
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
@@ -53,6 +55,25 @@ def warn(text: str) -> None:
     """What went wrong beside a command that has done its work."""
     if is_first_process():
         print(f"warning: {text}", file=sys.stderr)
+
+
+def tell(text: str) -> None:
+    """On standard error: what must not mix with a result on standard output."""
+    if is_first_process():
+        print(text, file=sys.stderr)
+
+
+@contextmanager
+def result_stream() -> Iterator[BinaryIO]:
+    """Standard output for one result; what anything else prints meanwhile goes to standard error."""
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "wb") as stream:
+        os.dup2(2, 1)
+        try:
+            yield stream
+        finally:
+            sys.stdout.flush()
+            os.dup2(stream.fileno(), 1)
 
 
 def processes() -> int:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from bert_tasks.cli.app import app, processes
 from bert_tasks.cli.crash import write_crash
-from bert_tasks.errors import BertTasksError, StoppedError
+from bert_tasks.errors import BertTasksError, ClosedPipeError, StoppedError
 
 # oneDNN keeps the code that it makes for each shape, of 1024 shapes if nobody says otherwise: 50 MiB over a large file.
 # A forward pass has few of them. In a library the choice would not be ours; here the process is.
@@ -61,6 +61,9 @@ class _ShortErrors:
     ) -> None:
         if not isinstance(error, Exception):  # SystemExit is how typer ends
             return
+        if isinstance(error, ClosedPipeError | BrokenPipeError):
+            _forget_stdout()
+            raise SystemExit(ClosedPipeError.exit_code) from None
         if self.debug or (processes() > 1 and not isinstance(error, BertTasksError)):
             traceback.print_exception(error)
         sys.stderr.write(_told(error, debug=self.debug))
@@ -84,6 +87,13 @@ def _told(error: Exception, *, debug: bool) -> str:
     file = write_crash(error)
     kept = "" if file is None else f"  traceback and versions, for the report: {file}\n"
     return f"{who}internal error: {type(error).__name__}: {reason}\n{where}{kept}"
+
+
+def _forget_stdout() -> None:
+    """Nobody reads it any more, and Python would complain when it flushes what is left."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def _resume_line() -> str:

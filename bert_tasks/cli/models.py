@@ -1,4 +1,4 @@
-"""The commands that use a trained model: evaluate, predict, inspect, glue-submission."""
+"""The commands that use a trained model: evaluate, inspect, glue-submission."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,32 +49,6 @@ def evaluate(
     options |= {"dtype": dtype}
     metrics = evaluate(model, data, **options)
     show(metrics, metric_lines(metrics), as_json=as_json)
-
-
-@app.command()
-def predict(
-    model: ModelName,
-    data: DataFile,
-    output: Annotated[Path, typer.Option(help="A .jsonl, .csv or .tsv file; one line per row, in order.")],
-    format: DataFormat = None,
-    column: Columns = None,
-    delimiter: Delimiter = None,
-    encoding: Encoding = "utf-8",
-    task: OwnTask = None,
-    set_: Settings = None,
-    revision: Revision = None,
-    dtype: Precision = "float32",
-) -> None:
-    """Write a prediction with its probabilities for every row of a file.
-
-    Example: bert-tasks predict runs/first/model --data new.csv --output answers.jsonl
-    """
-    from bert_tasks.inference import predict
-
-    options: dict[str, Any] = {"task": task_class(task), "settings": settings(set_), "revision": revision}
-    options |= {"columns": column_names(column), "format": format, "delimiter": delimiter, "encoding": encoding}
-    options |= {"dtype": dtype}
-    say(f"{predict(model, data, output=output, **options)} predictions: {output}")
 
 
 @app.command()

@@ -116,6 +116,28 @@ def streamed(path: Path, columns: Sequence[str]) -> Iterator[list[dict[str, Any]
             yield batch.select(columns).to_pylist()
 
 
+def blocks(
+    path: Path, columns: Sequence[str], size: int, wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """As ``streamed``, in blocks of ``size`` rows with their numbers; of those that are not wanted nothing is made."""
+    import pyarrow
+
+    number, held, room = 0, [], size
+    with pyarrow.OSFile(str(path), "rb") as file, pyarrow.ipc.open_stream(file) as batches:
+        for batch in batches:
+            rest = batch.select(columns)
+            while rest.num_rows:
+                held.append(rest.slice(0, room))
+                rest = rest.slice(held[-1].num_rows)
+                room -= held[-1].num_rows
+                if room == 0:
+                    if wanted(number):
+                        yield number, [row for part in held for row in part.to_pylist()]
+                    number, held, room = number + 1, [], size
+    if held and wanted(number):
+        yield number, [row for part in held for row in part.to_pylist()]
+
+
 @contextmanager
 def _temporary(folder: Path) -> Iterator[Path]:
     path = folder / f".{uuid.uuid4().hex}.part"

@@ -23,11 +23,12 @@ _OTHER_ID = re.compile(r"\d+-\d+|\d+\.\d+")
 
 @dataclass
 class _Sentence:
-    """The words read since the last border: the line of the first, and each line's cells."""
+    """The words read since the last border: the line of the first, each line's cells, and all lines as they stand."""
 
     line: int = 0
     rows: list[list[str]] = field(default_factory=list)
     faults: list[Record] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
 
     def add(self, line: int, cells: list[str]) -> None:
         if not self.rows:
@@ -36,6 +37,10 @@ class _Sentence:
 
     def fault(self, line: int, what: str) -> None:
         self.faults.append(Record(line, {}, what))
+
+    def faulty(self) -> list[Record]:
+        """The faults of its lines, each with the whole sentence: with one of them it cannot be used."""
+        return [fault._replace(raw="\n".join(self.texts)) for fault in self.faults]
 
     def columns(self) -> list[list[str]]:
         return [list(column) for column in zip(*self.rows, strict=True)]
@@ -92,6 +97,7 @@ class _Columns:
         cells = self._cells(line)
         if line.startswith(("# ", "#\t")) and not self._is_word(cells):
             return
+        sentence.texts.append(line)
         if self.width is None:
             self.width, self.tabs = len(cells), "\t" in line
         if len(cells) == self.width:
@@ -115,8 +121,8 @@ class _Columns:
         return fits and (cells[-1] in self.tags or _CHUNK_TAG.fullmatch(cells[-1]) is not None)
 
     def _finished(self, sentence: _Sentence) -> Iterator[Record]:
-        yield from sentence.faults
-        if not sentence.rows:
+        yield from sentence.faulty()
+        if not sentence.rows or sentence.faults:
             return
         columns = sentence.columns()
         cells: dict[str, object] = {str(number): column for number, column in enumerate(columns)}
@@ -144,6 +150,7 @@ def _universal_records(lines: Iterable[str]) -> Iterator[Record]:
 
 def _read_universal(sentence: _Sentence, number: int, line: str) -> None:
     cells = line.split("\t")
+    sentence.texts.append(line)
     if len(cells) != len(_UNIVERSAL):
         what = f"{_counted(len(cells))} where CoNLL-U has {len(_UNIVERSAL)}, parted by tabs"
         sentence.fault(number, f"{what}: {shortened(line)}; read other columns as format = 'conll'")
@@ -154,8 +161,8 @@ def _read_universal(sentence: _Sentence, number: int, line: str) -> None:
 
 
 def _universal_sentence(sentence: _Sentence, documents: int) -> Iterator[Record]:
-    yield from sentence.faults
-    if not sentence.rows:
+    yield from sentence.faulty()
+    if not sentence.rows or sentence.faults:
         return
     named = zip(_UNIVERSAL, sentence.columns(), strict=True)
     cells: dict[str, object] = {name: column for name, column in named if set(column) != {"_"} or name == "form"}

@@ -74,7 +74,7 @@ def _record(line: int, cells: list[str], columns: Sequence[str], delimiter: str)
         return Record(line, dict(zip(columns, cells, strict=True)))
     fault = f"{len(cells)} cell{'s' if len(cells) != 1 else ''} where the header has {len(columns)}"
     hint = f"; put a cell that holds {delimiter!r} in double quotes" if len(cells) > len(columns) else ""
-    return Record(line, {}, fault + hint)
+    return Record(line, {}, fault + hint, raw=delimiter.join(cells))
 
 
 def _quoting_fault(error: csv.Error) -> str:

@@ -28,6 +28,7 @@ class Format:
             faults.
         columns, hub_columns: the task's columns -> those of the files, and of the hub data set.
         label_names: the label ids of the files -> their names, in the order of the hub data set.
+        kept: the columns that prediction keeps if none are named, where they are not all.
         validation, hub_validation: the named validation sets where there is more than one -> their file in a folder,
             and their split on the hub.
     """
@@ -42,6 +43,7 @@ class Format:
     columns: Mapping[str, str] = field(default_factory=dict)
     hub_columns: Mapping[str, str] = field(default_factory=dict)
     label_names: Mapping[str, str] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
     validation: Mapping[str, str] = field(default_factory=dict)
     hub_validation: Mapping[str, str] = field(default_factory=dict)
 
@@ -125,6 +127,7 @@ _ALL = (
         name="conll",
         extensions=(".conll", ".txt", ".bio", ".iob"),
         hub_columns={"words": "tokens", "tags": "ner_tags"},
+        kept=("words", "tags", "document"),
     ),
     Format(
         name="conllu",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from bert_tasks.data.columns import Column, column_of
 from bert_tasks.data.formats import Format
+from bert_tasks.data.kept import FAULT, KEPT, Keep, fault_of, kept_cells
 from bert_tasks.data.labels import LABEL_KINDS, LabelCensus
 from bert_tasks.data.problems import Problems, did_you_mean, raise_problems
 from bert_tasks.data.records import Record
@@ -34,12 +35,19 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to take out of a source and how to judge it."""
+    """What to take out of a source and how to judge it.
+
+    ``keep``: the columns that rows carry along, as asked for, and ``carried`` as the format has it. ``skips``: bad rows
+    are rows too, without values, and say what is wrong.
+    """
 
     fields: tuple[Field, ...]
     label_names: Mapping[str, str]
     labels: Sequence[str] | None
     source: str
+    keep: Keep = "none"
+    carried: Keep = "none"
+    skips: bool = False
 
 
 def make_plan(
@@ -50,6 +58,9 @@ def make_plan(
     targets: Targets,
     labels: Sequence[str] | None,
     source: str,
+    *,
+    keep: Keep = "none",
+    skips: bool = False,
 ) -> Plan:
     names = {} if names is None else names
     known = [column.name for column in columns]
@@ -66,7 +77,16 @@ def make_plan(
         for column in columns
     )
     label_names: Mapping[str, str] = {} if layout is None else layout.label_names
-    return Plan(fields=fields, label_names=label_names, labels=labels, source=source)
+    carried = layout.kept if keep == "all" and layout is not None and layout.kept else keep
+    return Plan(
+        fields=fields,
+        label_names=label_names,
+        labels=labels,
+        source=source,
+        keep=keep,
+        carried=carried,
+        skips=skips,
+    )
 
 
 class Judge:
@@ -77,6 +97,8 @@ class Judge:
         self.seen = seen
         self.count = 0
         self.skipped: list[int] = []
+        self.rejected = 0
+        self.reasons: list[str] = []  # of the row at hand
         self.problems = Problems(source=plan.source)
         self.census = LabelCensus()
         self.columns = [field.column for field in plan.fields]
@@ -88,15 +110,24 @@ class Judge:
             if record.skip:
                 self.skipped.append(record.line)
                 continue
-            if record.fault is not None:
-                self._add(record, record.fault)
-                continue
-            self.seen.update(record.cells)
-            values = {field.column.name: self._value(record, field) for field in self.plan.fields}
-            row, faults = checked_together(values, self.columns)
-            for fault in faults:
-                self._add(record, fault.what, column=self.names[fault.column], value=fault.value)
-            yield row | {"line": record.line}
+            self.reasons = []
+            row = self._row(record)
+            if self.reasons and self.plan.skips:
+                self.rejected += 1
+                yield {"line": record.line, FAULT: fault_of(record, self.reasons)}
+            elif record.fault is None:
+                yield row | {"line": record.line}
+
+    def _row(self, record: Record) -> dict[str, Any]:
+        if record.fault is not None:
+            self._add(record, record.fault)
+            return {}
+        self.seen.update(record.cells)
+        values = {field.column.name: self._value(record, field) for field in self.plan.fields}
+        row, faults = checked_together(values, self.columns)
+        for fault in faults:
+            self._add(record, fault.what, column=self.names[fault.column], value=fault.value)
+        return row if self.plan.keep == "none" else row | {KEPT: kept_cells(record.cells, self.plan.carried)}
 
     def finish(self) -> tuple[str, ...]:
         """Notes on rows that were left out.
@@ -110,6 +141,8 @@ class Judge:
             raise DataError(f"{self.plan.source}: no rows{below}{''.join(f'; {note}' for note in self._notes())}")
         if self.seen:
             check_columns(tuple(self.seen), self.plan)
+        if 0 < self.rejected < self.count:  # what is wrong with them stands in the rows
+            self.problems = Problems(source=self.plan.source)
         self._check_labels()
         raise_problems([self.problems])
         return self._notes()
@@ -132,6 +165,7 @@ class Judge:
 
     def _add(self, record: Record, what: str, *, column: str | None = None, value: object = None) -> None:
         named = what if record.name is None else f"{what} (question {record.name!r})"
+        self.reasons.append(what if column is None else f"column {column!r}: {what}")
         self.problems.add(record.line, named, column=column, value=value)
 
     def _value(self, record: Record, field: Field) -> Any:
@@ -160,7 +194,12 @@ class Judge:
 
 
 def check_columns(present: tuple[str, ...], plan: Plan) -> None:
-    """Raises DataError if a column that is needed is not there, with what is there."""
+    """Raises DataError if a column that is needed or to be kept is not there, with what is there."""
+    unkept = [] if isinstance(plan.keep, str) else [name for name in plan.keep if name not in present]
+    if unkept:
+        there = ", ".join(repr(name) for name in sorted(present))
+        told = f"{plan.source}: no column {unkept[0]!r} to keep{did_you_mean(unkept[0], present)}"
+        raise DataError(f"{told}; the columns there are: {there}")
     missing = [field for field in plan.fields if field.needed and field.name not in present]
     if not missing:
         return

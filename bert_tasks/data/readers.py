@@ -18,6 +18,7 @@ from bert_tasks.data.conll import conll_records, conllu_records
 from bert_tasks.data.delimited import plain_records, quoted_records
 from bert_tasks.data.formats import Format, file_format, named_format
 from bert_tasks.data.judge import Judge, Plan, Targets, check_columns, make_plan
+from bert_tasks.data.kept import FAULT, KEPT, Keep
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.records import Records, dataset_records, in_batches, json_records, parquet_records
 from bert_tasks.data.squad_json import squad_records
@@ -64,6 +65,9 @@ def read_table(
     encoding: str = "utf-8",
     delimiter: str | None = None,
     cache_dir: Path | None = None,
+    keep: Keep = "none",
+    skips: bool = False,
+    called: str | None = None,
 ) -> RowTable:
     """Reads one file.
 
@@ -75,6 +79,9 @@ def read_table(
         labels: the known label names, which every label must be (but not every tag: see `check_splits`); an empty
             sequence says that they will be inferred from the rows (numbers among names are then refused); None
             leaves labels unchecked.
+        keep: which of the file's columns each row carries along in a column ``KEPT``.
+        skips: rows that cannot be used are in the table, with the reason in a column ``FAULT``, unless all are such.
+        called: the file's name in messages.
 
     Raises:
         BadRowsError: naming all the rows that cannot be used.
@@ -82,13 +89,15 @@ def read_table(
     """
     path = _existing_file(Path(source))
     layout = file_format(format, path)
-    plan = make_plan(columns, names, layout.columns, layout, targets, labels, display_name(path))
+    told = display_name(path) if called is None else called
+    plan = make_plan(columns, names, layout.columns, layout, targets, labels, told, keep=keep, skips=skips)
     options = {"encoding": encoding, "delimiter": delimiter, "format": layout.name, "version": _VERSION}
     content = _content(path, encoding)
-    fingerprint = digest(content, options, [asdict(field) for field in plan.fields], labels)
+    carried = [] if keep == "none" and not skips else [keep, skips]
+    fingerprint = digest(content, options, [asdict(field) for field in plan.fields], labels, *carried)
 
     def write(target: Path) -> tuple[str, ...]:
-        wanted = [field.name for field in plan.fields]
+        wanted = wanted_columns(plan)
         with file_records(path, layout, encoding=encoding, delimiter=delimiter, wanted=wanted) as records:
             return _write_rows(records, plan, target)
 
@@ -270,6 +279,14 @@ def file_records(
     return plain_records(path, layout, delimiter=cut, encoding=encoding)
 
 
+def wanted_columns(plan: Plan) -> list[str] | None:
+    """The columns of a source that a plan reads; None: all."""
+    if plan.carried == "all":
+        return None
+    kept = [] if plan.carried == "none" else plan.carried
+    return [*(field.name for field in plan.fields), *kept]
+
+
 def _write_rows(records: Records, plan: Plan, target: Path) -> tuple[str, ...]:
     """Streams the canonical rows into an Arrow file, or raises with every problem that was found; gives the notes."""
     import pyarrow
@@ -277,7 +294,8 @@ def _write_rows(records: Records, plan: Plan, target: Path) -> tuple[str, ...]:
     if records.columns is not None:
         check_columns(records.columns, plan)
     judge = Judge(plan, set() if records.columns is None else set(records.columns))
-    schema = table_schema([field.column for field in plan.fields]).arrow_schema
+    texts = [*([] if plan.keep == "none" else [KEPT]), *([FAULT] if plan.skips else [])]
+    schema = table_schema([field.column for field in plan.fields], texts).arrow_schema
     with pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:
         for batch in in_batches(judge.rows(records.rows), _BATCH):
             stream.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema=schema))

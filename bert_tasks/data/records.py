@@ -18,7 +18,8 @@ from bert_tasks.errors import DataError
 class Record(NamedTuple):
     """One row: its line in the file, its cells by column name, and what is wrong with it as a whole.
 
-    A row to skip is counted and not read. ``name`` finds a row that has no line of its own, in messages.
+    A row to skip is counted and not read. ``name`` finds a row that has no line of its own, in messages. ``raw`` is the
+    text of a row whose cells are not known.
     """
 
     line: int
@@ -26,6 +27,7 @@ class Record(NamedTuple):
     fault: str | None = None
     skip: bool = False
     name: str | None = None
+    raw: str | None = None
 
 
 class Records(NamedTuple):
@@ -64,13 +66,13 @@ def _json_rows(lines: Iterable[str], path: Path) -> Iterator[Record]:
             raise DataError(f"{path}: holds a JSON array; write one object a line (jsonl)")
         try:
             value = json.loads(line)
-        except ValueError as error:
-            yield Record(number, {}, f"not valid JSON: {error}")
+        except (ValueError, RecursionError) as error:
+            yield Record(number, {}, f"not valid JSON: {error}", raw=line.removesuffix("\n"))
             continue
         if isinstance(value, dict):
             yield Record(number, value)
         else:
-            yield Record(number, {}, 'expected an object such as {"text": "..."}')
+            yield Record(number, {}, 'expected an object such as {"text": "..."}', raw=line.removesuffix("\n"))
 
 
 @contextmanager

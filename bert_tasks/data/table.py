@@ -4,12 +4,12 @@ Owns access to rows by number, in order and in batches. Must not know where they
 for.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bert_tasks.data.arrow_cache import digest, streamed
+from bert_tasks.data.arrow_cache import blocks, digest, streamed
 from bert_tasks.data.columns import Column
 from bert_tasks.data.problems import Problems, raise_problems
 from bert_tasks.data.records import rows_of
@@ -94,6 +94,16 @@ class RowTable:
         for batch in batches:
             yield from batch
 
+    def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """The wanted ones of the blocks of ``size`` rows, each with its number, in order."""
+        if self.file is not None and self.file.exists():
+            yield from blocks(self.file, self.rows.column_names, size, wanted)
+            return
+        for number in range(-(-len(self) // size)):
+            if wanted(number):
+                end = min((number + 1) * size, len(self))
+                yield number, rows_of(self.rows[number * size : end])
+
     def batches(self, size: int) -> Iterator[list[dict[str, Any]]]:
         for batch in self.rows.iter(batch_size=size):
             yield rows_of(batch)
@@ -104,13 +114,15 @@ class RowTable:
         return replace(self, rows=self.rows.select(chosen), fingerprint=fingerprint, file=None)
 
 
-def table_schema(columns: Sequence[Column]) -> "Features":
+def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> "Features":
+    """The types of a table's columns; ``texts`` names more columns."""
     from datasets import Features, List, Value
 
     types: dict[str, Any] = dict.fromkeys(("text", "id", "label"), Value("string")) | {"number": Value("float64")}
     types |= dict.fromkeys(("labels", "words", "tags"), List(Value("string")))
     types["answers"] = {"text": List(Value("string")), "answer_start": List(Value("int64"))}
-    return Features({column.name: types[column.kind] for column in columns} | {"line": Value("int64")})
+    more = {"line": Value("int64")} | dict.fromkeys(texts, Value("string"))
+    return Features({column.name: types[column.kind] for column in columns} | more)
 
 
 def without_absent(rows: "Dataset", columns: Sequence[Column]) -> "Dataset":

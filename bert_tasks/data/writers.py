@@ -1,113 +1,163 @@
-"""Rows out: JSON Lines, a table with one column per field, or a text that somebody else made.
+"""Rows out: JSON Lines, and tables with one column per field made of them.
 
-Owns the output formats and that a file appears whole or not at all. Must not know what the rows mean.
+Owns the output formats of text, what a cell may hold, and that a file appears whole or not at all. Must not know what
+the rows mean.
 """
 
 import csv
+import errno
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, TextIO
 
 from bert_tasks.errors import UsageError
 
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+FORMS = ("jsonl", *DELIMITERS, "parquet")
+
+# What a spreadsheet would take for a formula, and the mark that says it is a text; so marked texts get one more.
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+_MARK = "'"
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def checked_output(path: Path, *, others: Sequence[str] = ()) -> Path:
     """Refuses an output path before any work is done for it.
 
     Args:
-        others: extensions that are written beside those of ``write_rows``.
+        others: extensions that are written beside those of ``FORMS``.
 
     Raises:
-        UsageError: an unknown extension, a folder, or a folder that does not exist.
+        UsageError: an unknown extension, a folder, or a folder that does not exist or cannot be written.
     """
-    known = (".jsonl", *_DELIMITERS, *others)
+    known = (*(f".{form}" for form in FORMS), *others)
     if path.suffix not in known:
         raise UsageError(f"{path}: the output's extension must be {', '.join(known[:-1])} or {known[-1]}")
+    return checked_place(path)
+
+
+def checked_place(path: Path) -> Path:
+    """As ``checked_output``, whatever the extension."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder, expected the name of a file")
-    if not path.absolute().parent.is_dir():
+    folder = path.absolute().parent
+    if not folder.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{path}: the folder {path.parent} is not writable")
     return path
 
 
-def write_rows(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
-    """Writes rows as they come, in the format of the extension, and counts them; memory does not grow with them.
+def json_line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
 
-    In a table, nested fields become columns such as ``scores.positive``.
+
+def write_table(lines: Path, target: Path, delimiter: str, *, raw: bool) -> None:
+    """Makes a table of JSON lines; memory does not grow with them. Any row may bring a new column.
+
+    Args:
+        raw: texts that a spreadsheet would take for a formula stay as they are; see ``cell``.
 
     Raises:
         UsageError: the file cannot be written.
     """
-    with whole_file(path) as file:
-        if path.suffix == ".jsonl":
-            return _write_lines(rows, file)
-        with TemporaryFile("w+", encoding="utf-8", dir=path.parent) as waiting:
-            return _write_table(rows, file, _DELIMITERS[path.suffix], waiting)
+    names = list(dict.fromkeys(name for row in read_lines(lines) for name in flat(row)))
+    with whole_file(target, lines.parent) as file:
+        table = TableWriter(file, names, delimiter, raw=raw)
+        for row in read_lines(lines):
+            table.write(flat(row))
 
 
-def _write_lines(rows: Iterable[Mapping[str, Any]], file: TextIO) -> int:
-    count = 0
-    for row in rows:
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        count += 1
-    return count
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        yield from map(json.loads, file)
 
 
-def _write_table(rows: Iterable[Mapping[str, Any]], file: TextIO, delimiter: str, waiting: TextIO) -> int:
-    """Any row may bring a new column, and the header comes first: so rows wait in a file without a name."""
-    names: dict[str, None] = {}
+class TableWriter:
+    """Rows of one table, whose columns are known."""
 
-    def flat_rows() -> Iterator[dict[str, Any]]:
-        for row in rows:
-            flat = dict(_flat(row))
-            names.update(dict.fromkeys(flat))
-            yield flat
+    def __init__(self, file: TextIO, names: Sequence[str], delimiter: str, *, raw: bool) -> None:
+        self.names = list(names)
+        self._raw = raw
+        self._writer = csv.writer(_LineFeeds(file), delimiter=delimiter, lineterminator="\r\n")
+        if self.names:
+            self._writer.writerow([cell(name, raw=raw) for name in self.names])
 
-    count = _write_lines(flat_rows(), waiting)
-    waiting.seek(0)
-    writer = csv.DictWriter(file, list(names), delimiter=delimiter, lineterminator="\n")
-    if names:
-        writer.writeheader()
-    writer.writerows(map(json.loads, waiting))
-    return count
+    def write(self, row: Mapping[str, Any]) -> None:
+        self._writer.writerow([cell(row.get(name), raw=self._raw) for name in self.names])
+
+
+class _LineFeeds:
+    """Ends rows with LF; the writer must believe in CRLF, or it leaves cells that hold a CR without quotes."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, row: str) -> None:
+        self._file.write(row.removesuffix("\r\n") + "\n")
+
+
+def flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as columns: an object of plain values becomes columns such as ``scores.positive``."""
+    columns: dict[str, Any] = {}
+    for name, value in row.items():
+        if (
+            isinstance(value, Mapping)
+            and value
+            and not any(isinstance(part, Mapping | list) for part in value.values())
+        ):
+            columns |= {f"{name}.{key}": part for key, part in value.items()}
+        else:
+            columns[name] = value
+    return columns
+
+
+def cell(value: Any, *, raw: bool) -> Any:
+    """What stands in a table for a value: lists and objects as JSON, which our readers take back.
+
+    Unless ``raw``, a text (not a number) that starts like a formula, or like one so marked, gets a ``'`` in front.
+    """
+    if isinstance(value, Mapping | list | bool):
+        return json.dumps(value, ensure_ascii=False)
+    if raw or not isinstance(value, str) or not _FORMULA.match(value) or _NUMBER.fullmatch(value):
+        return value
+    return _MARK + value
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[TextIO]:
-    """A text file that appears under its name when all of it is written, or not at all.
+def whole_file(path: Path, folder: Path | None = None) -> Iterator[TextIO]:
+    """A text file that appears under its name when all of it is written and on the disk, or not at all.
+
+    Args:
+        folder: where it grows, on the same file system; default: where it will be.
 
     Raises:
         UsageError: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary = (path.parent if folder is None else folder) / f".{path.name}.tmp-{os.getpid()}"
     try:
         with temporary.open("w", encoding="utf-8", newline="") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        raise UsageError(f"{path}: cannot write the output ({error.strerror})") from None
+        raise write_failure(error, path, temporary) from None
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, _cell(value)
-
-
-def _cell(value: Any) -> Any:
-    """Lists of plain values with ``;`` between them; as JSON where that would not be clear."""
-    if not isinstance(value, list):
-        return value
-    if any(isinstance(part, Mapping | list) or ";" in str(part) for part in value):
-        return json.dumps(value, ensure_ascii=False)
-    return ";".join(map(str, value))
+def write_failure(error: OSError, path: Path, partial: Path) -> UsageError:
+    """Why a file cannot be written; of a full disk the bytes that were written and those that are free."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return UsageError(f"{path}: cannot write the output ({error.strerror})")
+    written = partial.stat().st_size if partial.exists() else 0
+    free = shutil.disk_usage(path.absolute().parent).free
+    return UsageError(
+        f"{path}: cannot write the output (no space left: {written} bytes written, more needed, {free} bytes free)"
+    )

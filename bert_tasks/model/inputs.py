@@ -14,6 +14,7 @@ from bert_tasks.data.batching import Samples
 from bert_tasks.data.checks import check_labels
 from bert_tasks.data.columns import Row
 from bert_tasks.data.features_cache import cached_features
+from bert_tasks.data.kept import Keep
 from bert_tasks.data.readers import Reading, read_table
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
@@ -34,12 +35,15 @@ def load_table(
     reading: Reading | None = None,
     targets: Literal["required", "optional", "unread"] = "required",
     name: str = "rows",
+    keep: Keep = "none",
+    skips: bool = False,
 ) -> RowTable:
     """A table of a file, of rows in memory, or the table itself, checked against the task's columns and labels.
 
     Args:
         targets: whether every row must have its target, one of the task's labels, or may; or targets are not read.
-        name: of rows in memory, for messages, which count them from 1.
+        name: of the file, or of rows in memory, for messages, which count these from 1.
+        keep, skips: of files, see ``read_table``.
 
     Raises:
         DataError: naming every bad row.
@@ -64,6 +68,9 @@ def load_table(
         labels=task.labels,
         encoding=how.encoding,
         delimiter=how.delimiter,
+        keep=keep,
+        skips=skips,
+        called=None if name == "rows" else name,
     )
 
 

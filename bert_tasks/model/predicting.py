@@ -4,7 +4,7 @@ Owns batching for inference: rows are read in chunks, tokenised, sorted by lengt
 in order. Memory depends on the chunk, not on the number of rows. Must not know files or processes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -31,11 +31,20 @@ CPU_BATCH_TOKENS = 4096  # what a layer makes of so many stays in a processor's 
 _BATCH_LOGITS = 2**25
 
 
-def predict_rows(model: "TaskModel", rows: Iterable[Row], *, run: "Logits | None" = None) -> Iterator[Prediction]:
+def predict_rows(
+    model: "TaskModel",
+    rows: Iterable[Row],
+    *,
+    run: "Logits | None" = None,
+    first: int = 0,
+    note: Callable[[Sequence[Feature]], None] = lambda features: None,
+) -> Iterator[Prediction]:
     """Predictions as a stream; see ``TaskModel.predict``.
 
     Args:
         run: what runs a batch in place of the model (``model.onnx.logits_of``).
+        first: the number of the first row, for messages.
+        note: is shown the features of each chunk.
 
     Raises:
         UsageError: the model has no tokenizer.
@@ -46,13 +55,14 @@ def predict_rows(model: "TaskModel", rows: Iterable[Row], *, run: "Logits | None
     tokenizer, task = tokenizer_of(model), model.task
     inputs = [column for column in task.columns if not column.is_target]
     remaining = iter(rows)
-    number = 0
+    number = first
     while chunk := list(remaining if task.reads_neighbours else islice(remaining, CHUNK_ROWS)):
         read = [canonical_row(row, inputs, number + i) for i, row in enumerate(chunk)]  # targets are not read
         if number:
             return_freed_memory()
         number += len(chunk)
         features = task.features(read, tokenizer)
+        note(features)
         yield from task.decode(feature_summaries(model, features, run=run), features, read)
 
 

@@ -22,6 +22,7 @@ from bert_tasks.data.checks import check_splits
 from bert_tasks.data.splits import Splits
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.inference import first_process_first, from_first_process, make_accelerator
+from bert_tasks.locking import locked
 from bert_tasks.model.inputs import Data, load_table, tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import OptimSection, RunSection, sections
@@ -29,7 +30,6 @@ from bert_tasks.training import outputs, run_folder
 from bert_tasks.training.facts import announce, run_facts, tracker_config
 from bert_tasks.training.job import FitResult, Job
 from bert_tasks.training.journal import Journal
-from bert_tasks.training.locking import locked
 from bert_tasks.training.optim import build_optimizer, freeze, parameter_groups
 from bert_tasks.training.progress import Clock, make_reporter
 from bert_tasks.training.run_folder import Earlier

@@ -26,8 +26,8 @@ from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.environment import cpu_name
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.locking import LOCK
 from bert_tasks.training import checkpointing
-from bert_tasks.training.locking import LOCK
 
 MODEL = "model"
 EVENTS = "metrics.jsonl"

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from bert_tasks.errors import DivergedError, RecipeError, UsageError
 from bert_tasks.inference import from_first_process, make_accelerator
+from bert_tasks.locking import locked
 from bert_tasks.recipe import Recipe, RunSection, build_task, load_recipe
 from bert_tasks.recipe_errors import schema_problems
 from bert_tasks.training import outputs
-from bert_tasks.training.locking import locked
 from bert_tasks.training.progress import PlainReporter
 from bert_tasks.training.resuming import changes, stated_settings
 from bert_tasks.training.run import DryRun, dry_run, train

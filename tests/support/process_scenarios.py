@@ -44,7 +44,7 @@ def evaluation(checkpoint: Path, count: int) -> dict[str, Any]:
     """Metrics of the public function and the predictions behind them, in batches so small that all have some."""
     model, rows = load_model(checkpoint), make_rows(count, seed=count)
     table = RowTable.from_rows(rows, columns=TASK.columns)
-    with mock.patch.object(inference, "batch_tokens", return_value=40):
+    with mock.patch.object(inference.evaluation, "batch_tokens", return_value=40):
         found = evaluate_samples(model, tokenized(table, TASK, model), table, make_accelerator())
         return {"metrics": evaluate(model, rows), "predictions": [p.to_json() for p in found.predictions]}
 

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
+from bert_tasks import locking
 from bert_tasks.errors import UsageError
-from bert_tasks.training import locking
-from bert_tasks.training.locking import locked
+from bert_tasks.locking import locked
 
 HOLD = """
 import sys
 from pathlib import Path
-from bert_tasks.training.locking import locked
+from bert_tasks.locking import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -12,8 +12,8 @@ import torch
 from bert_tasks import fit
 from bert_tasks.cli import main
 from bert_tasks.errors import DataError, UsageError
+from bert_tasks.locking import locked
 from bert_tasks.recipe import load_recipe
-from bert_tasks.training.locking import locked
 from bert_tasks.training.reproducing import reproduce
 from bert_tasks.training.run import train
 from bert_tasks.training.seeds import train_seeds

@@ -1,0 +1,85 @@
+"""The command that writes predictions: predict."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from bert_tasks.cli.app import app, result_stream, say, tell
+from bert_tasks.cli.options import (
+    Columns,
+    DataFormat,
+    Delimiter,
+    Encoding,
+    ModelName,
+    OwnTask,
+    Precision,
+    Revision,
+    Settings,
+    column_names,
+    settings,
+    task_class,
+)
+
+if TYPE_CHECKING:
+    from bert_tasks.inference import Writing
+
+
+@app.command()
+def predict(
+    model: ModelName,
+    data: Annotated[str, typer.Option(help="A csv, tsv, jsonl or parquet file, or - for standard input.")],
+    output: Annotated[str, typer.Option(help="A .jsonl, .csv, .tsv or .parquet file, or - for standard output.")],
+    format: DataFormat = None,
+    column: Columns = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = "utf-8",
+    keep_columns: Annotated[str, typer.Option(help="The input's columns to write too: all, none, or id,text.")] = "all",
+    on_error: Annotated[
+        Literal["fail", "skip"], typer.Option(help="skip: leave bad rows out and write them, with reasons, to a file.")
+    ] = "fail",
+    rejects: Annotated[Path | None, typer.Option(help="That file; default: OUTPUT.rejects.jsonl.")] = None,
+    output_format: Annotated[
+        str | None, typer.Option(help="jsonl, csv, tsv or parquet, if the output's name does not say it.")
+    ] = None,
+    csv_raw: Annotated[
+        bool, typer.Option("--csv-raw", help="Write csv cells such as =1+1 as they are; default: with ' in front.")
+    ] = False,
+    task: OwnTask = None,
+    set_: Settings = None,
+    revision: Revision = None,
+    dtype: Precision = "float32",
+    dist_timeout: Annotated[
+        float | None, typer.Option(min=1, help="Seconds that processes wait for each other; default: torch's.")
+    ] = None,
+) -> None:
+    """Write a prediction with its probabilities for every row of a file.
+
+    The same command goes on with an output that was interrupted.
+
+    Example: bert-tasks predict runs/first/model --data new.csv --output answers.jsonl
+    """
+    from bert_tasks.data.readers import Reading
+    from bert_tasks.inference import Writing, make_accelerator
+
+    if dist_timeout is not None:
+        make_accelerator(timeout=dist_timeout)
+    reading = Reading(columns=column_names(column), format=format, delimiter=delimiter, encoding=encoding)
+    keep = keep_columns if keep_columns in ("all", "none") else tuple(keep_columns.split(","))
+    writing = Writing(keep_columns=keep, on_error=on_error, rejects=rejects, csv_raw=csv_raw, format=output_format)
+    options: dict[str, Any] = {"task": task_class(task), "settings": settings(set_), "revision": revision}
+    _predict(model, data, output, writing, {**options, "reading": reading, "dtype": dtype})
+
+
+def _predict(model: str, data: str, output: str, writing: "Writing", options: dict[str, Any]) -> None:
+    from bert_tasks.inference import predict_file
+
+    if output != "-":
+        done = predict_file(model, data, output, writing=writing, **options)
+        say(f"{done.rows} predictions: {output}")
+    else:
+        with result_stream() as stream:
+            done = predict_file(model, data, stream, writing=writing, **options)
+        tell(f"{done.rows} predictions")
+    for line in done.lines():
+        tell(line)

@@ -1,0 +1,182 @@
+"""Evaluation over files and tables, on one or many processes.
+
+Owns how work is shared between processes: batches are formed from the data alone, each process takes whole batches, and
+results come back by sample, so that the digits do not depend on the number of processes. Must not know training.
+
+Shape legend: S samples (rows or windows).
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from bert_tasks.data.batching import Samples, longest_first, truncated_rows
+from bert_tasks.data.columns import Row
+from bert_tasks.data.readers import Reading
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import BertTasksError, DataError, GivenUpError
+from bert_tasks.inference.processes import first_process_first, from_first_process, make_accelerator
+from bert_tasks.model.inputs import Data, load_table, tokenized
+from bert_tasks.model.onnx import DType, Logits, logits_of
+from bert_tasks.model.predicting import batch_logits, batch_tokens, summaries
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.trained import load_trained
+from bert_tasks.tasks.base import Feature, Prediction, Task
+
+_log = logging.getLogger("bert_tasks")
+
+DECODED_ROWS = 1000  # rows per call of ``Task.decode``
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Metrics of one data set (with ``loss`` where rows have targets), and the prediction of every row."""
+
+    metrics: dict[str, float]
+    predictions: list[Prediction]
+    task: Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class _BatchResult:
+    """One batch's contribution, small enough to send between processes."""
+
+    samples: list[int]
+    summaries: tuple[Tensor, ...]
+    loss: float
+    count: float
+
+
+def evaluate_samples(
+    model: TaskModel,
+    samples: Samples,
+    table: RowTable,
+    accelerator: Accelerator,
+    *,
+    tune: bool = False,
+    run: Logits | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Evaluation:
+    """Evaluates an unwrapped model; every process returns the same numbers.
+
+    Args:
+        tune: choose the task's thresholds on these predictions and report the metrics they give.
+        run: what runs a batch in place of the model.
+        stop: asked before each batch whether to give up.
+
+    Raises:
+        BertTasksError: not every sample came back exactly once (a defect, never hidden).
+        GivenUpError: on every process, if ``stop`` said so on one.
+    """
+    batches = longest_first(samples.lengths, max_tokens=batch_tokens(model))
+    mine = batches[accelerator.process_index :: accelerator.num_processes]
+    results = [_run_batch(model, samples, batch, run) for batch in takewhile(lambda _: not stop(), mine)]
+    if any(gather_object([len(results) < len(mine)])):
+        raise GivenUpError
+    results = gather_object(results)
+    return from_first_process(accelerator, lambda: _evaluation(model, samples, table, results, tune=tune))
+
+
+def _run_batch(model: TaskModel, samples: Samples, chosen: list[int], run: Logits | None) -> _BatchResult:
+    features = cast("list[Feature]", samples.whole_features_of(chosen))
+    batch, logits = batch_logits(model, features, run=run)
+    with torch.inference_mode():
+        loss = model.task.loss(logits.double(), batch)
+    return _BatchResult(
+        samples=chosen,
+        summaries=summaries(model, batch, logits, features),
+        loss=loss.total.item(),
+        count=loss.count.item(),
+    )
+
+
+def _evaluation(
+    model: TaskModel, samples: Samples, table: RowTable, results: Sequence[_BatchResult], *, tune: bool
+) -> Evaluation:
+    """Decodes and scores in row order, whatever the order in which batches came back."""
+    ordered = sorted(results, key=lambda result: result.samples[0])
+    found = _by_feature(samples, ordered)
+    rows = list(table)
+    task, predictions = model.task, _decoded(model.task, samples, found, rows)
+    extra: dict[str, float] = {}
+    if tune:
+        task = task.tuned_on(predictions, rows)
+        if task != model.task:
+            extra = {f"untuned_{task.primary_metric}": model.task.metrics(predictions, rows)[task.primary_metric]}
+            predictions = _decoded(task, samples, found, rows)
+    count = sum(result.count for result in ordered)
+    loss = {"loss": sum(result.loss for result in ordered) / count} if count else {}
+    metrics = {**loss, **task.metrics(predictions, rows), **extra}
+    return Evaluation(metrics=metrics, predictions=predictions, task=task)
+
+
+def _by_feature(samples: Samples, results: Sequence[_BatchResult]) -> list[Tensor]:
+    """All summaries in feature order."""
+    seen = sorted(sample for result in results for sample in result.samples)
+    if seen != list(range(len(samples))):
+        raise BertTasksError(f"evaluation saw {len(seen)} samples of {len(samples)}: please report this")
+    found: dict[int, Tensor] = {}
+    for result in results:
+        found |= zip(samples.indices(result.samples), result.summaries, strict=True)
+    return [found[i] for i in range(len(found))]
+
+
+def _decoded(task: Task, samples: Samples, found: Sequence[Tensor], rows: Sequence[Row]) -> list[Prediction]:
+    """All predictions, decoded in blocks of rows, because what decoding reads may be large."""
+    predictions: list[Prediction] = []
+    for first in range(0, len(rows), DECODED_ROWS):
+        end = min(first + DECODED_ROWS, len(rows))
+        features = cast("list[Feature]", samples.decoded_rows(first, end))
+        block = found[samples.row_starts[first] : samples.row_starts[end]]
+        predictions += task.decode(block, features, rows[first:end])
+    return predictions
+
+
+def evaluate(
+    model: TaskModel | str | Path,
+    data: Data,
+    *,
+    task: str | type[Task] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    dtype: DType = "float32",
+    **reading: Any,
+) -> dict[str, float]:
+    """Metrics of a model on rows with targets, the same digits on any number of processes.
+
+    Args:
+        model: a model, or a folder or name that says what its task is (``revision`` of a hub id).
+        task: a task's name, or its class, for a folder that does not say what its task is.
+        settings: fields of the task to change, of a model that is loaded here.
+        data: a file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
+        dtype: ``int8`` runs a quantised copy of the model on the CPU, which takes seconds to make (extra ``export``).
+        reading: fields of ``Reading``: columns, format, delimiter, encoding.
+
+    Raises:
+        DataError: naming every bad row.
+        CheckpointError: the model cannot be loaded.
+    """
+    accelerator = make_accelerator()
+    how = Reading(**reading)
+    loaded = load_trained(model, task=task, settings=settings, reading=how, revision=revision).to(accelerator.device)
+
+    def load() -> tuple[RowTable, Samples]:
+        table = load_table(data, loaded.task, reading=how)
+        if len(table) == 0:
+            raise DataError(f"{table.source}: no rows to evaluate")
+        return table, tokenized(table, loaded.task, loaded)
+
+    table, samples = first_process_first(accelerator, load)
+    cut = truncated_rows(samples.features)
+    if cut and accelerator.is_main_process:
+        longest = loaded.task.max_length
+        _log.warning("%s: %d of %d rows were cut: longer than max_length, %d", table.source, cut, len(table), longest)
+    return evaluate_samples(loaded, samples, table, accelerator, run=logits_of(loaded, dtype)).metrics

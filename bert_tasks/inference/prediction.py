@@ -1,0 +1,230 @@
+"""Prediction over files, tables and streams, on one or many processes.
+
+Owns how an output comes about: rows are read, predicted part by part, and appear whole under its name, or in a stream
+as they come. Must not know training.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Literal, overload
+
+import torch
+from accelerate import Accelerator
+
+from bert_tasks.data.kept import Keep
+from bert_tasks.data.readers import Reading
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import UsageError
+from bert_tasks.inference import streams
+from bert_tasks.inference.facts import prediction_facts
+from bert_tasks.inference.finish import finish, write_rejects
+from bert_tasks.inference.parts import Part, Parts, unfinished
+from bert_tasks.inference.processes import first_process_first, from_first_process, make_accelerator
+from bert_tasks.inference.rendered import predict_rendered
+from bert_tasks.inference.rows_out import StreamWriter, Writing
+from bert_tasks.inference.shards import check_same_rows, part_rows, run_parts
+from bert_tasks.inference.targets import STANDARD, Predicted, Target, checked_target
+from bert_tasks.inference.work import Work
+from bert_tasks.model.inputs import Data, load_table
+from bert_tasks.model.onnx import DType, logits_of
+from bert_tasks.model.predicting import predict_rows
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.trained import load_trained
+from bert_tasks.tasks.base import Prediction, Task
+
+
+@overload
+def predict(model: TaskModel | str | Path, data: Data, *, output: None = None, **options: Any) -> list[Prediction]: ...
+
+
+@overload
+def predict(model: TaskModel | str | Path, data: Data, *, output: str | Path | IO[bytes], **options: Any) -> int: ...
+
+
+def predict(
+    model: TaskModel | str | Path,
+    data: Data,
+    *,
+    output: str | Path | IO[bytes] | None = None,
+    task: str | type[Task] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    dtype: DType = "float32",
+    keep_columns: Keep = "all",
+    on_error: Literal["fail", "skip"] = "fail",
+    rejects: str | Path | None = None,
+    csv_raw: bool = False,
+    output_format: str | None = None,
+    **reading: Any,
+) -> list[Prediction] | int:
+    """One prediction per row, in row order; with ``output`` they go there as they are made, and only their number back.
+
+    The output is .jsonl, .csv, .tsv or .parquet, which a file of any size fits through; or a format of the task, which
+    holds all predictions in memory: .conll (words, gold tags where there are any, tags), or .json for span extraction
+    (predictions in SQuAD's form, beside NAME.json NAME.nbest.json and NAME.null_odds.json). A file appears whole or not
+    at all; the same call goes on with one that was interrupted. On several processes each predicts its share, and the
+    first one writes. Targets in the data are not needed. See ``evaluate`` for the other arguments.
+
+    Args:
+        data: with an output also "-" for standard input, whose ``format`` must be given.
+        output: also "-" for standard output, or an open binary file: rows go there as they come.
+        keep_columns: the input's columns that stand before the prediction: "all", "none", or names. See ``Writing``.
+        on_error: "skip" leaves rows of a file that cannot be used out, and says why in the file ``rejects`` (default:
+            the output's name with .rejects.jsonl after it).
+        csv_raw: write texts that a spreadsheet would take for a formula without the ``'`` in front.
+        output_format: jsonl, csv, tsv or parquet, where the output's extension does not say it.
+
+    Raises:
+        DataError: naming every bad row.
+        UsageError: an output whose extension is not known, or one that another process is writing.
+        CheckpointError: the model cannot be loaded.
+    """
+    writing = Writing(
+        keep_columns=keep_columns if isinstance(keep_columns, str) else tuple(keep_columns),
+        on_error=on_error,
+        rejects=None if rejects is None else Path(rejects),
+        csv_raw=csv_raw,
+        format=output_format,
+    )
+    options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
+    if output is not None:
+        return predict_file(
+            model, data, output, dtype=dtype, writing=writing, reading=Reading(**reading), **options
+        ).rows
+    loaded = load_trained(model, reading=Reading(**reading), **options)
+    if torch.cuda.is_available():
+        loaded.to("cuda")
+    table = load_table(data, loaded.task, reading=Reading(**reading), targets="unread")
+    return list(predict_rows(loaded, table, run=logits_of(loaded, dtype)))
+
+
+def predict_file(
+    model: TaskModel | str | Path,
+    data: Data,
+    output: str | Path | IO[bytes],
+    *,
+    task: str | type[Task] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    dtype: DType = "float32",
+    writing: Writing | None = None,
+    reading: Reading | None = None,
+) -> Predicted:
+    """``predict`` with an output, and what became of it."""
+    how, writing = Reading() if reading is None else reading, Writing() if writing is None else writing
+    own = type(model.task) if isinstance(model, TaskModel) else task
+    target = checked_target(output, data, writing, own if isinstance(own, type) else None)
+    form = streams.checked_format(how) if data == STANDARD else ""
+    accelerator = make_accelerator()
+    if data == STANDARD and accelerator.num_processes > 1:
+        raise UsageError("standard input cannot be shared by several processes: write it to a file first")
+    loaded = load_trained(model, task=task, settings=settings, reading=how, revision=revision).to(accelerator.device)
+    target.check_task(loaded.task)
+    work = Work(model=loaded, run=logits_of(loaded, dtype), writing=writing, names=how.columns)
+    job = _Job(accelerator=accelerator, work=work, target=target, dtype=dtype)
+    if data != STANDARD:
+        return _predict_table(job, data, how, "rows")
+    if target.stream is not None and streams.can_stream(form):
+        return _predict_stream(job, how, target.stream)
+    with streams.stored_input(sys.stdin.buffer, form) as path:
+        return _predict_table(job, path, how, streams.CALLED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    accelerator: Accelerator
+    work: Work
+    target: Target
+    dtype: DType
+
+    def told(self, done: Predicted, notes: tuple[str, ...] = ()) -> Predicted:
+        return replace(done, notes=notes, rejects=self.target.rejects, max_length=self.work.model.task.max_length)
+
+
+def _predict_stream(job: _Job, reading: Reading, stream: IO[bytes]) -> Predicted:
+    out = StreamWriter(stream, form=job.target.form, raw=job.work.writing.csv_raw)
+    done = streams.predict_stream(job.work, reading, out, job.target.rejects, streams.INPUT)
+    return job.told(Predicted(rows=done.rows, truncated=done.truncated, rejected=done.rejected))
+
+
+def _predict_table(job: _Job, data: Data, reading: Reading, name: str) -> Predicted:
+    target, task, skips = job.target, job.work.model.task, job.work.writing.skips
+    shows_targets = target.rendered and task.renders_targets
+    keep = "none" if target.rendered else job.work.writing.keep_columns
+
+    def load() -> RowTable:
+        targets: Literal["optional", "unread"] = "optional" if shows_targets else "unread"
+        return load_table(data, task, reading=reading, targets=targets, name=name, keep=keep, skips=skips)
+
+    table = first_process_first(job.accelerator, load)
+    check_same_rows(job.accelerator, table)
+    if not isinstance(data, str | Path | RowTable):
+        job = replace(job, work=replace(job.work, given=data))
+    if target.stream is not None:
+        done = _to_stream(job, table, target.stream)
+    elif target.path is None:
+        raise UsageError("an output is a file or a stream")
+    elif target.rendered:
+        done = predict_rendered(job.accelerator, job.work, table, target, target.path)
+    else:
+        done = _to_file(job, table, target.path)
+    return job.told(done, table.notes)
+
+
+def _to_stream(job: _Job, table: RowTable, stream: IO[bytes]) -> Predicted:
+    """The first process writes parts as they come in row order."""
+    out = StreamWriter(stream, form=job.target.form, raw=job.work.writing.csv_raw)
+    rows = truncated = 0
+
+    def take(parts: Sequence[Part]) -> None:
+        nonlocal rows, truncated
+        for part in parts:
+            out.write_lines(part.content)
+            rows, truncated = rows + part.rows, truncated + part.truncated
+
+    size = part_rows(job.work.model.task, table)
+    if job.target.rejects is not None:
+        from_first_process(job.accelerator, partial(write_rejects, table, job.target.rejects))
+    run_parts(job.accelerator, table, size=size, done=0, work=job.work.part, take=take)
+    return Predicted(rows=rows, truncated=truncated, rejected=len(table) - rows)
+
+
+def _to_file(job: _Job, table: RowTable, path: Path) -> Predicted:
+    """The first process keeps finished parts beside the output until they are all there."""
+    writing, accelerator = job.work.writing, job.accelerator
+    size = part_rows(job.work.model.task, table)
+    keep = writing.keep_columns if isinstance(writing.keep_columns, str) else list(writing.keep_columns)
+    settings = {"part_rows": size, "keep_columns": keep, "on_error": writing.on_error}
+    names = None if job.work.names is None else dict(job.work.names)
+    with ExitStack() as stack:
+
+        def begin() -> Parts:
+            facts = prediction_facts(job.work.model, table.fingerprint, job.dtype, columns=names, **settings)
+            return stack.enter_context(unfinished(path, facts))
+
+        parts = _on_first(accelerator, begin)
+        done = from_first_process(accelerator, lambda: 0 if parts is None else len(parts))
+        take = (lambda found: None) if parts is None else parts.append
+        run_parts(accelerator, table, size=size, done=done, work=job.work.part, take=take)
+        return from_first_process(accelerator, lambda: _finished(job, table, path, parts))
+
+
+def _on_first(accelerator: Accelerator, begin: Callable[[], Parts]) -> Parts | None:
+    """What cannot be sent between processes stays on the first."""
+    held: list[Parts] = []
+    from_first_process(accelerator, lambda: held.append(begin()))
+    return held[0] if held else None
+
+
+def _finished(job: _Job, table: RowTable, path: Path, parts: Parts | None) -> Predicted:
+    if parts is None:
+        raise UsageError("only the first process finishes an output")
+    if job.target.rejects is not None:
+        write_rejects(table, job.target.rejects)
+    finish(parts.lines, path, form=job.target.form, raw=job.work.writing.csv_raw)
+    rows, truncated, rejected = (parts.total(name) for name in ("rows", "truncated", "rejected"))
+    return Predicted(rows=rows, truncated=truncated, rejected=rejected, resumed=parts.resumed)

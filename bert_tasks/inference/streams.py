@@ -1,0 +1,169 @@
+"""Prediction on standard input: row by row as they come, or stored first where a file is wanted.
+
+Owns how rows that nobody can read twice are read. Must not know processes.
+"""
+
+import json
+import queue
+import shutil
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from bert_tasks.data.arrow_cache import cache_folder
+from bert_tasks.data.formats import named_format
+from bert_tasks.data.judge import Judge, Plan, check_columns, make_plan
+from bert_tasks.data.kept import FAULT
+from bert_tasks.data.problems import Problems, raise_problems
+from bert_tasks.data.readers import Reading, file_records, wanted_columns
+from bert_tasks.errors import BertTasksError, DataError, UsageError
+from bert_tasks.inference.finish import reject_line
+from bert_tasks.inference.rows_out import LINE, StreamWriter
+from bert_tasks.inference.work import Work
+from bert_tasks.model import predicting
+
+INPUT = Path("/dev/stdin")
+CALLED = "standard input"
+_PAUSE = 0.05  # seconds without a new row after which those that are there are predicted
+_WHOLE = ("parquet", "squad")  # formats that must be read whole
+
+Row = dict[str, Any]
+
+
+def checked_format(reading: Reading) -> str:
+    """The format of standard input. Raises UsageError if it is not stated."""
+    if reading.format is None:
+        raise UsageError("standard input has no extension that says its format: add --format jsonl, csv, tsv, ...")
+    return named_format(reading.format).name
+
+
+def can_stream(format: str) -> bool:
+    return format not in _WHOLE
+
+
+@contextmanager
+def stored_input(source: IO[bytes], format: str) -> Iterator[Path]:
+    """A file of what comes from standard input, in the cache, as long as it is needed; memory does not grow."""
+    path = cache_folder(None, "input") / f"{uuid.uuid4().hex}{named_format(format).extensions[0]}"
+    try:
+        with path.open("wb") as file:
+            shutil.copyfileobj(source, file)
+        yield path
+    except OSError as error:
+        raise DataError(f"{CALLED}: cannot be stored ({error}); set HF_DATASETS_CACHE to a folder with room") from None
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@dataclass
+class Streamed:
+    """Counts of what went through."""
+
+    rows: int = 0
+    truncated: int = 0
+    rejected: int = 0
+
+
+def predict_stream(work: Work, reading: Reading, out: StreamWriter, rejects: Path | None, source: Path) -> Streamed:
+    """Predicts rows as they come; a block is written before the next one is predicted.
+
+    Raises:
+        BadRowsError: at the first block with a row that cannot be used (unless such rows are skipped), when the rows
+            before it are written.
+        DataError: no rows, or a column is not there.
+        ClosedPipeError: nobody reads the output any more.
+    """
+    columns = [column for column in work.model.task.columns if not column.is_target]
+    layout, writing = named_format(checked_format(reading)), work.writing
+    names: Mapping[str, str] = {} if reading.columns is None else reading.columns
+    names = {name: value for name, value in names.items() if name in {column.name for column in columns}}
+    keep = writing.keep_columns
+    plan = make_plan(columns, names, layout.columns, layout, "optional", None, CALLED, keep=keep, skips=True)
+    done = Streamed()
+    with ExitStack() as stack:
+        file = None if rejects is None else stack.enter_context(rejects.open("w", encoding="utf-8"))
+        for block in _blocks(_Reader(plan, reading, source), whole=work.model.task.reads_neighbours):
+            bad = next((number for number, row in enumerate(block) if row.get(FAULT) is not None), len(block))
+            _predict_block(work, block if writing.skips else block[:bad], out, done)
+            faults = [row for row in block if row.get(FAULT) is not None]
+            if faults and not writing.skips:
+                _refuse(faults)
+            if file is not None:
+                file.writelines(reject_line(row[FAULT]) for row in faults)
+                file.flush()
+    return done
+
+
+def _predict_block(work: Work, rows: list[Row], out: StreamWriter, done: Streamed) -> None:
+    found = work.done(done.rows, rows)
+    out.write(work.output_rows(found, done.rows))
+    done.rows += len(found.rows)
+    done.truncated += found.truncated
+    done.rejected += len(rows) - len(found.rows)
+
+
+def _refuse(faults: list[Row]) -> None:
+    problems = Problems(source=CALLED)
+    for row in faults:
+        problems.add(row[LINE], json.loads(row[FAULT])["reason"])
+    raise_problems([problems])
+
+
+def _blocks(reader: "_Reader", *, whole: bool) -> Iterator[list[Row]]:
+    while block := reader.block(None if whole else predicting.CHUNK_ROWS):
+        yield block
+    reader.check()
+
+
+class _Reader:
+    """Reads rows beside the work on them, so that a slow source does not hold back those that are there."""
+
+    def __init__(self, plan: Plan, reading: Reading, source: Path) -> None:
+        self._plan, self._reading, self._source = plan, reading, source
+        self._rows: queue.Queue[Row | None] = queue.Queue(maxsize=2 * predicting.CHUNK_ROWS)
+        self._ended = self._complete = False
+        self._failure: Exception | None = None
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def block(self, most: int | None) -> list[Row]:
+        """The next rows, up to ``most``, without waiting for one that does not come at once; none at the end."""
+        rows: list[Row] = []
+        while not self._ended and (most is None or len(rows) < most):
+            try:
+                row = self._rows.get(timeout=_PAUSE if rows and most is not None else None)
+            except queue.Empty:
+                break
+            if row is None:
+                self._ended = True
+            else:
+                rows.append(row)
+        return rows
+
+    def check(self) -> None:
+        """Raises what ended the reading, if it was not the end of the input."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._complete:
+            raise BertTasksError(f"{CALLED}: reading ended before the input did: please report this")
+
+    def _read(self) -> None:
+        plan, how = self._plan, self._reading
+        layout = named_format(checked_format(how))
+        options: dict[str, Any] = {"encoding": how.encoding, "delimiter": how.delimiter, "wanted": wanted_columns(plan)}
+        try:
+            with file_records(self._source, layout, **options) as records:
+                if records.columns is not None:
+                    check_columns(records.columns, plan)
+                judge = Judge(plan, set() if records.columns is None else set(records.columns))
+                for row in judge.rows(records.rows):
+                    self._rows.put(row)
+            judge.finish()
+            self._complete = True
+        except (BertTasksError, OSError) as error:
+            self._failure = error
+        finally:
+            self._rows.put(None)

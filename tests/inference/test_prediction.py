@@ -1,0 +1,386 @@
+"""Prediction into files and streams, in this process: columns, bad rows, parts that are gone on with, refusals."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.errors import ClosedPipeError, DataError, UsageError
+from bert_tasks.inference import parts as parts_module
+from bert_tasks.inference import predict, predict_file, prediction
+from bert_tasks.inference.parts import parts_folder
+from bert_tasks.inference.rows_out import Writing
+from bert_tasks.locking import locked
+from bert_tasks.model import predicting
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import SequenceClassification, SpanExtraction, TokenClassification
+from small_checkpoints import save_checkpoint
+from training import make_rows
+
+LABELS = ("calm", "glad")
+Write = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def base(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("roberta")
+    save_checkpoint(folder, "roberta", bpe_tokenizer, wide=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(base: Path) -> TaskModel:
+    return TaskModel.from_pretrained(base, task=SequenceClassification(labels=LABELS, max_length=16))
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicting, "CHUNK_ROWS", 4)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Ten rows with an id, a label of their own and a column that no task reads."""
+    path = tmp_path / "new.csv"
+    rows = [[f"r{n}", row["text"], row["label"], "=x"] for n, row in enumerate(make_rows(10))]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([["id", "text", "label", "note"], *rows])
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+class TestColumns:
+    def test_the_inputs_columns_stand_before_the_prediction(self, model: TaskModel, data: Path, tmp_path: Path) -> None:
+        bare = [one.to_json() for one in predict(model, data)]
+        assert predict(model, data, output=tmp_path / "a.jsonl") == 10
+        rows = read(tmp_path / "a.jsonl")
+        assert list(rows[0]) == ["id", "text", "input.label", "note", "label", "score", "scores"]
+        assert [row["id"] for row in rows] == [f"r{n}" for n in range(10)]
+        assert [row["input.label"] for row in rows] == [row["label"] for row in make_rows(10)]
+        assert [{name: row[name] for name in ("label", "score", "scores")} for row in rows] == bare
+        assert names(tmp_path) == ["a.jsonl", "new.csv"]
+
+    @pytest.mark.parametrize(("keep", "kept"), [("none", []), (["note", "id"], ["id", "note"])])
+    def test_columns_are_chosen(self, keep: Any, kept: list[str], model: TaskModel, data: Path, tmp_path: Path) -> None:
+        predict(model, data, output=tmp_path / "a.jsonl", keep_columns=keep)
+        assert list(read(tmp_path / "a.jsonl")[0]) == [*kept, "label", "score", "scores"]
+
+    def test_a_column_that_is_not_there(self, model: TaskModel, data: Path, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=r"new\.csv: no column 'ids' to keep, did you mean 'id'\?"):
+            predict(model, data, output=tmp_path / "a.jsonl", keep_columns=["ids"])
+        assert names(tmp_path) == ["new.csv"]
+
+    def test_names_never_clash(self, model: TaskModel, tmp_path: Path) -> None:
+        given = {"text": "a", "score": 1, "scores.calm": 2, "input.score": 3, "labels": 4, "line": 5}
+        predict(model, [given], output=tmp_path / "a.jsonl")
+        (row,) = read(tmp_path / "a.jsonl")
+        renamed = {"input.score": 1, "input.scores.calm": 2, "input.input.score": 3, "input.labels": 4}
+        assert {name: row[name] for name in renamed} == renamed
+        assert row["label"] in LABELS
+
+    def test_what_json_cannot_say_is_made_plain(self, model: TaskModel, tmp_path: Path) -> None:
+        source = tmp_path / "odd.jsonl"
+        source.write_text('{"text": "a", "x": NaN, "y": "\\ud800z", "z": [Infinity]}\n')
+        predict(model, source, output=tmp_path / "a.jsonl")
+        (row,) = read(tmp_path / "a.jsonl")
+        assert (row["x"], row["y"], row["z"]) == (None, "\ufffdz", [None])
+        predict(model, [{"text": "a", "day": date(2026, 1, 2)}], output=tmp_path / "b.parquet")
+        predict(model, tmp_path / "b.parquet", output=tmp_path / "b.jsonl")
+        assert read(tmp_path / "b.jsonl")[0]["day"] == "2026-01-02"
+
+    def test_words_and_ids_stand_once(self, base: Path, tmp_path: Path) -> None:
+        tagger = TaskModel.from_pretrained(
+            base, task=TokenClassification(labels=("O", "B-x"), max_length=16, doc_stride=4)
+        )
+        (tmp_path / "s.conll").write_text("Ann B-x\nwalks O\n\nhome O\n")
+        predict(tagger, tmp_path / "s.conll", output=tmp_path / "a.jsonl")
+        rows = read(tmp_path / "a.jsonl")
+        assert list(rows[0]) == ["input.tags", "words", "tags", "scores", "entities"]
+        assert (rows[0]["input.tags"], rows[0]["words"]) == (["B-x", "O"], ["Ann", "walks"])
+        predict(tagger, tmp_path / "s.conll", output=tmp_path / "b.jsonl", keep_columns=["1"])
+        assert read(tmp_path / "b.jsonl")[0]["1"] == ["B-x", "O"]
+        predict(tagger, tmp_path / "s.conll", output=tmp_path / "a.csv", keep_columns="none")
+        again = predict(tagger, tmp_path / "a.csv")  # what a tagger writes is what it reads
+        assert [list(one.to_json()["words"]) for one in again] == [row["words"] for row in rows]
+
+
+class TestFormats:
+    def test_the_same_rows_in_every_format(self, model: TaskModel, data: Path, tmp_path: Path) -> None:
+        for form in ("jsonl", "csv", "tsv", "parquet"):
+            assert predict(model, data, output=tmp_path / f"a.{form}") == 10
+        rows = read(tmp_path / "a.jsonl")
+        assert parquet.read_table(tmp_path / "a.parquet").to_pylist() == rows
+        for form, delimiter in (("csv", ","), ("tsv", "\t")):
+            with (tmp_path / f"a.{form}").open(newline="") as file:
+                cells = list(csv.DictReader(file, delimiter=delimiter))
+            assert [(one["id"], one["label"], float(one["scores.calm"])) for one in cells] == [
+                (row["id"], row["label"], row["scores"]["calm"]) for row in rows
+            ]
+            assert {one["note"] for one in cells} == {"'=x"}
+        predict(model, data, output=tmp_path / "raw.csv", csv_raw=True)
+        assert "'=x" not in (tmp_path / "raw.csv").read_text()
+        predict(model, tmp_path / "a.parquet", output=tmp_path / "b.jsonl", keep_columns=["id"])
+        assert [row["score"] for row in read(tmp_path / "b.jsonl")] == [row["score"] for row in rows]
+
+    def test_a_format_that_the_name_does_not_say(self, model: TaskModel, data: Path, tmp_path: Path) -> None:
+        predict(model, data, output=tmp_path / "answers.txt", output_format="csv")
+        assert (tmp_path / "answers.txt").read_text().startswith("id,text,input.label")
+
+    def test_official_files_bear_the_outputs_name(self, base: Path, tmp_path: Path) -> None:
+        reader = TaskModel.from_pretrained(
+            base, task=SpanExtraction(max_length=32, doc_stride=4, max_query_length=8, version_2_with_negative=True)
+        )
+        rows = [{"id": f"q{n}", "question": "Who walks?", "context": "Ann walks home."} for n in range(5)]
+        (tmp_path / "nbest.json").write_text("mine")
+        assert predict(reader, rows, output=tmp_path / "x.json") == 5
+        assert names(tmp_path) == ["nbest.json", "x.json", "x.nbest.json", "x.null_odds.json"]
+        assert list(json.loads((tmp_path / "x.json").read_text())) == [row["id"] for row in rows]
+        assert (tmp_path / "nbest.json").read_text() == "mine"
+
+    def test_an_open_stream(self, model: TaskModel, data: Path, tmp_path: Path) -> None:
+        predict(model, data, output=tmp_path / "a.jsonl")
+        predict(model, data, output=tmp_path / "a.csv")
+        for form in ("jsonl", "csv"):
+            stream = io.BytesIO()
+            assert predict(model, data, output=stream, output_format=form) == 10
+            assert stream.getvalue() == (tmp_path / f"a.{form}").read_bytes()
+
+    def test_a_column_that_comes_after_the_header_of_a_stream(self, model: TaskModel) -> None:
+        rows = [{"text": "a"}] * 4 + [{"text": "b", "new": "1"}]
+        with pytest.raises(UsageError, match="a row brings the column 'new', which the header lacks"):
+            predict(model, rows, output=io.BytesIO(), output_format="csv")
+
+    def test_a_stream_that_nobody_reads(self, model: TaskModel, data: Path) -> None:
+        class Closed(io.BytesIO):
+            def write(self, content: Any) -> int:
+                raise BrokenPipeError
+
+        with pytest.raises(ClosedPipeError):
+            predict(model, data, output=Closed())
+
+    def test_counts(self, model: TaskModel, tmp_path: Path) -> None:
+        rows = [{"text": "home " * (3 if n % 2 else 40)} for n in range(9)]
+        done = predict_file(model, rows, tmp_path / "a.jsonl")
+        assert (done.rows, done.truncated, done.rejected) == (9, 5, 0)
+        assert done.lines() == ["5 of 9 rows were cut: they are longer than max_length, 16"]
+
+
+class TestSkipping:
+    BAD = 'text,id\n=1,a\nonly one\nfine,b\n"a ""quoted"" one",c\none,two,three\nb\udcffd,d\nlast,e\n'
+
+    @pytest.fixture
+    def bad(self, tmp_path: Path) -> Path:
+        path = tmp_path / "bad.csv"
+        path.write_bytes(self.BAD.encode(errors="surrogateescape"))
+        return path
+
+    def test_bad_rows_fail_in_one_report(self, model: TaskModel, bad: Path, tmp_path: Path) -> None:
+        with pytest.raises(DataError) as caught:
+            predict(model, bad, output=tmp_path / "a.jsonl")
+        assert "3 problems in the data" in str(caught.value)
+        assert [f"bad.csv:{line}:" in str(caught.value) for line in (3, 6, 7)] == [True] * 3
+        assert names(tmp_path) == ["bad.csv"]
+
+    def test_bad_rows_are_left_out(self, model: TaskModel, bad: Path, tmp_path: Path) -> None:
+        done = predict_file(model, bad, tmp_path / "a.jsonl", writing=Writing(on_error="skip"))
+        assert (done.rows, done.rejected) == (4, 3)
+        assert "3 of 7 rows were left out" in done.lines()[0]
+        assert [(row["line"], row["id"]) for row in read(tmp_path / "a.jsonl")] == [
+            (2, "a"),
+            (4, "b"),
+            (5, "c"),
+            (8, "e"),
+        ]
+        rejects = read(tmp_path / "a.jsonl.rejects.jsonl")
+        assert [row["line"] for row in rejects] == [3, 6, 7]
+        assert [row["raw"] for row in rejects] == ["only one", "one,two,three", {"text": "b\udcffd", "id": "d"}]
+        assert "1 cell where the header has 2" in rejects[0]["reason"]
+        assert "column 'text': byte 0xFF is not valid" in rejects[2]["reason"]
+        alone = predict(model, [{"text": row["text"]} for row in read(tmp_path / "a.jsonl")])
+        assert [one.to_json()["label"] for one in alone] == [row["label"] for row in read(tmp_path / "a.jsonl")]
+
+    def test_every_kind_of_bad_line(self, model: TaskModel, tmp_path: Path) -> None:
+        source = tmp_path / "bad.jsonl"
+        source.write_text('{"text": "a"}\n{"text": 5}\n{"text"\n[1]\n{"id": 1}\n\n{"text": "\\ud800"}\n{"text": "b"}\n')
+        assert predict(model, source, output=tmp_path / "a.csv", on_error="skip", rejects=tmp_path / "r") == 2
+        rejects = read(tmp_path / "r")
+        assert [row["line"] for row in rejects] == [2, 3, 4, 5, 7]
+        assert [row["raw"] for row in rejects] == [{"text": 5}, '{"text"', "[1]", {"id": 1}, {"text": "\ud800"}]
+        with (tmp_path / "a.csv").open() as file:
+            assert [row["line"] for row in csv.DictReader(file)] == ["1", "8"]
+
+    def test_a_sentence_with_a_broken_line_goes_whole(self, base: Path, tmp_path: Path) -> None:
+        tagger = TaskModel.from_pretrained(
+            base, task=TokenClassification(labels=("O", "B-x"), max_length=16, doc_stride=4)
+        )
+        source = tmp_path / "bad.conll"
+        source.write_text("Ann B-x\nwalks O\n\nto O\nhome\nnow O\n\nend O\n")
+        predict(tagger, source, output=tmp_path / "a.jsonl", on_error="skip")
+        assert [row["words"] for row in read(tmp_path / "a.jsonl")] == [["Ann", "walks"], ["end"]]
+        assert [row["raw"] for row in read(tmp_path / "a.jsonl.rejects.jsonl")] == ["to O\nhome\nnow O"]
+        assert predict(tagger, source, output=tmp_path / "a.conll", on_error="skip") == 2
+        assert (tmp_path / "a.conll").read_text().count("\n\n") == 2
+
+    def test_nothing_is_wrong(self, model: TaskModel, data: Path, tmp_path: Path) -> None:
+        assert predict(model, data, output=tmp_path / "a.jsonl", on_error="skip") == 10
+        assert (tmp_path / "a.jsonl.rejects.jsonl").read_text() == ""
+
+    def test_everything_is_wrong(self, model: TaskModel, tmp_path: Path) -> None:
+        (tmp_path / "bad.jsonl").write_text("{\n[]\n")
+        with pytest.raises(DataError, match="2 problems"):
+            predict(model, tmp_path / "bad.jsonl", output=tmp_path / "a.jsonl", on_error="skip")
+        assert names(tmp_path) == ["bad.jsonl"]
+
+
+class TestGoingOn:
+    """An attempt is broken off after two of three parts."""
+
+    @pytest.fixture
+    def expected(self, model: TaskModel, data: Path, tmp_path: Path) -> bytes:
+        predict(model, data, output=tmp_path / "whole.jsonl")
+        content = (tmp_path / "whole.jsonl").read_bytes()
+        (tmp_path / "whole.jsonl").unlink()
+        return content
+
+    @pytest.fixture
+    def broken(
+        self, expected: bytes, model: TaskModel, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Path:
+        features, calls = SequenceClassification.features, []
+
+        def breaks(self: SequenceClassification, rows: Any, tokenizer: Any) -> Any:
+            calls.append(len(rows))
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return features(self, rows, tokenizer)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SequenceClassification, "features", breaks)
+            with pytest.raises(KeyboardInterrupt):
+                predict(model, data, output=tmp_path / "a.jsonl")
+        assert names(tmp_path) == ["a.jsonl.parts", "new.csv"]
+        return parts_folder(tmp_path / "a.jsonl")
+
+    def test_the_same_call_goes_on(
+        self, broken: Path, expected: bytes, model: TaskModel, data: Path, tmp_path: Path, caplog: Any
+    ) -> None:
+        done = predict_file(model, data, tmp_path / "a.jsonl")
+        assert (done.rows, done.resumed) == (10, 8)
+        assert "8 of 10 rows were finished by an earlier attempt" in done.lines()
+        assert "going on after 8 rows" in caplog.text
+        assert (tmp_path / "a.jsonl").read_bytes() == expected
+        assert names(tmp_path) == ["a.jsonl", "new.csv"]
+
+    @pytest.mark.parametrize("name", [parts_module.ROWS, parts_module.LOG])
+    @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
+    def test_damaged_parts_are_made_again(
+        self, name: str, damage: str, broken: Path, expected: bytes, model: TaskModel, data: Path, tmp_path: Path
+    ) -> None:
+        path = broken / name
+        content = path.read_bytes()
+        match damage:
+            case "cut":
+                path.write_bytes(content[:-5])
+            case "flip":
+                path.write_bytes(content[:9] + bytes([content[9] ^ 1]) + content[10:])
+            case "gone":
+                path.unlink()
+        done = predict_file(model, data, tmp_path / "a.jsonl")
+        assert done.resumed == (4 if damage == "cut" else 0)
+        assert (tmp_path / "a.jsonl").read_bytes() == expected
+
+    @pytest.mark.parametrize("changed", ["input", "model", "settings"])
+    def test_other_facts_begin_again(
+        self, changed: str, broken: Path, model: TaskModel, data: Path, tmp_path: Path, caplog: Any
+    ) -> None:
+        options: dict[str, Any] = {}
+        used = model
+        if changed == "input":
+            data.write_text(data.read_text() + "new,row,calm,1\n")
+        elif changed == "model":
+            used = TaskModel(model.hf_config, model.task, tokenizer=model.tokenizer)
+        else:
+            options = {"keep_columns": ["id"]}
+        done = predict_file(used, data, tmp_path / "a.jsonl", writing=Writing(**options))
+        assert done.resumed == 0
+        assert re.search(rf"other .*{changed} than in the parts there: beginning again", caplog.text)
+        assert len(read(tmp_path / "a.jsonl")) == done.rows
+
+    def test_files_of_others_stay(self, broken: Path, model: TaskModel, data: Path, tmp_path: Path) -> None:
+        (broken / "notes.txt").write_text("mine")
+        predict(model, data, output=tmp_path / "a.jsonl")
+        assert names(broken) == ["notes.txt"]
+        with pytest.raises(UsageError, match=r"a\.jsonl\.parts holds no unfinished prediction but notes\.txt"):
+            predict(model, data, output=tmp_path / "a.jsonl")
+        assert (broken / "notes.txt").read_text() == "mine"
+
+    def test_one_at_a_time(self, broken: Path, model: TaskModel, data: Path, tmp_path: Path) -> None:
+        with locked(broken), pytest.raises(UsageError, match=r"a\.jsonl\.parts is in use by another run \(process"):
+            predict(model, data, output=tmp_path / "a.jsonl")
+        assert predict(model, data, output=tmp_path / "a.jsonl") == 10
+
+    def test_a_kill_while_the_table_is_made(
+        self, model: TaskModel, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def killed(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(prediction, "finish", killed)
+            with pytest.raises(KeyboardInterrupt):
+                predict(model, data, output=tmp_path / "a.csv")
+        assert not (tmp_path / "a.csv").exists()
+        assert predict_file(model, data, tmp_path / "a.csv").resumed == 10
+
+
+class TestRefusals:
+    def refused(self, match: str, *arguments: Any, **options: Any) -> None:
+        with pytest.raises(UsageError, match=match):
+            predict("no model", *arguments, **options)
+
+    def test_outputs(self, data: Path, tmp_path: Path) -> None:
+        self.refused("is output and input at once", data, output=data)
+        (tmp_path / "link.csv").symlink_to(data)
+        self.refused("is output and input at once", data, output=tmp_path / "link.csv")
+        self.refused("no output format 'xlsx'", data, output=tmp_path / "a", output_format="xlsx")
+        self.refused("parquet cannot be written to a stream", data, output=io.BytesIO(), output_format="parquet")
+        self.refused("with on_error = 'skip' only", data, output=tmp_path / "a.csv", rejects=tmp_path / "r")
+        self.refused("say where the rows go", data, output=io.BytesIO(), on_error="skip")
+        self.refused("'skip' is for files", [{"text": "a"}], output=tmp_path / "a.csv", on_error="skip")
+        self.refused("expected 'fail' or 'skip'", data, output=tmp_path / "a.csv", on_error="ignore")
+        skipping = {"on_error": "skip", "rejects": tmp_path / "a.csv"}
+        self.refused("is output and rejects at once", data, output=tmp_path / "a.csv", **skipping)
+        self.refused("standard input has no extension", "-", output=tmp_path / "a.csv")
+        assert names(tmp_path) == ["link.csv", "new.csv"]
+
+    @pytest.mark.parametrize(("content", "told"), [("", "the file is empty"), ("text,id\n", "no rows")])
+    def test_files_without_rows(self, content: str, told: str, model: TaskModel, tmp_path: Path) -> None:
+        (tmp_path / "none.csv").write_text(content)
+        with pytest.raises(DataError, match=told):
+            predict(model, tmp_path / "none.csv", output=tmp_path / "a.csv")
+        assert names(tmp_path) == ["none.csv"]
+
+
+def test_rows_that_read_their_neighbours_are_one_part(base: Path, tmp_path: Path) -> None:
+    """A tagger with context sees whole documents, whatever the size of parts."""
+    task = TokenClassification(labels=("O", "B-x"), max_length=32, doc_stride=4, context_tokens=8)
+    tagger = TaskModel.from_pretrained(base, task=task)
+    rows: Sequence[dict[str, Any]] = [{"words": row["text"].split(), "document": "d"} for row in make_rows(11)]
+    predict(tagger, rows, output=tmp_path / "a.jsonl")
+    expected = [one.to_json()["scores"] for one in tagger.predict(rows)]
+    assert [row["scores"] for row in read(tmp_path / "a.jsonl")] == expected
