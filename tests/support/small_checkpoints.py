@@ -30,7 +30,12 @@ def save_checkpoint(
     """
     rows = positions + (2 if family == "roberta" else 0)
     config = hf_config(
-        family, vocab_size=len(tokenizer), num_hidden_layers=2, initializer_range=0.1, max_position_embeddings=rows
+        family,
+        vocab_size=len(tokenizer),
+        num_hidden_layers=2,
+        initializer_range=0.1,
+        max_position_embeddings=rows,
+        num_labels=2 if head == "span" else 3,
     )
     if labels:
         config.id2label = dict(enumerate(labels))
