@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?|\d{1,3}(?:,\d{3})+")  # decimals, and large numbers such as 1,096
 TOLERANCE = 0.1  # of printed accuracies and probabilities: processors round differently, and training magnifies it
 # Commands that a test cannot run: they need a network, other machines, GPUs or data that is not in the repository.
 EXEMPT = re.compile(r"^(git clone|pip install|make |docker |.*--nnodes|.*--gpus|.*\bsrun\b|.*\$\{?BERT_TASKS_DATA)")
@@ -75,7 +75,7 @@ def agrees(printed: str, expected: str) -> bool:
     if found is None:
         return False
     pairs = zip(found.groups(), NUMBER.findall(expected), strict=True)
-    return all(_close(float(ours), float(theirs)) for ours, theirs in pairs)
+    return all(_close(_value(ours), _value(theirs)) for ours, theirs in pairs)
 
 
 def shows(block: Block, printed: str) -> bool:
@@ -90,6 +90,10 @@ def _pattern(text: str) -> str:
     """The text as a pattern in which every decimal number is a group; blanks may be wider or narrower."""
     plain = [re.sub(r"(?:\\[ \t])+", r"[ \\t]+", re.escape(part)) for part in NUMBER.split(text)]
     return f"({NUMBER.pattern})".join(plain).replace(re.escape("..."), ".*")
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", ""))
 
 
 def _close(ours: float, theirs: float) -> bool:
