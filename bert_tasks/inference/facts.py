@@ -12,6 +12,7 @@ import torch
 
 from bert_tasks.data.arrow_cache import digest
 from bert_tasks.data.features_cache import tokenizer_content
+from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.onnx import DType
 from bert_tasks.model.predicting import tokenizer_of
 from bert_tasks.model.task_model import TaskModel
@@ -20,11 +21,13 @@ _VERSIONED = ("bert-tasks", "torch", "transformers", "tokenizers", "onnxruntime"
 
 
 def model_fingerprint(model: TaskModel) -> str:
-    """A sha256 over weights, task, configuration and tokenizer."""
+    """A sha256 over weights or graph, task, configuration and tokenizer."""
     weights = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         weights.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+    if isinstance(model, ExportedModel):
+        weights.update(model.graph_sha256.encode())
     task = model.task
     tuned = {name: getattr(task, name) for name in task.tuned}
     about = [f"{type(task).__module__}:{type(task).__qualname__}", task.labels, task.settings(), tuned]

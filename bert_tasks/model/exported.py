@@ -49,6 +49,7 @@ class ExportedModel(TaskModel):
         del self.stack
         self.head = task.head(self.config)
         self.graph = GraphModel.of(self, graph)
+        self.graph_sha256 = sha256(graph).hexdigest()
         self.eval()
 
     @classmethod

@@ -16,10 +16,12 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError
 from bert_tasks.inference import parts as parts_module
 from bert_tasks.inference import predict, predict_file, prediction
+from bert_tasks.inference.facts import model_fingerprint
 from bert_tasks.inference.parts import parts_folder
 from bert_tasks.inference.rows_out import Writing
 from bert_tasks.locking import locked
 from bert_tasks.model import predicting
+from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification, SpanExtraction, TokenClassification
 from small_checkpoints import save_checkpoint
@@ -384,3 +386,14 @@ def test_rows_that_read_their_neighbours_are_one_part(base: Path, tmp_path: Path
     predict(tagger, rows, output=tmp_path / "a.jsonl")
     expected = [one.to_json()["scores"] for one in tagger.predict(rows)]
     assert [row["scores"] for row in read(tmp_path / "a.jsonl")] == expected
+
+
+def test_another_graph_is_another_model(model: TaskModel) -> None:
+    """An exported model has no weights to tell it by."""
+    exported = object.__new__(ExportedModel)
+    exported.__dict__.update(model.__dict__)
+    found = []
+    for content in ("one", "two"):
+        exported.graph_sha256 = content
+        found.append(model_fingerprint(exported))
+    assert len({*found, model_fingerprint(model)}) == 3
