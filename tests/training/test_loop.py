@@ -8,13 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import bert_tasks.inference as inference
 import bert_tasks.training.loop as loop
 import bert_tasks.training.selection as selection
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, DataError, DivergedError, RecipeError, UsageError
-from bert_tasks.inference import Evaluation, evaluate_samples
+from bert_tasks.inference import Evaluation, evaluate_samples, evaluation
 from bert_tasks.tasks.sequence_classification import SequenceClassification
 from bert_tasks.training.sampling import linear_schedule
 from training import KEYWORDS, LABELS, TASK, distance, load_model, make_rows, make_stepper, weights_of
@@ -354,13 +353,13 @@ def test_settings_that_do_not_fit_are_named(checkpoint, tmp_path):
 
 @pytest.mark.parametrize("damage", ["lost", "twice"])
 def test_a_sample_that_is_lost_or_doubled_is_never_hidden(checkpoint, monkeypatch, damage):
-    whole = inference.longest_first
+    whole = evaluation.longest_first
 
     def broken(lengths, *, max_tokens):
         found = whole(lengths, max_tokens=max_tokens)
         return found[:-1] if damage == "lost" else [*found, found[0][:1]]
 
-    monkeypatch.setattr(inference, "longest_first", broken)
+    monkeypatch.setattr(evaluation, "longest_first", broken)
     with pytest.raises(BertTasksError, match="evaluation saw"):
         evaluate(load_model(checkpoint), make_rows(4))
 
