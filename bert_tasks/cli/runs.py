@@ -7,7 +7,6 @@ import typer
 
 from bert_tasks.cli.app import app, metric_lines, show
 from bert_tasks.cli.options import AsJson, DataFormat, Delimiter, Encoding, OutputDir, Overrides, RecipeFile
-from bert_tasks.cli.reporting import report_on
 from bert_tasks.errors import DivergedError
 
 if TYPE_CHECKING:
@@ -55,6 +54,7 @@ def train(
 
 
 def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool, as_json: bool) -> None:
+    from bert_tasks.cli.reporting import report_on  # not above: commands stand in the order in which they are imported
     from bert_tasks.runs import train
 
     result = train(loaded, overwrite=overwrite, progress=not quiet)
@@ -70,6 +70,7 @@ def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool,
 def _train_seeds(
     loaded: "Recipe", seeds: tuple[int, ...], *, overwrite: bool, quiet: bool, report: bool, as_json: bool
 ) -> None:
+    from bert_tasks.cli.reporting import report_on
     from bert_tasks.runs import train_seeds
 
     result = train_seeds(loaded, seeds, overwrite=overwrite, progress=not quiet)

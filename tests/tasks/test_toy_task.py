@@ -178,7 +178,7 @@ def test_trains_through_the_command_line(
     assert run(monkeypatch, "evaluate", folder, "--data", dev, "--json", *own) == 0
     assert json.loads(capsys.readouterr().out)["pearson"] == pytest.approx(metrics["pearson"], abs=1e-6)
     output = recipe.parent / "answers.jsonl"
-    assert run(monkeypatch, "predict", folder, "--data", dev, "--output", output, *own) == 0
+    assert run(monkeypatch, "predict", folder, "--data", dev, "--output", output, "--keep-columns", "none", *own) == 0
     written = [json.loads(line) for line in output.read_text().splitlines()]
     rows = [row(line) for line in LINES]
     assert [answer["words"] for answer in written] == [given["words"] for given in rows]
