@@ -96,7 +96,10 @@ def signature(of: Callable[..., Any], name: str) -> str:
     """Its signature over several lines where it is long."""
     shown = inspect.signature(of)
     given = [part for part in shown.parameters.values() if part.name != "self"]
-    parts = [re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", str(part)).replace(DATA, "Data") for part in given]
+    parts = [
+        re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", str(part)).replace(DATA, "Data").replace("NoneType", "None")
+        for part in given
+    ]
     keywords = [i for i, part in enumerate(given) if part.kind is part.KEYWORD_ONLY]
     if keywords and not any(part.kind is part.VAR_POSITIONAL for part in given):
         parts.insert(keywords[0], "*")
