@@ -38,7 +38,6 @@ from documents import (
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 ALL_PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "recipes").rglob("*.md"), *DOCS.rglob("*.md")])
-QUICK = ("tutorials/first_model.md",)  # the others start dozens of processes
 UsageError = typer.BadParameter.__mro__[1]  # typer has no public name for it
 
 
@@ -66,13 +65,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=shown(page), marks=() if str(page.relative_to(DOCS)) in QUICK else pytest.mark.slow)
-        for page in RUNNABLE
-    ],
-)
+@pytest.mark.slow  # pages start dozens of processes; the README's code runs among the quick tests
+@pytest.mark.parametrize("page", [pytest.param(page, id=shown(page)) for page in RUNNABLE])
 def test_code_of_the_page_prints_what_the_page_says(page: Path, workplace: Path) -> None:
     runner = Page(shown(page))
     try:
@@ -83,8 +77,8 @@ def test_code_of_the_page_prints_what_the_page_says(page: Path, workplace: Path)
         runner.close()
 
 
-def test_quick_pages_are_there() -> None:
-    assert {DOCS / name for name in QUICK} <= set(RUNNABLE)
+def test_pages_with_code_are_found() -> None:
+    assert {DOCS / "tutorials" / "first_model.md", DOCS / "serve.md"} <= set(RUNNABLE)
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -73,6 +73,7 @@ def test_a_signal_at_the_start_leaves_nothing_behind(recipe: Path) -> None:
     assert runs.run([*runs.CONSOLE, "train", recipe], folder=folder).code == 0
 
 
+@pytest.mark.slow
 def test_a_stopped_pair_of_processes_goes_on_exactly(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder, whole = recipe.parent, tmp_path_factory.mktemp("whole")
     straight = [*runs.TORCHRUN, "train", recipe, "--output-dir", whole / "run"]

@@ -116,6 +116,7 @@ class Page:
             "OMP_NUM_THREADS": str(threads),
             "NO_COLOR": "1",
         }
+        self.environment.pop("PYTHONSAFEPATH", None)  # a reader has not set it
         self.groups: list[int] = []
         self.saved: list[str] = []
         self.folder = str(Path.cwd())
