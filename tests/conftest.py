@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Files whose few tests start whole programs: they go first, so that no worker is left alone with them at the end.
 LONG_FILES = (
     "test_readme.py",
+    "test_docs.py",
     "test_signals.py",
     "test_trust.py",
     "test_ranks.py",
