@@ -65,7 +65,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow  # pages start dozens of processes; the README's code runs among the quick tests
+@pytest.mark.slow  # pages start dozens of processes; the README's Python runs among the quick tests
 @pytest.mark.parametrize("page", [pytest.param(page, id=shown(page)) for page in RUNNABLE])
 def test_code_of_the_page_prints_what_the_page_says(page: Path, workplace: Path) -> None:
     runner = Page(shown(page))

@@ -41,6 +41,7 @@ def test_python_blocks_print_what_the_readme_says(readme: list[Block], page: Pag
     assert compared == 2
 
 
+@pytest.mark.slow
 def test_shell_blocks_run(readme: list[Block], page: Page) -> None:
     tried = [block for block in readme if block.language == "sh" and not is_exempt(block)]
     assert len(tried) == 2

@@ -90,6 +90,7 @@ def test_a_stopped_pair_of_processes_goes_on_exactly(recipe: Path, tmp_path_fact
     assert runs.events(folder / "run") == runs.events(whole / "run")
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_share_a_folder(recipe: Path) -> None:
     folder, second = recipe.parent, recipe.parent / "second"
     second.mkdir()

@@ -66,6 +66,7 @@ def rows_finished(output: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+@pytest.mark.slow
 def test_a_killed_prediction_goes_on_to_the_same_bytes(
     model: Path, data: Path, expected: bytes, tmp_path: Path
 ) -> None:
