@@ -125,7 +125,7 @@ def export(
     check_libraries()
     target = _checked_folder(Path(output), overwrite=overwrite)
     how = Reading(**reading)
-    loaded = load_trained(model, task=task, settings=settings, reading=how, revision=revision)
+    loaded = load_trained(model, task=task, settings=settings, data=data, reading=how, revision=revision)
     others = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
     if others:
         raise UsageError(f"the weights are {', '.join(others)}, a graph is float32: convert the model with .float()")

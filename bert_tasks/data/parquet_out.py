@@ -5,7 +5,7 @@ Owns the types. Must not know what the rows mean.
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,8 @@ def write_parquet(lines: Path, target: Path) -> None:
             for block in _blocks(lines):
                 columns = [_column(block, field.name, field.type) for field in schema]
                 writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         temporary.replace(target)
     except OSError as error:
         raise write_failure(error, target, temporary) from None
@@ -49,10 +51,16 @@ def _schema(lines: Path) -> "pyarrow.Schema":
     import pyarrow
 
     types: dict[str, pyarrow.DataType | None] = {}
+    unified: set[str] = set()
     for block in _blocks(lines):
         for name in dict.fromkeys(name for row in block for name in row):
             found = _type(row.get(name) for row in block)
-            types[name] = _common(types[name], found) if name in types else found
+            if name in types and found != types[name]:
+                found = _common(types[name], found)
+                unified.add(name)
+            types[name] = found
+    if unified:
+        types |= dict.fromkeys(_refused(lines, {name: types[name] for name in unified}))
     return pyarrow.schema([(name, _stored(kind)) for name, kind in types.items()])
 
 
@@ -76,6 +84,20 @@ def _common(left: "pyarrow.DataType | None", right: "pyarrow.DataType | None") -
         return pyarrow.unify_schemas(schemas, promote_options="permissive").field(0).type
     except pyarrow.ArrowException:
         return None
+
+
+def _refused(lines: Path, types: Mapping[str, "pyarrow.DataType | None"]) -> set[str]:
+    """The columns with a value that the common type cannot hold: a whole number above 2^53 beside fractions."""
+    import pyarrow
+
+    found = set()
+    for block in _blocks(lines):
+        for name, kind in types.items():
+            try:
+                _column(block, name, _stored(kind))
+            except pyarrow.ArrowException:
+                found.add(name)
+    return found
 
 
 def _stored(kind: "pyarrow.DataType | None") -> "pyarrow.DataType":

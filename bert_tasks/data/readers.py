@@ -279,6 +279,20 @@ def file_records(
     return plain_records(path, layout, delimiter=cut, encoding=encoding)
 
 
+def column_names(path: Path, how: Reading) -> list[str]:
+    """The names that the file's header gives, or its first row.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    layout = file_format(how.format, _existing_file(path))
+    with file_records(path, layout, encoding=how.encoding, delimiter=how.delimiter) as records:
+        if records.columns is not None:
+            return list(records.columns)
+        first = next(iter(records.rows), None)
+        return [] if first is None else list(first.cells)
+
+
 def wanted_columns(plan: Plan) -> list[str] | None:
     """The columns of a source that a plan reads; None: all."""
     if plan.carried == "all":

@@ -26,31 +26,38 @@ _MARK = "'"
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-def checked_output(path: Path, *, others: Sequence[str] = ()) -> Path:
-    """Refuses an output path before any work is done for it.
-
-    Args:
-        others: extensions that are written beside those of ``FORMS``.
-
-    Raises:
-        UsageError: an unknown extension, a folder, or a folder that does not exist or cannot be written.
-    """
+def check_extension(path: Path, *, others: Sequence[str] = ()) -> None:
+    """Raises UsageError for an extension that is neither one of ``FORMS`` nor of ``others``."""
     known = (*(f".{form}" for form in FORMS), *others)
     if path.suffix not in known:
         raise UsageError(f"{path}: the output's extension must be {', '.join(known[:-1])} or {known[-1]}")
-    return checked_place(path)
 
 
-def checked_place(path: Path) -> Path:
-    """As ``checked_output``, whatever the extension."""
+def check_place(path: Path) -> None:
+    """Refuses the place of a file before any work is done for it.
+
+    Raises:
+        UsageError: a folder, a device or a pipe is there, or the file's folder does not exist or cannot be written.
+    """
     if path.is_dir():
         raise UsageError(f"{path} is a folder, expected the name of a file")
+    if is_special(path):
+        raise UsageError(f"{path} is a device or a pipe, which no file can replace; - writes to standard output")
     folder = path.absolute().parent
     if not folder.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist")
     if not os.access(folder, os.W_OK):
         raise UsageError(f"{path}: the folder {path.parent} is not writable")
-    return path
+
+
+def is_special(path: Path) -> bool:
+    """Whether a device, a pipe or a socket is there."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def linked(path: Path) -> Path:
+    """The file itself, where the path is a link to it: the link is to stay."""
+    return path.resolve() if path.is_symlink() else path
 
 
 def json_line(row: Mapping[str, Any]) -> str:

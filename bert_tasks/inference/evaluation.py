@@ -166,7 +166,8 @@ def evaluate(
     """
     accelerator = make_accelerator()
     how = Reading(**reading)
-    loaded = load_trained(model, task=task, settings=settings, reading=how, revision=revision).to(accelerator.device)
+    loaded = load_trained(model, task=task, settings=settings, data=data, reading=how, revision=revision)
+    run = logits_of(loaded.to(accelerator.device), dtype)
 
     def load() -> tuple[RowTable, Samples]:
         table = load_table(data, loaded.task, reading=how)
@@ -179,4 +180,4 @@ def evaluate(
     if cut and accelerator.is_main_process:
         longest = loaded.task.max_length
         _log.warning("%s: %d of %d rows were cut: longer than max_length, %d", table.source, cut, len(table), longest)
-    return evaluate_samples(loaded, samples, table, accelerator, run=logits_of(loaded, dtype)).metrics
+    return evaluate_samples(loaded, samples, table, accelerator, run=run).metrics

@@ -5,13 +5,13 @@ Owns the fingerprints by which parts of an earlier attempt are known again. Must
 
 import hashlib
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
 from bert_tasks.data.arrow_cache import digest
 from bert_tasks.data.features_cache import tokenizer_content
+from bert_tasks.environment import installed_version
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.onnx import DType
 from bert_tasks.model.predicting import tokenizer_of
@@ -25,7 +25,7 @@ def model_fingerprint(model: TaskModel) -> str:
     weights = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        weights.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+        weights.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     if isinstance(model, ExportedModel):
         weights.update(model.graph_sha256.encode())
     task = model.task
@@ -37,12 +37,5 @@ def model_fingerprint(model: TaskModel) -> str:
 def prediction_facts(model: TaskModel, rows: str, dtype: DType, **settings: Any) -> dict[str, Any]:
     """What must be equal for two attempts to write the same; the number of processes is not among it."""
     settings |= {"dtype": dtype, "device": model.device.type}
-    versions = {name: _version(name) for name in _VERSIONED} | {"python": platform.python_version()}
+    versions = {name: installed_version(name) for name in _VERSIONED} | {"python": platform.python_version()}
     return {"input": rows, "model": model_fingerprint(model), "settings": settings, "versions": versions}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

@@ -12,7 +12,7 @@ from bert_tasks.data.arrow_cache import streamed
 from bert_tasks.data.kept import FAULT
 from bert_tasks.data.parquet_out import write_parquet
 from bert_tasks.data.table import RowTable
-from bert_tasks.data.writers import DELIMITERS, whole_file, write_failure, write_table
+from bert_tasks.data.writers import DELIMITERS, is_special, whole_file, write_failure, write_table
 
 
 def finish(lines: Path, target: Path, *, form: str, raw: bool) -> None:
@@ -39,12 +39,12 @@ def _move(lines: Path, target: Path) -> None:
 
 
 def write_rejects(table: RowTable, target: Path) -> None:
-    """Writes a line for each row that cannot be used.
+    """Writes a line for each row that cannot be used; a device, such as the null device, is written directly.
 
     Raises:
         UsageError: the file cannot be written.
     """
-    with whole_file(target) as file:
+    with target.open("w", encoding="utf-8") if is_special(target) else whole_file(target) as file:
         file.writelines(map(reject_line, _faults(table)))
 
 

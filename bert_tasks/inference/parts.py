@@ -63,11 +63,9 @@ class Parts:
         self.lines = parts_folder(output) / ROWS
         self.resumed = sum(note.rows for note in notes)
         self._notes = list(notes)
-        size = sum(note.size for note in notes)
         try:
-            self._rows = _opened(self.lines, size)
-            self._log = _opened(parts_folder(output) / LOG, 0)
-            self._log.writelines(map(_line, notes))
+            self._rows = _opened(self.lines, sum(note.size for note in notes))
+            self._log = _opened(parts_folder(output) / LOG, sum(len(_line(note)) for note in notes))
         except OSError as error:
             raise write_failure(error, output, self.lines) from None
 

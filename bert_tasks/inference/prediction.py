@@ -27,7 +27,7 @@ from bert_tasks.inference.processes import first_process_first, from_first_proce
 from bert_tasks.inference.rendered import predict_rendered
 from bert_tasks.inference.rows_out import StreamWriter, Writing
 from bert_tasks.inference.shards import check_same_rows, part_rows, run_parts
-from bert_tasks.inference.targets import STANDARD, Predicted, Target, checked_target
+from bert_tasks.inference.targets import STANDARD, Predicted, Target, target_of
 from bert_tasks.inference.work import Work
 from bert_tasks.model.inputs import Data, load_table
 from bert_tasks.model.onnx import DType, logits_of
@@ -90,16 +90,18 @@ def predict(
         csv_raw=csv_raw,
         format=output_format,
     )
+    if output is None and writing != Writing():
+        raise UsageError("keep_columns, on_error, rejects, csv_raw and output_format are for an output: give one")
     options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
+    how = Reading(**reading)
     if output is not None:
-        return predict_file(
-            model, data, output, dtype=dtype, writing=writing, reading=Reading(**reading), **options
-        ).rows
-    loaded = load_trained(model, reading=Reading(**reading), **options)
+        return predict_file(model, data, output, dtype=dtype, writing=writing, reading=how, **options).rows
+    loaded = load_trained(model, data=data, reading=how, **options)
     if torch.cuda.is_available():
         loaded.to("cuda")
-    table = load_table(data, loaded.task, reading=Reading(**reading), targets="unread")
-    return list(predict_rows(loaded, table, run=logits_of(loaded, dtype)))
+    run = logits_of(loaded, dtype)
+    table = load_table(data, loaded.task, reading=how, targets="unread")
+    return list(predict_rows(loaded, table, run=run))
 
 
 def predict_file(
@@ -117,18 +119,20 @@ def predict_file(
     """``predict`` with an output, and what became of it."""
     how, writing = Reading() if reading is None else reading, Writing() if writing is None else writing
     own = type(model.task) if isinstance(model, TaskModel) else task
-    target = checked_target(output, data, writing, own if isinstance(own, type) else None)
+    target = target_of(output, data, writing, own if isinstance(own, type) else None)
     form = streams.checked_format(how) if data == STANDARD else ""
     accelerator = make_accelerator()
+    from_first_process(accelerator, partial(target.check_places, data))
     if data == STANDARD and accelerator.num_processes > 1:
         raise UsageError("standard input cannot be shared by several processes: write it to a file first")
-    loaded = load_trained(model, task=task, settings=settings, reading=how, revision=revision).to(accelerator.device)
-    target.check_task(loaded.task)
+    known: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
+    loaded = load_trained(model, data=data, reading=how, **known).to(accelerator.device)
+    target.check_task(loaded.task, data)
     work = Work(model=loaded, run=logits_of(loaded, dtype), writing=writing, names=how.columns)
     job = _Job(accelerator=accelerator, work=work, target=target, dtype=dtype)
     if data != STANDARD:
         return _predict_table(job, data, how, "rows")
-    if target.stream is not None and streams.can_stream(form):
+    if target.stream is not None and streams.can_stream(form) and streams.can_open(streams.INPUT):
         return _predict_stream(job, how, target.stream)
     with streams.stored_input(sys.stdin.buffer, form) as path:
         return _predict_table(job, path, how, streams.CALLED)

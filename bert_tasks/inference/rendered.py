@@ -12,7 +12,7 @@ from bert_tasks.data.writers import whole_file
 from bert_tasks.inference.finish import write_rejects
 from bert_tasks.inference.processes import from_first_process
 from bert_tasks.inference.shards import part_rows, run_parts
-from bert_tasks.inference.targets import Predicted, Target
+from bert_tasks.inference.targets import Predicted, Target, beside_output
 from bert_tasks.inference.work import Done, Work
 
 
@@ -29,7 +29,7 @@ def predict_rendered(accelerator: Accelerator, work: Work, table: RowTable, targ
         rows = [row for part in found for row in part.rows]
         files = work.model.task.render(target.form, predictions, rows)
         for name in sorted(files, reverse=True):
-            with whole_file(path.with_name(f"{path.stem}.{name}") if name else path) as file:
+            with whole_file(beside_output(path, name) if name else path) as file:
                 file.write(files[name])
         truncated = sum(part.truncated for part in found)
         return Predicted(rows=len(rows), truncated=truncated, rejected=len(table) - len(rows))

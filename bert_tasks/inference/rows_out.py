@@ -18,8 +18,6 @@ from bert_tasks.tasks.base import Prediction, Task
 LINE = "line"
 INPUT = "input."  # before the name of a column that a prediction's field has too
 
-Output = Path | IO[bytes]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
@@ -39,6 +37,10 @@ class Writing:
     rejects: Path | None = None
     csv_raw: bool = False
     format: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keep_columns, str) and self.keep_columns not in ("all", "none"):
+            raise UsageError(f"keep_columns is {self.keep_columns!r}, expected 'all', 'none' or a list of names")
 
     @property
     def skips(self) -> bool:

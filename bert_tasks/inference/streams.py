@@ -4,9 +4,11 @@ Owns how rows that nobody can read twice are read. Must not know processes.
 """
 
 import json
+import os
 import queue
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -28,7 +30,8 @@ from bert_tasks.model import predicting
 
 INPUT = Path("/dev/stdin")
 CALLED = "standard input"
-_PAUSE = 0.05  # seconds without a new row after which those that are there are predicted
+_PATIENCE = 0.05  # seconds after which the rows that are there are predicted, though more may come
+_FORGOTTEN = 2 * 86400  # seconds after which nobody reads a stored input any more
 _WHOLE = ("parquet", "squad")  # formats that must be read whole
 
 Row = dict[str, Any]
@@ -45,18 +48,36 @@ def can_stream(format: str) -> bool:
     return format not in _WHOLE
 
 
+def can_open(source: Path) -> bool:
+    """Whether it can be read under its name: a socket cannot, nor another user's pipe."""
+    try:
+        os.close(os.open(source, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
+
+
 @contextmanager
 def stored_input(source: IO[bytes], format: str) -> Iterator[Path]:
     """A file of what comes from standard input, in the cache, as long as it is needed; memory does not grow."""
-    path = cache_folder(None, "input") / f"{uuid.uuid4().hex}{named_format(format).extensions[0]}"
+    folder = cache_folder(None, "input")
+    for left in folder.iterdir():  # by a process that was killed
+        if time.time() - left.stat().st_mtime > _FORGOTTEN:
+            left.unlink(missing_ok=True)
+    path = folder / f"{uuid.uuid4().hex}{named_format(format).extensions[0]}"
+    try:
+        _store(source, path)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _store(source: IO[bytes], path: Path) -> None:
     try:
         with path.open("wb") as file:
             shutil.copyfileobj(source, file)
-        yield path
     except OSError as error:
         raise DataError(f"{CALLED}: cannot be stored ({error}); set HF_DATASETS_CACHE to a folder with room") from None
-    finally:
-        path.unlink(missing_ok=True)
 
 
 @dataclass
@@ -130,16 +151,19 @@ class _Reader:
         threading.Thread(target=self._read, daemon=True).start()
 
     def block(self, most: int | None) -> list[Row]:
-        """The next rows, up to ``most``, without waiting for one that does not come at once; none at the end."""
+        """The next rows, up to ``most``: those that come soon after the first; none at the end."""
         rows: list[Row] = []
+        until = 0.0
         while not self._ended and (most is None or len(rows) < most):
+            left = max(0.0, until - time.monotonic()) if rows and most is not None else None
             try:
-                row = self._rows.get(timeout=_PAUSE if rows and most is not None else None)
+                row = self._rows.get(timeout=left)
             except queue.Empty:
                 break
             if row is None:
                 self._ended = True
             else:
+                until = until if rows else time.monotonic() + _PATIENCE
                 rows.append(row)
         return rows
 

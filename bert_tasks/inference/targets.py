@@ -5,12 +5,12 @@ Owns what may be written where. Must not know how predictions are made.
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from bert_tasks.data.writers import DELIMITERS, FORMS, checked_output, checked_place
+from bert_tasks.data.writers import DELIMITERS, FORMS, check_extension, check_place, is_special, linked
 from bert_tasks.errors import UsageError
 from bert_tasks.inference.rows_out import Writing
 from bert_tasks.model.inputs import Data
@@ -68,20 +68,42 @@ class Target:
     rendered: bool
     rejects: Path | None
 
-    def check_task(self, task: Task) -> None:
-        """Raises UsageError if the extension is another task's."""
-        if self.rendered and self.form not in task.file_formats:
+    def check_places(self, data: Data) -> None:
+        """Looks at the disk: only the process that writes can.
+
+        Raises:
+            UsageError: a file cannot be written, or would overwrite the input or another one.
+        """
+        if self.path is not None:
+            check_place(self.path)
+        if self.rejects is not None and not is_special(self.rejects):
+            check_place(self.rejects)
+        _check_apart([("output", self.path), ("input", _source(data)), ("rejects", self.rejects)])
+
+    def check_task(self, task: Task, data: Data) -> None:
+        """Raises UsageError if the extension is another task's, or a file beside the output would overwrite one."""
+        if self.path is None or not self.rendered:
+            return
+        if self.form not in task.file_formats:
             raise UsageError(f"{self.path}: {task.name} has no output format {self.form!r}; use {_names(FORMS)}")
+        for name in filter(None, task.render(self.form, [], [])):
+            beside = beside_output(self.path, name)
+            _check_apart([(f"{name} of the output", beside), ("input", _source(data)), ("rejects", self.rejects)])
 
 
-def checked_target(output: str | Path | IO[bytes], data: Data, writing: Writing, task: type[Task] | None) -> Target:
-    """The target of an output.
+def beside_output(path: Path, name: str) -> Path:
+    """The place of a file that a task's format has beside the one asked for."""
+    return path.with_name(f"{path.stem}.{name}")
+
+
+def target_of(output: str | Path | IO[bytes], data: Data, writing: Writing, task: type[Task] | None) -> Target:
+    """The target of an output, from names alone.
 
     Args:
         task: one that is not in ``TASKS``, for its file formats.
 
     Raises:
-        UsageError: it cannot be written, or would overwrite the input.
+        UsageError: what is asked for does not exist or does not go together.
     """
     if writing.on_error not in ("fail", "skip"):
         raise UsageError(f"on_error is {writing.on_error!r}, expected 'fail' or 'skip'")
@@ -93,14 +115,11 @@ def checked_target(output: str | Path | IO[bytes], data: Data, writing: Writing,
     kinds = [*TASKS.values(), *([] if task is None else [task])]
     known = sorted({extension for kind in kinds for extension in kind.file_formats})
     if writing.format is None:
-        checked_output(path, others=known)
-    else:
-        checked_place(path)
+        check_extension(path, others=known)
     rendered = writing.format is None and path.suffix in known
     form = path.suffix if rendered else path.suffix[1:] if writing.format is None else writing.format
     rejects = _rejects(path.with_name(f"{path.name}.rejects.jsonl"), data, writing)
-    _check_apart(path, data, rejects)
-    return Target(path=path, stream=None, form=form, rendered=rendered, rejects=rejects)
+    return Target(path=linked(path), stream=None, form=form, rendered=rendered, rejects=rejects)
 
 
 def _stream_target(stream: IO[bytes], data: Data, writing: Writing) -> Target:
@@ -109,9 +128,7 @@ def _stream_target(stream: IO[bytes], data: Data, writing: Writing) -> Target:
         raise UsageError(
             f"{form} cannot be written to a stream: give a file, or the format {_names(DELIMITERS)}, jsonl"
         )
-    rejects = _rejects(None, data, writing)
-    _check_apart(None, data, rejects)
-    return Target(path=None, stream=stream, form=form, rendered=False, rejects=rejects)
+    return Target(path=None, stream=stream, form=form, rendered=False, rejects=_rejects(None, data, writing))
 
 
 def _rejects(usual: Path | None, data: Data, writing: Writing) -> Path | None:
@@ -124,12 +141,14 @@ def _rejects(usual: Path | None, data: Data, writing: Writing) -> Path | None:
     chosen = usual if writing.rejects is None else writing.rejects
     if chosen is None:
         raise UsageError("say where the rows go that are left out: --rejects FILE")
-    return checked_place(chosen)
+    return linked(chosen)
 
 
-def _check_apart(path: Path | None, data: Data, rejects: Path | None) -> None:
-    source = Path(data) if isinstance(data, str | Path) and data != STANDARD else None
-    places = [("output", path), ("input", source), ("rejects", rejects)]
+def _source(data: Data) -> Path | None:
+    return Path(data) if isinstance(data, str | Path) and data != STANDARD else None
+
+
+def _check_apart(places: Sequence[tuple[str, Path | None]]) -> None:
     named = [(what, place) for what, place in places if place is not None]
     for number, (what, place) in enumerate(named):
         for other, second in named[:number]:

@@ -86,5 +86,5 @@ class Work:
         if KEPT in row:
             kept: Mapping[str, Any] = json.loads(row[KEPT])
             return kept
-        cells = row if self.given is None else self.given[number]
-        return {name: plain(value) for name, value in cells.items() if is_kept(name, keep) and name != LINE}
+        cells = {name: row[name] for name in row if name != LINE} if self.given is None else self.given[number]
+        return {name: plain(value) for name, value in cells.items() if is_kept(name, keep)}

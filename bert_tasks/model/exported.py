@@ -48,6 +48,8 @@ class ExportedModel(TaskModel):
             super().__init__(hf_config, task, **options)
         del self.stack
         self.head = task.head(self.config)
+        for parameter in self.head.parameters():  # what is not read is the same in every copy
+            parameter.detach().zero_()
         self.graph = GraphModel.of(self, graph)
         self.graph_sha256 = sha256(graph).hexdigest()
         self.eval()

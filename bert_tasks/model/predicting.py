@@ -17,7 +17,7 @@ from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.values import BadValueError, canonical
 from bert_tasks.encoder.heads import ChainHead, RowHead
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.errors import DataError, UsageError
+from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.model.freed_memory import return_freed_memory
 from bert_tasks.tasks.base import Feature, Prediction, collate
 
@@ -49,6 +49,7 @@ def predict_rows(
     Raises:
         UsageError: the model has no tokenizer.
         DataError: a row lacks a column or holds something else than its kind.
+        CheckpointError: the model gives scores that are not finite.
     """
     if isinstance(rows, Mapping | str):
         raise DataError(f"expected a list of rows such as [{{...}}], got one {type(rows).__name__}; put it in a list")
@@ -63,7 +64,20 @@ def predict_rows(
         number += len(chunk)
         features = task.features(read, tokenizer)
         note(features)
-        yield from task.decode(feature_summaries(model, features, run=run), features, read)
+        found = feature_summaries(model, features, run=_finite(model.packed_logits if run is None else run))
+        yield from task.decode(found, features, read)
+
+
+def _finite(forward: "Logits") -> "Logits":
+    """The same, but for logits that are not finite: no number can be made of them that means anything."""
+
+    def checked(batch: PackedBatch) -> Tensor:
+        logits = forward(batch)
+        if not torch.isfinite(logits).all():
+            raise CheckpointError("the model's scores are not finite numbers: its weights or its precision are broken")
+        return logits
+
+    return checked
 
 
 def canonical_row(row: Row, columns: Sequence[Column], number: int) -> Row:

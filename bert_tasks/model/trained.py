@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from bert_tasks.checkpoints.families import CONFIG_KEY
-from bert_tasks.data.readers import Reading
+from bert_tasks.data.readers import Reading, column_names
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.exported import ExportedModel, is_exported
+from bert_tasks.model.inputs import Data
 from bert_tasks.model.pretrained import with_settings
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import PairClassification
+from bert_tasks.tasks import PairClassification, SequenceClassification
 from bert_tasks.tasks.base import Task
 
 
@@ -24,10 +25,12 @@ def load_trained(
     settings: Mapping[str, Any] | None,
     reading: Reading,
     revision: str | None,
+    data: Data | None = None,
 ) -> TaskModel:
     """The model, whose head must be complete; an exported folder gives a model that onnxruntime runs.
 
-    A folder of transformers does not say whether its classifier reads one text or two: the columns to read do.
+    A folder of transformers does not say whether its classifier reads one text or two: the columns to read do, or those
+    of ``data``.
 
     Raises:
         CheckpointError: the head, or a part of it, is not in the files.
@@ -42,7 +45,7 @@ def load_trained(
     if is_exported(model):
         return ExportedModel.from_pretrained(model, task=task, **({} if settings is None else settings))
     loaded = TaskModel.from_pretrained(model, task=task, revision=revision)
-    if task is None and CONFIG_KEY not in loaded.hf_config and reading.has("text_pair"):
+    if task is None and CONFIG_KEY not in loaded.hf_config and _has_pairs(loaded.task, data, reading):
         loaded = TaskModel.from_pretrained(model, task=PairClassification, revision=revision)
     if settings:
         changed = with_settings(loaded.task, settings)
@@ -53,3 +56,14 @@ def load_trained(
             "train it first, or choose another model"
         )
     return loaded
+
+
+def _has_pairs(task: Task, data: Data | None, reading: Reading) -> bool:
+    if reading.has("text_pair"):
+        return True
+    if data is None or data == "-" or not isinstance(task, SequenceClassification):
+        return False
+    if isinstance(data, str | Path):
+        return "text_pair" in column_names(Path(data), reading)
+    first = next(iter(data), {})
+    return isinstance(first, Mapping) and "text_pair" in first

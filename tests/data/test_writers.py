@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
+from bert_tasks.data import parquet_out
 from bert_tasks.data.columns import Column
 from bert_tasks.data.parquet_out import write_parquet
 from bert_tasks.data.readers import read_table
@@ -113,6 +114,15 @@ def test_parquet_keeps_kinds(tmp_path: Path) -> None:
     assert [row["words"] for row in found] == [["a"], [], None]
     assert [row["n"] for row in found] == [1.0, 1.5, None]
     assert (found[2]["new"], found[2]["huge"], found[0]["none"]) == (True, str(2**70), None)
+
+
+def test_parquet_rounds_no_whole_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of two blocks may have a common type that cannot hold all of them."""
+    monkeypatch.setattr(parquet_out, "_BLOCK_ROWS", 1)
+    rows = [{"id": 2**60 + 1, "n": 1}, {"id": 0.5, "n": 1.5}]
+    write_parquet(lines_of(tmp_path, rows), tmp_path / "out.parquet")
+    found = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert found == [{"id": str(2**60 + 1), "n": 1.0}, {"id": "0.5", "n": 1.5}]
 
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ class TestColumns:
         (row,) = read(tmp_path / "a.jsonl")
         renamed = {"input.score": 1, "input.scores.calm": 2, "input.input.score": 3, "input.labels": 4}
         assert {name: row[name] for name in renamed} == renamed
-        assert row["label"] in LABELS
+        assert (row["label"] in LABELS, row["line"]) == (True, 5)
 
     def test_what_json_cannot_say_is_made_plain(self, model: TaskModel, tmp_path: Path) -> None:
         source = tmp_path / "odd.jsonl"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.errors import DataError, UsageError
+from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.model import predicting
 from bert_tasks.model.predicting import feature_summaries, predict_rows
 from bert_tasks.model.task_model import TaskModel
@@ -131,3 +131,8 @@ def test_the_heap_is_closed_between_chunks_only(model: TaskModel, monkeypatch: p
     assert not calls, "one chunk, as when serving, does not pay for it"
     model.predict(rows[:12])
     assert len(calls) == 2
+
+
+def test_scores_that_are_no_numbers_are_no_answer(model: TaskModel) -> None:
+    with pytest.raises(CheckpointError, match="scores are not finite"):
+        list(predict_rows(model, [{"text": "a"}], run=lambda batch: model.packed_logits(batch) * float("nan")))

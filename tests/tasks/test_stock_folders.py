@@ -9,9 +9,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.tags import to_iob2
-from bert_tasks.inference import evaluate
+from bert_tasks.data.writers import json_line
+from bert_tasks.inference import evaluate, predict
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import SpanExtraction, TokenClassification
+from bert_tasks.tasks import PairClassification, SpanExtraction, TokenClassification
 from hf_models import FAMILIES
 from small_checkpoints import save_checkpoint, tokenizer_of
 from small_tokenizers import LINES
@@ -98,3 +99,18 @@ def test_span_extraction(
     assert 0.0 <= metrics["exact_match"] <= metrics["f1"] <= 100.0
     for row, answer in zip(QUESTIONS, answers, strict=True):
         assert answer.answer == row["context"][answer.start : answer.end] != ""
+
+
+@pytest.mark.parametrize("as_file", [True, False])
+def test_two_texts_are_read_where_there_are_two(
+    as_file: bool, wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    """A classifier of transformers does not say how many it was trained on; dropping one would give other answers."""
+    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer, head="sequence", labels=("no", "yes"), wide=True)
+    rows = [{"text": line, "text_pair": LINES[-1]} for line in LINES[:3]]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(map(json_line, rows)))
+    found = predict(tmp_path, path if as_file else rows)
+    pairs = TaskModel.from_pretrained(tmp_path, task=PairClassification).predict(rows)
+    singles = predict(tmp_path, rows, task="sequence-classification")
+    assert [one.to_json() for one in found] == [one.to_json() for one in pairs] != [one.to_json() for one in singles]

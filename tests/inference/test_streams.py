@@ -1,0 +1,73 @@
+"""Rows that come one by one are answered soon, however steadily others follow."""
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.readers import Reading
+from bert_tasks.inference import streams
+from bert_tasks.inference.rows_out import StreamWriter, Writing
+from bert_tasks.inference.work import Work
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import SequenceClassification
+from small_checkpoints import save_checkpoint
+
+ROWS = 60
+
+
+class Counting(StreamWriter):
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.rows.append(len(rows))
+
+
+@pytest.fixture
+def work(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Work:
+    save_checkpoint(tmp_path / "base", "roberta", bpe_tokenizer)
+    task = SequenceClassification(labels=("calm", "glad"), max_length=16)
+    return Work(model=TaskModel.from_pretrained(tmp_path / "base", task=task), run=None, writing=Writing())
+
+
+def test_a_steady_stream_is_not_held_back(work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_PATIENCE", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+
+    def feed() -> None:
+        with (tmp_path / "pipe").open("w") as file:
+            for number in range(ROWS):
+                file.write(f'{{"text": "{number}"}}\n')
+                file.flush()
+                time.sleep(0.01)
+
+    threading.Thread(target=feed, daemon=True).start()
+    out = Counting()
+    done = streams.predict_stream(work, Reading(format="jsonl"), out, None, tmp_path / "pipe")
+    assert done.rows == sum(out.rows) == ROWS
+    assert len(out.rows) > 1
+
+
+def test_inputs_left_by_killed_processes_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "cache_folder", lambda *_: tmp_path)
+    old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
+    for path in (old, new):
+        path.write_text("{}\n")
+    os.utime(old, (0, 0))
+    with new.open("rb") as source, streams.stored_input(source, "jsonl") as path:
+        assert path.read_text() == "{}\n"
+    assert list(tmp_path.iterdir()) == [new]
+
+
+def test_what_fails_later_is_not_told_as_a_failure_to_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "cache_folder", lambda *_: tmp_path)
+    (tmp_path / "in").write_text("{}\n")
+    with pytest.raises(OSError, match="later"), (tmp_path / "in").open("rb") as source:  # noqa: SIM117
+        with streams.stored_input(source, "jsonl"):
+            raise OSError("later")

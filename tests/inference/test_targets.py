@@ -1,0 +1,85 @@
+"""Where an output may go, and what is refused before a model is loaded."""
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.errors import UsageError
+from bert_tasks.inference import predict
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import SequenceClassification, SpanExtraction
+from small_checkpoints import save_checkpoint
+
+LINE = '{"text": "a ferry", "i": 1, "id": 2}\n'
+
+
+@pytest.fixture(scope="module")
+def base(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("roberta")
+    save_checkpoint(folder, "roberta", bpe_tokenizer, wide=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(base: Path) -> TaskModel:
+    return TaskModel.from_pretrained(base, task=SequenceClassification(labels=("calm", "glad"), max_length=16))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "new.jsonl"
+    path.write_text(LINE)
+    return path
+
+
+def test_a_pipe_is_not_replaced_by_a_file(data: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(UsageError, match="is a device or a pipe"):
+        predict("no model", data, output=tmp_path / "pipe.jsonl")
+    assert (tmp_path / "pipe.jsonl").is_fifo()
+
+
+def test_rejects_go_to_a_pipe(model: TaskModel, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text(LINE + "[1]\n")
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    options: dict[str, Any] = {"on_error": "skip", "rejects": tmp_path / "pipe"}
+    assert predict(model, tmp_path / "bad.jsonl", output=tmp_path / "a.jsonl", **options) == 1
+    assert json.loads(os.read(reader, 10_000))["line"] == 2
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_a_link_stays_and_its_file_is_written(name: str, model: TaskModel, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere" / name)
+    predict(model, data, output=tmp_path / name)
+    assert (tmp_path / name).is_symlink()
+    assert (tmp_path / "elsewhere" / name).stat().st_size > 0
+
+
+def test_files_beside_the_output_are_not_the_input(base: Path, tmp_path: Path) -> None:
+    reader = TaskModel.from_pretrained(base, task=SpanExtraction(max_length=32, max_query_length=8, doc_stride=4))
+    content = '{"question": "a", "context": "b c"}'
+    (tmp_path / "x.nbest.json").write_text(content)
+    with pytest.raises(UsageError, match=r"x\.nbest\.json is nbest\.json of the output and input at once"):
+        predict(reader, tmp_path / "x.nbest.json", output=tmp_path / "x.json", format="jsonl")
+    assert (tmp_path / "x.nbest.json").read_text() == content
+
+
+def test_one_column_is_no_text(data: Path) -> None:
+    """Or its letters would be looked for: "id" would keep the columns i and d."""
+    with pytest.raises(UsageError, match="keep_columns is 'id', expected 'all', 'none' or a list of names"):
+        predict("no model", data, output=io.BytesIO(), keep_columns="id")
+
+
+@pytest.mark.parametrize("options", [{"on_error": "skip"}, {"keep_columns": "none"}, {"output_format": "csv"}])
+def test_options_of_an_output_want_one(options: dict[str, Any], data: Path) -> None:
+    with pytest.raises(UsageError, match="are for an output: give one"):
+        predict("no model", data, **options)
