@@ -50,7 +50,7 @@ _SECRET_NAME = re.compile(
 )
 # Secrets that stand in values: keys as the hub, clouds and W&B hand them out, and credentials of addresses.
 _SECRET_VALUE = (
-    (re.compile(r"([a-z][a-z0-9+.\-]*://)[^/\s@]*@", re.IGNORECASE), r"\1***@"),
+    (re.compile(r"([a-z][a-z0-9+.\-]*://)[^\s'\"<>]*@", re.IGNORECASE), r"\1***@"),
     (re.compile(r"^[^/\s@:]+:[^/\s@]+@"), "***@"),
     (re.compile(r"([?&][\w.\-]*(?:token|key|secret|pass|sig|auth)[\w.\-]*=)[^&\s#]+", re.IGNORECASE), r"\1***"),
     (re.compile(r"\b(Bearer|Basic)\s+\S+", re.IGNORECASE), r"\1 ***"),

@@ -66,6 +66,8 @@ def test_secrets_are_masked_and_the_rest_is_shown() -> None:
         (["--set", "data.secret=x"], ["--set", "data.secret=***"]),
         (["serve", "--api-key", "abc", "m"], ["serve", "--api-key", "***", "m"]),
         (["predict", "https://u:p@h/x"], ["predict", "https://***@h/x"]),
+        (["predict", "https://u:p@ss@h/x"], ["predict", "https://***@h/x"]),
+        (["predict", "https://u:p/ss@h/x"], ["predict", "https://***@h/x"]),
     ],
 )
 def test_a_command_line_without_secrets(given: list[str], shown: list[str]) -> None:

@@ -4,10 +4,8 @@ Owns what a card says, in which order, and when a README.md may be replaced. Wha
 nothing is guessed, and what nobody stated is called unknown. The same run always gives the same card.
 """
 
-import hashlib
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,9 @@ from bert_tasks.checkpoints.hub import PACKAGE
 from bert_tasks.errors import UsageError
 from bert_tasks.recipe_toml import to_toml
 from bert_tasks.training import outputs
+from bert_tasks.training.signing import is_ours, signed
 
-CARD = "README.md"
+CARD = outputs.CARD
 # What the hub calls the tasks.
 PIPELINES = {
     "sequence-classification": "text-classification",
@@ -30,7 +29,6 @@ PIPELINES = {
 }
 _MOST_LABELS = 100
 _UNKNOWN = "unknown"
-_SIGNED = re.compile(r"\n<!-- bert_tasks wrote this card \(sha256 of the above: ([0-9a-f]{64})\)\. [^\n]*-->\n\Z")
 
 
 def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licence: str | None = None) -> Path:
@@ -67,16 +65,7 @@ def card_text(facts: Facts, stated: Mapping[str, Any]) -> str:
 
     header = _header(facts, stated).to_yaml()
     body = "\n\n".join(_sections(facts, stated))
-    text = ModelCard(f"---\n{header}\n---\n\n{body}\n").content
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    end = "Once it is edited, it is no longer replaced. -->"
-    return f"{text}\n<!-- bert_tasks wrote this card (sha256 of the above: {digest}). {end}\n"
-
-
-def is_ours(text: str) -> bool:
-    """Whether this package wrote a card and nobody has changed it."""
-    signed = _SIGNED.search(text)
-    return signed is not None and hashlib.sha256(text[: signed.start()].encode()).hexdigest() == signed[1]
+    return signed(ModelCard(f"---\n{header}\n---\n\n{body}\n").content)
 
 
 def _stated(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Owns the reading of the run's files and what of them is nobody's business: paths
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath, PureWindowsPath
+from pathlib import Path, PurePath
 from typing import Any
 
 from bert_tasks.checkpoints.families import CONFIG_KEY, head_kind
@@ -14,6 +14,7 @@ from bert_tasks.checkpoints.hub import PACKAGE
 from bert_tasks.checkpoints.weights import read_config
 from bert_tasks.errors import UsageError
 from bert_tasks.training import outputs
+from bert_tasks.training.facts import without_folders
 
 _COUNTED = ("loss", "total", "number")
 
@@ -154,14 +155,4 @@ def _recipe(path: Path) -> dict[str, Any] | None:
     except (ValueError, OSError) as error:
         raise UsageError(f"{path} is damaged ({error}): train again") from None
     run = {key: value for key, value in recipe.get("run", {}).items() if key != "output_dir"}
-    return {**recipe, "model": _without_paths(recipe["model"]), "data": _without_paths(recipe["data"]), "run": run}
-
-
-def _without_paths(value: Any) -> Any:
-    """A recipe that was resolved has absolute paths only."""
-    if isinstance(value, Mapping):
-        return {key: _without_paths(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_paths(item) for item in value]
-    is_path = isinstance(value, str) and (PurePath(value).is_absolute() or PureWindowsPath(value).is_absolute())
-    return PurePath(value.replace("\\", "/")).name if is_path else value
+    return {**recipe, "model": without_folders(recipe["model"]), "data": without_folders(recipe["data"]), "run": run}

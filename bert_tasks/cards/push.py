@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bert_tasks.cards.card import CARD
 from bert_tasks.checkpoints.hub import PICKLES, REFUSED_TOKEN, is_model_file
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
+from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.training import outputs
 
@@ -190,7 +191,7 @@ def _refusal(status: int) -> str:
         return "the hub knows no such owner or repository, or hides it from this token (404): check the spelling"
     if status == 413:
         return "the hub refuses files of this size (413)"
-    return f"the hub ({constants.ENDPOINT}) answered {status}; try again later"
+    return f"the hub ({masked(constants.ENDPOINT)}) answered {status}; try again later"
 
 
 def _failure(error: Exception) -> str:
@@ -201,6 +202,6 @@ def _failure(error: Exception) -> str:
     if status is not None:
         return _refusal(int(status))
     return (
-        f"the upload to {constants.ENDPOINT} failed ({type(error).__name__}): check the network and the proxy, then "
-        "push again (HF_HUB_DISABLE_XET=1 sends files by plain HTTP)"
+        f"the upload to {masked(constants.ENDPOINT)} failed ({type(error).__name__}): check the network and the proxy, "
+        "then push again (HF_HUB_DISABLE_XET=1 sends files by plain HTTP)"
     )

@@ -9,6 +9,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError
 
 PACKAGE = "package:"
@@ -169,7 +170,7 @@ def _reach_the_hub() -> str:
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set: unset it to download, or give the folder of a copy"
-    return f"The hub ({constants.ENDPOINT}) cannot be reached: check the network, or give the folder of a copy"
+    return f"The hub ({masked(constants.ENDPOINT)}) cannot be reached: check the network, or give the folder of a copy"
 
 
 def _connection_error() -> type[Exception]:

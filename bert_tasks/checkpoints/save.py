@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.durable import failure, sync
+from bert_tasks.checkpoints.hub import is_model_file
 from bert_tasks.checkpoints.tokenizers import save_tokenizer
 from bert_tasks.checkpoints.weights import checked_file, read_safetensors
 from bert_tasks.errors import CheckpointError
@@ -84,6 +85,16 @@ def save_folder(
     except (OSError, SafetensorError) as error:
         stored = [tensor for part in (tensors, head_tensors) if part is not None for tensor in part.values()]
         raise CheckpointError(f"{folder}: cannot be written: {failure(error, folder, stored)}") from error
+
+
+def remove_saved(folder: Path) -> None:
+    """Removes what ``save_folder`` wrote; other files stay, and the folder with them."""
+    shutil.rmtree(folder / _STAGING, ignore_errors=True)
+    for path in folder.iterdir():
+        if is_model_file(path.name) and not path.is_dir():
+            path.unlink()
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def read_head_tensors(folder: Path) -> dict[str, Tensor] | None:

@@ -5,6 +5,7 @@ Must not know what is done with them.
 
 from collections.abc import Mapping
 from hashlib import sha256
+from pathlib import PurePath, PureWindowsPath
 from typing import Any
 
 import torch
@@ -51,10 +52,21 @@ def weights_digest(model: TaskModel) -> str:
 
 
 def tracker_config(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a tracker shows beside the curves: run.json's settings and versions, and nothing that run.json lacks."""
+    """What a tracker shows beside the curves: run.json's settings, of a local model its name alone, and versions."""
     shown = ("python", "platform", "processes", "device", "threads")
     versions = {f"versions.{name}": version for name, version in facts["versions"].items()}
-    return {**settings, **{name: facts[name] for name in shown}, **versions}
+    named: dict[str, Any] = without_folders(settings)
+    return {**named, **{name: facts[name] for name in shown}, **versions}
+
+
+def without_folders(value: Any) -> Any:
+    """Settings in which a path of this machine is its last name; a recipe that was resolved has absolute paths only."""
+    if isinstance(value, Mapping):
+        return {key: without_folders(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_folders(item) for item in value]
+    is_path = isinstance(value, str) and (PurePath(value).is_absolute() or PureWindowsPath(value).is_absolute())
+    return PurePath(value.replace("\\", "/")).name if is_path else value
 
 
 def announce(job: Job, stepper: Stepper, journal: Journal) -> None:

@@ -222,16 +222,18 @@ def _train(
         if course.stopped:
             break
         sums = accumulate(stepper, step, batch)
+        clock.tokens += int(stepper.samples.lengths[batch].sum())
         if pending is not None and _settle(job, stepper, course, pending, journal, clock):
             stepper.optimizer.zero_grad(set_to_none=True)
             course.seconds += clock.seconds
             _save(job, stepper, course)
             _stop(job, stepper, course, signals)
-        pending = update(stepper, step, batch, sums, stop=signals.received is not None)
-        clock.tokens += int(stepper.samples.lengths[batch].sum())
+        asked = signals.received is not None
+        pending = update(stepper, step, batch, sums, stop=asked)
         course.step = step + 1
         evaluating = _evaluation_is_due(job, stepper, course.step)
-        if evaluating or _is_multiple(course.step, job.run.save_steps):
+        alone = stepper.accelerator.num_processes == 1  # nobody else's answer to wait for
+        if evaluating or _is_multiple(course.step, job.run.save_steps) or (asked and alone):
             stopping = _settle(job, stepper, course, pending, journal, clock)
             course.seconds += clock.seconds
             if evaluating:

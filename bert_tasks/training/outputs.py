@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from bert_tasks.checkpoints.durable import sync
+from bert_tasks.checkpoints.save import remove_saved
 from bert_tasks.data.checks import named_splits
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import RowTable
@@ -28,8 +29,9 @@ from bert_tasks.environment import cpu_name
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.locking import LOCK
 from bert_tasks.training import checkpointing
+from bert_tasks.training.signing import is_ours
 
-MODEL = "model"
+MODEL, CARD = "model", "README.md"
 EVENTS = "metrics.jsonl"
 SUMMARY = "metrics.json"
 RECIPE = "recipe.toml"
@@ -116,7 +118,8 @@ def clear(folder: Path) -> None:
     """
     sweep(folder)
     (folder / SUMMARY).unlink(missing_ok=True)  # first: without it the run counts as unfinished
-    for name in (MODEL, *_TRACKED):
+    _clear_model(folder / MODEL)
+    for name in _TRACKED:
         if (folder / name).is_symlink():
             (folder / name).unlink()
         elif (folder / name).exists():
@@ -124,6 +127,17 @@ def clear(folder: Path) -> None:
     checkpointing.remove_all(folder / checkpointing.FOLDER)
     for name in (EVENTS, RECIPE, TRACKERS, REPORT):
         (folder / name).unlink(missing_ok=True)
+
+
+def _clear_model(folder: Path) -> None:
+    """Removes the model and a card that nobody has changed; a licence beside them, or a card of a person, stays."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.is_dir():
+        card = folder / CARD
+        if card.is_file() and is_ours(card.read_text(encoding="utf-8", errors="replace")):
+            card.unlink()
+        remove_saved(folder)
 
 
 def remove(folder: Path) -> None:

@@ -98,7 +98,8 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
     """
     folder = Path(run)
     facts = _facts(folder)
-    home = folder.with_name(f"{folder.absolute().name}-reproduced") if output_dir is None else Path(output_dir)
+    named = folder if folder.name not in ("", "..") else folder.resolve()
+    home = named.with_name(f"{named.name}-reproduced") if output_dir is None else Path(output_dir)
     if home.absolute().resolve() == folder.absolute().resolve():
         raise UsageError(f"--output-dir {home} is the run itself: choose another folder")
     recipe = _recipe(folder, home)

@@ -4,8 +4,6 @@ Owns the table of settings: which may change silently, which with a notice, and 
 know checkpoints.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -101,11 +99,6 @@ def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, 
             "Choose another folder, or --overwrite to replace the run"
         )
     return found
-
-
-def digest(settings: Mapping[str, Any]) -> str:
-    """sha256 of settings."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def _lines(found: Sequence[Change], most: int = 6) -> Iterator[str]:

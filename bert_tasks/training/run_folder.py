@@ -109,7 +109,6 @@ def save(job: Job, stepper: Stepper, course: Course) -> Path:
         "processes": stepper.accelerator.num_processes,
         "seed": stepper.seed,
         "data": outputs.data_facts(job.splits),
-        "settings_sha256": resuming.digest(settings(job)),
         "versions": outputs.environment()["versions"],
     }
     return checkpointing.save_checkpoint(
@@ -164,7 +163,7 @@ def _republish(job: Job, course: Course) -> list[str]:
     try:
         best = checkpointing.read_weights(_checkpoints(job), course.best_step)
     except CheckpointError as error:
-        if not (job.output_dir / outputs.MODEL).is_dir():
+        if not (job.output_dir / outputs.MODEL / "config.json").is_file():
             raise
         return [f"NOT USED: {error}. The best model so far stays what lies in {outputs.MODEL}/"]
     now = {name: parameter.detach().clone() for name, parameter in parameters.items()}

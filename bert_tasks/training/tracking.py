@@ -29,6 +29,7 @@ from accelerate.tracking import (
     get_available_trackers,
 )
 
+from bert_tasks.environment import masked
 from bert_tasks.errors import UsageError
 from bert_tasks.training import outputs
 
@@ -172,7 +173,7 @@ class Trackers:
     @contextmanager
     def _survived(self, name: str, what: str, *, fatal: bool = False, dropped: Started | None = None) -> Iterator[None]:
         def told(error: Exception) -> None:
-            reason = f"tracker {name} {what} ({type(error).__name__}: {str(error).partition(chr(10))[0][:300]})"
+            reason = f"tracker {name} {what} ({type(error).__name__}: {masked(str(error).partition(chr(10))[0])[:300]})"
             if fatal:
                 raise UsageError(f"{reason}: mend it, or take it out of run.trackers") from error
             if dropped is not None:

@@ -16,11 +16,12 @@ from markdown_it import MarkdownIt
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel, fit, load_recipe, train
-from bert_tasks.cards.card import is_ours, write_card
+from bert_tasks.cards.card import write_card
 from bert_tasks.cards.facts import read_facts
 from bert_tasks.cards.markdown import code, plain, table, visible
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.runs import train_seeds
+from bert_tasks.training.signing import is_ours
 from runs import write_recipe
 from small_checkpoints import copied
 from task_examples import EXAMPLES

@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ import bert_tasks.training.loop as loop
 import bert_tasks.training.selection as selection
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.data.table import RowTable
-from bert_tasks.errors import BertTasksError, DataError, DivergedError, RecipeError, UsageError
+from bert_tasks.errors import BertTasksError, DataError, DivergedError, RecipeError, StoppedError, UsageError
 from bert_tasks.inference import Evaluation, evaluate_samples, evaluation
 from bert_tasks.tasks.sequence_classification import SequenceClassification
 from bert_tasks.training.sampling import linear_schedule
@@ -61,6 +62,46 @@ def test_the_recorded_learning_rates_are_the_linear_schedule(checkpoint, tmp_pat
 def test_logging_steps_thins_the_record_but_keeps_the_last_step(checkpoint, tmp_path):
     short_fit(load_model(checkpoint), tmp_path, epochs=4, batch_size=12, logging_steps=3)
     assert [event["step"] for event in events(tmp_path, "step")] == [3, 6, 8]
+
+
+def test_a_step_has_the_tokens_of_its_time(checkpoint, tmp_path, monkeypatch):
+    """A step is recorded when the next one has been computed: both count, or neither."""
+    computed = []
+
+    def accumulate(*arguments):
+        computed.append(arguments)
+        return loop_accumulate(*arguments)
+
+    class Computed(loop.Clock):
+        def __init__(self):
+            super().__init__()
+            self.before = len(computed)
+
+        seconds = property(lambda self: len(computed) - self.before)
+
+    loop_accumulate = loop.accumulate
+    monkeypatch.setattr(loop, "accumulate", accumulate)
+    monkeypatch.setattr(loop, "Clock", Computed)
+    rows = [{**make_rows(1)[0], "label": LABELS[number % 2]} for number in range(24)]  # all of one length
+    short_fit(load_model(checkpoint), tmp_path, rows=rows, logging_steps=1, save_steps=2)
+    (speed,) = {event["tokens_per_second"] for event in events(tmp_path, "step")}
+    assert speed % QUICK["batch_size"] == 0
+
+
+def test_one_process_stops_after_the_step_in_which_the_signal_came(checkpoint, tmp_path, monkeypatch):
+    computed = []
+
+    def accumulate(*arguments):
+        computed.append(arguments)
+        if len(computed) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return loop_accumulate(*arguments)
+
+    loop_accumulate = loop.accumulate
+    monkeypatch.setattr(loop, "accumulate", accumulate)
+    with pytest.raises(StoppedError, match="after step 2 of 6"):
+        short_fit(load_model(checkpoint), tmp_path)
+    assert len(computed) == 2
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_does_not(dropout_checkpoint, tmp_path):

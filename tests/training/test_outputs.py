@@ -17,6 +17,7 @@ from bert_tasks.training.outputs import (
     remove,
     write_json,
 )
+from bert_tasks.training.signing import signed
 
 
 @pytest.fixture
@@ -45,6 +46,15 @@ def test_replacing_a_run_leaves_files_that_are_not_its_own(run_folder):
     clear(run_folder)
     assert sorted(path.name for path in run_folder.iterdir()) == ["figures", "notes.txt", "run.json"]
     assert (run_folder / "notes.txt").read_text("utf-8") == "mine"
+
+
+@pytest.mark.parametrize(("card", "kept"), [(signed("# a"), False), (signed("# a") + "mine", True), ("# mine", True)])
+def test_replacing_a_run_leaves_what_a_person_put_beside_the_model(run_folder, card, kept):
+    (run_folder / "model" / "README.md").write_text(card, "utf-8")
+    (run_folder / "model" / "LICENSE").write_text("MIT", "utf-8")
+    clear(run_folder)
+    left = ["LICENSE", "README.md"] if kept else ["LICENSE"]
+    assert sorted(path.name for path in (run_folder / "model").iterdir()) == left
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "model", "recipe.toml", "metrics.json"])

@@ -70,6 +70,11 @@ def test_equal_bits(
     assert json.loads(json.dumps(finished.to_json()))["differences"] == []
 
 
+def test_the_current_folder_is_named_by_what_it_is_called(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(copied)
+    assert reproduce(".", progress=False).output_dir == copied.with_name(f"{copied.name}-reproduced")
+
+
 def test_differences_are_a_table_and_exit_5(
     copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from bert_tasks import fit
 from bert_tasks.errors import StoppedError, UsageError
 from bert_tasks.training import tracking
+from bert_tasks.training.facts import tracker_config
 from bert_tasks.training.seeds import train_seeds
 from bert_tasks.training.tracking import check_installed, points
 from runs import digests, events, newest, write_recipe
@@ -110,6 +111,12 @@ def test_points_are_the_finite_numbers() -> None:
     evaluation = {"event": "evaluation", "step": 3, "epoch": 1, "metrics": {"dev_f1": 0.25, "loss": math.nan}}
     assert points(evaluation) == {"validation/dev_f1": 0.25}
     assert points({"event": "diverged", "step": 4, "loss": 1.0}) == {}
+
+
+def test_a_tracker_is_not_told_where_a_model_lies() -> None:
+    facts: dict[str, Any] = dict.fromkeys(("python", "platform", "processes", "device", "threads"), 1)
+    found = tracker_config(facts | {"versions": {}}, {"model.name": "/home/ann/secret/base", "optim.epochs": 2})
+    assert (found["model.name"], found["optim.epochs"]) == ("base", 2)
 
 
 class TestTensorBoard:
