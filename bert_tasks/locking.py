@@ -10,7 +10,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -39,7 +39,7 @@ def locked(folder: Path) -> Iterator[None]:
             file.close()
     finally:
         for path in made:
-            if path.is_dir() and not any(path.iterdir()):
+            with suppress(OSError):  # it is not empty, or another process has just come
                 path.rmdir()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -54,6 +55,18 @@ def test_nothing_is_left_where_nothing_was_written(tmp_path):
     with locked(tmp_path / "a"):
         (tmp_path / "a" / "result").write_text("", "utf-8")
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["result"]
+
+
+def test_a_newcomer_who_comes_while_the_folder_is_taken_away_harms_nobody(tmp_path, monkeypatch):
+    def rmdir(path):
+        (path / "run.lock").write_text("", "utf-8")
+        original(path)
+
+    original = pathlib.Path.rmdir
+    monkeypatch.setattr(pathlib.Path, "rmdir", rmdir)
+    with locked(tmp_path / "run"):
+        pass
+    assert (tmp_path / "run" / "run.lock").exists()
 
 
 def test_a_lock_that_is_removed_while_it_is_taken_is_made_anew(tmp_path, monkeypatch):
