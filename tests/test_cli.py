@@ -400,11 +400,11 @@ class TestFailures:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
         def broken(*_: Any, **__: Any) -> None:
-            raise RuntimeError("wheel came off\nsecond line")
+            raise RuntimeError("wheel of https://ada:s3cret@host came off\nsecond line")
 
         monkeypatch.setattr(inference, "evaluate", broken)
         message = failure(run("evaluate", model, "--data", data), 1)
-        assert message.startswith("internal error: RuntimeError: wheel came off\n")
+        assert message.startswith("internal error: RuntimeError: wheel of https://***@host came off\n")
         assert "--debug" in message
         (file,) = tmp_path.glob("bert-tasks-crash-*.txt")
         assert str(file) in message
@@ -417,6 +417,7 @@ class TestFailures:
             assert debugged.code == 1
             assert "Traceback" in debugged.err
             assert "in broken" in debugged.err
+            assert "s3cret" not in debugged.err
 
     def test_debug_keeps_the_exit_code(self, tmp_path: Path, run: Run) -> None:
         result = run("inspect", tmp_path, "--debug")

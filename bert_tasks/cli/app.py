@@ -8,10 +8,12 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any, BinaryIO
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, BinaryIO, NoReturn
 
 import typer
+
+from bert_tasks.errors import ClosedPipeError, UsageError
 
 app = typer.Typer(
     help="Fine-tune, evaluate and run BERT-family encoders.",
@@ -47,8 +49,22 @@ def show(content: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
 
 
 def say(text: str) -> None:
+    """Raises ClosedPipeError if nobody reads standard output any more; UsageError if it cannot be written."""
     if is_first_process():
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            raise ClosedPipeError("the output's reader has closed it") from None
+        except OSError as error:
+            forget_stdout()
+            raise UsageError(f"cannot write to standard output ({error.strerror})") from None
+
+
+def forget_stdout() -> None:
+    """It cannot be written any more, and Python would complain when it flushes what is left."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def warn(text: str) -> None:
@@ -67,13 +83,16 @@ def tell(text: str) -> None:
 def result_stream() -> Iterator[BinaryIO]:
     """Standard output for one result; what anything else prints meanwhile goes to standard error."""
     sys.stdout.flush()
-    with os.fdopen(os.dup(1), "wb") as stream:
-        os.dup2(2, 1)
-        try:
-            yield stream
-        finally:
-            sys.stdout.flush()
-            os.dup2(stream.fileno(), 1)
+    stream = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    try:
+        yield stream
+        stream.flush()
+    finally:
+        sys.stdout.flush()
+        os.dup2(stream.fileno(), 1)
+        with suppress(OSError):  # what could not be written fails here once more, and must not hide why
+            stream.close()
 
 
 def processes() -> int:
@@ -83,3 +102,18 @@ def processes() -> int:
 def is_first_process() -> bool:
     """Of several that a launcher started, only the first speaks; they all end with the same code."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def leave(code: str | int | None) -> NoReturn:
+    """Ends this process without Python's shutdown.
+
+    Of several processes, a communication thread that is still alive then would abort it and replace its exit code; for
+    one that loads a model Python would wait.
+    """
+    if "bert_tasks.inference" in sys.modules:
+        from bert_tasks.inference import leave_process_group
+
+        leave_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))

@@ -5,10 +5,10 @@ import shlex
 import sys
 import traceback
 from types import TracebackType
-from typing import NoReturn
 
-from bert_tasks.cli.app import app, processes
+from bert_tasks.cli.app import app, forget_stdout, leave, processes
 from bert_tasks.cli.crash import write_crash
+from bert_tasks.environment import masked
 from bert_tasks.errors import BertTasksError, ClosedPipeError, StoppedError
 
 # oneDNN keeps the code that it makes for each shape, of 1024 shapes if nobody says otherwise: 50 MiB over a large file.
@@ -30,22 +30,8 @@ def main() -> None:
             app(["--debug", *arguments] if debug else arguments)
     except SystemExit as end:
         if processes() > 1:
-            _leave(end.code)
+            leave(end.code)
         raise
-
-
-def _leave(code: str | int | None) -> NoReturn:
-    """Ends one of several processes without Python's shutdown.
-
-    A communication thread that is still alive then would abort the process and replace its exit code.
-    """
-    if "bert_tasks.inference" in sys.modules:
-        from bert_tasks.inference import leave_process_group
-
-        leave_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 class _ShortErrors:
@@ -62,10 +48,10 @@ class _ShortErrors:
         if not isinstance(error, Exception):  # SystemExit is how typer ends
             return
         if isinstance(error, ClosedPipeError | BrokenPipeError):
-            _forget_stdout()
+            forget_stdout()
             raise SystemExit(ClosedPipeError.exit_code) from None
         if self.debug or (processes() > 1 and not isinstance(error, BertTasksError)):
-            traceback.print_exception(error)
+            sys.stderr.write(masked("".join(traceback.format_exception(error))))
         sys.stderr.write(_told(error, debug=self.debug))
         raise SystemExit(error.exit_code if isinstance(error, BertTasksError) else 1) from None
 
@@ -80,20 +66,13 @@ def _told(error: Exception, *, debug: bool) -> str:
         if rank == 0:
             return f"error: {error}\n"
         return "" if error.collective else f"{who}error: {error}\n"
-    reason = str(error).partition("\n")[0][:500]
+    reason = masked(str(error)).partition("\n")[0][:500]
     if others and any(sign in str(error) for sign in _LOST):
         return f"{who}lost the connection to the other processes ({reason}); the one that failed says why\n"
     where = "" if debug or others else "  --debug shows where; please report it\n"
     file = write_crash(error)
     kept = "" if file is None else f"  traceback and versions, for the report: {file}\n"
     return f"{who}internal error: {type(error).__name__}: {reason}\n{where}{kept}"
-
-
-def _forget_stdout() -> None:
-    """Nobody reads it any more, and Python would complain when it flushes what is left."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
 
 
 def _resume_line() -> str:

@@ -185,6 +185,36 @@ def test_a_closed_pipe_ends_quietly(model: Path, data: Path, tmp_path: Path) -> 
     assert (code, ended.err) == ("141", "")
 
 
+def ended_with_output(arguments: list[str], out: int) -> tuple[int, str]:
+    """Code and standard error of a command whose standard output is ``out``."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [*runs.CONSOLE, *arguments]
+    ended = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, env=environment, check=False, text=True)
+    return ended.returncode, ended.stderr
+
+
+def test_a_little_to_a_closed_pipe_ends_quietly_too(model: Path, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        for arguments in (command(model, write_rows(tmp_path / "few.jsonl", 3), "-"), ["inspect", str(model)]):
+            assert ended_with_output(arguments, writing) == (141, "")
+    finally:
+        os.close(writing)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this machine has no device that is full")
+def test_a_full_disk_behind_standard_output_is_told(model: Path, tmp_path: Path) -> None:
+    wanted = {
+        "the output": command(model, write_rows(tmp_path / "few.jsonl", 3), "-"),
+        "to standard output": ["inspect", str(model)],
+    }
+    with Path("/dev/full").open("wb") as full:
+        for name, arguments in wanted.items():
+            told = f"error: cannot write {name} (No space left on device)\n"
+            assert ended_with_output(arguments, full.fileno()) == (2, told)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
