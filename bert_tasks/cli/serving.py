@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from bert_tasks.cli.app import app, say
+from bert_tasks.cli.app import app, leave, say
 from bert_tasks.cli.options import ModelName, OwnTask, Precision, Revision, Settings, settings, task_class
 
 
@@ -38,7 +38,7 @@ def serve(
     from bert_tasks.serving import Batching, Limits, serve
 
     limits = {"max_body_bytes": max_body, "max_rows": max_rows, "max_characters": max_characters}
-    serve(
+    still_loading = serve(
         model,
         host=host,
         port=port,
@@ -52,3 +52,5 @@ def serve(
         dtype=dtype,
         tell=say,
     )
+    if still_loading:
+        leave(0)

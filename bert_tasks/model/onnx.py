@@ -234,13 +234,13 @@ def _session(content: bytes) -> "onnxruntime.InferenceSession":
         ) from None
 
 
-def check_libraries(names: Sequence[str] = LIBRARIES) -> None:
-    """Raises UsageError if a library of the ``export`` extra is missing; to run a graph, onnxruntime is enough."""
+def check_libraries(
+    names: Sequence[str] = LIBRARIES, *, extra: str = "export", purpose: str = "ONNX graphs and int8"
+) -> None:
+    """Raises UsageError if a library of an extra is missing; to run a graph, onnxruntime is enough."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
-        raise UsageError(
-            f"{', '.join(missing)} missing, needed for ONNX graphs and int8: pip install 'bert-tasks[export]'"
-        )
+        raise UsageError(f"{', '.join(missing)} missing, needed for {purpose}: pip install 'bert-tasks[{extra}]'")
 
 
 @contextmanager

@@ -4,11 +4,9 @@ The libraries of the ``serve`` extra are imported below this module only, after 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_tasks.errors import UsageError
 from bert_tasks.serving.limits import Batching, Limits
 
 if TYPE_CHECKING:
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batching", "Limits", "serve"]
 
-_LIBRARIES = {"serve": ("fastapi", "uvicorn", "prometheus_client"), "export": ("onnx", "onnxruntime", "onnxscript")}
+_LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
 
 
 def serve(
@@ -34,7 +32,7 @@ def serve(
     revision: str | None = None,
     dtype: "DType" = "float32",
     tell: Callable[[str], None] = lambda text: None,
-) -> None:
+) -> bool:
     """Serves a model until SIGTERM or SIGINT; requests that were taken in are answered first.
 
     Args:
@@ -45,23 +43,23 @@ def serve(
         task, settings, revision, dtype: as in ``inference.predict``.
         tell: gets one line when predictions are answered, and one at the end.
 
+    Returns:
+        Whether it was stopped while the model was still being loaded. A thread goes on with that, and Python waits for
+        it at its end; ``os._exit`` does not.
+
     Raises:
         UsageError: the extra is not installed, or the address cannot be had; both before the model is loaded.
         CheckpointError: the model cannot be loaded, or gives scores that are not finite.
     """
-    _check_extra("serve", "serving")
+    from bert_tasks.model.onnx import check_libraries
+
+    check_libraries(_LIBRARIES, extra="serve", purpose="serving")
     if dtype == "int8":
-        _check_extra("export", "int8")
+        check_libraries()
     from bert_tasks.serving.server import Address, Wanted, run_server
 
     wanted = Wanted(model=model, task=task, settings=settings, revision=revision, dtype=dtype)
     address = Address(host=host, port=port, allowed_hosts=tuple(allowed_hosts), grace=grace)
     limits = Limits() if limits is None else limits
     batching = Batching() if batching is None else batching
-    run_server(wanted, address, limits=limits, batching=batching, tell=tell)
-
-
-def _check_extra(extra: str, what: str) -> None:
-    missing = [name for name in _LIBRARIES[extra] if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"{', '.join(missing)} missing, needed for {what}: pip install 'bert-tasks[{extra}]'")
+    return run_server(wanted, address, limits=limits, batching=batching, tell=tell)

@@ -5,11 +5,13 @@ what was taken in is answered, and the process ends with code 0. Must not know r
 """
 
 import asyncio
+import ipaddress
 import logging
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,52 +62,63 @@ class Address:
     allowed_hosts: tuple[str, ...] = ()
     grace: float = 20.0
 
-    @property
-    def names(self) -> frozenset[str] | None:
-        """The names that a Host header may bear; None: any."""
-        own = host_name(f"[{self.host}]" if ":" in self.host else self.host)
+    def names(self, bound: str) -> frozenset[str] | None:
+        """The names that a Host header may bear, where ``host`` stands for the address ``bound``; None: any."""
+        own = {host_name(f"[{name}]" if ":" in name else name) for name in (self.host, bound)}
         given = {host_name(name) for name in self.allowed_hosts}
-        return LOOPBACK | given if own in LOOPBACK else (frozenset({own, *given}) if given else None)
+        if _is_loopback(bound):
+            return LOOPBACK | own | given
+        return frozenset(own | given) if given else None
 
 
-def run_server(wanted: Wanted, address: Address, *, limits: Limits, batching: Batching, tell: Tell) -> None:
+def _is_loopback(bound: str) -> bool:
+    address = ipaddress.ip_address(bound)
+    inside = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (address if inside is None else inside).is_loopback
+
+
+def run_server(wanted: Wanted, address: Address, *, limits: Limits, batching: Batching, tell: Tell) -> bool:
     """See ``serving.serve``."""
-    with _listener(address) as listener, _quiet_signals():
-        asyncio.run(_serve(wanted, address, listener, limits=limits, batching=batching, tell=tell))
+    with _listener(address) as listener:
+        return asyncio.run(_serve(wanted, address, listener, limits=limits, batching=batching, tell=tell))
 
 
 async def _serve(
     wanted: Wanted, address: Address, listener: socket.socket, *, limits: Limits, batching: Batching, tell: Tell
-) -> None:
+) -> bool:
     metrics = ServerMetrics()
-    gate = Gate(limits=limits, metrics=metrics, hosts=address.names)
+    gate = Gate(limits=limits, metrics=metrics, hosts=address.names(listener.getsockname()[0]))
     server = uvicorn.Server(_config(gate, address))
-    url = _url(listener)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        loading = asyncio.create_task(asyncio.to_thread(_loaded, wanted))
-        await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
-        if not loading.done():  # a signal came first; the thread cannot be ended, and what it loads is not used
-            return
-        model, run = loading.result()
-        observe = metrics.batch
-        async with Batcher(model, run=run, batching=batching, max_queue=limits.max_queue, observe=observe) as batcher:
-            gate.app = build_app(
-                Served(
-                    name=wanted.name,
-                    task=model.task,
-                    limits=limits,
-                    batcher=batcher,
-                    metrics=metrics,
-                    draining=lambda: server.should_exit,
+    with _signals_to(server):
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        loader = ThreadPoolExecutor(1, "loader")  # the loop's own would be waited for at the loop's end
+        try:
+            loading = asyncio.get_running_loop().run_in_executor(loader, _loaded, wanted)
+            both: set[asyncio.Future[Any]] = {serving, loading}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if loading.cancel():  # a signal came first; the thread cannot be ended, and what it loads is not used
+                return True
+            model, run = loading.result()
+            queue = limits.max_queue
+            async with Batcher(model, run=run, batching=batching, max_queue=queue, observe=metrics.batch) as batcher:
+                gate.app = build_app(
+                    Served(
+                        name=wanted.name,
+                        task=model.task,
+                        limits=limits,
+                        batcher=batcher,
+                        metrics=metrics,
+                        draining=lambda: server.should_exit,
+                    )
                 )
-            )
-            tell(f"{model.task.name} on {url}  (SIGTERM or Ctrl-C stops)")
+                tell(f"{model.task.name} on {_url(listener)}  (SIGTERM or Ctrl-C stops)")
+                await serving
+        finally:
+            server.should_exit = True
+            loader.shutdown(wait=False)
             await serving
-    finally:
-        server.should_exit = True
-        await serving
     tell(f"stopped; {metrics.answered} requests answered")
+    return False
 
 
 def _loaded(wanted: Wanted) -> tuple[TaskModel, Logits]:
@@ -160,7 +173,7 @@ def _listener(address: Address) -> Iterator[socket.socket]:
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.create_server(place[:2], family=kind, backlog=2048)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: no name, such as a..b
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot listen on {where}: {reason}; choose another --port or --host") from None
     with listener:
@@ -173,12 +186,13 @@ def _url(listener: socket.socket) -> str:
 
 
 @contextmanager
-def _quiet_signals() -> Iterator[None]:
-    """uvicorn raises the signals that stopped it once more at its end; here that must not end the process."""
+def _signals_to(server: uvicorn.Server) -> Iterator[None]:
+    """Lets the signals that stop stop the server, and no more: before it takes them itself, and when it raises those
+    that stopped it once more at its end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

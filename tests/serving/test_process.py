@@ -8,21 +8,24 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 import httpx2
 import pytest
+import uvicorn
 
 from bert_tasks import serving
 from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model import onnx
 from bert_tasks.model.onnx import Logits
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving import server
 from bert_tasks.serving.limits import Batching, Limits
 from bert_tasks.serving.server import Address
-from runs import PATIENCE
+from runs import PATIENCE, Program
 from serving import Serving, listening
 from small_checkpoints import copied
 from task_examples import EXAMPLES, TEXTS
@@ -71,6 +74,46 @@ def test_running_requests_are_answered_after_sigterm_and_nobody_new_is_let_in(
         httpx2.get(served.url)
 
 
+LOADING_FOR_EVER = """
+import sys
+import torch
+from bert_tasks.cli import main
+from bert_tasks.serving import server
+
+def loaded(wanted):
+    print("loading", flush=True)
+    while True:
+        torch.ones(300, 300) @ torch.ones(300, 300)
+
+server._loaded = loaded
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_is_loaded_ends_the_process(number: signal.Signals, tmp_path: Path) -> None:
+    program = Program([sys.executable, "-c", LOADING_FOR_EVER, "serve", "any", "--port", "0"], folder=tmp_path)
+    program.until(lambda: program.out.read_text("utf-8") == "loading\n")
+    program.send(number)
+    ended = program.wait(PATIENCE / 4)
+    assert (ended.code, ended.out, ended.err) == (0, "loading\n", "")
+
+
+def test_a_signal_before_uvicorn_takes_them_stops_the_server(
+    folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[str]()
+    capture = uvicorn.Server.capture_signals
+
+    def late(self: uvicorn.Server) -> AbstractContextManager[None]:
+        signal.raise_signal(signal.SIGINT)
+        return capture(self)
+
+    monkeypatch.setattr(uvicorn.Server, "capture_signals", late)
+    assert serving.serve(folder_of("single"), port=0, tell=told.append)
+    assert told == []
+
+
 def test_a_taken_port_and_a_foreign_address_are_told_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +124,8 @@ def test_a_taken_port_and_a_foreign_address_are_told_before_the_model_is_loaded(
     assert error.startswith(f"error: cannot listen on 127.0.0.1:{port}: Address already in use")
     assert command(monkeypatch, "serve", "no/such-model", "--host", "203.0.113.9") == 2
     assert "cannot listen on 203.0.113.9:8000" in capsys.readouterr().err
+    assert command(monkeypatch, "serve", "no/such-model", "--host", "127..0.0.1") == 2
+    assert "error: cannot listen on 127..0.0.1:8000: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("option", "extra", "libraries"), [((), "serve", "uvicorn"), (("int8",), "export", "onnx")])
@@ -91,7 +136,7 @@ def test_a_missing_extra_is_named_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(serving, "find_spec", lambda name: None if name == libraries else object())
+    monkeypatch.setattr(onnx, "find_spec", lambda name: None if name == libraries else object())
     assert command(monkeypatch, "serve", "no/such-model", *(("--dtype", *option) if option else ())) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {libraries} missing")
@@ -138,10 +183,14 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
 
 
 def test_hosts_that_are_answered_depend_on_the_address() -> None:
-    assert Address().names == {"localhost", "127.0.0.1", "::1"}
-    assert Address(host="::1", allowed_hosts=("Models.Example:80",)).names == Address().names | {"models.example"}
-    assert Address(host="0.0.0.0").names is None
-    assert Address(host="0.0.0.0", allowed_hosts=("a.example",)).names == {"0.0.0.0", "a.example"}
+    loopback = {"localhost", "127.0.0.1", "::1"}
+    assert Address().names("127.0.0.1") == loopback
+    assert Address(host="::1", allowed_hosts=("Models.Example:80",)).names("::1") == loopback | {"models.example"}
+    for host, bound in (("127.0.0.2", "127.0.0.2"), ("127.2", "127.0.0.2"), ("::ffff:127.0.0.2", "::ffff:127.0.0.2")):
+        assert Address(host=host).names(bound) == loopback | {host, bound}
+    assert Address(host="0.0.0.0").names("0.0.0.0") is None
+    assert Address(host="::ffff:192.0.2.1").names("::ffff:192.0.2.1") is None
+    assert Address(host="0.0.0.0", allowed_hosts=("a.example",)).names("0.0.0.0") == {"0.0.0.0", "a.example"}
 
 
 def test_a_caller_who_hangs_up_mid_body_harms_nobody(model_of: Callable[[str], TaskModel]) -> None:
