@@ -106,9 +106,15 @@ class Batcher:
         finally:
             self.waiting -= features is None  # cancelled meanwhile
         tokens = sum(len(feature["input_ids"]) for feature in features)
-        self._jobs.append(_Job(rows=rows, features=features, tokens=tokens, arrived=arrived, answer=answer))
+        job = _Job(rows=rows, features=features, tokens=tokens, arrived=arrived, answer=answer)
+        self._jobs.append(job)
         self._arrived.set()
-        return await answer
+        try:
+            return await answer
+        finally:
+            if job in self._jobs:  # nobody waits for it any more: its place is free, even while the model runs
+                self._jobs.remove(job)
+                self.waiting -= 1
 
     async def _collect(self) -> None:
         while True:
@@ -133,7 +139,7 @@ class Batcher:
                     await self._arrived.wait()
 
     def _next_jobs(self) -> list[_Job]:
-        """The oldest requests that fill a batch. Those that nobody waits for any more are dropped."""
+        """The oldest requests that fill a batch; none if all have left. One whose caller leaves just now is dropped."""
         jobs: list[_Job] = []
         tokens = 0
         while self._jobs and tokens < self._tokens:
@@ -176,6 +182,8 @@ class Batcher:
         if self._untidy_rows >= CHUNK_ROWS:
             self._untidy_rows = 0
             return_freed_memory()
-        found = iter(feature_summaries(self._model, [f for job in jobs for f in job.features], run=logits))
+        features = [feature for job in jobs for feature in job.features]
+        room = max(self._tokens, batch_tokens(self._model))
+        found = iter(feature_summaries(self._model, features, max_tokens=room, run=logits))
         decode = self._model.task.decode
         return [decode([next(found) for _ in job.features], job.features, job.rows) for job in jobs]

@@ -13,7 +13,8 @@ class Limits:
     """What one caller may ask for.
 
     Attributes:
-        max_body_bytes: of a request; more is refused unread (413).
+        max_body_bytes: of a request; more is refused (413). What follows is read and thrown away, up to 64 MiB, so that
+            its sender reads the answer.
         max_rows: of a request (422).
         max_characters: of one text, or of a row's words with a space between them (422).
         max_queue: requests that wait for the model; one more is refused (429).
@@ -38,7 +39,8 @@ class Batching:
 
     Attributes:
         tokens: requests are added to a batch until it holds so many tokens; 1 runs one request at a time. None: what
-            the model runs at once.
+            the model runs at once, 4,096 on a CPU and 16,384 on another device, fewer with a CRF. A request that holds
+            more than this and ``tokens`` is run in several packed batches.
         max_wait: seconds that a request waits for others while the model has nothing to do.
     """
 

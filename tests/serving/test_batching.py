@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.model import predicting
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.batching import Batcher, QueueFullError
 from bert_tasks.serving.limits import Batching
@@ -139,6 +140,46 @@ def test_a_cancelled_request_is_never_run_and_leaves_the_queue(model_of: ModelOf
 
     asyncio.run(ask())
     assert gauge.batches == [1, 2]
+
+
+def test_who_has_left_keeps_no_place_while_the_model_runs(model_of: ModelOf) -> None:
+    gauge = Gauge(model_of("single"))
+
+    async def ask() -> None:
+        async with batcher(gauge, Batching(max_wait=0), max_queue=2) as opened:
+            with gauge.held():
+                first = asyncio.create_task(opened.answer([ROW]))
+                await until(gauge.entered.is_set)
+                gone = [asyncio.create_task(opened.answer([ROW] * 5)) for _ in range(2)]
+                await until(lambda: opened.waiting == 2)
+                await asyncio.sleep(0.05)  # tokenised
+                for request in gone:
+                    request.cancel()
+                await asyncio.wait(gone)
+                assert opened.waiting == 0
+                new = asyncio.create_task(opened.answer([ROW] * 2))
+                await until(lambda: opened.waiting == 1)
+            assert [len(answer) for answer in await asyncio.gather(first, new)] == [1, 2]
+            assert opened.waiting == 0
+
+    asyncio.run(ask())
+    assert gauge.batches == [1, 2]
+
+
+@pytest.mark.parametrize(("tokens", "batches"), [(None, [2, 2, 2]), (30, [5, 1]), (1, [2, 2, 2])])
+def test_what_was_collected_runs_in_batches_of_as_many_tokens(
+    model_of: ModelOf, monkeypatch: pytest.MonkeyPatch, tokens: int | None, batches: list[int]
+) -> None:
+    """A request's own rows run together, whatever the number."""
+    monkeypatch.setattr(predicting, "CPU_BATCH_TOKENS", 12)
+    gauge = Gauge(model_of("single"))
+
+    async def ask() -> None:
+        async with batcher(gauge, Batching(tokens=tokens, max_wait=0)) as opened:
+            assert len(await opened.answer([ROW] * 6)) == 6  # 6 tokens each
+
+    asyncio.run(ask())
+    assert gauge.batches == batches
 
 
 def test_a_full_queue_refuses(model_of: ModelOf) -> None:
