@@ -18,7 +18,9 @@ from pydantic import (
     StringConstraints,
     Tag,
     create_model,
+    model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.serving.limits import Limits
@@ -91,6 +93,21 @@ class SpanAnswer(BaseModel):
     n_best: list[Candidate]
 
 
+class _SingleText(BaseModel):
+    """A text, and no second one: a folder of transformers does not say how many its classifier reads."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_text(cls, row: Any) -> Any:
+        if isinstance(row, Mapping) and row.get("text_pair") is not None:
+            raise PydanticCustomError(
+                "text_pair",
+                "text_pair is not read: the model is served as one of single texts; if it reads pairs, "
+                "its operator starts it with --task pair-classification",
+            )
+        return row
+
+
 class _Envelope(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -117,7 +134,9 @@ def request_schema(task: Task, limits: Limits) -> Any:
     """One row, or ``{"inputs": [rows]}``; which of them it is decides which errors a caller reads."""
     columns = [column for column in task.columns if not column.is_target]
     fields: dict[str, Any] = {column.name: _field(column, limits) for column in columns}
-    row = create_model("Row", __doc__=f"What {task.name} reads; other keys are not read.", **fields)
+    # A task of one's own may read it.
+    base = _SingleText if isinstance(task, SequenceClassification) and "text_pair" not in fields else BaseModel
+    row = create_model("Row", __base__=base, __doc__=f"What {task.name} reads; other keys are not read.", **fields)
     inputs = Annotated[list[row], Field(min_length=1, max_length=limits.max_rows)]  # type: ignore[valid-type]  # made here
     rows = create_model("Rows", __base__=_Envelope, __doc__="Several rows.", inputs=(inputs, ...))
     return Annotated[Annotated[row, Tag(ONE)] | Annotated[rows, Tag(MANY)], Discriminator(_form)]

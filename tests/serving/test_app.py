@@ -138,6 +138,21 @@ def test_words_are_counted_together_and_ids_may_be_numbers(model_of: ModelOf) ->
     assert [response.status_code for response in refused] == [422] * 3
 
 
+def test_a_second_text_for_a_model_of_single_texts_is_not_dropped_in_silence(model_of: ModelOf) -> None:
+    pair = {**TEXT, "text_pair": "it is"}
+
+    async def ask(served: Application) -> list[httpx2.Response]:
+        bodies = (pair, {"inputs": [TEXT, pair]}, {**TEXT, "text_pair": None, "pair": "it is"})
+        return [await served.post(body) for body in bodies]
+
+    one, many, other = visit(model_of("single"), ask)
+    assert errors_of(one) == {"body": "text_pair"}
+    assert errors_of(many) == {"body.inputs.1": "text_pair"}
+    assert "--task pair-classification" in one.json()["detail"][0]["msg"]
+    assert other.status_code == 200
+    assert [found.status_code for found in visit(model_of("pair"), ask)[:1]] == [200]
+
+
 def test_many_faults_are_cut_short(model_of: ModelOf) -> None:
     async def ask(served: Application) -> httpx2.Response:
         return await served.post({"inputs": [{}] * 50})
