@@ -65,8 +65,8 @@ def _acquired(folder: Path) -> IO[str]:
         file.close()
     file.seek(0)
     file.truncate()
-    file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
-    file.flush()
+    with suppress(OSError):  # a full disk: the lock holds, its holder is not named
+        os.write(file.fileno(), json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n")
     return file
 
 

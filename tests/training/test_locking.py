@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import resource
 import socket
 import subprocess
 import sys
@@ -92,6 +93,17 @@ def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
     monkeypatch.setattr(locking.fcntl, "flock", flock)
     with locked(tmp_path):
         pass
+
+
+def test_a_full_disk_is_no_matter_of_the_lock(tmp_path):
+    """What is written there then fails by itself, and is told as its own kind of error."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with locked(tmp_path):
+            assert (tmp_path / "run.lock").stat().st_size == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
