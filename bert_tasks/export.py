@@ -9,13 +9,14 @@ Shape legend: N tokens, B sequences, L labels.
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Literal, get_args
@@ -29,6 +30,7 @@ from bert_tasks.data.columns import Row
 from bert_tasks.data.readers import Reading
 from bert_tasks.encoder.heads import ChainHead
 from bert_tasks.errors import CheckpointError, DataError, UsageError
+from bert_tasks.locking import locked
 from bert_tasks.model.exported import GRAPH, RECORD
 from bert_tasks.model.inputs import Data, load_table
 from bert_tasks.model.onnx import (
@@ -106,7 +108,7 @@ def export(
     """Writes a folder with an ONNX graph of the model, which predict and evaluate run, if the graph gives its answers.
 
     A float32 graph is compared on sequences of many lengths and on the first 200 rows of ``data``; an int8 graph on the
-    answers to these rows, without which none is made.
+    answers to these rows, without which none is made. All rows of ``data`` are read and checked.
 
     Args:
         model: a model, or a folder or name that says what its task is (``revision`` of a hub id).
@@ -116,7 +118,8 @@ def export(
         reading: fields of ``Reading``: columns, format, delimiter, encoding.
 
     Raises:
-        UsageError: the ``export`` extra is missing, an argument is wrong, or the output cannot be a folder of its own.
+        UsageError: the ``export`` extra is missing, an argument is wrong, the output cannot be a folder of its own, or
+            another process exports to it.
         DataError: a row cannot be used, or there is none.
         CheckpointError: the model cannot be loaded, the graph differs by more than the tolerance, or the folder cannot
             be written. Nothing is left behind.
@@ -124,24 +127,27 @@ def export(
     _check_arguments(to, data)
     check_libraries()
     target = _checked_folder(Path(output), overwrite=overwrite)
-    how = Reading(**reading)
-    loaded = load_trained(model, task=task, settings=settings, data=data, reading=how, revision=revision)
-    others = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
-    if others:
-        raise UsageError(f"the weights are {', '.join(others)}, a graph is float32: convert the model with .float()")
-    rows = [] if data is None else _rows(loaded, data, how)
-    content, facts = _verified_graph(loaded, rows, to)
-    record = {
-        "to": to,
-        "opset": OPSET,
-        "inputs": list(input_names(loaded.config)),
-        "outputs": list(output_names(loaded)),
-        "bytes": len(content),
-        "sha256": sha256(content).hexdigest(),
-        **facts,
-        "versions": _versions(),
-    }
-    _write(loaded, content, record, target)
+    with _held(target) as place:
+        how = Reading(**reading)
+        loaded = load_trained(model, task=task, settings=settings, data=data, reading=how, revision=revision)
+        others = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
+        if others:
+            raise UsageError(
+                f"the weights are {', '.join(others)}, a graph is float32: convert the model with .float()"
+            )
+        rows = [] if data is None else _rows(loaded, data, how)
+        content, facts = _verified_graph(loaded, rows, to)
+        record = {
+            "to": to,
+            "opset": OPSET,
+            "inputs": list(input_names(loaded.config)),
+            "outputs": list(output_names(loaded)),
+            "bytes": len(content),
+            "sha256": sha256(content).hexdigest(),
+            **facts,
+            "versions": _versions(),
+        }
+        _write(loaded, content, record, target, place)
     return Export(folder=target, record=record)
 
 
@@ -216,7 +222,7 @@ def _parity(model: TaskModel, graph: GraphModel, windows: Sequence[Feature], *, 
     sequences = [*_random_sequences(model), *windows]
     lengths = [len(sequence["input_ids"]) for sequence in sequences]
     found = [_difference(model, graph, batch) for size in BATCHES for batch in _batches(sequences, size)]
-    worst, largest = max(difference for difference, _ in found), max(logit for _, logit in found)
+    worst, largest = map(_largest, zip(*found, strict=True))
     allowed = TOLERANCE * max(1.0, largest)
     if not worst <= allowed:
         raise CheckpointError(
@@ -234,6 +240,11 @@ def _parity(model: TaskModel, graph: GraphModel, windows: Sequence[Feature], *, 
         "longest": max(lengths),
         "batches": list(BATCHES),
     }
+
+
+def _largest(values: Iterable[float]) -> float:
+    """NaN if one is: ``max`` passes over one that does not come first."""
+    return torch.tensor(list(values), dtype=torch.float64).max().item()
 
 
 def _random_sequences(model: TaskModel) -> list[Feature]:
@@ -286,7 +297,9 @@ def _agreement(model: TaskModel, graph: GraphModel, windows: Sequence[Feature], 
             f"int8 changes too much: {share:.1%} of {len(kept)} answers stay the same, required are "
             f"{KEPT_ANSWERS:.0%}; nothing was written. Export to onnx, or verify with rows like those it was trained on"
         )
-    worst = max(_difference(model, graph, batch)[0] for batch in _batches(windows, BATCHES[-1]))
+    worst = _largest(_difference(model, graph, batch)[0] for batch in _batches(windows, BATCHES[-1]))
+    if not isfinite(worst):
+        raise CheckpointError("the int8 graph gives logits that are not finite; nothing was written. Export to onnx")
     return {"kept": share, "answers": len(kept), "required": KEPT_ANSWERS, "max_difference": worst, "rows": len(rows)}
 
 
@@ -320,11 +333,11 @@ def _without_fractions(value: Any) -> Any:
     return value
 
 
-def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], target: Path) -> None:
-    """Fills a folder beside the target and renames it. Raises CheckpointError if that cannot be done."""
+def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], target: Path, place: Path) -> None:
+    """Fills a folder in ``place`` and renames it. Raises CheckpointError if that cannot be done."""
     own = {"head.transitions": model.head.transitions} if isinstance(model.head, ChainHead) else None
     try:
-        with _renamed(target) as folder:
+        with _renamed(target, place) as folder:
             save_folder(
                 folder,
                 config=saved_config(model),
@@ -343,14 +356,25 @@ def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], target: 
 
 
 @contextmanager
-def _renamed(target: Path) -> Iterator[Path]:
-    """A folder beside the target that takes its place at the end, or is removed. An earlier export leaves last.
+def _held(target: Path) -> Iterator[Path]:
+    """A folder beside the target to work in, which one process has at a time; removed at the end.
 
-    A killed export leaves at most this folder behind; the next one to the same target removes it.
+    A killed export leaves at most this folder behind; the next one to the same target takes it over.
     """
     target = target.resolve()
-    staging, old = (target.with_name(f".{target.name}.{role}") for role in ("exporting", "replaced"))
-    target.parent.mkdir(parents=True, exist_ok=True)
+    place = target.with_name(f".{target.name}.exporting")
+    try:
+        with locked(place):
+            yield place
+    finally:
+        with suppress(OSError):  # another process has it, or has just come
+            place.rmdir()
+
+
+@contextmanager
+def _renamed(target: Path, place: Path) -> Iterator[Path]:
+    """A folder in ``place`` that becomes the target at the end, or is removed. An earlier export leaves last."""
+    target, staging, old = target.resolve(), place / "new", place / "replaced"
     for left in (staging, old):
         shutil.rmtree(left, ignore_errors=True)
     staging.mkdir()

@@ -21,6 +21,7 @@ from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.export import Export, export, kept_answers
 from bert_tasks.inference import evaluate, predict
+from bert_tasks.locking import locked
 from bert_tasks.model import onnx
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel
@@ -195,6 +196,35 @@ def test_a_graph_above_the_tolerance_is_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_graph_that_gives_nan_in_one_padded_batch_only_is_not_written(
+    case: Case, tmp_path: Path, again: Callable[..., Export], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rectangle = onnx.GraphModel.rectangle_logits
+    sizes = list[int]()
+
+    def logits(self: onnx.GraphModel, ids: torch.Tensor, segments: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(lengths))
+        found = rectangle(self, ids, segments, lengths)
+        return found * float("nan") if sizes.count(7) == 1 and sizes[-1] == 7 else found
+
+    monkeypatch.setattr(onnx.GraphModel, "rectangle_logits", logits)
+    with pytest.raises(CheckpointError, match=r"its logits differ by nan, allowed is .*nothing was written"):
+        again(tmp_path / "onnx", data=SENTENCES)
+    assert sizes[0] == 1
+    assert sizes[-1] != 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_exports_to_a_folder_at_a_time(tmp_path: Path, again: Callable[..., Export]) -> None:
+    target = tmp_path / "deep" / "onnx"
+    with locked(target.with_name(".onnx.exporting")):
+        with pytest.raises(UsageError, match=r"in use by another run \(process \d+ on .*choose another folder"):
+            again(target)
+        assert not target.exists()
+    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in again(target).folder.parent.iterdir()] == ["onnx"]
+
+
 def test_int8_is_judged_by_its_answers(
     case: Case, tmp_path: Path, again: Callable[..., Export], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +245,23 @@ def test_int8_is_judged_by_its_answers(
     with pytest.raises(CheckpointError, match=r"int8 changes too much: .*nothing was written"):
         again(tmp_path / "worse", to="int8", data=SENTENCES)
     assert [path.name for path in tmp_path.iterdir()] == ["int8"]
+
+
+def test_an_int8_graph_that_gives_nan_in_a_later_batch_is_not_written(
+    case: Case, tmp_path: Path, again: Callable[..., Export], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    difference, graphs = exporting._difference, dict[int, object]()
+
+    def differs(model: TaskModel, graph: Any, batch: Any) -> tuple[float, float]:
+        graphs[id(graph)] = graph
+        worst, largest = difference(model, graph, batch)
+        return (float("nan") if len(graphs) == 2 and batch[0]["row"] > 0 else worst), largest
+
+    monkeypatch.setattr(exporting, "quantized_graph", lambda graph: graph.SerializeToString())
+    monkeypatch.setattr(exporting, "_difference", differs)
+    with pytest.raises(CheckpointError, match="int8 graph gives logits that are not finite; nothing was written"):
+        again(tmp_path / "int8", to="int8", data=SENTENCES)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_answers_that_are_kept() -> None:

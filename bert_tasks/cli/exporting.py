@@ -27,7 +27,7 @@ def export(
     model: ModelName,
     to: Annotated[Literal["onnx", "int8"], typer.Option(help="onnx: float32; int8: quantised, needs --data.")],
     output: Annotated[Path, typer.Option(metavar="DIR", help="A new or empty folder.")],
-    data: Annotated[Path | None, typer.Option(help="A file of rows to verify with: 200 are read.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A file of rows: all are checked, 200 verify the graph.")] = None,
     format: DataFormat = None,
     column: Columns = None,
     delimiter: Delimiter = None,

@@ -80,8 +80,10 @@ def features_of(model: TaskModel) -> list[Feature]:
     return model.task.features(rows_of(model.task.name), model.tokenizer)
 
 
-def differences(left: Sequence[Tensor], right: Sequence[Tensor]) -> list[float]:
-    return [(a - b).abs().max().item() for a, b in zip(left, right, strict=True) if a.numel()]
+def difference(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+    """The largest one, NaN if there is one. Rows of -inf fill up a window's candidates."""
+    pairs = [(a, b) for a, b in zip(left, right, strict=True) if a.numel()]
+    return torch.stack([(a - b).abs().masked_fill_(a == b, 0).max() for a, b in pairs]).max().item()
 
 
 def test_float32_graph_equals_torch(model: TaskModel, graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +95,7 @@ def test_float32_graph_equals_torch(model: TaskModel, graph: Any, monkeypatch: p
     monkeypatch.setattr(onnx, "RECTANGLE_TOKENS", 50)
     for max_tokens in (1, 60):  # other sizes than the ones it was exported with, and other orders
         narrow = feature_summaries(model, features, max_tokens=max_tokens, run=run)
-        assert max(differences(narrow, feature_summaries(model, features))) <= 1e-4
+        assert difference(narrow, feature_summaries(model, features)) <= 1e-4
 
 
 def test_int8_graph_is_close(model: TaskModel, graph: Any) -> None:
