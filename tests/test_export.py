@@ -21,6 +21,7 @@ from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.export import Export, export, kept_answers
 from bert_tasks.inference import evaluate, predict
+from bert_tasks.inference.facts import model_fingerprint
 from bert_tasks.locking import locked
 from bert_tasks.model import onnx
 from bert_tasks.model.exported import ExportedModel
@@ -77,6 +78,14 @@ def again(case: Case, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Export]:
     """Exports the same model with the graph that is there already."""
     monkeypatch.setattr(exporting, "exported_graph", lambda _: case.graph)
     return lambda output, **options: export(case.source, **{"to": "onnx", "output": output, **options})
+
+
+def test_an_exported_model_is_the_same_whatever_was_drawn_before(case: Case) -> None:
+    """What it was made of says which parts of an interrupted prediction can be gone on with."""
+    torch.manual_seed(1)
+    first = model_fingerprint(ExportedModel.from_pretrained(case.exported.folder))
+    torch.manual_seed(2)
+    assert model_fingerprint(ExportedModel.from_pretrained(case.exported.folder)) == first
 
 
 def test_what_is_written(case: Case) -> None:
