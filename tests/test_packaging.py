@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -63,6 +64,17 @@ def test_wheel_carries_the_package_and_nothing_else(repository: Path) -> None:
     assert "bert_tasks/py.typed" in package
     others = {file for file in installed - package if ".dist-info/" not in file}
     assert {Path(file).name for file in others} == {"bert-tasks"}
+
+
+def test_make_builds_the_wheel_anew_when_any_of_its_files_changes(repository: Path) -> None:
+    make = shutil.which("make")
+    if make is None:
+        pytest.skip("no make on the path")
+    command = [make, "--print-data-base", "--question", "--directory", str(repository), "help"]
+    known = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+    (sources,) = re.findall(r"^SOURCES := (.*)$", known, re.MULTILINE)
+    packaged = (file for file in (repository / "bert_tasks").rglob("*") if file.suffix in PACKAGED)
+    assert {str(file.relative_to(repository)) for file in packaged} - set(sources.split()) == set()
 
 
 @made_by_make
