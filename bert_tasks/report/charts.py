@@ -40,9 +40,7 @@ class Axes:
 
     def __post_init__(self) -> None:
         for name in ("x_range", "y_range"):
-            low, high = getattr(self, name)
-            if not low < high:
-                object.__setattr__(self, name, (low - 0.5, high + 0.5))
+            object.__setattr__(self, name, _apart(*getattr(self, name)))
 
     @property
     def x_ticks(self) -> list[float]:
@@ -72,11 +70,19 @@ def ticks(low: float, high: float, *, most: int) -> list[float]:
 
 def nice(low: float, high: float) -> tuple[float, float]:
     """The range, stretched to the next round numbers."""
-    if not low < high:
-        low, high = low - 0.5, high + 0.5
+    low, high = _apart(low, high)
     step = ticks(low, high, most=6)
     width = step[1] - step[0] if len(step) > 1 else high - low
     return math.floor(low / width + 1e-9) * width, math.ceil(high / width - 1e-9) * width
+
+
+def _apart(low: float, high: float) -> tuple[float, float]:
+    """The range; around values that are equal up to rounding one that can be divided into steps."""
+    size = max(1.0, abs(low), abs(high))
+    if high - low > 1e-9 * size:
+        return low, high
+    half = max(0.5, 1e-6 * size)
+    return low - half, high + half
 
 
 def line_chart(lines: Sequence[Line], axes: Axes, *, label: str, rule: tuple[float, str] | None = None) -> Markup:
