@@ -10,6 +10,7 @@ from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bert_tasks.metrics.squad import exact_score, f1_score, normalize_answer
 from bert_tasks.report.statistics import Floats, Measure, ratio
@@ -67,12 +68,13 @@ def class_measure(counts: Counts, labels: Sequence[str]) -> Measure:
 
 
 def multilabel_measure(counts: Counts, labels: Sequence[str]) -> Measure:
-    """Of several labels per row: those of each, macro F1 (a label that never occurs counts as 0) and micro F1.
+    """Of several labels per row: those of each, macro F1 (a label that is never true counts as 0) and micro F1.
 
-    A replicate that happens to miss a rare label says nothing about it: there the macro F1 is that of the others.
+    A replicate that happens to miss a rare label says nothing about it: there the macro F1 is that of the others. Which
+    labels are never true follows from the rows alone, so that the answers of two models can change places.
     """
-    never = float((counts.actual.sum(axis=0) + counts.predicted.sum(axis=0) == 0).sum())
-    return _counted(counts, labels, {"f1": lambda sums: _macro_occurring(sums, also=never), "micro_f1": _micro})
+    never = counts.actual.sum(axis=0) == 0
+    return _counted(counts, labels, {"f1": lambda sums: _macro_occurring(sums, never), "micro_f1": _micro})
 
 
 def word_measure(counts: Counts, labels: Sequence[str]) -> Measure:
@@ -109,10 +111,11 @@ def _f1(sums: Counts) -> Floats:
     return ratio(2 * sums.both, sums.predicted + sums.actual)
 
 
-def _macro_occurring(sums: Counts, also: float = 0.0) -> Floats:
-    """The mean F1 of labels that occur, and of so many others that have 0."""
-    occurs = (sums.predicted + sums.actual > 0).sum(axis=-1)
-    return ratio(_f1(sums).sum(axis=-1), occurs + also)
+def _macro_occurring(sums: Counts, always: NDArray[np.bool_] | None = None) -> Floats:
+    """The mean F1 of labels that occur, and of those that count ``always`` (``[L]``)."""
+    occurs = sums.predicted + sums.actual > 0
+    counted = occurs if always is None else occurs | always
+    return ratio(_f1(sums).sum(axis=-1), counted.sum(axis=-1))
 
 
 def _pooled(sums: Counts) -> Counts:

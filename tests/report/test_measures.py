@@ -20,7 +20,7 @@ from bert_tasks.report.measures import (
     word_counts,
     word_measure,
 )
-from bert_tasks.report.statistics import bootstrap
+from bert_tasks.report.statistics import bootstrap, randomisation_p
 
 LABELS = ("a", "b", "c", "never")
 DRAW = np.random.default_rng(0)
@@ -55,6 +55,28 @@ def test_a_replicate_without_a_rare_label_says_nothing_about_it():
     truths = [["a"]] * 30 + [["b"]]
     rare = bootstrap(multilabel_measure(label_counts(truths, truths, ("a", "b")), ("a", "b")))
     assert (rare["f1\0b"].low, rare["f1"].low) == (1.0, 1.0)
+
+
+def test_a_stray_answer_of_one_run_leaves_both_the_same_denominator():
+    """Every swap gives what the task's own metric gives of the answers so mixed."""
+    labels = ("a", "b", "never")
+    truths = [["a"]] * 30 + [["b"]] * 30
+    straying, missing = [["a", "never"], *truths[1:]], [*truths[:-9], *[[]] * 9]
+    first, second = (multilabel_measure(label_counts(truths, side, labels), labels) for side in (straying, missing))
+
+    def metric(guesses):
+        sides = ([[name in row for name in labels] for row in side] for side in (truths, guesses))
+        return multilabel_metrics(*sides, labels)["f1"]
+
+    assert (first.values()["f1"], second.values()["f1"]) == pytest.approx((metric(straying), metric(missing)))
+    draw = np.random.default_rng(0)
+    gaps = []
+    for _ in range(500):
+        swapped = draw.integers(2, size=60) == 1
+        pairs = [(b, a) if swap else (a, b) for a, b, swap in zip(straying, missing, swapped, strict=True)]
+        gaps.append(metric([a for a, _ in pairs]) - metric([b for _, b in pairs]))
+    hits = int((np.abs(gaps) >= abs(metric(straying) - metric(missing)) - 1e-12).sum())
+    assert randomisation_p(first, second, "f1") == pytest.approx((hits + 1) / 501, abs=0.02)
 
 
 def test_numbers():
