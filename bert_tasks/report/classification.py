@@ -20,7 +20,6 @@ from bert_tasks.report.results import (
     cut,
     estimated,
     label_rows,
-    most_frequent,
 )
 from bert_tasks.report.statistics import SEED, calibration
 from bert_tasks.tasks.pair_classification import PairClassification
@@ -56,7 +55,6 @@ def _classes(given: Sequence[_Answer], labels: tuple[str, ...]) -> Results:
     right = tuple(truth == guess for truth, guess in zip(truths, guesses, strict=True))
     wrong = sorted((one for one, ok in zip(given, right, strict=True) if not ok), key=lambda one: -one.guess.score)
     table = label_rows(measure, estimates, labels)
-    shown = most_frequent(table)
     return Results(
         measure=measure,
         estimates=estimates,
@@ -64,8 +62,8 @@ def _classes(given: Sequence[_Answer], labels: tuple[str, ...]) -> Results:
         unit="rows",
         headline=("accuracy", "macro_f1"),
         label_word="class",
-        table=shown,
-        left_out=len(table) - len(shown),
+        table=table,
+        left_out=len(labels) - len(table),
         confusion=Confusion.of(truths, guesses, labels, "rows"),
         calibration=calibration([one.guess.score for one in given], right),
         sure_of="answer",
@@ -86,7 +84,6 @@ def _labels(given: Sequence[_Answer], labels: tuple[str, ...]) -> Results:
         key=lambda found: -found[0],
     )
     table = label_rows(measure, estimates, labels)
-    shown = most_frequent(table)
     sure = [one.guess.scores[label] for one in given for label in labels]
     return Results(
         measure=measure,
@@ -95,8 +92,8 @@ def _labels(given: Sequence[_Answer], labels: tuple[str, ...]) -> Results:
         unit="rows",
         headline=("f1", "micro_f1"),
         label_word="label",
-        table=shown,
-        left_out=len(table) - len(shown),
+        table=table,
+        left_out=len(labels) - len(table),
         calibration=calibration(sure, [label in truth for truth in truths for label in labels]),
         sure_of="label",
         mistakes=len(wrong),

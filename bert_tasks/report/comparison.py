@@ -5,7 +5,7 @@ their number. Must not know pages.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bert_tasks.errors import UsageError
@@ -21,17 +21,22 @@ ASSUMPTIONS: Mapping[str, str] = {
         "them out so unevenly. It assumes that rows are independent of each other; nothing else."
     ),
     RANDOMISATION: (
-        "It swaps the two models' answers row by row at random, 10,000 times, and counts how often the difference "
+        "It swaps the two models' answers row by row at random, again and again, and counts how often the difference "
         "comes out at least as large as it is. It assumes that rows are independent of each other; nothing else."
     ),
 }
+
+_NOTHING = Estimate(value=None, low=None, high=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRun:
     """A run's figure, and against the first run: the difference, the p-value and that adjusted by Holm's method.
 
-    ``only_first``, ``only_this``: rows that only one of the two has right (McNemar's test only).
+    Attributes:
+        draws: how often answers were swapped (approximate randomisation only).
+        only_first, only_this: rows that only one of the two has right (McNemar's test only).
+        no_p: why there is no p-value; empty where there is one.
     """
 
     run: str
@@ -39,8 +44,10 @@ class ComparedRun:
     difference: Estimate | None = None
     p: float | None = None
     p_adjusted: float | None = None
+    draws: int | None = None
     only_first: int | None = None
     only_this: int | None = None
+    no_p: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +69,10 @@ class Comparison:
         where = f" on {self.name}" if self.name else ""
         lines = [f"{self.metric}{where}, {self.rows} {self.unit}, {self.test}:"]
         for one in self.runs:
-            p = "" if one.p_adjusted is None else f", p {one.p_adjusted:.3g} against {self.runs[0].run}"
-            lines.append(f"  {one.run}: {'-' if one.value.value is None else f'{one.value.value:.4g}'}{p}")
+            drawn = "" if one.draws is None else f" of {one.draws:,} draws"
+            p = "" if one.p_adjusted is None else f", p {one.p_adjusted:.3g}{drawn} against {self.runs[0].run}"
+            reason = f", no p: {one.no_p}" if one.no_p else ""
+            lines.append(f"  {one.run}: {'-' if one.value.value is None else f'{one.value.value:.4g}'}{p}{reason}")
         return lines
 
 
@@ -102,37 +111,42 @@ def compared(runs: Sequence[Run], results: Sequence[Mapping[str, Results]]) -> l
 def _compared(name: str, names: Sequence[str], results: Sequence[Results]) -> Comparison:
     first, metric = results[0], results[0].headline[0]
     test = MCNEMAR if metric == "accuracy" else RANDOMISATION
-    discordant = [_discordant(first, other) for other in results]
-    if test == MCNEMAR:
-        p_values: list[float | None] = [mcnemar_p(*pair) for pair in discordant[1:]]
-    else:
-        p_values = [_randomised(first, other, metric) for other in results[1:]]
-    known = [p for p in p_values if p is not None]
-    adjusted = iter(holm(known))
-    rows = [ComparedRun(run=names[0], value=first.estimates[metric])]
-    for place, p in enumerate(p_values, start=1):
-        other = results[place]
-        rows.append(
-            ComparedRun(
-                run=names[place],
-                value=other.estimates[metric],
-                difference=difference(first.measure, other.measure, metric),
-                p=p,
-                p_adjusted=None if p is None else next(adjusted),
-                only_first=discordant[place][0] if test == MCNEMAR else None,
-                only_this=discordant[place][1] if test == MCNEMAR else None,
-            )
-        )
-    return Comparison(name=name, metric=metric, rows=first.rows, unit=first.unit, test=test, runs=tuple(rows))
+    compare = _by_right_rows if test == MCNEMAR else _by_swapping
+    others = [
+        compare(run, first, one, metric)
+        if metric in one.estimates
+        else ComparedRun(run=run, value=_NOTHING, no_p=f"it has no {metric}")
+        for run, one in zip(names[1:], results[1:], strict=True)
+    ]
+    adjusted = iter(holm([one.p for one in others if one.p is not None]))
+    rows = [one if one.p is None else replace(one, p_adjusted=next(adjusted)) for one in others]
+    runs = (ComparedRun(run=names[0], value=first.estimates[metric]), *rows)
+    return Comparison(name=name, metric=metric, rows=first.rows, unit=first.unit, test=test, runs=runs)
 
 
-def _randomised(first: Results, other: Results, metric: str) -> float | None:
-    """None too where the runs count different labels: then answers cannot change places."""
-    if first.measure.names != other.measure.names:
-        return None
-    return randomisation_p(first.measure, other.measure, metric)
-
-
-def _discordant(first: Results, other: Results) -> tuple[int, int]:
+def _by_right_rows(run: str, first: Results, other: Results, metric: str) -> ComparedRun:
     pairs = list(zip(first.right, other.right, strict=True))
-    return sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
+    only_first, only_this = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
+    return ComparedRun(
+        run=run,
+        value=other.estimates[metric],
+        difference=difference(first.measure, other.measure, metric),
+        p=mcnemar_p(only_first, only_this),
+        only_first=only_first,
+        only_this=only_this,
+    )
+
+
+def _by_swapping(run: str, first: Results, other: Results, metric: str) -> ComparedRun:
+    """Answers can change places where both runs count the same labels."""
+    same = (first.measure.labels, first.measure.names) == (other.measure.labels, other.measure.names)
+    found = randomisation_p(first.measure, other.measure, metric) if same else None
+    reason = f"{metric} has no value in one of the two" if same else "it has other labels to choose from"
+    return ComparedRun(
+        run=run,
+        value=other.estimates[metric],
+        difference=difference(first.measure, other.measure, metric),
+        p=None if found is None else found.p,
+        draws=None if found is None else found.draws,
+        no_p="" if found is not None else reason,
+    )

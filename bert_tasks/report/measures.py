@@ -6,14 +6,18 @@ are shown. A row is what is drawn: a text, a sentence with all its words, a ques
 Shape legend: S rows, L labels (or entity types).
 """
 
-from collections.abc import Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bert_tasks.metrics.squad import exact_score, f1_score, normalize_answer
+from bert_tasks.report.addends import Addends
 from bert_tasks.report.statistics import Floats, Measure, ratio
+
+MOST_CLASSES = 200  # of which numbers of their own are told
 
 
 class Span(NamedTuple):
@@ -25,78 +29,85 @@ class Span(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Of each row and label: how often true, predicted, and both; each ``[S, L]``."""
+    """Of each label: how often true, predicted, and both; each ``[..., L]``."""
 
     actual: Floats
     predicted: Floats
     both: Floats
 
 
-def one_hot(chosen: Sequence[Sequence[str]], labels: Sequence[str]) -> Floats:
-    """``[S, L]``: how often each label stands in a row's list; others count nowhere."""
-    place = {label: number for number, label in enumerate(labels)}
-    counted = np.zeros((len(chosen), len(labels)))
-    for row, names in enumerate(chosen):
-        for name in names:
-            if name in place:
-                counted[row, place[name]] += 1
-    return counted
-
-
-def label_counts(actual: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], labels: Sequence[str]) -> Counts:
+def label_counts(actual: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], labels: Sequence[str]) -> Addends:
     """Of rows that have a set of labels each."""
-    true, guessed = one_hot(actual, labels), one_hot(predicted, labels)
-    return Counts(true, guessed, true * guessed)
+    pairs = ((set(one), set(two)) for one, two in zip(actual, predicted, strict=True))
+    return _counts(((one, two, one & two) for one, two in pairs), labels)
 
 
-def word_counts(actual: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], labels: Sequence[str]) -> Counts:
+def word_counts(actual: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], labels: Sequence[str]) -> Addends:
     """Of sentences whose words have one tag each."""
-    right = [[a for a, b in zip(one, two, strict=True) if a == b] for one, two in zip(actual, predicted, strict=True)]
-    return Counts(one_hot(actual, labels), one_hot(predicted, labels), one_hot(right, labels))
+    pairs = zip(actual, predicted, strict=True)
+    return _counts(((one, two, [a for a, b in zip(one, two, strict=True) if a == b]) for one, two in pairs), labels)
 
 
-def span_counts(actual: Sequence[Set[Span]], predicted: Sequence[Set[Span]], types: Sequence[str]) -> Counts:
+def span_counts(actual: Sequence[Set[Span]], predicted: Sequence[Set[Span]], types: Sequence[str]) -> Addends:
     """Of sentences with spans, right only where type and both ends are."""
-    right = [true & guessed for true, guessed in zip(actual, predicted, strict=True)]
-    sides = ([[span.type for span in spans] for spans in side] for side in (actual, predicted, right))
-    return Counts(*(one_hot(side, types) for side in sides))
+    rows = ((one, two, one & two) for one, two in zip(actual, predicted, strict=True))
+    return _counts(([[span.type for span in side] for side in sides] for sides in rows), types)
 
 
-def class_measure(counts: Counts, labels: Sequence[str]) -> Measure:
+def _counts(rows: Iterable[Iterable[Iterable[str]]], labels: Sequence[str]) -> Addends:
+    """How often each label is true, predicted and both, K = 3 L; labels of three sides a row, others count nowhere."""
+    place = {label: number for number, label in enumerate(labels)}
+    size = len(labels)
+
+    def counted(sides: Iterable[Iterable[str]]) -> Counter[int]:
+        return Counter(place[name] + size * side for side, names in enumerate(sides) for name in names if name in place)
+
+    return Addends.of_counts(map(counted, rows), 3 * size)
+
+
+def most_frequent(counts: Addends, labels: Sequence[str]) -> list[int]:
+    """The places of the labels that numbers are told of: all, or those that are most often true."""
+    support = counts.total[: len(labels)]
+    return sorted(np.argsort(-support, kind="stable")[:MOST_CLASSES].tolist())
+
+
+def class_measure(counts: Addends, labels: Sequence[str]) -> Measure:
     """Of one class per row: precision, recall and F1 of each, accuracy, macro F1 over the classes that occur."""
     return _counted(counts, labels, {"accuracy": _accuracy, "macro_f1": _macro_occurring})
 
 
-def multilabel_measure(counts: Counts, labels: Sequence[str]) -> Measure:
+def multilabel_measure(counts: Addends, labels: Sequence[str]) -> Measure:
     """Of several labels per row: those of each, macro F1 (a label that is never true counts as 0) and micro F1.
 
     A replicate that happens to miss a rare label says nothing about it: there the macro F1 is that of the others. Which
     labels are never true follows from the rows alone, so that the answers of two models can change places.
     """
-    never = counts.actual.sum(axis=0) == 0
+    never = counts.total[: len(labels)] == 0
     return _counted(counts, labels, {"f1": lambda sums: _macro_occurring(sums, never), "micro_f1": _micro})
 
 
-def word_measure(counts: Counts, labels: Sequence[str]) -> Measure:
+def word_measure(counts: Addends, labels: Sequence[str]) -> Measure:
     return _counted(counts, labels, {"overall_accuracy": _accuracy, "macro_f1": _macro_occurring})
 
 
-def entity_measure(counts: Counts, types: Sequence[str]) -> Measure:
+def entity_measure(counts: Addends, types: Sequence[str]) -> Measure:
     overall = {"overall_precision": _micro_precision, "overall_recall": _micro_recall, "overall_f1": _micro}
     return _counted(counts, types, overall)
 
 
-def _counted(counts: Counts, labels: Sequence[str], overall: dict[str, Any]) -> Measure:
+def _counted(counts: Addends, labels: Sequence[str], overall: dict[str, Any]) -> Measure:
     """Numbers of a label that a replicate has neither as truth nor as answer are not defined there."""
-    names = [f"{score}\0{label}" for score in ("precision", "recall", "f1") for label in labels]
+    told = most_frequent(counts, labels)
+    names = [f"{score}\0{labels[place]}" for score in ("precision", "recall", "f1") for place in told]
 
     def formula(sums: Floats) -> Floats:
         parts = Counts(*np.split(sums, 3, axis=-1))
-        absent = parts.actual + parts.predicted == 0
-        each = [np.where(absent, np.nan, scores(parts)) for scores in (_precision, _recall, _f1)]
+        few = Counts(*(part[..., told] for part in parts))
+        absent = few.actual + few.predicted == 0
+        each = [np.where(absent, np.nan, scores(few)) for scores in (_precision, _recall, _f1)]
         return np.concatenate([*each, *(made(parts)[..., None] for made in overall.values())], axis=-1)
 
-    return Measure(names=(*names, *overall), addends=np.hstack(counts), formula=formula)
+    return Measure(names=(*names, *overall), addends=counts, formula=formula, labels=tuple(labels))
 
 
 def _precision(sums: Counts) -> Floats:
@@ -145,7 +156,7 @@ def regression_measure(actual: Sequence[float], predicted: Sequence[float]) -> M
     x, y = true - true.mean(), guessed - guessed.mean()  # sums of squares keep their digits
     gap = guessed - true
     addends = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y, np.abs(gap), gap * gap], axis=1)
-    return Measure(names=("pearson", "mean_absolute_error", "rmse"), addends=addends, formula=_regression)
+    return Measure(names=("pearson", "mean_absolute_error", "rmse"), addends=Addends.of(addends), formula=_regression)
 
 
 def _regression(sums: Floats) -> Floats:
@@ -177,4 +188,4 @@ def answer_measure(scores: Sequence[AnswerScore], exact_name: str) -> Measure:
     def formula(sums: Floats) -> Floats:
         return np.stack([100.0 * ratio(sums[..., 1], sums[..., 0]), 100.0 * ratio(sums[..., 2], sums[..., 0])], axis=-1)
 
-    return Measure(names=(exact_name, "f1"), addends=addends, formula=formula)
+    return Measure(names=(exact_name, "f1"), addends=Addends.of(addends), formula=formula)

@@ -14,7 +14,6 @@ EXAMPLES = 20
 QUESTIONS = 12
 MOST_CHARACTERS = 500  # of one text
 MOST_WORDS = 80  # of one sentence
-MOST_CLASSES = 200  # rows of a table
 MATRIX = 12  # classes in a confusion matrix; of more only the most frequent mistakes are listed
 MOST_POINTS = 1500  # of a scatter plot
 
@@ -164,8 +163,8 @@ class Results:
 
 
 def label_rows(measure: Measure, estimates: Mapping[str, Estimate], labels: tuple[str, ...]) -> tuple[LabelRow, ...]:
-    """The table of a measure whose numbers are counted by label; its first addends are how often each is true."""
-    support = measure.addends.sum(axis=0)
+    """A table of the labels that the measure has numbers of; its first sums are how often each label is true."""
+    support = measure.addends.total
     return tuple(
         LabelRow(
             label=label,
@@ -175,15 +174,8 @@ def label_rows(measure: Measure, estimates: Mapping[str, Estimate], labels: tupl
             support=int(support[number]),
         )
         for number, label in enumerate(labels)
+        if f"f1\0{label}" in estimates
     )
-
-
-def most_frequent(rows: tuple[LabelRow, ...]) -> tuple[LabelRow, ...]:
-    """All rows, or the classes that are most often true where there are too many, in the order of the labels."""
-    if len(rows) <= MOST_CLASSES:
-        return rows
-    kept = sorted(range(len(rows)), key=lambda place: -rows[place].support)[:MOST_CLASSES]
-    return tuple(rows[place] for place in sorted(kept))
 
 
 def cut(text: str, most: int = MOST_CHARACTERS) -> str:

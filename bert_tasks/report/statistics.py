@@ -4,23 +4,29 @@ Owns the resampling. Everything is seeded, so that the same predictions give the
 from sums over rows (counts, squares, scores); rows with equal addends are drawn together, which makes a thousand
 replicates of a large data set cheap and changes nothing about their distribution. Must not know tasks or labels.
 
-Shape legend: S rows, G groups of equal rows, K addends, M numbers, R replicates.
+Shape legend: S rows, G groups of equal rows, K sums, M numbers, R replicates.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bert_tasks.report.addends import Addends, Paired
+
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 SEED = 0
 REPLICATES = 1000
 FLIPS = 10_000
 LEVEL = 95  # per cent
 _MOST_DRAWS = 20_000_000  # binomial draws of one call: seconds
+_FEWEST_REPLICATES, _FEWEST_FLIPS = 100, 999  # however many draws they are
+_MOST_CELLS = 2_000_000  # numbers of an array: a replicate at least, however long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,22 +38,35 @@ class Estimate:
     high: float | None
 
 
+class Randomised(NamedTuple):
+    """A p-value, and from how many draws."""
+
+    p: float
+    draws: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measure:
     """Numbers of a data set that follow from sums over its rows.
 
     Attributes:
         names: of the numbers.
-        addends: ``[S, K]``, those of each row.
         formula: ``[..., K] -> [..., M]``.
+        labels: what the sums count, where they count labels.
     """
 
     names: tuple[str, ...]
-    addends: Floats
+    addends: Addends
     formula: Callable[[Floats], Floats]
+    labels: tuple[str, ...] = ()
 
     def values(self) -> dict[str, float | None]:
-        return dict(zip(self.names, map(_number, self.formula(self.addends.sum(axis=0))), strict=True))
+        return dict(zip(self.names, map(_number, self.formula(self.addends.total)), strict=True))
+
+    def number(self, name: str, sums: Floats) -> Floats:
+        """``[..., K] -> [...]``: one of them."""
+        found: Floats = self.formula(sums)[..., self.names.index(name)]
+        return found
 
 
 def bootstrap(measure: Measure, *, seed: int = SEED, replicates: int = REPLICATES) -> dict[str, Estimate]:
@@ -55,48 +74,45 @@ def bootstrap(measure: Measure, *, seed: int = SEED, replicates: int = REPLICATE
 
     Numbers that are not defined in a replicate (a correlation of equal values) are left out of the interval.
     """
-    groups, counts = _grouped(measure.addends)
-    times = min(replicates, max(100, _MOST_DRAWS // len(groups)))
-    drawn = np.random.default_rng(seed).multinomial(len(measure.addends), counts / counts.sum(), size=times)  # [R, G]
-    found = measure.formula(drawn @ groups)  # [R, M]
+    drawn = _resampled(measure.addends, seed, replicates)
+    found = np.concatenate([measure.formula(measure.addends.sums(counts)) for counts in drawn])  # [R, M]
     return {
-        name: Estimate(
-            value=value, low=_percentile(column, (100 - LEVEL) / 2), high=_percentile(column, 50 + LEVEL / 2)
-        )
-        for (name, value), column in zip(measure.values().items(), found.T, strict=True)
+        name: _estimate(value, column) for (name, value), column in zip(measure.values().items(), found.T, strict=True)
     }
 
 
 def difference(first: Measure, second: Measure, name: str, *, seed: int = SEED) -> Estimate:
     """``second`` minus ``first`` in one of their numbers, with the interval of a paired bootstrap over rows."""
-    own = first.addends.shape[1]
+    paired = Paired.of(first.addends, second.addends)
 
-    def formula(sums: Floats) -> Floats:
-        return (_named(second, name, sums[..., own:]) - _named(first, name, sums[..., :own]))[..., None]
+    def gap(counts: Integers) -> Floats:
+        ours, theirs = paired.sums(counts)
+        return second.number(name, theirs) - first.number(name, ours)
 
-    both = Measure(names=(name,), addends=np.hstack([first.addends, second.addends]), formula=formula)
-    return bootstrap(both, seed=seed)[name]
+    found = np.concatenate([gap(counts) for counts in _resampled(paired, seed, REPLICATES)])  # [R]
+    return _estimate(_number(gap(paired.sizes[None])[0]), found)
 
 
-def randomisation_p(first: Measure, second: Measure, name: str, *, seed: int = SEED) -> float | None:
+def randomisation_p(first: Measure, second: Measure, name: str, *, seed: int = SEED) -> Randomised | None:
     """Two-sided p-value of approximate randomisation (Noreen 1989; Yeh 2000): swapping the two models row by row.
 
     Exchanges the models' answers to each row with probability 1/2 and counts how often the difference is at least as
     large as the observed one; (hits + 1) / (draws + 1). Both measures must be of the same addends. None where the
     number is not defined.
     """
-    own = first.addends.shape[1]
-    groups, counts = _grouped(np.hstack([first.addends, second.addends]))
-    times = min(FLIPS, max(999, _MOST_DRAWS // len(groups)))
-    swapped = np.random.default_rng(seed).binomial(counts, 0.5, size=(times, len(groups)))  # [R, G]
-    moved = swapped @ (groups[:, own:] - groups[:, :own])
-    ours, theirs = first.addends.sum(axis=0), second.addends.sum(axis=0)
-    gaps = _named(second, name, theirs - moved) - _named(first, name, ours + moved)
-    observed = float(_named(second, name, theirs) - _named(first, name, ours))
+    paired = Paired.of(first.addends, second.addends)
+    ours, theirs = first.addends.total, second.addends.total
+    observed = float(second.number(name, theirs) - first.number(name, ours))
     if not math.isfinite(observed):
         return None
-    hits = int((np.abs(gaps) >= abs(observed) - 1e-12).sum())
-    return (hits + 1) / (times + 1)
+    times = _times(FLIPS, _FEWEST_FLIPS, len(paired.sizes))
+    chance = np.random.default_rng(seed)
+    hits = 0
+    for rows in _blocks(times, paired.width):
+        out, into = paired.sums(chance.binomial(paired.sizes, 0.5, size=(rows, len(paired.sizes))))
+        gaps = second.number(name, theirs - into + out) - first.number(name, ours - out + into)
+        hits += int((np.abs(gaps) >= abs(observed) - 1e-12).sum())
+    return Randomised((hits + 1) / (times + 1), times)
 
 
 def mcnemar_p(only_first: int, only_second: int) -> float:
@@ -165,15 +181,28 @@ def ratio(parts: Floats, wholes: Floats) -> Floats:
     return np.divide(parts, wholes, out=np.zeros(np.broadcast(parts, wholes).shape), where=np.asarray(wholes) > 0)
 
 
-def _named(measure: Measure, name: str, sums: Floats) -> Floats:
-    found: Floats = measure.formula(sums)[..., measure.names.index(name)]
-    return found
+def _resampled(rows: Addends | Paired, seed: int, replicates: int) -> Iterator[Integers]:
+    """``[R, G]``, a part of the replicates at a time: how many rows of each group are drawn."""
+    chance, total = np.random.default_rng(seed), rows.sizes.sum()
+    times = _times(replicates, _FEWEST_REPLICATES, len(rows.sizes))
+    for size in _blocks(times, rows.width):
+        yield chance.multinomial(total, rows.sizes / total, size=size)
 
 
-def _grouped(addends: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Different rows, and how often each stands."""
-    groups, counts = np.unique(addends, axis=0, return_counts=True)
-    return groups, counts
+def _times(wanted: int, fewest: int, groups: int) -> int:
+    """How many replicates can be afforded."""
+    return min(wanted, max(fewest, _MOST_DRAWS // groups))
+
+
+def _blocks(times: int, width: int) -> Iterator[int]:
+    """``times`` in parts that fit in memory."""
+    size = max(1, _MOST_CELLS // width)
+    for start in range(0, times, size):
+        yield min(size, times - start)
+
+
+def _estimate(value: float | None, found: Floats) -> Estimate:
+    return Estimate(value=value, low=_percentile(found, (100 - LEVEL) / 2), high=_percentile(found, 50 + LEVEL / 2))
 
 
 def _percentile(values: Floats, percent: float) -> float | None:

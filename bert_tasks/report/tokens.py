@@ -21,7 +21,6 @@ from bert_tasks.report.results import (
     cut,
     estimated,
     label_rows,
-    most_frequent,
 )
 from bert_tasks.report.statistics import calibration
 from bert_tasks.tasks.token_classification import TokenPrediction
@@ -61,7 +60,6 @@ def results(answers: Answers) -> Results:
     wrong = sorted((one for one in judged if one.truth != one.guess), key=lambda one: -one.surest)
     fine = [one for one in judged if one.truth == one.guess and one.truth]
     table = label_rows(measure, estimates, labels)
-    shown = most_frequent(table)
     words = [one for row, guess in pairs for one in _words(row, guess, raw=raw)]
     true_words, answered = [one.truth for one in words], [one.answer for one in words]
     return Results(
@@ -71,8 +69,8 @@ def results(answers: Answers) -> Results:
         unit="sentences",
         headline=("overall_accuracy", "macro_f1") if raw else ("overall_f1", "overall_precision", "overall_recall"),
         label_word="tag" if raw else "type",
-        table=shown,
-        left_out=len(table) - len(shown),
+        table=table,
+        left_out=len(labels) - len(table),
         confusion=Confusion.of(true_words, answered, labels if raw else (*labels, OUTSIDE), "words"),
         calibration=calibration([one.score for one in words], [one.truth == one.answer for one in words]),
         sure_of="word",

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from bert_tasks.report.addends import Addends
 from bert_tasks.report.statistics import (
     Measure,
     bootstrap,
@@ -19,7 +20,9 @@ from bert_tasks.report.statistics import (
 
 def mean_of(values):
     addends = np.stack([np.ones(len(values)), np.asarray(values, dtype=float)], axis=1)
-    return Measure(names=("mean",), addends=addends, formula=lambda sums: (sums[..., 1] / sums[..., 0])[..., None])
+    return Measure(
+        names=("mean",), addends=Addends.of(addends), formula=lambda sums: (sums[..., 1] / sums[..., 0])[..., None]
+    )
 
 
 def test_interval_of_a_share_is_that_of_a_binomial():
@@ -58,13 +61,28 @@ def test_randomisation_is_near_the_share_of_all_swaps():
     gaps = np.array([0.5, 0.4, -0.1, 0.3, 0.2, 0.6, -0.2, 0.1])
     signs = 1 - 2 * ((np.arange(256)[:, None] >> np.arange(8)) & 1)
     exact = float((np.abs(signs @ gaps) >= abs(gaps.sum()) - 1e-12).mean())
-    found = randomisation_p(mean_of(np.zeros(8)), mean_of(gaps), "mean")
-    assert found == pytest.approx(exact, abs=0.01)
+    found, draws = randomisation_p(mean_of(np.zeros(8)), mean_of(gaps), "mean")
+    assert (found, draws) == (pytest.approx(exact, abs=0.01), 10_000)
+
+
+def test_draws_are_counted_and_made_in_parts(monkeypatch):
+    values = np.random.default_rng(4).normal(0.1, 1, size=(2, 50))
+    first, second = map(mean_of, values)
+    whole = bootstrap(first), difference(first, second, "mean"), randomisation_p(first, second, "mean")
+    assert whole[2].draws == 10_000
+    monkeypatch.setattr("bert_tasks.report.statistics._MOST_CELLS", 1000)
+    assert (bootstrap(first), difference(first, second, "mean"), randomisation_p(first, second, "mean")) == whole
+    monkeypatch.setattr("bert_tasks.report.statistics._MOST_DRAWS", 60_000)
+    assert randomisation_p(first, second, "mean").draws == 1200
+    monkeypatch.setattr("bert_tasks.report.statistics._MOST_DRAWS", 1)
+    fewest = randomisation_p(first, second, "mean")
+    assert fewest.draws == 999
+    assert fewest.p >= 1 / 1000
 
 
 def test_equal_answers_are_no_evidence():
     values = np.random.default_rng(3).normal(size=20)
-    assert randomisation_p(mean_of(values), mean_of(values), "mean") == 1.0
+    assert randomisation_p(mean_of(values), mean_of(values), "mean").p == 1.0
 
 
 def test_holm_multiplies_the_smallest_by_their_number_and_never_reverses_the_order():
@@ -82,6 +100,8 @@ def test_calibration_error_by_hand():
 
 
 def test_undefined_numbers_have_no_interval():
-    nothing = Measure(names=("none",), addends=np.ones((3, 1)), formula=lambda sums: np.full_like(sums, math.nan))
+    nothing = Measure(
+        names=("none",), addends=Addends.of(np.ones((3, 1))), formula=lambda sums: np.full_like(sums, math.nan)
+    )
     estimate = bootstrap(nothing)["none"]
     assert (estimate.value, estimate.low, estimate.high) == (None, None, None)
