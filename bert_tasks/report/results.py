@@ -163,17 +163,17 @@ class Results:
 
 
 def label_rows(measure: Measure, estimates: Mapping[str, Estimate], labels: tuple[str, ...]) -> tuple[LabelRow, ...]:
-    """A table of the labels that the measure has numbers of; its first sums are how often each label is true."""
-    support = measure.addends.total
+    """A table of those labels that the measure has numbers of; its first sums are how often each label is true."""
+    support = dict(zip(measure.labels, measure.addends.total.tolist(), strict=False))
     return tuple(
         LabelRow(
             label=label,
             precision=estimates[f"precision\0{label}"],
             recall=estimates[f"recall\0{label}"],
             f1=estimates[f"f1\0{label}"],
-            support=int(support[number]),
+            support=int(support[label]),
         )
-        for number, label in enumerate(labels)
+        for label in labels
         if f"f1\0{label}" in estimates
     )
 

@@ -22,7 +22,7 @@ from bert_tasks.report.results import (
     estimated,
     label_rows,
 )
-from bert_tasks.report.statistics import calibration
+from bert_tasks.report.statistics import Measure, calibration
 from bert_tasks.tasks.token_classification import TokenPrediction
 
 OUTSIDE = "O"
@@ -49,19 +49,15 @@ def results(answers: Answers) -> Results:
     truths, found = [list(row["tags"]) for row, _ in pairs], [list(one.tags) for _, one in pairs]
     raw = label_scheme(answers.task.labels) == "raw"
     judged = [_judged(row, one, raw=raw) for row, one in pairs]
-    if raw:
-        labels = tuple(sorted({*chain.from_iterable(truths), *chain.from_iterable(found)}))
-        measure = word_measure(word_counts(truths, found, labels), labels)
-    else:
-        labels = tuple(sorted({span.type for one in judged for span in one.truth | one.guess}))
-        counts = span_counts([one.truth for one in judged], [one.guess for one in judged], labels)
-        measure = entity_measure(counts, labels)
+    measure = _tag_measure(answers, truths, found) if raw else _type_measure(answers, judged)
     estimates = estimated(measure)
     wrong = sorted((one for one in judged if one.truth != one.guess), key=lambda one: -one.surest)
     fine = [one for one in judged if one.truth == one.guess and one.truth]
-    table = label_rows(measure, estimates, labels)
     words = [one for row, guess in pairs for one in _words(row, guess, raw=raw)]
     true_words, answered = [one.truth for one in words], [one.answer for one in words]
+    seen = {*true_words, *answered}
+    labels = tuple(label for label in measure.labels if label in seen)
+    table = label_rows(measure, estimates, labels)
     return Results(
         measure=measure,
         estimates=estimates,
@@ -78,6 +74,19 @@ def results(answers: Answers) -> Results:
         sentences=tuple(_example(one) for one in [*wrong[:EXAMPLES], *fine[:_RIGHT_EXAMPLES]]),
         right=tuple(one.truth == one.guess for one in judged),
     )
+
+
+def _tag_measure(answers: Answers, truths: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> Measure:
+    """Of all tags that the model may say or that are true, so that two models count the same."""
+    labels = sorted({*answers.task.labels, *chain.from_iterable(truths)})
+    return word_measure(word_counts(truths, found, labels), labels)
+
+
+def _type_measure(answers: Answers, judged: Sequence[_Answer]) -> Measure:
+    """The same of entity types."""
+    known = {_type(label) for label in answers.task.labels if label != OUTSIDE}
+    types = sorted(known | {span.type for one in judged for span in one.truth})
+    return entity_measure(span_counts([one.truth for one in judged], [one.guess for one in judged], types), types)
 
 
 def _words(row: Row, guess: TokenPrediction, *, raw: bool) -> list[_Word]:

@@ -6,8 +6,11 @@ import pytest
 from scipy import stats
 
 from bert_tasks.report.comparison import MCNEMAR, RANDOMISATION, compared
+from bert_tasks.report.gathering import Answers
 from bert_tasks.report.measures import class_measure, label_counts, multilabel_measure
 from bert_tasks.report.results import Results, estimated
+from bert_tasks.report.tokens import results as token_results
+from bert_tasks.tasks.token_classification import TokenClassification, TokenPrediction
 
 TRUTHS = ["a", "b"] * 30
 
@@ -84,3 +87,23 @@ def test_runs_with_other_labels_have_no_p_and_it_is_said_why():
     assert found.lines()[2].endswith("no p: it has other labels to choose from")
     missing = compare(results_of(one), results_of(other, measure=multilabel_measure)).runs[1]
     assert (missing.value.value, missing.p, missing.no_p) == (None, None, "it has no accuracy")
+
+
+def test_runs_that_predict_other_types_are_compared():
+    task = TokenClassification(labels=("O", "B-X", "B-Y", "B-Z", "B-NEVER"))
+    truths = [("B-X", "O", "O"), ("O", "B-Y", "O"), ("B-X", "B-Y", "O")] * 8
+    straying = [("B-X", "B-Z", "O")] * 24
+    first, second = (tagged(task, truths, guesses) for guesses in (straying, truths))
+    assert [row.label for row in first.table] == ["X", "Y", "Z"]
+    assert [(row.label, row.support) for row in second.table] == [("X", 16), ("Y", 16)]
+    assert (first.left_out, second.left_out) == (0, 0)
+    (_, one) = compare(first, second).runs
+    assert (one.p, one.no_p) == (1 / 10_001, "")
+    assert one.difference.value == pytest.approx(1 - 2 * 16 / (48 + 32))
+
+
+def tagged(task, truths, guesses):
+    words = ("one", "two", "three")
+    predictions = [TokenPrediction(words=words, tags=tags, scores=(0.9,) * 3, entities=()) for tags in guesses]
+    rows = [{"words": list(words), "tags": list(tags)} for tags in truths]
+    return token_results(Answers(name="", source="here", rows=rows, predictions=predictions, task=task))
