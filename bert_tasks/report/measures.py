@@ -72,8 +72,10 @@ def most_frequent(counts: Addends, labels: Sequence[str]) -> list[int]:
 
 
 def class_measure(counts: Addends, labels: Sequence[str]) -> Measure:
-    """Of one class per row: precision, recall and F1 of each, accuracy, macro F1 over the classes that occur."""
-    return _counted(counts, labels, {"accuracy": _accuracy, "macro_f1": _macro_occurring})
+    """Of one class per row: precision, recall and F1 of each, and over all what the task reports."""
+    f1 = (lambda sums: _f1(sums)[..., 1]) if len(labels) == 2 else _macro_occurring
+    overall = {"accuracy": _accuracy, "f1": f1, "macro_f1": _macro_occurring, "matthews_correlation": _matthews}
+    return _counted(counts, labels, overall)
 
 
 def multilabel_measure(counts: Addends, labels: Sequence[str]) -> Measure:
@@ -83,7 +85,11 @@ def multilabel_measure(counts: Addends, labels: Sequence[str]) -> Measure:
     labels are never true follows from the rows alone, so that the answers of two models can change places.
     """
     never = counts.total[: len(labels)] == 0
-    return _counted(counts, labels, {"f1": lambda sums: _macro_occurring(sums, never), "micro_f1": _micro})
+
+    def macro(sums: Counts) -> Floats:
+        return _macro_occurring(sums, never)
+
+    return _counted(counts, labels, {"f1": macro, "macro_f1": macro, "micro_f1": _micro})
 
 
 def word_measure(counts: Addends, labels: Sequence[str]) -> Measure:
@@ -148,6 +154,14 @@ def _micro_recall(sums: Counts) -> Floats:
 def _accuracy(sums: Counts) -> Floats:
     """One class a row (or word): what is right over what there is."""
     return _recall(_pooled(sums))
+
+
+def _matthews(sums: Counts) -> Floats:
+    """Matthews' correlation for any number of classes; 0 when either side holds one class only."""
+    total = sums.actual.sum(axis=-1)
+    spreads = [np.sqrt(total * total - (side * side).sum(axis=-1)) for side in (sums.actual, sums.predicted)]
+    covariance = total * sums.both.sum(axis=-1) - (sums.actual * sums.predicted).sum(axis=-1)
+    return ratio(covariance, spreads[0] * spreads[1])
 
 
 def regression_measure(actual: Sequence[float], predicted: Sequence[float]) -> Measure:

@@ -38,10 +38,18 @@ def test_classes():
     truths, guesses = ([[LABELS[number]] for number in side] for side in CLASSES)
     found = class_measure(label_counts(truths, guesses, LABELS), LABELS).values()
     expected = classification_metrics(CLASSES[0].tolist(), CLASSES[1].tolist(), LABELS)
-    same(found, expected, ["accuracy", "macro_f1"])
+    same(found, expected, ["accuracy", "f1", "macro_f1", "matthews_correlation"])
     assert found["recall\0b"] == pytest.approx(expected["recall_b"])
     assert found["precision\0c"] == pytest.approx(expected["precision_c"])
     assert found["f1\0never"] is None
+
+
+@pytest.mark.parametrize("guesses", [[0, 1, 1, 0, 1], [1, 0, 1, 1, 0], [0, 0, 0, 0, 0]])
+def test_two_classes(guesses):
+    truths, labels = [0, 1, 0, 0, 1], ("no", "yes")
+    counts = label_counts(*([[labels[number]] for number in side] for side in (truths, guesses)), labels)
+    expected = classification_metrics(truths, guesses, labels)
+    same(class_measure(counts, labels).values(), expected, ["accuracy", "f1", "macro_f1", "matthews_correlation"])
 
 
 def test_many_classes_need_little_memory_and_have_numbers_where_they_are_frequent():
@@ -69,7 +77,7 @@ def test_labels():
     chosen = [[[LABELS[place] for place in np.flatnonzero(row)] for row in side] for side in sides]
     found = multilabel_measure(label_counts(*chosen, LABELS), LABELS).values()
     expected = multilabel_metrics(*sides, LABELS)
-    same(found, expected, ["f1", "micro_f1"])
+    same(found, expected, ["f1", "macro_f1", "micro_f1"])
     assert found["f1\0a"] == pytest.approx(expected["f1_a"])
 
 
