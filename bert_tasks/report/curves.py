@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from bert_tasks.report.charts import Axes, Line, line_chart, nice
-from bert_tasks.report.gathering import Run
+from bert_tasks.report.gathering import Run, metric_key
 
 # Metrics worth a line, by the first that the run has: entities, spans, numbers, several labels, words, classes.
 _CHOICES = (
@@ -38,15 +38,17 @@ def evaluations(run: Run) -> list[Mapping[str, Any]]:
 
 
 def drawn_metrics(run: Run) -> list[str]:
-    """Names of the metrics that are drawn and tabled; with several validation sets the first choice of each."""
-    known = run.metrics
-    sets = [split.removeprefix("validation").removeprefix("_") for split in run.fingerprints()]
-    found: list[str] = []
-    for name in sets:
-        prefix = f"{name}_" if name else ""
-        names = next((names for names in _CHOICES if prefix + names[0] in known), ())
-        found += [prefix + metric for metric in names if prefix + metric in known][: 3 if len(sets) == 1 else 1]
-    return found if found else [name for name in known if not name.endswith("loss")][:3]
+    """Names of the metrics that are drawn and tabled: first the one that picked the best model.
+
+    With several validation sets the first choice of each.
+    """
+    known = [name for name in run.metrics if not name.endswith("loss")]
+    found = [] if run.chosen is None else [key for key in [metric_key(*run.chosen)] if key in known]
+    for name in run.sets:
+        keys = [[metric_key(name, metric) for metric in names] for names in _CHOICES]
+        usual = next((names for names in keys if names[0] in known), [])
+        found += [metric for metric in usual if metric in known][: 3 if len(run.sets) == 1 else 1]
+    return list(dict.fromkeys(found if found else known[:3]))
 
 
 def loss_chart(run: Run) -> Chart | None:
@@ -75,7 +77,8 @@ def runs_chart(runs: Sequence[Run], metric: str) -> Chart | None:
 def spoken(metric: str) -> str:
     """A metric's name as people write it: ``overall_f1`` becomes "overall F1"."""
     names = {"rmse": "root mean squared error", "exact": "exact match", "spearmanr": "Spearman", "pearson": "Pearson"}
-    return names.get(metric, metric.replace("_", " ").replace("f1", "F1"))
+    names |= {"map": "mean average precision", "mrr": "mean reciprocal rank"}
+    return names.get(metric, metric.replace("_", " ").replace("f1", "F1").replace("matthews", "Matthews"))
 
 
 def _names(run: Run) -> list[str]:

@@ -60,11 +60,25 @@ class Run:
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
-        """Of the best model so far."""
+        """Of the best model; of a run that is not finished those of its newest evaluation."""
         if self.summary is not None:
             return dict(self.summary["metrics"])
         found = [event["metrics"] for event in self.events if event["event"] == "evaluation"]
         return dict(found[-1]) if found else {}
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The names of the validation sets; thresholds are tuned on the first."""
+        return tuple(split.removeprefix("validation").removeprefix("_") for split in self.fingerprints())
+
+    @property
+    def chosen(self) -> tuple[str, str] | None:
+        """What picked the best model: a validation set and a metric on it; None where that is not known."""
+        wanted = self.facts["settings"].get("run.metric_for_best_model")
+        if wanted is None:
+            return (self.sets[0], self.answers[0].task.primary_metric) if self.answers else None
+        name = next((name for name in self.sets if name and wanted.startswith(f"{name}_")), "")
+        return (name, wanted.removeprefix(f"{name}_")) if name else (self.sets[0], wanted)
 
     def fingerprints(self) -> dict[str, str]:
         """Of the validation sets, by their names in run.json."""
@@ -119,31 +133,23 @@ def _run(folder: Path, name: str, facts: dict[str, Any]) -> Run:
     recipe, summary = folder / outputs.RECIPE, outputs.read_summary(folder)
     answers, missing = _answers(folder, facts)
     unfinished = (
-        [] if summary is not None else ["The run is not finished: the figures are those of its newest evaluation."]
+        []
+        if summary is not None
+        else [
+            "The run is not finished: its metrics are those of its newest evaluation, all else is about the best model "
+            "so far."
+        ]
     )
     return Run(
         folder=folder,
         name=name,
         facts=facts,
-        events=_events(folder / outputs.EVENTS),
+        events=outputs.read_events(folder),
         summary=summary,
         recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
         answers=tuple(answers),
         missing=(*unfinished, *missing, *([] if summary is None else _differing(summary["metrics"], answers))),
     )
-
-
-def _events(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; a run that is being written, or was killed, may end in half of one."""
-    found: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").split("\n") if path.is_file() else []:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and {"event", "step"} <= event.keys():
-            found.append(event)
-    return found
 
 
 def _answers(folder: Path, facts: Mapping[str, Any]) -> tuple[list[Answers], list[str]]:
@@ -177,11 +183,16 @@ def _answers(folder: Path, facts: Mapping[str, Any]) -> tuple[list[Answers], lis
     return found, missing
 
 
+def metric_key(name: str, metric: str) -> str:
+    """A metric's name in what a run records of the validation set that is called so."""
+    return f"{name}_{metric}" if name else metric
+
+
 def _differing(metrics: Mapping[str, float | None], answers: Sequence[Answers]) -> list[str]:
     """A remark where the saved model does not reach the run's own figure again."""
     found = []
     for one in answers:
-        name = f"{one.name}_{one.task.primary_metric}" if one.name else one.task.primary_metric
+        name = metric_key(one.name, one.task.primary_metric)
         now, then = one.task.metrics(one.predictions, one.rows)[one.task.primary_metric], metrics.get(name)
         if then is not None and abs(now - then) > _SAME * max(1.0, abs(then)):
             found.append(f"The saved model now gives {name} = {now:.6g}; at the end of training it was {then:.6g}.")

@@ -4,7 +4,7 @@ Owns the one function that the command line and other programs call, and where t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -112,5 +112,12 @@ def _results(run: Run) -> dict[str, Results]:
     for answers in run.answers:
         make = RESULTS.get(type(answers.task))
         if make is not None:
-            found[answers.name] = make(answers)
+            found[answers.name] = _led(make(answers), run)
     return found
+
+
+def _led(results: Results, run: Run) -> Results:
+    """The metric that picked the best model stands first."""
+    if run.chosen is None or run.chosen[1] not in results.estimates:
+        return results
+    return replace(results, headline=tuple(dict.fromkeys([run.chosen[1], *results.headline])))

@@ -13,11 +13,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from bert_tasks.report import charts, pictures
 from bert_tasks.report.comparison import ASSUMPTIONS, Comparison
 from bert_tasks.report.curves import drawn_metrics, evaluations, loss_chart, metric_chart, runs_chart, spoken
-from bert_tasks.report.gathering import Run
-from bert_tasks.report.results import Results
+from bert_tasks.report.gathering import Run, metric_key
+from bert_tasks.report.results import Results, cut
 from bert_tasks.report.statistics import LEVEL, REPLICATES, Estimate
 
 _MOST_LINES = 60  # of the table of evaluations
+_MOST_METRICS = 300  # of the table of what the run recorded
+_MOST_NAME = 200  # characters of a metric's name
 _MOST_RECIPE = 20_000  # characters
 _NOTHING = "\N{EN DASH}"
 _HUES = 6  # of entity types in the style sheet
@@ -29,12 +31,12 @@ def run_page(run: Run, results: Mapping[str, Results]) -> str:
     return template.render(
         title=f"{run.name} · bert-tasks report",
         run=run,
-        sets=[_shown(name, one) for name, one in results.items()],
+        sets=[_shown(run, name, one) for name, one in results.items()],
         subtitle=_subtitle(run, results),
         curves=[chart for chart in (loss_chart(run), metric_chart(run)) if chart is not None],
         evaluations=_evaluation_rows(run),
         evaluated=drawn_metrics(run),
-        plain_metrics=[] if results else [(name, value) for name, value in run.metrics.items()],
+        recorded=_recorded(run),
         facts=_facts(run),
         recipe=None if run.recipe is None else run.recipe[:_MOST_RECIPE],
     )
@@ -45,7 +47,7 @@ def comparison_page(
 ) -> str:
     """The page about several runs."""
     template = _environment().get_template("comparison.html")
-    names = drawn_metrics(runs[0])
+    names = list(dict.fromkeys(name for run in runs for name in drawn_metrics(run)))
     losses = [name for name in runs[0].metrics if name == "loss" or name.endswith("_loss")]
     drawn = [chart for chart in (runs_chart(runs, name) for name in [*losses[:1], *names[:1]]) if chart is not None]
     return template.render(
@@ -98,14 +100,44 @@ def p_value(value: float | None) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _shown(name: str, results: Results) -> dict[str, Any]:
+def _recorded(run: Run) -> list[tuple[str, float | None]]:
+    """The metrics as the run recorded them; of very many the first and the last, where the overall ones stand."""
+    found = list(run.metrics.items())
+    kept = found if len(found) <= _MOST_METRICS else found[: _MOST_METRICS // 2] + found[-_MOST_METRICS // 2 :]
+    return [(cut(name, _MOST_NAME), value) for name, value in kept]
+
+
+def _headline(run: Run, name: str, results: Results) -> list[tuple[str, Estimate]]:
+    """The figures that stand first; one that picked the best model and follows from no sums has no interval."""
+    found = [(metric, results.estimates[metric]) for metric in results.headline]
+    if run.chosen is None or run.chosen[0] != name or run.chosen[1] in results.estimates or run.summary is None:
+        return found
+    value = run.metrics.get(metric_key(*run.chosen))
+    return [(run.chosen[1], Estimate(value=value, low=None, high=None)), *found]
+
+
+def _favoured(run: Run, name: str) -> str:
+    """Why the figures of a validation set are better than those of new rows; empty where they are not."""
+    tries, is_tuned = len(evaluations(run)), any(key.startswith(metric_key(name, "untuned_")) for key in run.metrics)
+    reasons = (
+        [f"the best of {tries:,} evaluations was picked"] if run.chosen and run.chosen[0] == name and tries > 1 else []
+    )
+    reasons += ["thresholds were tuned"] if is_tuned else []
+    if not reasons:
+        return ""
+    return f"On these rows {' and '.join(reasons)}: expect less of new rows. The intervals know nothing of that."
+
+
+def _shown(run: Run, name: str, results: Results) -> dict[str, Any]:
     """A validation set's results with their pictures."""
     regression = [pictures.scatter_chart(results), pictures.residual_chart(results)] if results.pairs else []
     return {
         "name": name,
         "results": results,
         "digits": 1 if results.unit == "questions" else 3,
-        "headline": [(metric, results.estimates[metric]) for metric in results.headline],
+        "headline": _headline(run, name, results),
+        "favoured": _favoured(run, name),
+        "tuned_on": "these questions" if name == run.sets[0] else f"those of {run.sets[0]}",
         "calibration": pictures.calibration_chart(results),
         "threshold": pictures.threshold_chart(results),
         "regression": regression,
@@ -153,6 +185,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ]
         found += [("stopped early", "yes" if summary["stopped_early"] else "no")]
     found += [(name, settings.get(f"optim.{key}")) for name, key in _SETTINGS]
+    found += [("metric for best model", settings.get("run.metric_for_best_model"))]
     found += [("seed", facts["seed"]), ("processes", f"{facts['processes']} x {facts['device']}")]
     found += [("attention", facts["attention"]), ("machine", facts["platform"]), ("python", facts["python"])]
     found += list(facts["versions"].items())

@@ -1,7 +1,9 @@
 """What a report is made from, what it says when something is gone, and the commands that make one."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -10,6 +12,12 @@ from bert_tasks.cli.app import app
 from bert_tasks.errors import UsageError
 from bert_tasks.report import make_report
 from bert_tasks.report.comparison import MCNEMAR, RANDOMISATION
+from bert_tasks.report.curves import drawn_metrics
+from bert_tasks.report.gathering import gather
+from bert_tasks.report.making import RESULTS
+from bert_tasks.report.page import run_page
+from bert_tasks.report.statistics import Estimate
+from bert_tasks.tasks import SequenceClassification
 from report_runs import KINDS, trained, write_recipe
 from runs import digests
 
@@ -74,6 +82,85 @@ def test_a_run_without_recipe_and_one_without_end(copy_of):
     missing = make_report(run).runs[0].missing
     assert "not finished" in missing[0]
     assert "keeps no recipe" in missing[1]
+
+
+def edit(path, change):
+    content = json.loads(path.read_text("utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), "utf-8")
+
+
+def test_the_metric_that_picked_the_model_stands_first(copy_of, tmp_path):
+    run, _ = copy_of("classes")
+    edit(
+        run / "run.json", lambda facts: facts["settings"].update({"run.metric_for_best_model": "matthews_correlation"})
+    )
+    report = make_report(run)
+    assert report.results[0][""].headline == ("matthews_correlation", "accuracy", "macro_f1")
+    assert drawn_metrics(report.runs[0])[0] == "matthews_correlation"
+    html = report.output.read_text("utf-8")
+    assert html.count("Matthews correlation") >= 3  # tile, curve, evaluations
+    assert "recall_mid" in html  # what the run recorded
+    both = shutil.copytree(run, tmp_path / "other")
+    (comparison,) = make_report([run, both], tmp_path / "page.html").comparisons
+    assert (comparison.metric, comparison.test) == ("matthews_correlation", RANDOMISATION)
+
+
+def test_a_metric_that_follows_from_no_sums_is_told_without_interval(copy_of):
+    run, _ = copy_of("classes")
+    edit(run / "run.json", lambda facts: facts["settings"].update({"run.metric_for_best_model": "map"}))
+    edit(run / "metrics.json", lambda summary: summary["metrics"].update({"map": 0.625}))
+    html = make_report(run).output.read_text("utf-8")
+    tiles = html.partition('<ul class="tiles">')[2].partition("</ul>")[0]
+    assert re.findall(r'class="label">([^<]*)<', tiles) == ["mean average precision", "accuracy", "macro F1"]
+    assert re.findall(r'class="value">([^<]*)<', tiles)[0] == "0.625"
+    assert "no interval" in tiles
+
+
+def test_rows_that_a_run_was_favoured_by_are_named(run_of, copy_of):
+    (labels,), (classes,) = gather([run_of("labels")]), gather([run_of("classes")])
+    assert "the best of 2 evaluations was picked and thresholds were tuned" in page_of(labels)
+    assert "the best of 2 evaluations was picked: expect less" in page_of(classes)
+    first = [event for event in classes.events if event["event"] != "evaluation" or event["epoch"] == 1]
+    assert "expect less" not in page_of(replace(classes, events=first))
+
+
+def test_only_the_first_validation_set_is_said_to_be_tuned_on(run_of):
+    (run,) = gather([run_of("spans")])
+    facts = {**run.facts, "data": {f"validation_{name}": run.facts["data"]["validation"] for name in ("easy", "hard")}}
+    metrics = {f"easy_{key}": value for key, value in run.metrics.items()}
+    metrics |= {f"hard_{key}": value for key, value in run.metrics.items() if not key.startswith("untuned_")}
+    (answers,) = run.answers
+    sets = tuple(replace(answers, name=name) for name in ("easy", "hard"))
+    html = page_of(replace(run, facts=facts, summary={**run.summary, "metrics": metrics}, answers=sets))
+    assert "chosen on these questions" in html.partition('id="results2"')[0]
+    assert "chosen on those of easy" in html.partition('id="results2"')[2]
+    assert html.count("expect less") == 1
+
+
+def test_an_interval_without_width_is_none(run_of):
+    (run,) = gather([run_of("classes")])
+    results = RESULTS[SequenceClassification](run.answers[0])
+    sure = {**results.estimates, "accuracy": Estimate(value=1.0, low=1.0, high=1.0)}
+    html = run_page(run, {"": replace(results, estimates=sure)})
+    assert "no interval: every sample gives the same" in html
+    assert "1.000 to 1.000" not in html
+
+
+def page_of(run):
+    return run_page(run, {one.name: RESULTS[type(one.task)](one) for one in run.answers})
+
+
+def test_an_unfinished_run_says_what_each_figure_is_about(copy_of):
+    run, _ = copy_of("classes")
+    (run / "metrics.json").unlink()
+    report = make_report(run)
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert report.runs[0].metrics == [one["metrics"] for one in events if one["event"] == "evaluation"][-1]
+    html = report.output.read_text("utf-8")
+    assert "its metrics are those of its newest evaluation, all else is about the best model so far" in html
+    assert "Of the newest evaluation on the validation rows" in html
+    assert "Of the best model on" not in html
 
 
 def test_runs_are_compared_on_the_same_rows(run_of, copy_of, tmp_path):

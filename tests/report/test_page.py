@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -83,6 +84,24 @@ def test_page_stays_small_whatever_the_rows_hold(run_of):
     many = type(answers)(name="", source=answers.source, rows=rows, predictions=[long] * 100, task=answers.task)
     page = run_page(run, {"": token_results(many)})
     assert len(page.encode()) < 2_000_000
+
+
+def test_page_stays_small_whatever_the_run_recorded(run_of):
+    (run,) = gather([run_of("classes")])
+    per_class = {
+        f"{score}_{number}{'x' * 500}": 0.5 for number in range(5000) for score in ("f1", "precision", "recall")
+    }
+    summary = {**run.summary, "metrics": {"accuracy": 0.25, **per_class, "overall_accuracy": 0.75}}
+    page = run_page(replace(run, summary=summary), {})
+    assert len(page.encode()) < 2_000_000
+    assert all(
+        f'<th scope="row">{name}</th>' in page
+        for name in (
+            "accuracy",
+            "overall_accuracy",
+        )
+    )
+    assert "14,702 more are in metrics.json" in page
 
 
 def test_same_run_gives_the_same_bytes(run_of, tmp_path):
