@@ -125,7 +125,7 @@ def _favoured(run: Run, name: str) -> str:
     reasons += ["thresholds were tuned"] if is_tuned else []
     if not reasons:
         return ""
-    return f"On these rows {' and '.join(reasons)}: expect less of new rows. The intervals know nothing of that."
+    return f"On these rows {' and '.join(reasons)}: expect less of new rows; the intervals leave that out."
 
 
 def _shown(run: Run, name: str, results: Results) -> dict[str, Any]:

@@ -120,7 +120,9 @@ def test_a_metric_that_follows_from_no_sums_is_told_without_interval(copy_of):
 def test_rows_that_a_run_was_favoured_by_are_named(run_of, copy_of):
     (labels,), (classes,) = gather([run_of("labels")]), gather([run_of("classes")])
     assert "the best of 2 evaluations was picked and thresholds were tuned" in page_of(labels)
-    assert "the best of 2 evaluations was picked: expect less" in page_of(classes)
+    assert "the best of 2 evaluations was picked: expect less of new rows; the intervals leave that out" in page_of(
+        classes
+    )
     first = [event for event in classes.events if event["event"] != "evaluation" or event["epoch"] == 1]
     assert "expect less" not in page_of(replace(classes, events=first))
 
