@@ -15,7 +15,7 @@ from browser import open_browser
 
 WIDTH, MOST_BYTES = 1100, 150_000
 BELOW_RESULTS = (
-    "return Math.round(document.querySelector('main section').getBoundingClientRect().bottom + scrollY + 28)"
+    "return Math.round(document.querySelector('main section').getBoundingClientRect().bottom + scrollY + 10)"
 )
 
 if __name__ == "__main__":
