@@ -30,6 +30,7 @@ def sizes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_keeps_what_was_saved(recipe: Path, straight: Path, small_disk: Path) -> None:
     one = sizes(runs.newest(straight))
     ballast = small_disk / "ballast"

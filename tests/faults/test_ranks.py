@@ -17,12 +17,13 @@ def faulty(recipe: Path) -> Path:
     return recipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
         ("raise", "process 1 of 2: internal error: ArithmeticError: the barometer fell"),
-        pytest.param("kill", "exitcode  : -9", marks=pytest.mark.slow),
-        pytest.param("exit", "process 0 of 2: lost the connection to the other processes", marks=pytest.mark.slow),
+        ("kill", "exitcode  : -9"),
+        ("exit", "process 0 of 2: lost the connection to the other processes"),
     ],
 )
 def test_a_failing_process_ends_the_job(faulty: Path, fault: str, told: str) -> None:

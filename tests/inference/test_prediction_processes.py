@@ -151,6 +151,7 @@ def test_a_pipe_gives_the_lines_of_the_file(model: Path, data: Path, expected: b
     ]
 
 
+@pytest.mark.slow
 def test_rows_come_out_while_others_are_still_to_come(model: Path, tmp_path: Path) -> None:
     """And a bad row ends the stream behind those before it, or goes to the rejects."""
     rejects = tmp_path / "r.jsonl"
@@ -193,6 +194,7 @@ def ended_with_output(arguments: list[str], out: int) -> tuple[int, str]:
     return ended.returncode, ended.stderr
 
 
+@pytest.mark.slow
 def test_a_little_to_a_closed_pipe_ends_quietly_too(model: Path, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -203,6 +205,7 @@ def test_a_little_to_a_closed_pipe_ends_quietly_too(model: Path, tmp_path: Path)
         os.close(writing)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this machine has no device that is full")
 def test_a_full_disk_behind_standard_output_is_told(model: Path, tmp_path: Path) -> None:
     wanted = {
