@@ -13,7 +13,10 @@ pytestmark = pytest.mark.slow
 
 
 def run(folder: Path) -> str:
-    environment = os.environ | {"OMP_NUM_THREADS": "2", "COLUMNS": "120"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "120",
+    }  # two would wait for a core beside other tests
     command = [sys.executable, str(folder / "recipes" / "quickstart.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
