@@ -26,6 +26,7 @@ def test_every_class_names_tests_that_exist_and_figures_that_are_whole(repositor
         if path.is_file():
             found = json.loads(path.read_text("utf-8"))
             assert {"cases", "failures", "seconds", "commit", "command", "versions"} <= found.keys()
+            assert name in fault_campaign.OWN_CAMPAIGN or all(test in found["command"] for test in chosen.tests), name
 
 
 def test_cases_are_tests_or_what_they_recorded() -> None:
