@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from pyarrow import parquet
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError
 from bert_tasks.inference import parts as parts_module
@@ -24,23 +23,10 @@ from bert_tasks.model import predicting
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification, SpanExtraction, TokenClassification
-from small_checkpoints import save_checkpoint
 from training import make_rows
 
 LABELS = ("calm", "glad")
 Write = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def base(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("roberta")
-    save_checkpoint(folder, "roberta", bpe_tokenizer, wide=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model(base: Path) -> TaskModel:
-    return TaskModel.from_pretrained(base, task=SequenceClassification(labels=LABELS, max_length=16))
 
 
 @pytest.fixture(autouse=True)

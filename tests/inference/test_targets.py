@@ -7,27 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import SequenceClassification, SpanExtraction
-from small_checkpoints import save_checkpoint
+from bert_tasks.tasks import SpanExtraction
 
 LINE = '{"text": "a ferry", "i": 1, "id": 2}\n'
-
-
-@pytest.fixture(scope="module")
-def base(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("roberta")
-    save_checkpoint(folder, "roberta", bpe_tokenizer, wide=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model(base: Path) -> TaskModel:
-    return TaskModel.from_pretrained(base, task=SequenceClassification(labels=("calm", "glad"), max_length=16))
 
 
 @pytest.fixture
