@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -62,8 +62,9 @@ def stored_input(source: IO[bytes], format: str) -> Iterator[Path]:
     """A file of what comes from standard input, in the cache, as long as it is needed; memory does not grow."""
     folder = cache_folder(None, "input")
     for left in folder.iterdir():  # by a process that was killed
-        if time.time() - left.stat().st_mtime > _FORGOTTEN:
-            left.unlink(missing_ok=True)
+        with suppress(OSError):  # another one sweeps, too
+            if time.time() - left.stat().st_mtime > _FORGOTTEN:
+                left.unlink()
     path = folder / f"{uuid.uuid4().hex}{named_format(format).extensions[0]}"
     try:
         _store(source, path)

@@ -68,6 +68,9 @@ def test_inputs_left_by_killed_processes_go(tmp_path: Path, monkeypatch: pytest.
 def test_what_fails_later_is_not_told_as_a_failure_to_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "cache_folder", lambda *_: tmp_path)
     (tmp_path / "in").write_text("{}\n")
-    with pytest.raises(OSError, match="later"), (tmp_path / "in").open("rb") as source:  # noqa: SIM117
-        with streams.stored_input(source, "jsonl"):
-            raise OSError("later")
+    with (
+        (tmp_path / "in").open("rb") as source,
+        pytest.raises(OSError, match="later"),
+        streams.stored_input(source, "jsonl"),
+    ):
+        raise OSError("later")
