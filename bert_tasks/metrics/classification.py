@@ -246,7 +246,9 @@ def _best_threshold(actual: NDArray[np.bool_], scores: Floats) -> float:
         return 0.5
     order = np.argsort(scores)
     ordered = scores[order]
-    middles = (ordered + np.concatenate(([0.0], ordered[:-1]))) / 2
+    previous = np.concatenate(([0.0], ordered[:-1]))
+    middles = (ordered + previous) / 2
+    middles = np.where(middles > previous, middles, ordered)  # neighbouring floats have no middle
     candidates = np.append(middles, 0.5)
     below = np.searchsorted(ordered, candidates, side="left")  # how many scores each candidate turns down
     found = np.append(np.cumsum(actual[order][::-1])[::-1], 0)[below]

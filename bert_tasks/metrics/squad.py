@@ -9,7 +9,8 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import isnan
+from itertools import accumulate
+from math import inf, isinf, isnan, nextafter
 from typing import NamedTuple
 
 from bert_tasks.errors import DataError
@@ -108,13 +109,41 @@ def squad_v2_metrics(
 
 
 def tune_null_threshold(golds: Sequence[Sequence[str]], guesses: Sequence[str], null_odds: Sequence[float]) -> float:
-    """The threshold of the best F1 (``best_f1_thresh``); arguments as for ``squad_v2_metrics``.
+    """The threshold of the best F1 that ``squad_v2_metrics`` can report for these answers; arguments as there.
 
-    It is the null odds of some question, the smallest among equals, or 0.0 if answering nothing is best.
+    The official ``best_f1_thresh`` is not such a threshold: its scan also stops between questions with equal odds,
+    which no threshold separates, and it prints 0.0 where answering no question is best, whatever the odds are.
+
+    Returns:
+        A finite number: the middle between two neighbouring odds, or one beyond the smallest or the largest; the
+        smallest among equally good ones, as in the official scan.
+
+    Raises:
+        DataError: see ``squad_v2_metrics``.
     """
     _check_lengths(golds, guesses, null_odds)
-    scores = _answer_scores(map(_normalized_v2, golds), guesses, both_empty=1)
-    return _best_threshold(scores.f1, [bool(texts) for texts in golds], guesses, null_odds)[1]
+    scores = _answer_scores(map(_normalized_v2, golds), guesses, both_empty=1).f1
+    gains: dict[float, float] = {}  # what answering the questions of these odds adds to the total F1
+    for texts, score, odds in zip(golds, scores, null_odds, strict=True):
+        gains[odds] = gains.get(odds, 0.0) + score - float(not texts)
+    ordered = sorted(gains)
+    totals = list(accumulate((gains[odds] for odds in ordered), initial=0.0))
+    # -inf is answered and inf is not, whatever the finite threshold: such odds allow no step beyond them.
+    stops = range(int(ordered[0] == -inf), len(totals) - int(ordered[-1] == inf))
+    answered = max(stops, key=totals.__getitem__)
+    return _between([-inf, *ordered][answered], [*ordered, inf][answered])
+
+
+def _between(low: float, high: float) -> float:
+    """A finite threshold that lets odds up to ``low`` be answered, and not those from ``high``."""
+    if isinf(low) and isinf(high):
+        return 0.0
+    if isinf(low):
+        return min(high - 1.0, nextafter(high, -inf))
+    if isinf(high):
+        return low + 1.0
+    middle = low / 2 + high / 2
+    return middle if low < middle < high else low
 
 
 def _check_lengths(

@@ -190,6 +190,13 @@ def test_tuned_thresholds_reach_the_best_f1_of_all(data):
             assert threshold == 0.5
 
 
+@pytest.mark.parametrize("low", [0.0, 5e-324, 0.1, 0.3, math.nextafter(0.3, 1), 0.7, math.nextafter(0.7, 1)])
+def test_neighbouring_floats_are_told_apart_by_tuning(low):
+    scores = np.array([[low], [math.nextafter(low, 1)]])
+    (threshold,) = classification.tune_thresholds([[0], [1]], scores)
+    assert (scores >= threshold).ravel().tolist() == [False, True]
+
+
 def test_equal_thresholds_are_settled_towards_one_half():
     probabilities = [[0.9, 0.1, 0.6], [0.8, 0.05, 0.2], [0.7, 0.02, 0.4]]
     targets = [[1, 1, 0], [1, 0, 0], [0, 0, 0]]

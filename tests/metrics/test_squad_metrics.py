@@ -1,5 +1,7 @@
 """SQuAD scores: against the rules in plain Python on random answers, and by hand where the scripts have quirks."""
 
+from math import inf, isfinite, nextafter
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -46,13 +48,15 @@ Odds = st.one_of(st.sampled_from((-1.0, -0.0, 0.0, 0.1, 0.3, 1.0)), st.floats(-5
 
 
 @st.composite
-def answered(draw: st.DrawFn, *, fewest: int) -> tuple[list[list[str]], list[str], list[float]]:
+def answered(
+    draw: st.DrawFn, *, fewest: int, odds: st.SearchStrategy[float] = Odds
+) -> tuple[list[list[str]], list[str], list[float]]:
     """Golds (at least so many each), guesses that often are one of them, and null odds."""
     golds = draw(st.lists(st.lists(Text, min_size=fewest, max_size=3), min_size=1, max_size=8))
     guesses = [
         draw(st.one_of(Text, st.sampled_from(texts)) if texts else st.one_of(Text, st.just(""))) for texts in golds
     ]
-    return golds, guesses, draw(st.lists(Odds, min_size=len(golds), max_size=len(golds)))
+    return golds, guesses, draw(st.lists(odds, min_size=len(golds), max_size=len(golds)))
 
 
 class TestPlainRules:
@@ -83,8 +87,24 @@ class TestPlainRules:
             expected = plain_v2(golds, guesses, stated, threshold)
             assert found == expected
             assert list(found) == list(expected)
-        expected = plain_v2(golds, guesses, odds, threshold)
-        assert tune_null_threshold(golds, guesses, odds) == expected["best_f1_thresh"]
+
+    @quick
+    @given(case=answered(fewest=0, odds=Odds | st.sampled_from((-inf, inf, nextafter(1.0, 2.0)))), other=Odds)
+    @example(case=([[], ["x"]], ["z", "no"], [-5.0, -4.0]), other=-6.0)  # no answer is best, and 0.0 answers both
+    @example(case=([["x"], [], []], ["x", "y", "z"], [1.0, 1.0, 1.0]), other=0.0)  # no threshold parts the three
+    @example(case=([["x"], []], ["x", "z"], [1.0, nextafter(1.0, 2.0)]), other=1.0)
+    def test_tuned_threshold(self, case: tuple[list[list[str]], list[str], list[float]], other: float) -> None:
+        """The metrics at the tuned threshold are at least those at any threshold there is."""
+        golds, guesses, odds = case
+        finite = [value for value in odds if isfinite(value)]
+        ends = [min(finite, default=0.0) - 1, max(finite, default=0.0) + 1]
+
+        def f1(threshold: float) -> float:
+            return squad_v2_metrics(golds, guesses, odds, threshold=threshold)["f1"]
+
+        tuned = tune_null_threshold(golds, guesses, odds)
+        assert isfinite(tuned)
+        assert f1(tuned) >= max(map(f1, [other, *finite, *ends])) - 1e-9
 
 
 class TestTexts:
@@ -209,19 +229,22 @@ class TestThresholds:
 
     def test_the_smallest_of_equally_good_thresholds(self) -> None:
         golds, guesses, odds = [["x"], ["y"], []], ["x", "no", ""], [-3.0, -1.0, 2.0]
-        assert tune_null_threshold(golds, guesses, odds) == -3.0
+        assert tune_null_threshold(golds, guesses, odds) == -2.0
 
-    def test_is_zero_if_no_answer_is_best(self) -> None:
+    def test_lies_below_all_odds_if_no_answer_is_best(self) -> None:
         metrics = squad_v2_metrics([[], ["x"]], ["z", "no"], [-5.0, -4.0])
-        assert (metrics["best_exact"], metrics["best_exact_thresh"]) == (50.0, 0.0)
-        assert tune_null_threshold([[], []], ["z", "y"], [-5.0, -4.0]) == 0.0
+        assert (metrics["best_exact"], metrics["best_exact_thresh"]) == (50.0, 0.0)  # the script's 0.0 answers both
+        assert tune_null_threshold([[], []], ["z", "y"], [-5.0, -4.0]) == -6.0
+
+    def test_lies_above_all_odds_if_answering_all_is_best(self) -> None:
+        assert tune_null_threshold([["x"], ["y"]], ["x", "y"], [-5.0, 4.0]) == 5.0
 
     def test_exact_and_f1_have_their_own(self) -> None:
         golds, guesses, odds = [["at seven"], ["x"], []], ["seven", "x", "z"], [1.0, 2.0, 1.5]
         metrics = squad_v2_metrics(golds, guesses, odds)
         assert (metrics["best_exact"], metrics["best_exact_thresh"]) == (100 / 3, 0.0)
         assert (metrics["best_f1"], metrics["best_f1_thresh"]) == (pytest.approx(100 * (5 / 3) / 3), 1.0)
-        assert tune_null_threshold(golds, guesses, odds) == 1.0
+        assert tune_null_threshold(golds, guesses, odds) == 1.25
 
     def test_a_blank_guess_costs_nothing_and_a_guess_of_punctuation_does(self) -> None:
         assert squad_v2_metrics([[], ["x"]], ["", "x"], [0.0, 1.0])["best_exact"] == 100.0

@@ -312,7 +312,7 @@ class TestMetrics:
         assert (metrics["HasAns_f1"], metrics["NoAns_f1"], metrics["total"]) == (50.0, 100.0, 4)
         assert (metrics["best_f1"], metrics["best_f1_thresh"]) == (100.0, 1.0)
         tuned = V2.tuned_on(guesses, rows)
-        assert tuned.null_threshold == 1.0
+        assert tuned.null_threshold == 1.5  # the middle between the odds of a right answer and of a wrong one
         assert tuned.metrics(guesses, rows)["f1"] == metrics["best_f1"]
         assert tuned.settings() == V2.settings()
         assert V1.tuned_on(guesses, rows) is V1
