@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_tasks.data.formats import GZIP_EXTENSION, uncompressed
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.recipe_guess import Guess, guess_task
 from bert_tasks.recipe_source import Source, check_file, read_source
@@ -188,7 +189,8 @@ class _Writer:
     def _beside(self) -> Path:
         """The validation file that seems to belong to the rows, or what one might be called."""
         path = self.source.path
-        candidates = [path.with_name(f"{stem}{path.suffix}") for stem in _VALIDATION_STEMS]
+        extension = "".join(path.suffixes[-2:]) if path.suffix == GZIP_EXTENSION else path.suffix
+        candidates = [path.with_name(f"{stem}{extension}") for stem in _VALIDATION_STEMS]
         return next((other for other in candidates if other.is_file() and other != path), candidates[0])
 
     def _columns(self) -> Iterator[str]:
@@ -220,7 +222,7 @@ class _Writer:
     def _run(self) -> Iterator[str]:
         yield _entry("seed", 42)
         yield _comment("seeds = [1, 2, 3] # one run for each, to see how much of the score is luck")
-        stem = self.source.path.stem
+        stem = uncompressed(self.source.path).stem
         name = self.source.path.absolute().parent.name if stem in _PLAIN_STEMS else stem
         yield _entry("output_dir", f"runs/{name}")
 

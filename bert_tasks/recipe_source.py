@@ -13,7 +13,7 @@ from typing import Any
 from bert_tasks.data.formats import FORMATS, Format, file_format
 from bert_tasks.data.problems import did_you_mean, shortened
 from bert_tasks.data.readers import file_records
-from bert_tasks.data.records import Record
+from bert_tasks.data.records import Record, found_encoding, is_encodable
 from bert_tasks.errors import DataError
 
 _MOST_ROWS = 20_000
@@ -50,6 +50,8 @@ def read_source(path: Path, *, format: str | None, encoding: str, delimiter: str
     check_file(path)
     layout = file_format(format, path)
     stated = {} if format is None else {"format": format}
+    found = None if layout.name == "parquet" else found_encoding(path, encoding)
+    encoding = encoding if found is None else found
     stated |= {} if encoding == "utf-8" else {"encoding": encoding}
     stated |= {} if delimiter is None else {"delimiter": delimiter}
     source = _read(path, layout, encoding, stated)
@@ -129,12 +131,12 @@ def check_file(path: Path) -> None:
 
 
 def _check_encoding(source: Source, encoding: str) -> None:
+    """Raises DataError for what the readers make of a byte that the encoding does not know."""
     for row in source.rows:
         for name, value in row.items():
-            try:
-                str(value).encode()
-            except UnicodeEncodeError:  # what the readers make of a byte that the encoding does not know
+            text = f"{name}{value}"
+            if not is_encodable(text):
                 raise DataError(
                     f"{source.path}: column {name!r} holds bytes that are not {encoding}; state the file's encoding, "
                     "such as --encoding latin-1"
-                ) from None
+                )

@@ -1,6 +1,8 @@
 """``init``: which task a file seems to be for, what it says about that, and that the recipe can be used."""
 
+import codecs
 import csv
+import gzip
 import importlib.util
 import json
 import re
@@ -160,6 +162,48 @@ def test_another_encoding(tmp_path: Path, base: str) -> None:
     draft = draft_of(path, tmp_path, model=base, encoding="latin-1")
     assert load_recipe(draft.path).data.encoding == "latin-1"
     check(load_recipe(draft.path))
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("mark", ["utf-8", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("delimiter", ["\t", ",", ";"])
+def test_a_byte_order_mark_is_found(mark: str, delimiter: str, compressed: bool, tmp_path: Path, base: str) -> None:
+    """Excel's "Unicode text" is UTF-16 with tabs in a file that is called csv."""
+    rows = [{**row, "text": f"größe ĉ 貓 {row['text']}"} for row in labelled()]
+    path = tmp_path / ("rows.csv.gz" if compressed else "rows.csv")
+    content = "\ufeff".encode(mark) + write_csv(path, rows, delimiter).read_text("utf-8").encode(mark)
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    draft = draft_of(path, tmp_path, model=base)
+    assert draft.guess.labels == MOODS
+    recipe = load_recipe(draft.path)
+    assert recipe.data.encoding == ("utf-8-sig" if mark == "utf-8" else "utf-16")
+    assert recipe.run.output_dir.endswith("runs/rows")
+    check(recipe)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_without_a_byte_order_mark(encoding: str, tmp_path: Path, base: str) -> None:
+    path = write_csv(tmp_path / "rows.csv", labelled())
+    path.write_bytes(path.read_text("utf-8").encode(encoding))
+    recipe = load_recipe(draft_of(path, tmp_path, model=base).path)
+    assert recipe.data.encoding == encoding
+    check(recipe)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    content=st.binary(max_size=80), name=st.sampled_from(["csv", "tsv", "jsonl", "json", "conll", "conllu", "parquet"])
+)
+def test_no_content_is_an_internal_error(content: bytes, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("bytes")
+    for start in (b"", codecs.BOM_UTF8, codecs.BOM_UTF16_LE, b"text,label\n", b"[", b"\x1f\x8b\x08"):
+        (folder / f"rows.{name}").write_bytes(start + content)
+        (folder / "made.toml").unlink(missing_ok=True)
+        try:
+            draft = draft_of(folder / f"rows.{name}", folder)
+        except DataError:
+            continue
+        assert "\n".join(draft.lines()).encode()  # can be printed
 
 
 def test_a_missing_header_is_noted(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_tasks.data.formats import Format
-from bert_tasks.data.records import Record, Records, open_text
+from bert_tasks.data.records import Record, Records, is_encodable, open_text
 from bert_tasks.errors import DataError
 
 _LARGEST_CELL = 2**31 - 1
@@ -86,6 +86,12 @@ def _quoting_fault(error: csv.Error) -> str:
 def _header(cells: list[str], path: Path) -> tuple[str, ...]:
     if not cells:
         raise _empty(path)
+    undecodable = next((cell for cell in cells if not is_encodable(cell)), None)
+    if undecodable is not None:
+        raise DataError(
+            f"{path}:1: the column name {undecodable!r} has bytes that the encoding does not know; state the file's "
+            "encoding, e.g. encoding = 'latin-1'"
+        )
     named = [cell for cell in cells if cell != ""]
     twice = sorted({name for name in named if named.count(name) > 1})
     if twice:

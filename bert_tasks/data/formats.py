@@ -12,6 +12,8 @@ from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.squad_json import looks_like_squad
 from bert_tasks.errors import DataError
 
+GZIP_EXTENSION = ".gz"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
@@ -152,7 +154,7 @@ def file_format(name: str | None, path: Path) -> Format:
     """The format asked for, else the one of the file's extension; .json is SQuAD's or jsonl, as the file begins."""
     if name is not None:
         return named_format(name)
-    extension = path.suffix.lower()
+    extension = uncompressed(path).suffix.lower()
     if extension == ".json" and looks_like_squad(path):
         return FORMATS["squad"]
     fitting = [row for row in _ALL if extension in row.extensions]
@@ -161,11 +163,17 @@ def file_format(name: str | None, path: Path) -> Format:
     return fitting[0]
 
 
+def uncompressed(path: Path) -> Path:
+    """The path without ``.gz``, the extension of a compressed text file."""
+    return path.with_suffix("") if path.suffix.lower() == GZIP_EXTENSION else path
+
+
 def files_of_split(folder: Path, split: str, format: str | None) -> list[Path]:
     """The files in a folder that may hold a split, of the format or of any."""
     rows = _ALL if format is None else (named_format(format),)
     names = list(dict.fromkeys(f"{split}{extension}" for row in rows for extension in row.extensions))
-    plain = [path for path in (folder / name for name in names) if path.is_file()]
+    packed = [f"{name}{GZIP_EXTENSION}" for name in names if not name.endswith(".parquet")]
+    plain = [path for path in (folder / name for name in [*names, *packed]) if path.is_file()]
     patterns = dict.fromkeys(pattern.format(split=split) for row in rows for pattern in row.file_names)
     return plain + [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
 

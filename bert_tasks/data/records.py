@@ -1,18 +1,34 @@
 """What every reader yields: records as they stand in the file, before any value is judged.
 
-Owns the type, and the parsing of JSON lines and parquet files. Must not know tasks, labels or canonical
-values.
+Owns the type, the opening of text files (byte order marks, gzip), and the parsing of JSON and parquet files. Must not
+know tasks, labels or canonical values.
 """
 
 import codecs
+import gzip
+import io
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from bert_tasks.errors import DataError
+
+_GZIP = b"\x1f\x8b"
+_UTF8 = "utf-8-sig"  # it reads files without a mark, too
+_LOOKED_AT = 400
+_MANY_ZEROS, _FEW_ZEROS = 0.4, 0.1  # shares of zero bytes
+# Longer marks first: that of UTF-32 begins as that of UTF-16 does.
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, _UTF8),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 
 
 class Record(NamedTuple):
@@ -39,31 +55,119 @@ class Records(NamedTuple):
 
 @contextmanager
 def open_text(path: Path, *, encoding: str, newline: str) -> Iterator[TextIO]:
-    """The file as text without its byte order mark; undecodable bytes become surrogates, to be reported."""
-    codec = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
+    """The file as text without its byte order mark; undecodable bytes become surrogates, to be reported.
+
+    A byte order mark decides the encoding, whatever ``encoding`` says. A file that is compressed with gzip is
+    decompressed as it is read, whatever its name.
+    """
+    codec = _text_codec(path, encoding)
     try:
-        codecs.lookup(codec)
-    except LookupError as error:
-        raise DataError(f"{path}: {error}; state a Python encoding such as 'utf-8' or 'latin-1'") from error
-    try:
-        with path.open(encoding=codec, errors="surrogateescape", newline=newline) as lines:
-            yield lines
+        with path.open("rb") as file, _decompressed(file) as content:
+            marked = _marked_encoding(content.peek(4))
+            codec = codec if marked is None else marked
+            with io.TextIOWrapper(content, encoding=codec, errors="surrogateescape", newline=newline) as lines:
+                yield lines
     except UnicodeError as error:
-        raise DataError(f"{path}: not a text in {encoding!r} ({error}); state the file's encoding") from error
+        raise DataError(f"{path}: not a text in {codec!r} ({error}); state the file's encoding") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: damaged gzip data ({error}); compress the file again") from error
+
+
+def _marked_encoding(start: bytes) -> str | None:
+    """The encoding that the byte order mark at a file's start says; None without one."""
+    return next((name for mark, name in _MARKS if start.startswith(mark)), None)
+
+
+def is_encodable(text: str) -> bool:
+    """Whether the text has no bytes that the encoding did not know, and no half characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def found_encoding(path: Path, stated: str) -> str | None:
+    """The encoding that the first bytes of a file show, where it is not the stated one.
+
+    Args:
+        path: A text file; where it is compressed, its content is looked at.
+        stated: A Python encoding.
+
+    Returns:
+        What a byte order mark says; or, of a file that is said to be utf-8, UTF-16 without such a mark, in which every
+        second byte of Latin letters is zero.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    try:
+        with path.open("rb") as file, _decompressed(file) as content:
+            start = content.peek(_LOOKED_AT)[:_LOOKED_AT]
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: the file cannot be read: {error}") from error
+    marked = _marked_encoding(start)
+    if marked is not None or _text_codec(path, stated) != _UTF8:
+        return marked
+    zeros = [half.count(0) / max(len(half), 1) for half in (start[0::2], start[1::2])]
+    if max(zeros) > _MANY_ZEROS and min(zeros) < _FEW_ZEROS:
+        return "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
+    return None
+
+
+def _text_codec(path: Path, encoding: str) -> str:
+    """Python's name of the encoding; utf-8 may or may not begin with a mark."""
+    codec = _UTF8 if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
+    try:
+        "".encode(codec)  # also refuses codecs that are none of texts, such as base64
+    except (LookupError, ValueError) as error:
+        raise DataError(f"{path}: {error}; state a Python encoding such as 'utf-8' or 'latin-1'") from error
+    return codec
+
+
+def _decompressed(file: io.BufferedReader) -> io.BufferedReader:
+    """The file's content; it looks ahead instead of seeking, as standard input cannot."""
+    if not file.peek(2).startswith(_GZIP):
+        return file
+    return io.BufferedReader(gzip.GzipFile(fileobj=file, mode="rb"))
 
 
 @contextmanager
 def json_records(path: Path, *, encoding: str) -> Iterator[Records]:
+    """One object a line, or a JSON array of objects, which are numbered from 1; the first character decides."""
     with open_text(path, encoding=encoding, newline="\n") as lines:
-        yield Records(None, _json_rows(lines, path))
+        blank, first = 0, ""
+        for line in lines:
+            if not line.isspace():
+                first = line
+                break
+            blank += 1
+        if first.lstrip().startswith("["):
+            yield Records(None, _array_rows("\n" * blank + first + lines.read(), path))
+        else:
+            yield Records(None, _json_rows(chain([first], lines), start=blank + 1))
 
 
-def _json_rows(lines: Iterable[str], path: Path) -> Iterator[Record]:
-    for number, line in enumerate(lines, start=1):
-        if line.isspace():
+def _array_rows(text: str, path: Path) -> Iterator[Record]:
+    try:
+        array = json.loads(text)
+    except json.JSONDecodeError as error:
+        what = f"a JSON array that is not valid at column {error.colno}: {error.msg}"
+        hint = "; of rows in one object a line (jsonl), the file must begin with '{'"
+        raise DataError(f"{path}:{error.lineno}: {what}{hint}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: a JSON array that cannot be read: {error}") from error
+    for number, value in enumerate(array, start=1):
+        if isinstance(value, dict):
+            yield Record(number, value)
+        else:
+            yield Record(number, {}, f'expected an object such as {{"text": "..."}}, not {value!r:.60}', raw=str(value))
+
+
+def _json_rows(lines: Iterable[str], *, start: int) -> Iterator[Record]:
+    for number, line in enumerate(lines, start=start):
+        if line == "" or line.isspace():
             continue
-        if number == 1 and line.lstrip().startswith("["):
-            raise DataError(f"{path}: holds a JSON array; write one object a line (jsonl)")
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:

@@ -46,7 +46,7 @@ class DataSpec:
     validation_share: float = 0.1
     """Share of the training rows that is set aside where no validation rows are given or found."""
     encoding: str = "utf-8"
-    """Of text files."""
+    """Of text files; a byte order mark in a file decides its encoding, whatever stands here."""
     delimiter: str | None = None
     """Of csv files, such as `;`."""
 

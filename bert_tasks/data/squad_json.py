@@ -22,11 +22,11 @@ _LOOKED_AT = 4096
 def looks_like_squad(path: Path) -> bool:
     """Whether a .json file begins as SQuAD's do; false for a file that cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_text(path, encoding="utf-8", newline="\n") as file:
             start = file.read(_LOOKED_AT)
-    except OSError:
+    except (OSError, DataError):
         return False
-    return _START.match(start.decode("utf-8-sig", errors="replace")) is not None
+    return _START.match(start) is not None
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Reading of files: what must come through unchanged, and what must be reported."""
 
+import codecs
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -87,13 +89,48 @@ def test_the_process_wide_cell_limit_is_put_back(read: Read) -> None:
     assert csv.field_size_limit() == before
 
 
-@pytest.mark.parametrize(("encoding", "shown"), [("latin-1", "latin-1"), ("utf-16", "utf-16")])
-def test_other_encodings_are_read_when_stated(read: Read, encoding: str, shown: str) -> None:
-    content = "text,label\ncafé,x\n".encode(encoding)
+@pytest.mark.parametrize("header", ["text,label", "text,label,größe"])
+def test_other_encodings_are_read_when_stated(read: Read, header: str) -> None:
+    content = f"{header}\ncafé,x{',1' if 'größe' in header else ''}\n".encode("latin-1")
     with pytest.raises(DataError) as error:
         read(content)
-    assert f"encoding = '{shown}'" in message(error)
-    assert texts(read(content, encoding=encoding)) == ["café"]
+    assert "encoding = 'latin-1'" in message(error)
+    assert str(error.value).encode()  # can be printed
+    assert texts(read(content, encoding="latin-1")) == ["café"]
+
+
+MARKS = {
+    "utf-8": codecs.BOM_UTF8,
+    "utf-16-le": codecs.BOM_UTF16_LE,
+    "utf-16-be": codecs.BOM_UTF16_BE,
+    "utf-32-le": codecs.BOM_UTF32_LE,
+    "utf-32-be": codecs.BOM_UTF32_BE,
+}
+CONTENTS = {
+    "rows.csv": "text,label\r\ncafé ĉ 貓,x\r\n",
+    "rows.tsv": "text\tlabel\r\ncafé ĉ 貓\tx\r\n",
+    "rows.jsonl": '{"text": "café ĉ 貓", "label": "x"}\n',
+    "rows.json": '[{"text": "café ĉ 貓", "label": "x"}]',
+}
+
+
+@pytest.mark.parametrize("stated", ["utf-8", "latin-1", "same"])
+@pytest.mark.parametrize("encoding", MARKS)
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_byte_order_mark_decides_the_encoding(read: Read, name: str, encoding: str, stated: str) -> None:
+    content = MARKS[encoding] + CONTENTS[name].encode(encoding)
+    assert texts(read(content, name, encoding=encoding if stated == "same" else stated)) == ["café ĉ 貓"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("name", CONTENTS)
+def test_compressed_files_are_read_whatever_their_name(read: Read, name: str, encoding: str) -> None:
+    content = gzip.compress(CONTENTS[name].encode(encoding))
+    assert texts(read(content, f"{name}.gz")) == texts(read(content, name)) == ["café ĉ 貓"]
+    with pytest.raises(DataError, match="damaged gzip data"):
+        read(content[:-12], f"cut-{name}.gz")
+    with pytest.raises(DataError, match="damaged gzip data"):
+        read(content[:12] + bytes([content[12] ^ 0xFF]) + content[13:], f"broken-{name}.gz")
 
 
 def test_an_undecodable_byte_is_reported_with_its_line(read: Read) -> None:
@@ -104,8 +141,9 @@ def test_an_undecodable_byte_is_reported_with_its_line(read: Read) -> None:
 
 
 def test_an_unknown_encoding_is_named(read: Read) -> None:
-    with pytest.raises(DataError, match="unknown encoding: utf-99"):
-        read("text,label\na,x\n", encoding="utf-99")
+    for encoding, what in (("utf-99", "unknown encoding: utf-99"), ("base64", "not a text encoding"), ("a\0", "null")):
+        with pytest.raises(DataError, match=what):
+            read("text,label\na,x\n", encoding=encoding)
     with pytest.raises(DataError, match=r"rows.csv: not a text in 'utf-16'"):
         read("text,label\na,xy\n", encoding="utf-16")
 
@@ -173,7 +211,7 @@ def test_broken_quoting_is_a_problem_of_its_row(read: Read, content: str, line: 
         ("txt,label\na,b\n", "the columns there are: 'label', 'txt'"),
         ("txt,label\na,b\n", '[data.columns] text = "NAME"'),
         ("text,rating\na,b\n", "no column 'label'"),
-        (b"PK\x03\x04text,label\n", "a compressed file or a spreadsheet"),
+        (b"PK\x03\x04text,label\n", "a zip file or a spreadsheet"),
     ],
 )
 def test_a_problem_of_the_whole_file_has_its_own_message(read: Read, content: str | bytes, said: str) -> None:
@@ -291,8 +329,17 @@ def test_bad_json_lines_are_all_reported(read: Read) -> None:
 
 
 def test_json_files_of_another_shape(read: Read) -> None:
-    with pytest.raises(DataError, match="holds a JSON array; write one object a line"):
-        read('[{"text": "a"}]', "rows.json")
+    rows = [{"text": f"row {number}", "label": "x"} for number in range(5)]
+    for content in (json.dumps(rows), "\n " + json.dumps(rows, indent=2)):
+        table = read(content, "rows.json")
+        assert [(row["text"], row["line"]) for row in table] == [(f"row {n}", n + 1) for n in range(5)]
+    with pytest.raises(BadRowsError, match=r"rows.json:2: expected an object such as .*, not 'b'"):
+        read('[{"text": "a", "label": "x"}, "b"]', "rows.json")
+    for content in ('[{"text": "a"}, {"te', '["a", "b"]\n["c", "d"]\n', "[" * 100_000):
+        with pytest.raises(DataError, match="a JSON array that"):
+            read(content, "rows.json")
+    with pytest.raises(DataError, match="no rows"):
+        read("[]", "rows.json")
     with pytest.raises(DataError, match="no column 'text', did you mean 'texts'"):
         read('{"texts": "a", "label": "x"}\n', "rows.jsonl")
 
