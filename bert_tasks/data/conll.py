@@ -5,7 +5,7 @@ tag schemes.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.records import Record, Records, open_text
 
-_DOCUMENT = "-DOCSTART-"
+_DOCUMENT = re.compile(r"-DOCSTART-(?![^ \t])")
 _BLANK = " \t"
 _UNIVERSAL = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 _CHUNK_TAG = re.compile(r"O|[BIESLUM]-\D.*")
@@ -54,11 +54,23 @@ def conll_records(path: Path, *, encoding: str) -> Iterator[Records]:
     its number as text, the word being ``"0"``, and ``document``, the number of the document, once a -DOCSTART- line
     has started one.
 
-    The first word decides what parts the columns: a tab, if its line has one, else spaces or tabs in any number. A
-    line that starts with "# " is a comment, unless it has a column for each of the file's and its last is a tag.
+    The first word decides what parts the columns: a tab, if its line has one, else spaces or tabs in any number.
+
+    A line that starts with "# " or "#" and a tab is a comment if its number of columns is not the file's. Otherwise it
+    is a word within a sentence and in a file with tabs. Before the first word of a sentence, in a file with spaces, it
+    is a word if its last column is a tag: a chunk tag, "#" (Penn's tag of "#"), or a tag of another word of the file.
     """
+
+    def certain() -> _Columns:
+        found = _Columns()
+        if path.is_file():  # a pipe cannot be read twice: there the tags so far have to do
+            with open_text(path, encoding=encoding, newline="\n") as lines:
+                for _ in found.records(lines):
+                    pass
+        return found
+
     with open_text(path, encoding=encoding, newline="\n") as lines:
-        yield Records(None, _Columns().records(lines))
+        yield Records(None, _Columns(certain).records(lines))
 
 
 @contextmanager
@@ -73,9 +85,16 @@ def conllu_records(path: Path, *, encoding: str) -> Iterator[Records]:
 
 
 class _Columns:
-    """What is known of a CoNLL file as its lines go by."""
+    """What is known of a CoNLL file as its lines go by.
 
-    def __init__(self) -> None:
+    Args:
+        certain: reads the file ahead, for the columns and tags of the lines that can only be words; it is called at the
+            first line that may be a comment. None: this is that reading, which leaves such lines out.
+    """
+
+    def __init__(self, certain: "Callable[[], _Columns] | None" = None) -> None:
+        self.certain = certain
+        self.ahead: _Columns | None = None
         self.width: int | None = None
         self.tabs = False
         self.documents = 0
@@ -84,7 +103,7 @@ class _Columns:
     def records(self, lines: Iterable[str]) -> Iterator[Record]:
         sentence = _Sentence()
         for number, line in _numbered(lines):
-            starts_document = line.startswith(_DOCUMENT)
+            starts_document = _DOCUMENT.match(line) is not None
             if starts_document or line.strip(_BLANK) == "":
                 yield from self._finished(sentence)
                 sentence = _Sentence()
@@ -94,9 +113,9 @@ class _Columns:
         yield from self._finished(sentence)
 
     def _read(self, sentence: _Sentence, number: int, line: str) -> None:
-        cells = self._cells(line)
-        if line.startswith(("# ", "#\t")) and not self._is_word(cells):
+        if line.startswith(("# ", "#\t")) and not self._is_word(line, inside=bool(sentence.texts)):
             return
+        cells = self._cells(line)
         sentence.texts.append(line)
         if self.width is None:
             self.width, self.tabs = len(cells), "\t" in line
@@ -116,9 +135,19 @@ class _Columns:
             return [cell.strip(" ") for cell in line.split("\t")]
         return re.split(r"[ \t]+", line.strip(_BLANK))
 
-    def _is_word(self, cells: list[str]) -> bool:
-        fits = len(cells) > 1 if self.width is None else len(cells) == self.width
-        return fits and (cells[-1] in self.tags or _CHUNK_TAG.fullmatch(cells[-1]) is not None)
+    def _is_word(self, line: str, *, inside: bool) -> bool:
+        """Whether a line that starts like a comment is a word, ``inside`` a sentence or before its first word."""
+        if not inside and self.certain is None:
+            return False
+        if self.certain is not None and self.ahead is None:
+            self.ahead = self.certain()
+        if self.width is None and self.ahead is not None:
+            self.width, self.tabs = self.ahead.width, self.ahead.tabs
+        cells = self._cells(line)
+        if len(cells) != self.width if self.width is not None else len(cells) == 1:
+            return False
+        tags = self.tags if self.ahead is None else self.tags | self.ahead.tags
+        return inside or self.tabs or cells[-1] in tags or _is_tag(cells[-1])
 
     def _finished(self, sentence: _Sentence) -> Iterator[Record]:
         yield from sentence.faulty()
@@ -132,6 +161,11 @@ class _Columns:
         if self.documents:
             cells["document"] = str(self.documents - 1)
         yield Record(sentence.line, cells)
+
+
+def _is_tag(cell: str) -> bool:
+    """Whether a cell is a tag whatever tags the file has."""
+    return cell == "#" or _CHUNK_TAG.fullmatch(cell) is not None
 
 
 def _universal_records(lines: Iterable[str]) -> Iterator[Record]:

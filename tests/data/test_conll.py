@@ -1,5 +1,7 @@
 """Sentences with one word a line: CoNLL columns and CoNLL-U."""
 
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +15,7 @@ from bert_tasks.data.conll import conll_records
 from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
+from bert_tasks.tasks.token_classification import TokenClassification, TokenPrediction
 
 WORDS = Column(name="words", kind="words")
 TAGS = Column(name="tags", kind="tags", required=False)
@@ -76,7 +79,13 @@ def test_documents(read: Read) -> None:
         pytest.param("#\tO\na\tO\n", ["#", "a"], id="first, tabs"),
         pytest.param("# O\na O\n", ["#", "a"], id="first, spaces"),
         pytest.param("a O\n# O\n", ["a", "#"], id="spaces"),
-        pytest.param("a NN\nb SYM\n# SYM\n# x\n", ["a", "b", "#"], id="only tags that stood before"),
+        pytest.param("a NN\n# x\n# one two\n", ["a", "#"], id="within a sentence"),
+        pytest.param("# SYM\na NN\n\nb SYM\n", ["#", "a"], id="a tag of a later word"),
+        pytest.param("# #\na NN\n", ["#", "a"], id="Penn's tag"),
+        pytest.param("# #\n", ["#"], id="alone"),
+        pytest.param("#\tx\na\ty\n", ["#", "a"], id="any tag after a tab"),
+        pytest.param("# of O\n# O\na O\n", ["#", "a"], id="a comment that ends in a tag"),
+        pytest.param("-DOCSTART-s O\na O\n", ["-DOCSTART-s", "a"], id="a longer word than -DOCSTART-"),
         pytest.param("#tag O\n## O\n", ["#tag", "##"], id="more than a hash"),
         pytest.param("a\tO\n# b\tO\n", ["a", "# b"], id="a hash in a longer word"),
         pytest.param(
@@ -134,6 +143,15 @@ def test_files_without_sentences(read: Read) -> None:
             read(content, "rows.txt", columns=COLUMNS)
 
 
+def read_back(content: str) -> list[list[tuple[str, str]]]:
+    """(word, tag) of each sentence of a file."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.conll"
+        path.write_bytes(content.encode())
+        with conll_records(path, encoding="utf-8") as records:
+            return [list(zip(row.cells["words"], row.cells["tags"], strict=True)) for row in records.rows]
+
+
 word = st.text(st.characters(codec="utf-8", exclude_characters="\t\n\r\ufeff"), max_size=4).map(
     lambda text: text.strip(" ")
 )
@@ -147,12 +165,56 @@ tag = st.sampled_from(["O", "B-PER", "I-PER", "S-a-b"])
 @settings(max_examples=60, deadline=None)
 def test_what_is_written_with_tabs_comes_back(text: list[list[tuple[str, str]]], end: str) -> None:
     content = end.join(end.join("\t".join(cells) for cells in sentence) + end for sentence in text)
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.conll"
-        path.write_bytes(content.encode())
-        with conll_records(path, encoding="utf-8") as records:
-            read_back = [list(zip(row.cells["words"], row.cells["tags"], strict=True)) for row in records.rows]
-    assert read_back == text
+    assert read_back(content) == text
+
+
+hashes = st.lists(st.sampled_from(["#", "##", "#a", "a", "b"]), min_size=1, max_size=4)
+penn = st.sampled_from(["#", "$", "NN", "SYM", "O", "B-X", "x"])
+comments = st.lists(st.sampled_from(["# one", "# a b c d e f", "# text = # #", "# id 7"]), max_size=2)
+
+
+@given(
+    text=st.lists(st.tuples(comments, hashes, st.data()), min_size=1, max_size=4),
+    between=st.sampled_from(["\t", " "]),
+    more=st.sampled_from([(), ("_", "B-NP")]),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_word_is_lost_to_a_comment(
+    text: list[tuple[list[str], list[str], st.DataObject]], between: str, more: tuple[str, ...]
+) -> None:
+    """Every tag is that of a word without a hash somewhere, which is how a reader knows it; here at the file's end."""
+    sentences = [(above, [(word, data.draw(penn)) for word in words]) for above, words, data in text]
+    used = sorted({tag for _, rows in sentences for _, tag in rows})
+    sentences.append(([], [("w", tag) for tag in used]))
+    blocks = [[*above, *(between.join([word, *more, tag]) for word, tag in rows)] for above, rows in sentences]
+    content = "".join("\n".join(block) + "\n\n" for block in blocks)
+    assert read_back(content) == [rows for _, rows in sentences]
+
+
+@given(st.lists(hashes, min_size=1, max_size=4), st.data())
+@settings(max_examples=60, deadline=None)
+def test_rendered_predictions_come_back(text: list[list[str]], data: st.DataObject) -> None:
+    """What ``predict`` writes as CoNLL holds every word, a sentence's first one too."""
+    task = TokenClassification(labels=("#", "NN", "SYM"), scheme="raw")
+    tags = [[data.draw(st.sampled_from(task.labels)) for _ in words] for words in text]
+    text, tags = [*text, ["w", "w"]], [*tags, ["NN", "SYM"]]
+    predictions = [
+        TokenPrediction(words=tuple(words), tags=tuple(given), scores=(1.0,) * len(words), entities=())
+        for words, given in zip(text, tags, strict=True)
+    ]
+    content = task.render(".conll", predictions, [{"words": words} for words in text])[""]
+    assert [[word for word, _ in sentence] for sentence in read_back(content)] == text
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    """It cannot be read ahead: only the tags so far tell a word from a comment."""
+    pipe = tmp_path / "rows.conll"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("# one\na NN\n\n# NN\n# x\n",))
+    writer.start()
+    with conll_records(pipe, encoding="utf-8") as records:
+        assert [row.cells["words"] for row in records.rows] == [["a"], ["#", "#"]]
+    writer.join()
 
 
 UNIVERSAL = """\
