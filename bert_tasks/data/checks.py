@@ -77,6 +77,8 @@ class DataReport:
 def infer_labels(table: "RowTable", columns: Sequence[Column]) -> tuple[str, ...]:
     """The distinct labels of a table: in numeric order if all are integers, else sorted as text; tags in IOB2.
 
+    Integers of equal value ("1", "01", "+1") are different labels, in the order of their text.
+
     Raises:
         DataError: if they look like numbers or ids, or differ in letter case only.
     """
@@ -98,8 +100,8 @@ def infer_labels(table: "RowTable", columns: Sequence[Column]) -> tuple[str, ...
                 f"{table.source}: the labels {other!r} and {name!r} differ in letter case only; "
                 "write one of them, or state both in settings.labels"
             )
-    is_numeric = all(is_integer(name) for name in found)
-    return tuple(sorted(found, key=int) if is_numeric else sorted(found))
+    names = sorted(found)  # a set has another order in each process, and sorting by value alone keeps it for equals
+    return tuple(sorted(names, key=int) if all(map(is_integer, names)) else names)
 
 
 def check_labels(tables: Sequence["RowTable"], columns: Sequence[Column], labels: Sequence[str]) -> None:

@@ -20,7 +20,8 @@ _FEW = 10  # one odd tag in so many is taken for a mistake
 
 
 def is_integer(value: str) -> bool:
-    return re.fullmatch(r"[+-]?\d+", value) is not None
+    """Whether a label is a whole number; one of more digits than Python converts is a name."""
+    return re.fullmatch(r"[+-]?\d{1,4300}", value) is not None
 
 
 @dataclass

@@ -27,6 +27,7 @@ from bert_tasks.model.inputs import Data, load_table, tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import OptimSection, RunSection, sections
 from bert_tasks.training import outputs, run_folder
+from bert_tasks.training.agreement import check_agreement
 from bert_tasks.training.facts import announce, run_facts, tracker_config
 from bert_tasks.training.job import FitResult, Job
 from bert_tasks.training.journal import Journal
@@ -104,6 +105,7 @@ def run_job(job: Job, *, overwrite: bool = False, progress: bool = True) -> FitR
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with _locked(job, accelerator):
         try:
+            check_agreement(job, accelerator)
             rehearse(model, job.splits, job.optim, job.run, accelerator)
             earlier = None if overwrite else from_first_process(accelerator, lambda: run_folder.earlier_run(job))
             if earlier is not None and earlier.summary is not None and earlier.is_complete:

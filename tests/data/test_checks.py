@@ -1,7 +1,14 @@
 """Label checks and the data report."""
 
+import os
+import subprocess
+import sys
+from random import Random
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bert_tasks.data.checks import TokenCounts, check_labels, check_splits, data_report, infer_labels
 from bert_tasks.data.columns import Column
@@ -26,6 +33,50 @@ def test_labels_are_in_numeric_or_text_order() -> None:
     assert infer_labels(labelled("b", "a10", "a2", "b"), COLUMNS) == ("a10", "a2", "b")
     sets = RowTable.from_rows([{"text": "a", "labels": ["y", "x"]}, {"text": "b", "labels": []}], columns=SETS)
     assert infer_labels(sets, SETS) == ("x", "y")
+
+
+INTEGERS = st.builds(
+    lambda sign, zeros, value: f"{sign}{'0' * zeros}{value}",
+    st.sampled_from(["", "+", "-"]),
+    st.integers(0, 2),
+    st.integers(0, 12),
+)
+
+
+@given(st.lists(INTEGERS, min_size=2, max_size=12, unique=True), st.randoms())
+def test_the_order_of_integer_labels_is_total(names: list[str], chance: Random) -> None:
+    mixed = list(names)
+    chance.shuffle(mixed)
+    expected = tuple(sorted(names, key=lambda name: (int(name), name)))
+    assert infer_labels(labelled(*names), COLUMNS) == infer_labels(labelled(*mixed), COLUMNS) == expected
+
+
+def test_the_order_of_labels_does_not_depend_on_the_process() -> None:
+    """A set of texts has another order under each PYTHONHASHSEED."""
+    names = ["1", "01", "+1", "001", "+01", "0", "-0", "+0", "00", "2"]
+    code = (
+        "from bert_tasks.data.checks import infer_labels\n"
+        "from bert_tasks.data.columns import Column\n"
+        "from bert_tasks.data.table import RowTable\n"
+        "columns = (Column(name='text', kind='text'), Column(name='label', kind='label'))\n"
+        f"rows = [{{'text': 'a', 'label': name}} for name in {names}]\n"
+        "print(infer_labels(RowTable.from_rows(rows, columns=columns), columns))"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert printed == {str(("+0", "-0", "0", "00", "+01", "+1", "001", "01", "1", "2"))}
+
+
+def test_a_label_of_more_digits_than_python_converts_is_a_name() -> None:
+    assert infer_labels(labelled("1" * 5000, "2", "10"), COLUMNS) == ("10", "1" * 5000, "2")
 
 
 def test_numbers_and_ids_are_not_taken_for_labels() -> None:
