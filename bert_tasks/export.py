@@ -32,7 +32,7 @@ from bert_tasks.encoder.heads import ChainHead
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.locking import locked
 from bert_tasks.model.exported import GRAPH, RECORD
-from bert_tasks.model.inputs import Data, load_table
+from bert_tasks.model.inputs import Data, as_trained, load_table
 from bert_tasks.model.onnx import (
     LIBRARIES,
     OPSET,
@@ -196,6 +196,7 @@ def _own_files(folder: Path) -> set[str]:
 
 
 def _rows(model: TaskModel, data: Data, how: Reading) -> list[Row]:
+    data, how = as_trained(model, data, how)
     table = load_table(data, model.task, reading=how, targets="unread")
     if len(table) == 0:
         raise DataError(f"{table.source}: no rows to verify the graph with")

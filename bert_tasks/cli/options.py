@@ -11,15 +11,24 @@ if TYPE_CHECKING:
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a TOML file.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="E.g. optim.epochs=1.")]
 OutputDir = Annotated[Path | None, typer.Option(help="The run's folder; replaces run.output_dir.")]
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or package:NAME/PATH.")]
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="The folder of a model or a run, a hub id, or package:NAME/PATH.")
+]
 DataFile = Annotated[Path, typer.Option(help="A csv, tsv, jsonl or parquet file.")]
 DataFormat = Annotated[str | None, typer.Option(help="E.g. glue/sst2; default: by the file's extension.")]
 Columns = Annotated[
     list[str] | None,
-    typer.Option("--column", metavar="TASK=FILE", help="A column's name in the file: text=review."),
+    typer.Option(
+        "--column",
+        metavar="TASK=FILE",
+        help="A column's name in the file: text=review. Default: as in training, where the file has it.",
+    ),
 ]
 Delimiter = Annotated[str | None, typer.Option(help="Of a csv file, e.g. ';'.")]
 Encoding = Annotated[str, typer.Option(help="Of a text file.")]
+TrainedEncoding = Annotated[
+    str | None, typer.Option("--encoding", help="Of a text file; default: as in training, else utf-8.")
+]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
 OwnTask = Annotated[
     str | None, typer.Option("--task", metavar="NAME", help="The task, or MODULE:CLASS, if the folder does not say it.")

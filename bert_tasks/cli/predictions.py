@@ -10,12 +10,12 @@ from bert_tasks.cli.options import (
     Columns,
     DataFormat,
     Delimiter,
-    Encoding,
     ModelName,
     OwnTask,
     Precision,
     Revision,
     Settings,
+    TrainedEncoding,
     column_names,
     settings,
     task_class,
@@ -33,7 +33,7 @@ def predict(
     format: DataFormat = None,
     column: Columns = None,
     delimiter: Delimiter = None,
-    encoding: Encoding = "utf-8",
+    encoding: TrainedEncoding = None,
     keep_columns: Annotated[str, typer.Option(help="The input's columns to write too: all, none, or id,text.")] = "all",
     on_error: Annotated[
         Literal["fail", "skip"], typer.Option(help="skip: leave bad rows out and write them, with reasons, to a file.")

@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bert_tasks.data.arrow_cache import cache_folder, digest, file_digest, kept_or_written, store
 from bert_tasks.data.columns import Column
@@ -41,12 +42,20 @@ class Reading:
         columns: the task's columns -> the file's, where the names differ.
         format: such as ``glue/sst2``; default: by the file's extension.
         delimiter: of a csv file, where it is not the extension's.
+        encoding: of a text file; default: UTF-8.
     """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     columns: Mapping[str, str] | None = None
     format: str | None = None
     delimiter: str | None = None
-    encoding: str = "utf-8"
+    encoding: str | None = None
+
+    @property
+    def codec(self) -> str:
+        """The encoding to read a text file in."""
+        return "utf-8" if self.encoding is None else self.encoding
 
     def has(self, column: str) -> bool:
         """Whether a column of the task is named here, or known of the format."""
@@ -284,11 +293,18 @@ def column_names(path: Path, how: Reading) -> list[str]:
         DataError: the file cannot be read.
     """
     layout = file_format(how.format, _existing_file(path))
-    with file_records(path, layout, encoding=how.encoding, delimiter=how.delimiter) as records:
-        if records.columns is not None:
-            return list(records.columns)
-        first = next(iter(records.rows), None)
-        return [] if first is None else list(first.cells)
+    with file_records(path, layout, encoding=how.codec, delimiter=how.delimiter) as records:
+        return peeked(records)[1]
+
+
+def peeked(records: Records) -> tuple[Records, list[str]]:
+    """The same records, and the names of their columns: those of the header, or of the first row."""
+    if records.columns is not None:
+        return records, list(records.columns)
+    first = next(records.rows, None)
+    if first is None:
+        return records, []
+    return Records(None, chain([first], records.rows)), list(first.cells)
 
 
 def wanted_columns(plan: Plan) -> list[str] | None:

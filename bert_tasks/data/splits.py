@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
 from bert_tasks.data.problems import BadRowsError, Problems, did_you_mean
-from bert_tasks.data.readers import hub_splits, read_hub, read_table
+from bert_tasks.data.readers import Reading, hub_splits, read_hub, read_table
 from bert_tasks.data.set_aside import set_aside
+from bert_tasks.data.stored_reading import training_reading
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
@@ -69,6 +70,17 @@ class Splits:
 
     train: RowTable
     validation: dict[str, RowTable]
+
+
+def stored_reading(spec: DataSpec) -> Reading:
+    """What a model that is trained on these rows should remember of how they were read."""
+    given = Reading(
+        columns=spec.columns,
+        format=spec.format,
+        delimiter=spec.delimiter,
+        encoding=None if spec.encoding == "utf-8" else spec.encoding,
+    )
+    return training_reading(given, None if spec.dataset is not None else _places(spec)[0])
 
 
 def load_splits(

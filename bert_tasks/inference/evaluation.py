@@ -24,7 +24,7 @@ from bert_tasks.data.readers import Reading
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, DataError, GivenUpError
 from bert_tasks.inference.processes import first_process_first, from_first_process, make_accelerator
-from bert_tasks.model.inputs import Data, load_table, tokenized
+from bert_tasks.model.inputs import Data, as_trained, load_table, tokenized
 from bert_tasks.model.onnx import DType, Logits, logits_of
 from bert_tasks.model.predicting import batch_logits, batch_tokens, summaries
 from bert_tasks.model.task_model import TaskModel
@@ -168,6 +168,7 @@ def evaluate(
     how = Reading(**reading)
     loaded = load_trained(model, task=task, settings=settings, data=data, reading=how, revision=revision)
     run = logits_of(loaded.to(accelerator.device), dtype)
+    data, how = as_trained(loaded, data, how)
 
     def load() -> tuple[RowTable, Samples]:
         table = load_table(data, loaded.task, reading=how)

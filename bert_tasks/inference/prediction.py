@@ -29,7 +29,7 @@ from bert_tasks.inference.rows_out import StreamWriter, Writing
 from bert_tasks.inference.shards import check_same_rows, part_rows, run_parts
 from bert_tasks.inference.targets import STANDARD, Predicted, Target, target_of
 from bert_tasks.inference.work import Work
-from bert_tasks.model.inputs import Data, load_table
+from bert_tasks.model.inputs import Data, as_trained, load_table
 from bert_tasks.model.onnx import DType, logits_of
 from bert_tasks.model.predicting import predict_rows
 from bert_tasks.model.task_model import TaskModel
@@ -100,6 +100,7 @@ def predict(
     if torch.cuda.is_available():
         loaded.to("cuda")
     run = logits_of(loaded, dtype)
+    data, how = as_trained(loaded, data, how)
     table = load_table(data, loaded.task, reading=how, targets="unread")
     return list(predict_rows(loaded, table, run=run))
 
@@ -158,11 +159,13 @@ def _predict_stream(job: _Job, reading: Reading, stream: IO[bytes]) -> Predicted
 def _predict_table(job: _Job, data: Data, reading: Reading, name: str) -> Predicted:
     target, task, skips = job.target, job.work.model.task, job.work.writing.skips
     shows_targets = target.rendered and task.renders_targets
+    read, reading = as_trained(job.work.model, data, reading)
+    job = replace(job, work=replace(job.work, names=reading.columns))
     keep = "none" if target.rendered else job.work.writing.keep_columns
 
     def load() -> RowTable:
         targets: Literal["optional", "unread"] = "optional" if shows_targets else "unread"
-        return load_table(data, task, reading=reading, targets=targets, name=name, keep=keep, skips=skips)
+        return load_table(read, task, reading=reading, targets=targets, name=name, keep=keep, skips=skips)
 
     table = first_process_first(job.accelerator, load)
     check_same_rows(job.accelerator, table)

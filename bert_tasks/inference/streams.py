@@ -10,18 +10,19 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from bert_tasks.data.arrow_cache import cache_folder
-from bert_tasks.data.formats import named_format
+from bert_tasks.data.formats import Format, named_format
 from bert_tasks.data.judge import Judge, Plan, check_columns, make_plan
 from bert_tasks.data.kept import FAULT
 from bert_tasks.data.problems import Problems, raise_problems
-from bert_tasks.data.readers import Reading, file_records, wanted_columns
+from bert_tasks.data.readers import Reading, file_records, peeked
+from bert_tasks.data.stored_reading import with_columns, with_file_options
 from bert_tasks.errors import BertTasksError, DataError, UsageError
 from bert_tasks.inference.finish import reject_line
 from bert_tasks.inference.rows_out import LINE, StreamWriter
@@ -99,16 +100,12 @@ def predict_stream(work: Work, reading: Reading, out: StreamWriter, rejects: Pat
         DataError: no rows, or a column is not there.
         ClosedPipeError: nobody reads the output any more.
     """
-    columns = [column for column in work.model.task.columns if not column.is_target]
-    layout, writing = named_format(checked_format(reading)), work.writing
-    names: Mapping[str, str] = {} if reading.columns is None else reading.columns
-    names = {name: value for name, value in names.items() if name in {column.name for column in columns}}
-    keep = writing.keep_columns
-    plan = make_plan(columns, names, layout.columns, layout, "optional", None, CALLED, keep=keep, skips=True)
+    writing, reader = work.writing, _Reader(work, reading, source)
     done = Streamed()
     with ExitStack() as stack:
         file = None if rejects is None else stack.enter_context(rejects.open("w", encoding="utf-8"))
-        for block in _blocks(_Reader(plan, reading, source), whole=work.model.task.reads_neighbours):
+        for block in _blocks(reader, whole=work.model.task.reads_neighbours):
+            work = replace(work, names=reader.names)
             bad = next((number for number, row in enumerate(block) if row.get(FAULT) is not None), len(block))
             _predict_block(work, block if writing.skips else block[:bad], out, done)
             faults = [row for row in block if row.get(FAULT) is not None]
@@ -144,8 +141,10 @@ def _blocks(reader: "_Reader", *, whole: bool) -> Iterator[list[Row]]:
 class _Reader:
     """Reads rows beside the work on them, so that a slow source does not hold back those that are there."""
 
-    def __init__(self, plan: Plan, reading: Reading, source: Path) -> None:
-        self._plan, self._reading, self._source = plan, reading, source
+    def __init__(self, work: Work, reading: Reading, source: Path) -> None:
+        """``names``, the task's columns -> the input's, are known when the first row is."""
+        self.names: Mapping[str, str] = {}
+        self._work, self._reading, self._source = work, reading, source
         self._rows: queue.Queue[Row | None] = queue.Queue(maxsize=2 * predicting.CHUNK_ROWS)
         self._ended = self._complete = False
         self._failure: Exception | None = None
@@ -175,12 +174,23 @@ class _Reader:
         if not self._complete:
             raise BertTasksError(f"{CALLED}: reading ended before the input did: please report this")
 
+    def _plan(self, reading: Reading, layout: Format, present: Collection[str]) -> Plan:
+        """``present``: the columns that are there, as far as the first row tells."""
+        model = self._work.model
+        columns = [column for column in model.task.columns if not column.is_target]
+        names = with_columns(reading, model.reading, columns, present).columns
+        known = {column.name for column in columns}
+        self.names = {} if names is None else {task: name for task, name in names.items() if task in known}
+        keep = self._work.writing.keep_columns
+        return make_plan(columns, self.names, layout.columns, layout, "optional", None, CALLED, keep=keep, skips=True)
+
     def _read(self) -> None:
-        plan, how = self._plan, self._reading
+        how = with_file_options(self._reading, self._work.model.reading, None)
         layout = named_format(checked_format(how))
-        options: dict[str, Any] = {"encoding": how.encoding, "delimiter": how.delimiter, "wanted": wanted_columns(plan)}
         try:
-            with file_records(self._source, layout, **options) as records:
+            with file_records(self._source, layout, encoding=how.codec, delimiter=how.delimiter) as found:
+                records, present = peeked(found)
+                plan = self._plan(how, layout, present)
                 if records.columns is not None:
                     check_columns(records.columns, plan)
                 judge = Judge(plan, set() if records.columns is None else set(records.columns))

@@ -4,7 +4,7 @@ Owns the key under which features are kept. Must not know processes or what is d
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -16,6 +16,7 @@ from bert_tasks.data.columns import Row
 from bert_tasks.data.features_cache import cached_features
 from bert_tasks.data.kept import Keep
 from bert_tasks.data.readers import Reading, read_table
+from bert_tasks.data.stored_reading import known_names, reading_of_file, renamed_row
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 from bert_tasks.model.predicting import tokenizer_of
@@ -26,6 +27,31 @@ from bert_tasks.tasks.base import Task
 FEATURE_ROWS = 1000  # rows per call of ``Task.features``
 
 Data = str | Path | RowTable | Sequence[Row]
+
+
+def as_trained(model: TaskModel, data: Data, given: Reading) -> tuple[Data, Reading]:
+    """What to read and how, where a name or an option that is not given is as it was in training, if that fits.
+
+    Returns:
+        The data, rows in memory under the task's names, and the options for a file.
+    """
+    columns = model.task.columns
+    if isinstance(data, str | Path):
+        return data, reading_of_file(given, model.reading, Path(data), columns)
+    if isinstance(data, RowTable):
+        return data, given
+    stated = {} if given.columns is None else given.columns
+    stored = {task: name for task, name in known_names(model.reading, columns).items() if task not in stated}
+    return [_under_task_names(row, stated, stored) for row in data], given
+
+
+def _under_task_names(row: Row, stated: Mapping[str, str], stored: Mapping[str, str]) -> Row:
+    """The row; a stated name replaces the task's own, a stored one only where the row lacks that. No row: unchanged."""
+    if not isinstance(row, Mapping):
+        return row
+    kept = {name: value for name, value in row.items() if name not in stated}
+    chosen = {name: row[other] for name, other in stated.items() if other in row}
+    return renamed_row({**kept, **chosen}, stored)
 
 
 def load_table(
@@ -66,7 +92,7 @@ def load_table(
         format=how.format,
         targets=needed,
         labels=task.labels,
-        encoding=how.encoding,
+        encoding=how.codec,
         delimiter=how.delimiter,
         keep=keep,
         skips=skips,

@@ -6,6 +6,7 @@ in order. Memory depends on the chunk, not on the number of rows. Must not know 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.batching import longest_first
 from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.stored_reading import known_names, renamed_row
 from bert_tasks.data.values import BadValueError, canonical
 from bert_tasks.encoder.heads import ChainHead, RowHead
 from bert_tasks.encoder.packing import PackedBatch
@@ -55,10 +57,12 @@ def predict_rows(
         raise DataError(f"expected a list of rows such as [{{...}}], got one {type(rows).__name__}; put it in a list")
     tokenizer, task = tokenizer_of(model), model.task
     inputs = [column for column in task.columns if not column.is_target]
+    names = known_names(model.reading, inputs)
     remaining = iter(rows)
     number = first
     while chunk := list(remaining if task.reads_neighbours else islice(remaining, CHUNK_ROWS)):
-        read = [canonical_row(row, inputs, number + i) for i, row in enumerate(chunk)]  # targets are not read
+        # Targets are not read.
+        read = [canonical_row(row, inputs, number + i, names=names) for i, row in enumerate(chunk)]
         if number:
             return_freed_memory()
         number += len(chunk)
@@ -80,15 +84,21 @@ def _finite(forward: "Logits") -> "Logits":
     return checked
 
 
-def canonical_row(row: Row, columns: Sequence[Column], number: int) -> Row:
+def canonical_row(
+    row: Row, columns: Sequence[Column], number: int, *, names: Mapping[str, str] = MappingProxyType({})
+) -> Row:
     """The row's values of some columns in the form that tasks read.
+
+    Args:
+        names: columns -> the names under which they may be there instead.
 
     Raises:
         DataError: naming the row (counted from 0), the column and what is there instead.
     """
     if not isinstance(row, Mapping):
-        names = ", ".join(f'"{column.name}": ...' for column in columns if column.required)
-        raise DataError(f"row {number}: expected a mapping such as {{{names}}}, got {type(row).__name__}")
+        example = ", ".join(f'"{column.name}": ...' for column in columns if column.required)
+        raise DataError(f"row {number}: expected a mapping such as {{{example}}}, got {type(row).__name__}")
+    row = renamed_row(row, names)
     values = {}
     for column in columns:
         if column.name not in row or (row[column.name] is None and not column.required):

@@ -28,6 +28,8 @@ from bert_tasks.checkpoints.load import LoadReport, Matched, checked_tensors, ma
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.checkpoints.weights import label_names, read_config, read_weights
+from bert_tasks.data.readers import Reading
+from bert_tasks.data.stored_reading import loaded_options, stored_options
 from bert_tasks.encoder.heads import label_dims, reordered
 from bert_tasks.encoder.stack import initialize
 from bert_tasks.errors import CheckpointError, UsageError
@@ -36,6 +38,8 @@ from bert_tasks.tasks.base import typed_setting
 
 if TYPE_CHECKING:
     from bert_tasks.model.task_model import TaskModel
+
+READING_KEY = "reading"  # below our key of config.json
 
 ModelT = TypeVar("ModelT", bound="TaskModel")
 
@@ -92,8 +96,20 @@ def load_task_model(
     model.load_state_dict(matched.tensors | fresh, assign=True)
     model.load_report = matched.report
     model.origin = origin(name, path, revision=revision)
+    model.reading = stored_reading(path, hf_config)
     model.tokenizer = load_tokenizer(path, vocab_size=config.vocab_size)
     return model.eval()
+
+
+def stored_reading(path: Path, hf_config: Mapping[str, Any]) -> Reading:
+    """How the training data were read, as far as config.json says it. Raises CheckpointError if that is damaged."""
+    entry = hf_config.get(CONFIG_KEY)
+    if not isinstance(entry, dict) or READING_KEY not in entry:
+        return Reading()
+    try:
+        return loaded_options(entry[READING_KEY])
+    except ValueError as error:
+        raise CheckpointError(f"{path}: config.json, key {CONFIG_KEY}: {error}") from None
 
 
 def restore_weights(model: "TaskModel", path: Path) -> None:
@@ -300,12 +316,15 @@ def saved_config(model: "TaskModel") -> dict[str, Any]:
     """config.json of a saved model: the loaded one, updated, with one key of our own."""
     family, task = family_of(model.hf_config), model.task
     head: HeadKind = "base" if task.hf_head is None else task.hf_head
-    entry = {
+    entry: dict[str, Any] = {
         "task": registered_name(type(task)),
         "settings": task.settings(),
         "version": version("bert-tasks"),
         **{key: getattr(task, key) for key in task.tuned},
     }
+    options = stored_options(model.reading)
+    if options:
+        entry[READING_KEY] = options
     unwanted = ("_name_or_path", "num_labels", "finetuning_task")
     kept = {key: value for key, value in model.hf_config.items() if key not in unwanted}
     return {**kept, **task.hf_config, "architectures": [family.architectures[head]], CONFIG_KEY: entry}

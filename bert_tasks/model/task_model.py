@@ -18,6 +18,7 @@ from bert_tasks.checkpoints.families import encoder_config
 from bert_tasks.checkpoints.hub import Origin
 from bert_tasks.checkpoints.load import LoadReport
 from bert_tasks.data.columns import Row
+from bert_tasks.data.readers import Reading
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import RowHead
 from bert_tasks.encoder.packing import PackedBatch
@@ -37,6 +38,8 @@ class TaskModel(nn.Module):
         config, hf_config: our view of the configuration, and ``config.json`` as loaded.
         load_report: what became of each key of the file; None for a model made from a configuration.
         origin: the name that the model was loaded by, and the hub's commit; None likewise.
+        reading: how the training data were read; saved with the model. Files and rows are read likewise where they
+            have the same columns and format, and nothing else is stated.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class TaskModel(nn.Module):
         self.tokenizer = tokenizer
         self.load_report: LoadReport | None = None
         self.origin: Origin | None = None
+        self.reading = Reading()
         self.stack = Stack(self.config)
         self.head = task.head(self.config)
         initialize(self, std=self.config.initializer_range)
@@ -70,7 +74,8 @@ class TaskModel(nn.Module):
         """Loads a checkpoint in float32, in evaluation mode.
 
         Args:
-            name: a folder, a hub id, or ``package:NAME/PATH`` for weights inside an installed package.
+            name: a folder, a hub id, or ``package:NAME/PATH`` for weights inside an installed package. The output
+                folder of a run stands for the run's model.
             task: a task's name or class, with ``labels`` and ``settings`` as its fields, or a task. Then the head may
                 be new, and ``load_report`` says so. Without it the folder says what the task is, and its head must be
                 complete; a class alone does the same for a folder that holds a task of this class.

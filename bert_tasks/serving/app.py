@@ -6,8 +6,8 @@ does not fit the path of each fault. What a caller sent is never sent back. Must
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, HTTPException, Request, Response
@@ -46,7 +46,12 @@ _REFUSALS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A model that answers. ``draining``: whether the server has been asked to stop."""
+    """A model that answers.
+
+    Attributes:
+        draining: whether the server has been asked to stop.
+        columns: the task's columns -> the names of the training data, which rows may have instead.
+    """
 
     name: str
     task: Task
@@ -54,6 +59,7 @@ class Served:
     batcher: Batcher
     metrics: ServerMetrics
     draining: Callable[[], bool]
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:
@@ -94,7 +100,7 @@ def _add_predict(app: FastAPI, served: Served) -> None:
         return Response(encoded({"predictions": answers} if several else answers[0]), media_type="application/json")
 
     # The type depends on the task, so that it cannot stand in the signature.
-    schema = request_schema(served.task, served.limits)
+    schema = request_schema(served.task, served.limits, served.columns)
     predict.__annotations__["body"] = Annotated[schema, Body(openapi_examples=shown)]
     app.add_api_route(
         PREDICT,

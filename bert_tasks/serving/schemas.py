@@ -5,12 +5,13 @@ columns, and answers without a schema. Must not know HTTP.
 """
 
 from collections.abc import Mapping, Sequence
-from types import GenericAlias
+from types import GenericAlias, MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -23,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.stored_reading import renamed_row
 from bert_tasks.serving.limits import Limits
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
 from bert_tasks.tasks.base import Task
@@ -130,16 +132,32 @@ def answers_schema(task: Task) -> type[BaseModel]:
     return create_model("Predictions", predictions=predictions)
 
 
-def request_schema(task: Task, limits: Limits) -> Any:
-    """One row, or ``{"inputs": [rows]}``; which of them it is decides which errors a caller reads."""
+def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """One row, or ``{"inputs": [rows]}``; which of them it is decides which errors a caller reads.
+
+    Args:
+        names: the task's columns -> the names of the training data, which a row may have instead.
+    """
     columns = [column for column in task.columns if not column.is_target]
     fields: dict[str, Any] = {column.name: _field(column, limits) for column in columns}
     # A task of one's own may read it.
     base = _SingleText if isinstance(task, SequenceClassification) and "text_pair" not in fields else BaseModel
-    row = create_model("Row", __base__=base, __doc__=f"What {task.name} reads; other keys are not read.", **fields)
-    inputs = Annotated[list[row], Field(min_length=1, max_length=limits.max_rows)]  # type: ignore[valid-type]  # made here
+    others = [f"{name} may be called {names[name]}" for name in fields if name in names]
+    told = "; ".join([f"What {task.name} reads; other keys are not read", *others])
+    made = create_model("Row", __base__=base, __doc__=f"{told}.", **fields)
+    row: Any = Annotated[made, BeforeValidator(_renaming(names), json_schema_input_type=made)]
+    inputs = Annotated[list[row], Field(min_length=1, max_length=limits.max_rows)]
     rows = create_model("Rows", __base__=_Envelope, __doc__="Several rows.", inputs=(inputs, ...))
     return Annotated[Annotated[row, Tag(ONE)] | Annotated[rows, Tag(MANY)], Discriminator(_form)]
+
+
+def _renaming(names: Mapping[str, str]) -> Any:
+    """A validator that gives a row the task's names."""
+
+    def rename(row: Any) -> Any:
+        return renamed_row(row, names) if isinstance(row, Mapping) else row
+
+    return rename
 
 
 def rows_of(body: BaseModel) -> tuple[list[Row], bool]:

@@ -21,6 +21,7 @@ import torch
 import uvicorn
 
 from bert_tasks.data.readers import Reading
+from bert_tasks.data.stored_reading import known_names
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.onnx import DType, Logits, logits_of
 from bert_tasks.model.predicting import predict_rows
@@ -109,6 +110,7 @@ async def _serve(
                         batcher=batcher,
                         metrics=metrics,
                         draining=lambda: server.should_exit,
+                        columns=known_names(model.reading, model.task.columns),
                     )
                 )
                 tell(f"{model.task.name} on {_url(listener)}  (SIGTERM or Ctrl-C stops)")

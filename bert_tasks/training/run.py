@@ -11,7 +11,7 @@ import torch
 
 from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, named_splits
 from bert_tasks.data.formats import named_format
-from bert_tasks.data.splits import Splits, load_splits
+from bert_tasks.data.splits import Splits, load_splits, stored_reading
 from bert_tasks.errors import RecipeError
 from bert_tasks.inference import first_process_first, from_first_process, make_accelerator
 from bert_tasks.model.inputs import tokenized
@@ -84,9 +84,10 @@ def _folder(recipe: Recipe) -> Path:
 
 def job_of(prepared: Prepared) -> Job:
     """What there is to train, with the model loaded."""
-    recipe = prepared.recipe
+    recipe, model = prepared.recipe, load_model(prepared)
+    model.reading = stored_reading(recipe.data)
     return Job(
-        model=load_model(prepared),
+        model=model,
         splits=prepared.splits,
         optim=recipe.optim,
         run=recipe.run,

@@ -321,3 +321,25 @@ def test_headers_forbid_what_a_page_does_not_need(model_of: ModelOf) -> None:
         assert "frame-ancestors 'none'" in response.headers["content-security-policy"]
     assert "script>" not in answer.text
     assert b"//" not in page.content.replace(b"http://www.w3.org/2000/svg", b"").replace(b"// ", b"")
+
+
+def test_rows_may_have_the_names_of_the_training_data(model_of: ModelOf) -> None:
+    model = model_of("single")
+    (expected,) = (one.to_json() for one in model.predict([TEXT]))
+
+    async def ask(served: Application) -> list[httpx2.Response]:
+        renamed = {"review": TEXT["text"], "stars": 3}
+        bodies: list[Any] = [
+            renamed,
+            TEXT,
+            {**TEXT, "review": "something else"},
+            {"inputs": [renamed]},
+            {"reviews": "x"},
+        ]
+        return [await served.post(body) for body in bodies]
+
+    alone, own, both, several, unknown = visit(model, ask, columns={"text": "review", "label": "stars"})
+    assert [one.status_code for one in (alone, own, both, several, unknown)] == [200, 200, 200, 200, 422]
+    assert alone.json() == own.json() == both.json() == rounded(expected)
+    assert several.json() == {"predictions": [rounded(expected)]}
+    assert errors_of(unknown) == {"body.text": "missing"}

@@ -5,7 +5,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +44,12 @@ class Application:
 
 @asynccontextmanager
 async def application(
-    model: TaskModel, *, limits: Limits = SLOW, batching: Batching | None = None, run: Logits | None = None
+    model: TaskModel,
+    *,
+    limits: Limits = SLOW,
+    batching: Batching | None = None,
+    run: Logits | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Application]:
     metrics, draining = ServerMetrics(), list[bool]()
     gate = Gate(limits=limits, metrics=metrics, hosts=LOOPBACK)
@@ -66,6 +71,7 @@ async def application(
                 batcher=batcher,
                 metrics=metrics,
                 draining=lambda: bool(draining),
+                columns={} if columns is None else columns,
             )
         )
         transport = httpx2.ASGITransport(app=gate, raise_app_exceptions=False)

@@ -1,0 +1,134 @@
+"""How a model's training data were read, and which of it applies to what is read later.
+
+Owns what a model folder stores of a `Reading`, and the order in which given, stored and usual options count. Must not
+know models or checkpoints.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.formats import FORMATS, Format, file_format, named_format
+from bert_tasks.data.readers import Reading, column_names
+from bert_tasks.errors import DataError
+
+
+def training_reading(given: Reading, train: str | Path | None) -> Reading:
+    """What a model should remember of how its training data were read.
+
+    The format is that of the file, and the columns are all that differ from the task's, those that the format implies
+    included: so they are found in files of other formats too.
+
+    Args:
+        given: the options that were stated.
+        train: the file with the training rows; None: they came from the hub or from memory.
+    """
+    if train is None:
+        layout = None if given.format is None else named_format(given.format)
+        usual: Mapping[str, str] = {} if layout is None else layout.hub_columns
+    else:
+        layout = file_format(given.format, Path(train))
+        usual = layout.columns
+    stated = {} if given.columns is None else given.columns
+    columns = {task: name for task, name in {**usual, **stated}.items() if task != name}
+    name = None if layout is None else layout.name
+    return replace(given, columns=columns if columns else None, format=name)
+
+
+def stored_options(reading: Reading) -> dict[str, Any]:
+    """The options that differ from their defaults, as plain values for config.json."""
+    plain = replace(reading, columns=None if reading.columns is None else dict(reading.columns))
+    defaults = {field.name: field.default for field in fields(Reading)}
+    return {name: value for name, value in asdict(plain).items() if value != defaults[name]}
+
+
+def loaded_options(stored: object) -> Reading:
+    """The inverse of `stored_options`, for values that anyone may have written.
+
+    Raises:
+        ValueError: an option that is not known, or is not what it must be.
+    """
+    try:
+        reading = TypeAdapter(Reading).validate_python(stored)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(['reading', *map(str, first['loc'])])}: {first['msg']}") from None
+    if reading.format is not None and reading.format not in FORMATS:
+        raise ValueError(f"reading.format: unknown format {reading.format!r}; there are {', '.join(FORMATS)}")
+    return reading
+
+
+def reading_of_file(given: Reading, stored: Reading, path: Path, columns: Sequence[Column]) -> Reading:
+    """The options for a file: each as given, else as stored if it fits the file, else the usual one.
+
+    Stored columns fit if the file has them. The other stored options fit files of the same format as the training
+    file's.
+
+    Args:
+        columns: those that the task reads.
+    """
+    how = with_file_options(given, stored, path)
+    names = known_names(stored, columns)
+    if not names:
+        return how
+    try:
+        present = column_names(path, how)
+    except DataError:  # reading the file reports it, with the name that the caller gives the file
+        return how
+    return with_columns(how, stored, columns, present)
+
+
+def with_columns(given: Reading, stored: Reading, columns: Sequence[Column], present: Collection[str]) -> Reading:
+    """The given options, with the stored columns that are present and not given."""
+    fitting = {task: name for task, name in known_names(stored, columns).items() if name in present}
+    names = {**fitting, **({} if given.columns is None else given.columns)}
+    return replace(given, columns=names if names else None)
+
+
+def known_names(stored: Reading, columns: Sequence[Column]) -> dict[str, str]:
+    """The stored names of the columns that the task has."""
+    known = {column.name for column in columns}
+    return {} if stored.columns is None else {task: name for task, name in stored.columns.items() if task in known}
+
+
+def renamed_row(row: Row, names: Mapping[str, str]) -> Row:
+    """The row with the task's names: a column that it does not have under this name is found under its other one.
+
+    Args:
+        names: the task's columns -> other names.
+    """
+    found = {name: row[other] for name, other in names.items() if name not in row and other in row}
+    return {**row, **found} if found else row
+
+
+def _fits(stored: Reading, path: Path) -> bool:
+    """Whether the format of the training file may be that of another file."""
+    if stored.format is None:
+        return False
+    try:
+        usual = file_format(None, path)
+    except DataError:  # the extension says nothing
+        return True
+    return _has_extension(named_format(stored.format), path) and (usual.name != "squad" or stored.format == "squad")
+
+
+def with_file_options(given: Reading, stored: Reading, path: Path | None) -> Reading:
+    """The given options, with the stored ones that are not given if the stored format is that of the file.
+
+    Args:
+        path: None for a stream, whose format must be given.
+    """
+    fits = given.format == stored.format if given.format is not None or path is None else _fits(stored, path)
+    if not fits or stored.format is None:
+        return given
+    defaults = {field.name: field.default for field in fields(Reading) if field.name != "columns"}
+    missing = {name: getattr(stored, name) for name, value in defaults.items() if getattr(given, name) == value}
+    return replace(given, **missing)
+
+
+def _has_extension(layout: Format, path: Path) -> bool:
+    return path.suffix.lower() in layout.extensions

@@ -1,0 +1,124 @@
+"""What a model remembers of how its training data were read: stored and loaded unchanged, and applied where it fits."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_tasks.data.columns import Column
+from bert_tasks.data.formats import FORMATS
+from bert_tasks.data.readers import Reading
+from bert_tasks.data.stored_reading import (
+    loaded_options,
+    reading_of_file,
+    renamed_row,
+    stored_options,
+    training_reading,
+)
+
+COLUMNS = (Column(name="text", kind="text"), Column(name="label", kind="label", required=False))
+STORED = Reading(columns={"text": "review", "label": "stars"}, format="csv", delimiter=";", encoding="latin-1")
+NAMES = st.text(min_size=1, max_size=5)
+READINGS = st.builds(
+    Reading,
+    columns=st.none() | st.dictionaries(NAMES, NAMES, min_size=1),
+    format=st.none() | st.sampled_from(sorted(FORMATS)),
+    delimiter=st.none() | st.sampled_from([";", "|"]),
+    encoding=st.none() | st.sampled_from(["latin-1", "utf-16"]),
+)
+
+
+def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    path.write_text(text, encoding)
+    return path
+
+
+@given(reading=READINGS)
+def test_what_is_stored_is_loaded_again(reading: Reading) -> None:
+    stored = json.loads(json.dumps(stored_options(reading)))
+    assert None not in stored.values()
+    assert loaded_options(stored) == reading
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [3, [], {"colums": {}}, {"columns": {"text": 3}}, {"columns": "text"}, {"format": "cvs"}, {"delimiter": [";"]}],
+)
+def test_damaged_options_are_refused_by_name(stored: Any) -> None:
+    with pytest.raises(ValueError, match=r"^reading"):
+        loaded_options(stored)
+
+
+def test_training_stores_the_files_format_and_all_names_that_are_not_the_tasks() -> None:
+    plain = training_reading(Reading(columns={"text": "review", "label": "label"}), "train.csv")
+    assert plain == Reading(columns={"text": "review"}, format="csv")
+    glue = training_reading(Reading(format="glue/mrpc", columns={"label": "gold"}), "train.tsv")
+    assert glue.columns == {"text": "#1 String", "text_pair": "#2 String", "label": "gold"}
+    hub = training_reading(Reading(format="glue/mnli"), None)
+    assert hub.columns == {"text": "premise", "text_pair": "hypothesis"}
+    assert training_reading(Reading(), None) == Reading()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "encoding", "given_options", "expected"),
+    [
+        # The same kind of file: everything that is stored, but what is given.
+        ("new.csv", "id;review\n1;é", "latin-1", {}, replace(STORED, columns={"text": "review"})),
+        ("new.csv", "review;stars\na;b", "utf-8", {}, STORED),
+        ("new.csv", "review,stars\na,b", "utf-8", {"delimiter": ","}, replace(STORED, delimiter=",")),
+        ("new.csv", "review;stars\nö;b", "utf-8", {"encoding": "utf-8"}, replace(STORED, encoding="utf-8")),
+        (
+            "new.csv",
+            "review;rating;stars\na;b;c",
+            "utf-8",
+            {"columns": {"label": "rating"}},
+            replace(STORED, columns={"text": "review", "label": "rating"}),
+        ),
+        # The task's own names where the file has no others.
+        ("new.csv", "text;label\na;b", "utf-8", {}, replace(STORED, columns=None)),
+        # Other kinds of files: the columns only.
+        ("new.tsv", "review\tstars\na\tb", "utf-8", {}, Reading(columns=STORED.columns)),
+        ("new.jsonl", '{"review": "a"}', "utf-8", {}, Reading(columns={"text": "review"})),
+        ("new.jsonl", '{"text": "a"}', "utf-8", {}, Reading()),
+        ("new.dat", "review\na", "utf-8", {"format": "tsv"}, Reading(format="tsv", columns={"text": "review"})),
+        # An extension that says nothing.
+        ("new.dat", "review;stars\na;b", "utf-8", {}, STORED),
+    ],
+)
+def test_options_count_one_by_one_given_before_stored_before_usual(
+    name: str,
+    text: str,
+    encoding: str,
+    given_options: Mapping[str, Any],
+    expected: Reading,
+    tmp_path: Path,
+) -> None:
+    path = written(tmp_path / name, text, encoding)
+    assert reading_of_file(Reading(**given_options), STORED, path, COLUMNS) == expected
+
+
+def test_squad_files_stay_squad_files(tmp_path: Path) -> None:
+    path = written(tmp_path / "dev.json", '{"data": [{"title": "t", "paragraphs": []}]}')
+    stored = Reading(format="jsonl", encoding="latin-1")
+    assert reading_of_file(Reading(), stored, path, COLUMNS) == Reading()
+
+
+def test_names_of_columns_that_the_task_lacks_are_not_used(tmp_path: Path) -> None:
+    path = written(tmp_path / "new.csv", "words,review\na,b")
+    stored = Reading(columns={"text": "review", "tokens": "words"}, format="csv")
+    assert reading_of_file(Reading(), stored, path, COLUMNS).columns == {"text": "review"}
+
+
+@given(
+    row=st.dictionaries(st.sampled_from("abcd"), st.integers()), names=st.dictionaries(*[st.sampled_from("abcd")] * 2)
+)
+def test_a_renamed_row_keeps_what_it_has_under_the_tasks_names(row: dict[str, int], names: dict[str, str]) -> None:
+    renamed = renamed_row(row, names)
+    assert {name: renamed[name] for name in row} == row
+    for name, other in names.items():
+        assert renamed.get(name) == row.get(name, row.get(other))

@@ -1,0 +1,144 @@
+"""A run's folder as a model, which reads files and rows as its training data were read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bert_tasks import Encoder, TaskModel, evaluate, load_recipe, predict, train
+from bert_tasks.cli.app import app
+from bert_tasks.data.readers import Reading
+from bert_tasks.errors import CheckpointError, DataError
+from bert_tasks.inference import predict_file
+from bert_tasks.model.pretrained import saved_config
+from small_checkpoints import edit_config
+from training import make_rows
+
+OPTIONS = {"columns": {"text": "Bewertung", "label": "Urteil"}, "delimiter": ";", "encoding": "latin-1"}
+
+
+def write(path: Path, rows: list[dict[str, str]], *, delimiter: str = ";", encoding: str = "latin-1") -> Path:
+    lines = [delimiter.join(["Bewertung", "Urteil"])]
+    lines += [delimiter.join([f"schön {row['text']}", row["label"]]) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of a run on a file with other columns, delimiter and encoding than usual."""
+    folder = tmp_path_factory.mktemp("runs")
+    write(folder / "train.csv", make_rows(12))
+    (folder / "recipe.toml").write_text(
+        f'task = "sequence-classification"\n[model]\nname = "{base}"\n[settings]\nmax_length = 16\n'
+        '[data]\ntrain = "train.csv"\nvalidation = "train.csv"\ndelimiter = ";"\nencoding = "latin-1"\n'
+        '[data.columns]\ntext = "Bewertung"\nlabel = "Urteil"\n'
+        '[optim]\nepochs = 1\n[run]\noutput_dir = "first"\n',
+        "utf-8",
+    )
+    train(load_recipe(folder / "recipe.toml"), progress=False)
+    return folder / "first"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write(tmp_path / "new.csv", make_rows(6, seed=3))
+
+
+def contents(predictions: Any) -> list[dict[str, Any]]:
+    return [prediction.to_json() for prediction in predictions]
+
+
+def test_evaluate_and_predict_need_no_options_again(run: Path, data: Path) -> None:
+    plain = TaskModel.from_pretrained(run / "model")
+    plain.reading = Reading()
+    with pytest.raises(DataError):
+        evaluate(plain, data)
+    assert evaluate(run, data) == evaluate(plain, data, **OPTIONS)
+    assert contents(predict(run, data)) == contents(predict(plain, data, **OPTIONS))
+
+
+def test_the_file_that_is_written_keeps_its_columns(run: Path, data: Path, tmp_path: Path) -> None:
+    assert predict_file(run, data, tmp_path / "out.jsonl").rows == 6
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
+    assert list(rows[0]) == ["Bewertung", "Urteil", "label", "score", "scores"]
+    assert rows[0]["Bewertung"].startswith("schön ")
+
+
+def test_files_of_other_kinds_and_with_the_tasks_names_are_read_too(run: Path, data: Path, tmp_path: Path) -> None:
+    expected = contents(predict(run, data))
+    texts = [line.partition(";")[0] for line in data.read_text("latin-1").splitlines()[1:]]
+    tsv = tmp_path / "new.tsv"
+    tsv.write_text("\n".join(["id\tBewertung", *(f"1\t{text}" for text in texts)]), "utf-8")
+    jsonl = tmp_path / "new.jsonl"
+    jsonl.write_text("\n".join(json.dumps({"text": text}) for text in texts), "utf-8")
+    assert contents(predict(run, tsv)) == contents(predict(run, jsonl)) == expected
+    given = tmp_path / "other.csv"
+    given.write_text("\n".join(["Bewertung,text", *(f'x,"{text}"' for text in texts)]), "utf-8")
+    options = {"columns": {"text": "text"}, "delimiter": ",", "encoding": "utf-8"}
+    assert contents(predict(run, given, **options)) == expected
+
+
+def test_rows_may_have_the_names_of_the_training_data(run: Path) -> None:
+    model = TaskModel.from_pretrained(run)
+    rows = make_rows(4)
+    expected = contents(model.predict([{"text": row["text"]} for row in rows]))
+    renamed = [{"Bewertung": row["text"], "Urteil": row["label"]} for row in rows]
+    assert contents(model.predict(renamed)) == contents(predict(model, renamed)) == expected
+    assert evaluate(model, renamed) == evaluate(model, rows)
+    assert contents(model.predict([{"text": row["text"], "Bewertung": "x"} for row in rows])) == expected
+    other = [{"text": "x", "body": row["text"]} for row in rows]
+    assert contents(predict(model, other, columns={"text": "body"})) == expected
+    with pytest.raises(DataError, match="no column 'text'; it has 'Text'"):
+        model.predict([{"Text": "x"}])
+
+
+def test_saved_loaded_and_trained_again(run: Path, tmp_path: Path) -> None:
+    model = TaskModel.from_pretrained(run)
+    expected = Reading(**OPTIONS, format="csv")
+    assert model.reading == expected
+    model.save_pretrained(tmp_path / "copy")
+    assert TaskModel.from_pretrained(tmp_path / "copy").reading == expected
+    edit_config(tmp_path / "copy", bert_tasks={**saved_config(model)["bert_tasks"], "reading": {"delimiter": 3}})
+    with pytest.raises(CheckpointError, match=r"key bert_tasks: reading\.delimiter"):
+        TaskModel.from_pretrained(tmp_path / "copy")
+
+
+def test_the_command_line_takes_the_folder_of_a_run(run: Path, data: Path, tmp_path: Path) -> None:
+    runner = CliRunner()
+    shown = runner.invoke(app, ["evaluate", str(run), "--data", str(data), "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout) == evaluate(run / "model", data)
+    inspected = [runner.invoke(app, ["inspect", str(place), "--json"]) for place in (run, run / "model")]
+    assert {one.exit_code for one in inspected} == {0}
+    pushed = runner.invoke(app, ["push", str(run), "me/model", "--dry-run", "--json"])
+    assert json.loads(pushed.stdout)["folder"] == str(run / "model")
+    assert Encoder.from_pretrained(run).config == Encoder.from_pretrained(run / "model").config
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "inspect", "push", "card", "export"])
+def test_a_folder_of_seeds_is_not_guessed_from(command: str, run: Path, tmp_path: Path, data: Path) -> None:
+    runs = tmp_path / "seeds"
+    (runs / "seed-2").mkdir(parents=True)
+    (runs / "seed-1").symlink_to(run)
+    more = {
+        "evaluate": ["--data", str(data)],
+        "predict": ["--data", str(data), "--output", str(tmp_path / "out.csv")],
+        "push": ["me/model", "--dry-run"],
+        "export": ["--to", "onnx", "--output", str(tmp_path / "onnx")],
+    }
+    shown = CliRunner().invoke(app, [command, str(runs), *more.get(command, [])])
+    assert isinstance(shown.exception, CheckpointError), shown.output
+    assert f"name one of them, such as {runs}/seed-1" in str(shown.exception)
+
+
+def test_exported_folders_remember_too(run: Path, data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    from bert_tasks.export import export
+
+    export(run, to="onnx", output=tmp_path / "onnx", data=data)
+    assert [one["label"] for one in contents(predict(tmp_path / "onnx", data))] == [
+        one["label"] for one in contents(predict(run, data))
+    ]
