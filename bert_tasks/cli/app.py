@@ -36,11 +36,6 @@ def _options(
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(name)s: %(message)s")
 
 
-def metric_lines(metrics: dict[str, float]) -> list[str]:
-    width = max(map(len, metrics), default=0)
-    return [f"{name:<{width}}  {value:.6g}" for name, value in metrics.items()]
-
-
 def show(content: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
     if as_json:  # a metric that is not a number becomes null: JSON has no NaN
         plain = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bert_tasks.cli.app import app, metric_lines, say, show
+from bert_tasks.cli.app import app, say, show
 from bert_tasks.cli.options import (
     AsJson,
     Columns,
@@ -42,13 +42,15 @@ def evaluate(
 
     Example: bert-tasks evaluate runs/first/model --data dev.csv
     """
-    from bert_tasks.inference import evaluate
+    from bert_tasks.data.readers import Reading
+    from bert_tasks.inference import evaluate_data
+    from bert_tasks.model.trained import load_trained
 
+    reading = Reading(columns=column_names(column), format=format, delimiter=delimiter, encoding=encoding)
     options: dict[str, Any] = {"task": task_class(task), "settings": settings(set_), "revision": revision}
-    options |= {"columns": column_names(column), "format": format, "delimiter": delimiter, "encoding": encoding}
-    options |= {"dtype": dtype}
-    metrics = evaluate(model, data, **options)
-    show(metrics, metric_lines(metrics), as_json=as_json)
+    loaded = load_trained(model, data=data, reading=reading, **options)
+    found = evaluate_data(loaded, data, reading=reading, dtype=dtype)
+    show(found.metrics, found.task.metric_table(found.metrics).lines(), as_json=as_json)
 
 
 @app.command()

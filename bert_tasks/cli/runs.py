@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert_tasks.cli.app import app, metric_lines, show
+from bert_tasks.cli.app import app, show
 from bert_tasks.cli.options import AsJson, DataFormat, Delimiter, Encoding, OutputDir, Overrides, RecipeFile
 from bert_tasks.errors import DivergedError
 
@@ -61,7 +61,9 @@ def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool,
     known = result.reused and (result.output_dir / "report.html").exists()
     page = report_on(result.output_dir) if report and not known else None
     summary = {"metrics": result.metrics, "best_step": result.best_step, "model": str(result.output_dir / "model")}
-    lines = [f"best model after step {result.best_step} of {result.steps}", *metric_lines(result.metrics)]
+    lines = [f"best model after step {result.best_step} of {result.steps}"]
+    for name, table in result.metric_tables().items():
+        lines += table.lines(name)
     lines += ["this run was complete already; nothing was trained"] if result.reused else []
     lines += [] if page is None else [f"report: {page}"]
     show(summary | {"report": page}, [*lines, f"model: {result.output_dir / 'model'}"], as_json=as_json)

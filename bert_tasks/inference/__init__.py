@@ -5,6 +5,7 @@ Owns the names that the layers above use. Must not know training.
 
 from bert_tasks.inference.evaluation import Evaluation as Evaluation
 from bert_tasks.inference.evaluation import evaluate as evaluate
+from bert_tasks.inference.evaluation import evaluate_data as evaluate_data
 from bert_tasks.inference.evaluation import evaluate_samples as evaluate_samples
 from bert_tasks.inference.prediction import predict as predict
 from bert_tasks.inference.prediction import predict_file as predict_file
@@ -21,6 +22,7 @@ __all__ = [
     "Predicted",
     "Writing",
     "evaluate",
+    "evaluate_data",
     "evaluate_samples",
     "first_process_first",
     "from_first_process",

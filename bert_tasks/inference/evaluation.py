@@ -164,21 +164,26 @@ def evaluate(
         DataError: naming every bad row.
         CheckpointError: the model cannot be loaded.
     """
-    accelerator = make_accelerator()
     how = Reading(**reading)
     loaded = load_trained(model, task=task, settings=settings, data=data, reading=how, revision=revision)
-    run = logits_of(loaded.to(accelerator.device), dtype)
-    data, how = as_trained(loaded, data, how)
+    return evaluate_data(loaded, data, dtype=dtype, reading=how).metrics
+
+
+def evaluate_data(model: TaskModel, data: Data, *, reading: Reading, dtype: DType = "float32") -> Evaluation:
+    """See ``evaluate``: the metrics of a model in memory, with its task and the prediction of every row."""
+    accelerator = make_accelerator()
+    run = logits_of(model.to(accelerator.device), dtype)
+    data, reading = as_trained(model, data, reading)
 
     def load() -> tuple[RowTable, Samples]:
-        table = load_table(data, loaded.task, reading=how)
+        table = load_table(data, model.task, reading=reading)
         if len(table) == 0:
             raise DataError(f"{table.source}: no rows to evaluate")
-        return table, tokenized(table, loaded.task, loaded)
+        return table, tokenized(table, model.task, model)
 
     table, samples = first_process_first(accelerator, load)
     cut = truncated_rows(samples.features)
     if cut and accelerator.is_main_process:
-        longest = loaded.task.max_length
+        longest = model.task.max_length
         _log.warning("%s: %d of %d rows were cut: longer than max_length, %d", table.source, cut, len(table), longest)
-    return evaluate_samples(loaded, samples, table, accelerator, run=run).metrics
+    return evaluate_samples(model, samples, table, accelerator, run=run)

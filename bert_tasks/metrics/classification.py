@@ -7,13 +7,14 @@ counts as 0; a correlation with a constant has no value and is nan.
 Shape legend: S samples, L labels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bert_tasks.errors import DataError
+from bert_tasks.metrics.tables import MetricTable, metric_table
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -133,7 +134,7 @@ def classification_metrics(
         "f1": float(scores.f1[1]) if len(labels) == 2 else macro,
         "macro_f1": macro,
         "matthews_correlation": matthews_correlation(references, predictions),
-        **_per_label(scores, labels),
+        **_per_label(scores, counts.actual, labels),
     }
 
 
@@ -151,7 +152,7 @@ def multilabel_metrics(targets: ArrayLike, predictions: ArrayLike, labels: Seque
         "f1": macro,
         "macro_f1": macro,
         "micro_f1": _micro(counts),
-        **_per_label(scores, labels),
+        **_per_label(scores, counts.actual, labels),
     }
 
 
@@ -216,12 +217,18 @@ def _micro(counts: LabelCounts) -> float:
     return float(_scores(pooled).f1[0])
 
 
-def _per_label(scores: LabelScores, labels: Sequence[str]) -> dict[str, float]:
+def _per_label(scores: LabelScores, support: Integers, labels: Sequence[str]) -> dict[str, float]:
+    columns = (("f1", scores.f1), ("precision", scores.precision), ("recall", scores.recall), ("support", support))
     return {
-        f"{metric}_{label}": float(values[index])
-        for index, label in enumerate(labels)
-        for metric, values in (("f1", scores.f1), ("precision", scores.precision), ("recall", scores.recall))
+        f"{metric}_{label}": float(values[index]) for index, label in enumerate(labels) for metric, values in columns
     }
+
+
+def label_table(
+    metrics: Mapping[str, float], labels: Sequence[str], *, word: str, repeated: Mapping[str, str]
+) -> MetricTable:
+    """The metrics above as a table with a row for each label; see ``metric_table``."""
+    return metric_table(metrics, labels, lambda label, score: f"{score}_{label}", word=word, repeated=repeated)
 
 
 def _varies(values: Floats) -> bool:

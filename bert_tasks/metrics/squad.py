@@ -8,12 +8,13 @@ kinds of numbers as in the scripts (Python's sum rounds differently over ints an
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import inf, isinf, isnan, nextafter
 from typing import NamedTuple
 
 from bert_tasks.errors import DataError
+from bert_tasks.metrics.tables import MetricTable, metric_table
 
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -106,6 +107,16 @@ def squad_v2_metrics(
             best = _best_threshold(scores, answerable, guesses, null_odds)
             metrics[f"best_{name}"], metrics[f"best_{name}_thresh"] = best
     return metrics
+
+
+def squad_table(metrics: Mapping[str, float]) -> MetricTable:
+    """The metrics above as a table with a row for each kind of question; one kind alone is all questions."""
+    kinds = [kind for kind in ("HasAns", "NoAns") if f"{kind}_total" in metrics]
+    key = "{}_{}".format
+    table = metric_table(metrics, kinds, key, word="questions", columns=("exact", "f1"), support="total")
+    if len(kinds) == 1:
+        return MetricTable(overall=table.overall)
+    return table
 
 
 def tune_null_threshold(golds: Sequence[Sequence[str]], guesses: Sequence[str], null_odds: Sequence[float]) -> float:

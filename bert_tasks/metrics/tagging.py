@@ -6,14 +6,17 @@ or other schemes: sentences come as the tags of words, already in IOB2 or raw. A
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from bert_tasks.errors import DataError
 from bert_tasks.metrics import classification
+from bert_tasks.metrics.tables import MetricTable, metric_table
 
 Sentences = Sequence[Sequence[str]]
 
+_NUMBER = "number"
+_OVERALL = ("overall", "strict_overall")
 _IOB2 = re.compile(r"O|[BI]-.+", re.DOTALL)
 _OTHER_CHUNKS = re.compile(r"[ELMSU]-.+", re.DOTALL)
 
@@ -45,6 +48,13 @@ def tagging_metrics(references: Sentences, predictions: Sentences, *, raw: bool 
     for name, sentences in (("references", references), ("predictions", predictions)):
         _check_iob2(name, sentences)
     return _entity_metrics([list(tags) for tags in references], [list(tags) for tags in predictions])
+
+
+def tagging_table(metrics: Mapping[str, float], *, word: str) -> MetricTable:
+    """The metrics above as a table with a row for each type or tag, except one that is called "overall"."""
+    names = [name.removesuffix(f"_{_NUMBER}") for name in metrics if name.endswith(f"_{_NUMBER}")]
+    shown = [name for name in names if name not in _OVERALL]
+    return metric_table(metrics, shown, lambda name, score: f"{name}_{score}", word=word, support=_NUMBER)
 
 
 def _check_lengths(references: Sentences, predictions: Sentences) -> None:
@@ -136,5 +146,5 @@ def _per_name(names: Sequence[str], *scores: Iterable[float]) -> dict[str, float
     """Precision, recall, F1 and number of each name."""
     metrics: dict[str, float] = {}
     for name, precision, recall, f1, number in zip(names, *scores, strict=True):
-        metrics |= {**_scored(name, precision, recall, f1), f"{name}_number": float(number)}
+        metrics |= {**_scored(name, precision, recall, f1), f"{name}_{_NUMBER}": float(number)}
     return metrics

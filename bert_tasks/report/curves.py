@@ -3,14 +3,16 @@
 Owns which losses and metrics are drawn. Must not know how a page is laid out.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
+from bert_tasks.metrics.tables import metric_key, metrics_by_set
 from bert_tasks.report.charts import Axes, Line, line_chart, nice
-from bert_tasks.report.gathering import Run, metric_key
+from bert_tasks.report.gathering import Run
 
 # Metrics worth a line, by the first that the run has: entities, spans, numbers, several labels, words, classes.
 _CHOICES = (
@@ -35,6 +37,19 @@ class Chart:
 
 def evaluations(run: Run) -> list[Mapping[str, Any]]:
     return [event for event in run.events if event["event"] == "evaluation"]
+
+
+def overall_metrics(run: Run) -> dict[str, float | None]:
+    """What the run recorded, each number once, without the metrics of single classes; all of it of an unknown task."""
+    if run.task is None:
+        return dict(run.metrics)
+    known = {name: math.nan if value is None else value for name, value in run.metrics.items()}
+    shown = {
+        metric_key(name, metric)
+        for name, metrics in metrics_by_set(known, run.sets).items()
+        for metric in run.task.metric_table(metrics).overall
+    }
+    return {name: value for name, value in run.metrics.items() if name in shown}
 
 
 def drawn_metrics(run: Run) -> list[str]:

@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 
+from bert_tasks.checkpoints.weights import read_config
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import BertTasksError, UsageError
+from bert_tasks.metrics.tables import metric_key, metrics_by_set
 from bert_tasks.model.predicting import predict_rows
+from bert_tasks.model.pretrained import stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import load_recipe
 from bert_tasks.tasks.base import Prediction, Task
@@ -46,6 +49,7 @@ class Run:
         facts: run.json; ``events``: the lines of metrics.jsonl.
         summary: metrics.json; None where the run is not finished.
         recipe: recipe.toml; None for a run of ``fit``.
+        task: of its model; None where there is no model yet, or its task is not built in.
         missing: what the report cannot tell, and why.
     """
 
@@ -55,6 +59,7 @@ class Run:
     events: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any] | None
     recipe: str | None
+    task: Task | None
     answers: tuple[Answers, ...]
     missing: tuple[str, ...]
 
@@ -77,8 +82,18 @@ class Run:
         wanted = self.facts["settings"].get("run.metric_for_best_model")
         if wanted is None:
             return (self.sets[0], self.answers[0].task.primary_metric) if self.answers else None
-        name = next((name for name in self.sets if name and wanted.startswith(f"{name}_")), "")
-        return (name, wanted.removeprefix(f"{name}_")) if name else (self.sets[0], wanted)
+        name = max((name for name in self.sets if wanted.startswith(metric_key(name, ""))), key=len, default="")
+        metric = wanted.removeprefix(metric_key(name, ""))
+        return (name if name else self.sets[0], self._shown_as(metric))
+
+    def _shown_as(self, metric: str) -> str:
+        """The metric's name on the page: of two that are equal by definition one is shown."""
+        if self.task is None:
+            return metric
+        known = {name: 0.0 if value is None else value for name, value in self.metrics.items()}
+        for found in metrics_by_set(known, self.sets).values():
+            metric = self.task.metric_table(found).repeated.get(metric, metric)
+        return metric
 
     def fingerprints(self) -> dict[str, str]:
         """Of the validation sets, by their names in run.json."""
@@ -147,9 +162,17 @@ def _run(folder: Path, name: str, facts: dict[str, Any]) -> Run:
         events=outputs.read_events(folder),
         summary=summary,
         recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
+        task=answers[0].task if answers else _stated_task(folder / outputs.MODEL),
         answers=tuple(answers),
         missing=(*unfinished, *missing, *([] if summary is None else _differing(summary["metrics"], answers))),
     )
+
+
+def _stated_task(model: Path) -> Task | None:
+    try:
+        return stated_task(model, read_config(model), None)
+    except BertTasksError:
+        return None
 
 
 def _answers(folder: Path, facts: Mapping[str, Any]) -> tuple[list[Answers], list[str]]:
@@ -181,11 +204,6 @@ def _answers(folder: Path, facts: Mapping[str, Any]) -> tuple[list[Answers], lis
         predictions = list(predict_rows(model, rows))
         found.append(Answers(name=name, source=table.source, rows=rows, predictions=predictions, task=model.task))
     return found, missing
-
-
-def metric_key(name: str, metric: str) -> str:
-    """A metric's name in what a run records of the validation set that is called so."""
-    return f"{name}_{metric}" if name else metric
 
 
 def _differing(metrics: Mapping[str, float | None], answers: Sequence[Answers]) -> list[str]:

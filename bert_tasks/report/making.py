@@ -65,8 +65,13 @@ class Report:
     def lines(self) -> list[str]:
         """For people."""
         notes = [f"{run.name}: {note}" for run in self.runs for note in run.missing]
+        tables = (
+            []
+            if self.comparisons
+            else [line for name, one in self.results[0].items() for line in one.metric_table().lines(name)]
+        )
         compared = [line for comparison in self.comparisons for line in comparison.lines()]
-        return [*notes, *compared, f"report: {self.output}"]
+        return [*notes, *tables, *compared, f"report: {self.output}"]
 
 
 def make_report(runs: Sequence[str | Path] | str | Path, output: str | Path | None = None) -> Report:

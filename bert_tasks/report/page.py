@@ -10,10 +10,19 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from bert_tasks.metrics.tables import metric_key
 from bert_tasks.report import charts, pictures
 from bert_tasks.report.comparison import ASSUMPTIONS, Comparison
-from bert_tasks.report.curves import drawn_metrics, evaluations, loss_chart, metric_chart, runs_chart, spoken
-from bert_tasks.report.gathering import Run, metric_key
+from bert_tasks.report.curves import (
+    drawn_metrics,
+    evaluations,
+    loss_chart,
+    metric_chart,
+    overall_metrics,
+    runs_chart,
+    spoken,
+)
+from bert_tasks.report.gathering import Run
 from bert_tasks.report.results import Results, cut
 from bert_tasks.report.statistics import LEVEL, REPLICATES, Estimate
 
@@ -37,6 +46,7 @@ def run_page(run: Run, results: Mapping[str, Results]) -> str:
         evaluations=_evaluation_rows(run),
         evaluated=drawn_metrics(run),
         recorded=_recorded(run),
+        unrecorded=len(overall_metrics(run)) - len(_recorded(run)),
         facts=_facts(run),
         recipe=None if run.recipe is None else run.recipe[:_MOST_RECIPE],
     )
@@ -101,8 +111,11 @@ def p_value(value: float | None) -> str:
 
 
 def _recorded(run: Run) -> list[tuple[str, float | None]]:
-    """The metrics as the run recorded them; of very many the first and the last, where the overall ones stand."""
-    found = list(run.metrics.items())
+    """The metrics as the run recorded them, each number once, without those of single classes.
+
+    Of very many, from a task that does not tell them apart, the first and the last, where the overall ones stand.
+    """
+    found = list(overall_metrics(run).items())
     kept = found if len(found) <= _MOST_METRICS else found[: _MOST_METRICS // 2] + found[-_MOST_METRICS // 2 :]
     return [(cut(name, _MOST_NAME), value) for name, value in kept]
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from bert_tasks.metrics.tables import ClassRow, MetricTable
 from bert_tasks.report.statistics import Calibration, Estimate, Measure, bootstrap
 
 EXAMPLES = 20
@@ -153,6 +154,21 @@ class Results:
     pairs: tuple[tuple[float, float], ...] = ()
     right: tuple[bool, ...] = ()
     estimates: Mapping[str, Estimate]
+
+    def metric_table(self) -> MetricTable:
+        """The figures that stand first and those of each class, without intervals."""
+        overall = {name: value for name in self.headline if (value := self.estimates[name].value) is not None}
+        if self.groups:
+            rows = [
+                ClassRow(name=one.name, scores=(one.exact.value, one.f1.value), support=one.count)
+                for one in self.groups
+            ]
+            return MetricTable(overall=overall, word="questions", columns=("exact", "f1"), rows=tuple(rows))
+        rows = [
+            ClassRow(name=one.label, scores=(one.precision.value, one.recall.value, one.f1.value), support=one.support)
+            for one in self.table
+        ]
+        return MetricTable(overall=overall, word=self.label_word, rows=tuple(rows))
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without the texts."""

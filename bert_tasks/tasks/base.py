@@ -22,6 +22,7 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import UsageError
+from bert_tasks.metrics.tables import MetricTable
 
 
 class Feature(TypedDict):
@@ -147,6 +148,10 @@ class Task(ABC):
     @abstractmethod
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
         """Metrics over labelled rows, keyed and scaled as in HF evaluate."""
+
+    def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
+        """What ``metrics`` gave (and the loss) for people: each number once, those of single classes in a table."""
+        return MetricTable(overall=metrics)
 
     def fitted_to(self, rows: Iterable[Row]) -> Self:
         """The task with settings that depend on the training rows made concrete (balanced class weights)."""

@@ -20,6 +20,7 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head, Pooling
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.metrics.ranking import ranking_metrics
+from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
 from bert_tasks.tasks.sequence_classification import ProblemType, SequenceClassification, SequencePrediction
 
@@ -91,6 +92,10 @@ class PairClassification(Task):
 
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
         return {**self.classifier.metrics(predictions, rows), **self._ranking(predictions, rows)}
+
+    def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
+        """See ``SequenceClassification.metric_table``."""
+        return self.classifier.metric_table(metrics)
 
     def _ranking(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
         if self.problem_type != "single_label_classification" or len(self.labels) != 2:

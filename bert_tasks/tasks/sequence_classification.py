@@ -24,10 +24,12 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.classification import (
     classification_metrics,
+    label_table,
     multilabel_metrics,
     regression_metrics,
     tune_thresholds,
 )
+from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
@@ -328,6 +330,13 @@ class SequenceClassification(Task):
         index = {label: position for position, label in enumerate(self.labels)}
         references = [index[value] for _, value in pairs]
         return classification_metrics(references, [index[str(guess.label)] for guess, _ in pairs], self.labels)
+
+    def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
+        """``f1`` and ``macro_f1`` are one number unless there are two classes; the more telling name stays."""
+        if self._several:  # f1 picks the best model, and untuned_f1 is compared with it
+            return label_table(metrics, self.labels, word="label", repeated={"macro_f1": "f1"})
+        repeated = {} if len(self.labels) == 2 or "macro_f1" not in metrics else {"f1": "macro_f1"}
+        return label_table(metrics, self.labels, word="class", repeated=repeated)
 
     def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
         """Several labels: the threshold of each label that gives it the best F1 on these rows."""

@@ -25,7 +25,8 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import RowHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics, tune_null_threshold
+from bert_tasks.metrics.squad import squad_table, squad_v1_metrics, squad_v2_metrics, tune_null_threshold
+from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
 from bert_tasks.tasks.span_search import RankedSpans, Span, merge_windows, window_candidates
 from bert_tasks.tasks.span_windows import (
@@ -298,6 +299,10 @@ class SpanExtraction(Task):
         for number, row in enumerate(rows):
             _refuse_unanswerable(number, row)
         return squad_v1_metrics(golds, [guess.answer for guess, _ in given])
+
+    def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
+        """With ``version_2_with_negative`` a row for questions with an answer and one for those without."""
+        return squad_table(metrics)
 
     def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
         """With ``version_2_with_negative``: the threshold that gives the best F1 on these rows."""

@@ -36,7 +36,8 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import ChainHead, RowHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.metrics.tagging import tagging_metrics
+from bert_tasks.metrics.tables import MetricTable
+from bert_tasks.metrics.tagging import tagging_metrics, tagging_table
 from bert_tasks.tasks import chain as crf
 from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
 from bert_tasks.tasks.word_windows import (
@@ -328,6 +329,10 @@ class TokenClassification(Task):
         if "invalid_transitions" not in found:
             return found
         return {**found, "invalid_transitions": float(sum(invalid_transitions(t, self._spoken) for _, t in pairs))}
+
+    def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
+        """A row for each entity type, or for each tag where the labels mark no entities."""
+        return tagging_table(metrics, word="tag" if self._spoken == "raw" else "type")
 
     def _as_compared(self, tags: Sequence[str]) -> list[str]:
         """True tags in IOB2; as they are where the labels are raw."""

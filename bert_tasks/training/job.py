@@ -11,9 +11,11 @@ from typing import Any, Self
 
 from bert_tasks.data.splits import Splits
 from bert_tasks.errors import UsageError
+from bert_tasks.metrics.tables import MetricTable, metrics_by_set
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import OptimSection, RunSection
+from bert_tasks.tasks.base import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,8 @@ class FitResult:
         metrics: of the best model on the validation rows; ``last_metrics``: of the last evaluation.
         best_step, steps: optimizer steps until the best model, and in all.
         train_seconds: without evaluation and saving.
+        task: of the best model, with its tuned thresholds.
+        validation_sets: the names of the validation sets, which their metrics begin with; a single one may be "".
         reused: the run was complete already; nothing was trained.
     """
 
@@ -34,19 +38,33 @@ class FitResult:
     stopped_early: bool
     train_seconds: float
     output_dir: Path
+    task: Task
+    validation_sets: tuple[str, ...]
     reused: bool = False
 
     def summary(self) -> dict[str, Any]:
         """The content of ``metrics.json``."""
-        return {key: value for key, value in vars(self).items() if key not in ("output_dir", "reused")}
+        others = ("output_dir", "task", "validation_sets", "reused")
+        return {key: value for key, value in vars(self).items() if key not in others}
+
+    def metric_tables(self) -> dict[str, MetricTable]:
+        """Validation set -> its metrics of the best model, told apart for people."""
+        found = metrics_by_set(self.metrics, self.validation_sets)
+        return {name: self.task.metric_table(metrics) for name, metrics in found.items()}
 
     @classmethod
-    def from_summary(cls, summary: Mapping[str, Any], folder: Path) -> Self:
+    def from_summary(cls, summary: Mapping[str, Any], job: "Job") -> Self:
         """The result of a finished run; JSON's null is a metric that is not a number."""
         values = dict(summary)
         for name in ("metrics", "last_metrics"):
             values[name] = {key: math.nan if value is None else value for key, value in summary[name].items()}
-        return cls(**values, output_dir=folder, reused=True)
+        return cls(
+            **values,
+            output_dir=job.output_dir,
+            task=job.model.task,
+            validation_sets=tuple(job.splits.validation),
+            reused=True,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

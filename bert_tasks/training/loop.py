@@ -35,7 +35,7 @@ from bert_tasks.training.optim import build_optimizer, freeze, parameter_groups
 from bert_tasks.training.progress import Clock, make_reporter
 from bert_tasks.training.run_folder import Earlier
 from bert_tasks.training.sampling import total_steps
-from bert_tasks.training.selection import Course, Validation, check_metric, evaluate_all, value_of
+from bert_tasks.training.selection import Course, Validation, check_metric, evaluate_all, overall_metrics, value_of
 from bert_tasks.training.steps import Stepper, StepResult, accumulate, settle, update
 from bert_tasks.training.stopping import StopSignals
 from bert_tasks.training.tracking import Trackers, check_installed
@@ -325,7 +325,7 @@ def _evaluate(
     _save(job, stepper, course)
     if best:
         from_first_process(accelerator, lambda: run_folder.publish(job, course))
-    journal.reporter.evaluation(course.step, metrics, best=best)
+    journal.reporter.evaluation(course.step, overall_metrics(metrics, tuned, tuple(validation)), best=best)
     if course.stopped:
         journal.note(f"no better model in {course.since_best} evaluations: stopped early")
     model.train()
@@ -336,7 +336,7 @@ def _complete(job: Job, accelerator: Accelerator, summary: Mapping[str, Any]) ->
     folder, kind = job.output_dir / outputs.MODEL, type(job.model.task)
     job.model.task = from_first_process(accelerator, lambda: TaskModel.from_pretrained(folder, task=kind).task)
     _take_best(job, accelerator)
-    return FitResult.from_summary(summary, job.output_dir)
+    return FitResult.from_summary(summary, job)
 
 
 def _finish(job: Job, stepper: Stepper, course: Course) -> FitResult:
@@ -352,6 +352,8 @@ def _finish(job: Job, stepper: Stepper, course: Course) -> FitResult:
         stopped_early=course.stopped,
         train_seconds=round(course.seconds, 3),
         output_dir=job.output_dir,
+        task=course.task,
+        validation_sets=tuple(job.splits.validation),
     )
     from_first_process(accelerator, lambda: outputs.write_json(job.output_dir / outputs.SUMMARY, result.summary()))
     return result

@@ -135,14 +135,8 @@ def make_reporter(*, total_steps: int, logging_steps: int, visible: bool) -> Rep
 
 
 def evaluation_line(step: int, metrics: Mapping[str, float], *, best: bool) -> str:
-    """All metrics but the per-class ones, which metrics.jsonl holds."""
-    classes = {name.removesuffix("_number") for name in metrics if name.endswith("_number")}
-    shown = [
-        f"{name} {value:.4f}"
-        for name, value in metrics.items()
-        if not name.startswith(("f1_", "precision_", "recall_")) and name.rpartition("_")[0] not in classes
-    ]
-    return f"evaluation after step {step}: {'  '.join(shown)}{'  (best so far)' if best else ''}"
+    shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+    return f"evaluation after step {step}: {shown}{'  (best so far)' if best else ''}"
 
 
 def _clock(seconds: float) -> str:

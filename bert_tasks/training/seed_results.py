@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_tasks.metrics.tables import MetricTable, metric_key, metrics_by_set
 from bert_tasks.training.job import FitResult
 
 _LOWER_IS_BETTER = ("loss", "invalid_transitions")
@@ -103,18 +104,31 @@ class SeedsResult:
 
     def lines(self) -> list[str]:
         """For people."""
+        tables = self._mean_tables()
+        shown = {metric_key(name, metric) for name, table in tables.items() for metric in table.overall}
+        spread = {name: one for name, one in self.metrics.items() if name in shown}
         return [
             *_aligned([("seed", self.metric, "best step", ""), *(_run_cells(run, self.metric) for run in self.runs)]),
             "",
             *_aligned(
                 [
                     ("metric", "mean", "std", "median", "best", "of seed"),
-                    *(_spread_cells(name, spread) for name, spread in self.metrics.items()),
+                    *(_spread_cells(name, one) for name, one in spread.items()),
                 ]
             ),
+            *(line for name, table in tables.items() for line in _class_means(name, table)),
             *self._remarks(),
             f"runs: {self.output_dir}",
         ]
+
+    def _mean_tables(self) -> dict[str, MetricTable]:
+        """Validation set -> the means of its metrics; empty where every run diverged."""
+        done = next((run.result for run in self.runs if run.result is not None), None)
+        if done is None:
+            return {}
+        means = {name: spread.mean for name, spread in self.metrics.items()}
+        by_set = metrics_by_set(means, done.validation_sets)
+        return {name: done.task.metric_table(metrics) for name, metrics in by_set.items()}
 
     def _remarks(self) -> Iterator[str]:
         if self.failed:
@@ -124,12 +138,6 @@ class SeedsResult:
             rest = "no other is left" if spread is None else f"without: {self.metric} {_mean_and_std(spread)}"
             yield f"{_counted(self.collapsed, self.runs)} collapsed; {rest}"
         yield from self.notes
-
-
-def metrics_of_set(metrics: Mapping[str, float], name: str) -> dict[str, float]:
-    """The metrics of one validation set, without its name."""
-    prefix = f"{name}_" if name else ""
-    return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
 
 
 def collapse(metrics: Mapping[str, float]) -> str | None:
@@ -190,6 +198,11 @@ def _spread(values: Mapping[int, float], name: str) -> Spread:
         best=math.nan if best is None else values[best],
         best_seed=best,
     )
+
+
+def _class_means(name: str, table: MetricTable) -> list[str]:
+    title = f"means of each {table.word}{f' of {name}' if name else ''}:"
+    return ["", title, *table.class_lines(), ""] if table.rows else []
 
 
 def _run_facts(run: SeedRun, metric: str) -> dict[str, Any]:

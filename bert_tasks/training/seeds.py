@@ -16,13 +16,14 @@ from pydantic import ValidationError
 from bert_tasks.errors import DivergedError, RecipeError, UsageError
 from bert_tasks.inference import from_first_process, make_accelerator
 from bert_tasks.locking import locked
+from bert_tasks.metrics.tables import metrics_by_set
 from bert_tasks.recipe import Recipe, RunSection, build_task, load_recipe
 from bert_tasks.recipe_errors import schema_problems
 from bert_tasks.training import outputs
 from bert_tasks.training.progress import PlainReporter
 from bert_tasks.training.resuming import changes, stated_settings
 from bert_tasks.training.run import DryRun, dry_run, train
-from bert_tasks.training.seed_results import SeedRun, SeedsResult, collapse, metrics_of_set
+from bert_tasks.training.seed_results import SeedRun, SeedsResult, collapse
 
 SEEDS = "seeds.json"
 _SEED_FOLDER = re.compile(r"seed-\d+")
@@ -168,10 +169,8 @@ def _run(recipe: Recipe, *, overwrite: bool, progress: bool) -> SeedRun:
         result = train(recipe, overwrite=overwrite, progress=progress)
     except DivergedError as error:
         return SeedRun(seed=seed, output_dir=folder, failure=str(error))
-    first = next(iter(_validation(_facts(folder))))
-    return SeedRun(
-        seed=seed, output_dir=folder, result=result, collapse=collapse(metrics_of_set(result.metrics, first))
-    )
+    first = next(iter(metrics_by_set(result.metrics, result.validation_sets).values()))
+    return SeedRun(seed=seed, output_dir=folder, result=result, collapse=collapse(first))
 
 
 def _compared(folder: Path, recipe: Recipe, runs: Sequence[SeedRun]) -> SeedsResult:

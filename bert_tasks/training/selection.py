@@ -4,7 +4,7 @@ Owns the course of a run (what changes from one evaluation to the next). Must no
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from bert_tasks.data.batching import Samples
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate_samples
+from bert_tasks.metrics.tables import metric_key, metrics_by_set
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import RunSection
@@ -75,10 +76,20 @@ def evaluate_all(
             model.task = task
             result = evaluate_samples(model, samples, table, accelerator, tune=position == 0, stop=stop)
             task = result.task
-            metrics |= _named(name, result.metrics)
+            metrics |= {metric_key(name, metric): value for metric, value in result.metrics.items()}
     finally:
         model.task = plain
     return metrics, task
+
+
+def overall_metrics(metrics: Mapping[str, float], task: Task, sets: Sequence[str]) -> dict[str, float]:
+    """Of what ``evaluate_all`` gave the metrics over all rows, each number once."""
+    found = metrics_by_set(metrics, sets)
+    return {
+        metric_key(name, metric): value
+        for name, one in found.items()
+        for metric, value in task.metric_table(one).overall.items()
+    }
 
 
 def check_metric(
@@ -121,14 +132,6 @@ def value_of(metrics: Mapping[str, Any], task: Task, run: RunSection, sets: Mapp
     Default: the task's primary metric on the first validation set. A set's ``loss`` counts downwards.
     """
     first = next(iter(sets))
-    name = _key(first, task.primary_metric) if run.metric_for_best_model is None else run.metric_for_best_model
-    value = -metrics[name] if name in [_key(prefix, "loss") for prefix in sets] else metrics[name]
+    name = metric_key(first, task.primary_metric) if run.metric_for_best_model is None else run.metric_for_best_model
+    value = -metrics[name] if name in [metric_key(prefix, "loss") for prefix in sets] else metrics[name]
     return float(value) if math.isfinite(value) else -math.inf
-
-
-def _named(name: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    return {_key(name, key): value for key, value in metrics.items()}
-
-
-def _key(name: str, metric: str) -> str:
-    return f"{name}_{metric}" if name else metric

@@ -51,7 +51,7 @@ def test_single_label_scores_equal_scikit_learn(case):
     classes, references, predictions = case
     names = [f"c{index}" for index in range(classes)]
     ours = classification.classification_metrics(references, predictions, names)
-    precision, recall, f1, _ = sklearn.metrics.precision_recall_fscore_support(
+    precision, recall, f1, support = sklearn.metrics.precision_recall_fscore_support(
         references, predictions, labels=range(classes), zero_division=0
     )
     macro = sklearn.metrics.f1_score(references, predictions, average="macro", zero_division=0)
@@ -66,6 +66,7 @@ def test_single_label_scores_equal_scikit_learn(case):
             f"f1_{name}": f1[index],
             f"precision_{name}": precision[index],
             f"recall_{name}": recall[index],
+            f"support_{name}": support[index],
         }
     assert ours == pytest.approx(expected, abs=1e-14)
     assert all(type(value) is float for value in ours.values())
@@ -152,7 +153,9 @@ def test_multilabel_scores_equal_scikit_learn(case):
         average: sklearn.metrics.f1_score(targets, predictions, average=average, zero_division=0)
         for average in ("macro", "micro")
     }
-    precision, recall, f1, _ = sklearn.metrics.precision_recall_fscore_support(targets, predictions, zero_division=0)
+    precision, recall, f1, support = sklearn.metrics.precision_recall_fscore_support(
+        targets, predictions, zero_division=0
+    )
     expected = {
         "accuracy": sklearn.metrics.accuracy_score(targets, predictions),
         "f1": scores["macro"],
@@ -164,6 +167,7 @@ def test_multilabel_scores_equal_scikit_learn(case):
             f"f1_{name}": f1[index],
             f"precision_{name}": precision[index],
             f"recall_{name}": recall[index],
+            f"support_{name}": support[index],
         }
     assert ours == pytest.approx(expected, abs=1e-14)
     assert classification.multilabel_macro_f1(targets, predictions) == ours["macro_f1"]

@@ -100,7 +100,6 @@ def test_the_metric_that_picked_the_model_stands_first(copy_of, tmp_path):
     assert drawn_metrics(report.runs[0])[0] == "matthews_correlation"
     html = report.output.read_text("utf-8")
     assert html.count("Matthews correlation") >= 3  # tile, curve, evaluations
-    assert "recall_mid" in html  # what the run recorded
     both = shutil.copytree(run, tmp_path / "other")
     (comparison,) = make_report([run, both], tmp_path / "page.html").comparisons
     assert (comparison.metric, comparison.test) == ("matthews_correlation", RANDOMISATION)
@@ -204,7 +203,10 @@ def test_wrong_arguments(run_of, tmp_path):
 
 def test_command_prints_where_the_report_is_or_its_figures(run_of, tmp_path):
     done = call("report", run_of("spans"), "--output", tmp_path / "page.html")
-    assert (done.exit_code, done.stdout) == (0, f"report: {tmp_path / 'page.html'}\n")
+    assert done.exit_code == 0
+    *figures, last = done.stdout.splitlines()
+    assert last == f"report: {tmp_path / 'page.html'}"
+    assert [line.split()[0] for line in figures if line] == ["f1", "exact", "questions", "with", "without"]
     figures = json.loads(call("report", run_of("spans"), "--output", tmp_path / "page.html", "--json").stdout)
     validation = figures["runs"][0]["validation"][""]
     assert set(validation["estimates"]) == {"exact", "f1"}
@@ -265,3 +267,54 @@ def test_first_process_alone_makes_the_report(checkpoint, tmp_path, monkeypatch)
     assert not (run / "report.html").exists()
     monkeypatch.setenv("RANK", "0")
     assert report_on(run) == str(run / "report.html")
+
+
+def scores_of(lines):
+    """The numbers over all rows, and those of each class: the two parts of what commands print."""
+    blank = lines.index("")
+    header, *rows = [line.split() for line in lines[blank + 1 : lines.index("", blank + 1)]]
+    overall = {line.split()[0]: line.split()[1] for line in lines[:blank]}
+    return overall, header, {tuple(row[: 1 - len(header)]): tuple(row[1 - len(header) :]) for row in rows}
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "numbers"])
+def test_commands_and_page_show_each_number_once_and_the_same_classes(copy_of, name):
+    run, home = copy_of(name)
+    report = make_report(run)
+    (metrics,) = (one.metrics for one in report.runs)
+    evaluated = call("evaluate", run / "model", "--data", home / "dev.jsonl").stdout.splitlines()
+    done = call("train", run / "recipe.toml", "--quiet", "--output-dir", run)
+    assert done.exit_code == 0, done.stderr
+    trained = done.stdout.splitlines()
+    reported = call("report", run).stdout.splitlines()
+    overall, header, rows = scores_of(evaluated)
+    assert header[-1] == "support"
+    recorded_overall, *recorded_rows = scores_of(trained[1:])
+    assert recorded_rows == [header, rows]
+    assert {key: recorded_overall[key] for key in overall} == overall
+    assert recorded_overall.keys() - overall.keys() <= {"untuned_f1"}
+    kept = {"HasAns": ("with", "an", "answer"), "NoAns": ("without", "an", "answer")}
+    known = {kept.get(*one, one) if len(one) == 1 else one: scores for one, scores in rows.items()}
+    assert {one: known[one] for one in scores_of(reported)[2]} == scores_of(reported)[2]
+    shown = set(overall)
+    assert not {"f1", "macro_f1"} <= shown or len(report.runs[0].task.labels) == 2
+    assert overall.items() <= {key: f"{value:.6g}" for key, value in metrics.items()}.items()
+    html = report.output.read_text("utf-8")
+    recorded = html.partition("as the run recorded them")[2].partition("</table>")[0]
+    assert set(re.findall(r'<th scope="row">([^<]*)<', recorded)) == shown | ({"untuned_f1"} & metrics.keys())
+
+
+def test_a_metric_that_equals_another_is_shown_under_one_name(copy_of):
+    run, _ = copy_of("classes")
+    edit(run / "run.json", lambda facts: facts["settings"].update({"run.metric_for_best_model": "f1"}))
+    report = make_report(run)
+    assert report.results[0][""].headline == ("macro_f1", "accuracy")
+    assert drawn_metrics(report.runs[0]) == ["macro_f1", "accuracy"]
+
+
+def test_seeds_print_each_number_once(checkpoint, tmp_path):
+    recipe = write_recipe(tmp_path, checkpoint, KINDS["classes"], epochs=1)
+    lines = call("train", recipe, "--quiet", "--seeds", "1,2", "--no-report").stdout.splitlines()
+    first = [line.split()[0] for line in lines if line]
+    assert [first.count(name) for name in ("loss", "accuracy", "macro_f1", "f1", "class", "low")] == [1, 1, 1, 0, 1, 1]
+    assert not any(name.startswith(("f1_", "support_")) for name in first)

@@ -14,9 +14,10 @@ from bert_tasks.errors import RecipeError, UsageError
 from bert_tasks.metrics.classification import classification_metrics, multilabel_metrics, regression_metrics
 from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics
 from bert_tasks.metrics.tagging import tagging_metrics
+from bert_tasks.tasks import SequenceClassification
 from bert_tasks.training import seeds as module
 from bert_tasks.training.job import FitResult
-from bert_tasks.training.seed_results import SeedRun, SeedsResult, collapse, metrics_of_set, spreads
+from bert_tasks.training.seed_results import SeedRun, SeedsResult, collapse, spreads
 from bert_tasks.training.seeds import dry_run_seeds, parse_seeds, seed_recipes, train_seeds
 from training import load_model, make_rows
 
@@ -244,6 +245,8 @@ def made(seed, *, failure=None, **metrics):
         stopped_early=False,
         train_seconds=0.0,
         output_dir=None,
+        task=SequenceClassification(),
+        validation_sets=("",),
     )
     return SeedRun(seed=seed, output_dir=None, result=None if failure else result, failure=failure)
 
@@ -361,9 +364,3 @@ def test_spans():
 def test_what_is_not_known_is_not_judged():
     assert collapse({"loss": 0.1, "accuracy": 0.0, "my_score": 0.0}) is None
     assert collapse({"recall_a": 1.0, "recall_b": 0.0}) is None
-
-
-def test_metrics_of_one_set():
-    metrics = {"matched_loss": 1.0, "matched_recall_a": 0.5, "mismatched_loss": 2.0}
-    assert metrics_of_set(metrics, "matched") == {"loss": 1.0, "recall_a": 0.5}
-    assert metrics_of_set({"loss": 1.0}, "") == {"loss": 1.0}

@@ -1,0 +1,116 @@
+"""Metrics as people read them: the numbers over all rows, and one table with a row for each class.
+
+Owns the form of that table and how the metrics of several validation sets are told apart. Which metrics belong to a
+class, and which repeat another, is the task's to say (``Task.metric_table``). Must not know tasks or pages.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+CLASS_SCORES = ("precision", "recall", "f1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassRow:
+    """Scores of one class; ``support``: how many rows (entities, words, questions) truly are of it."""
+
+    name: str
+    scores: tuple[float | None, ...]
+    support: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricTable:
+    """The metrics of one data set.
+
+    Attributes:
+        overall: those over all rows; one that equals another of them by definition is left out.
+        word: what a row of the table is: class, label, type, tag, questions. Empty without rows.
+        columns: the names of the scores of a row.
+        repeated: metrics that are left out -> the one of ``overall`` that each equals by definition.
+    """
+
+    overall: Mapping[str, float]
+    word: str = ""
+    columns: tuple[str, ...] = CLASS_SCORES
+    rows: tuple[ClassRow, ...] = ()
+    repeated: Mapping[str, str] = field(default_factory=dict)
+
+    def lines(self, name: str = "") -> list[str]:
+        """For people; ``name``: of the validation set, in front of the names of the metrics over all rows."""
+        named = [(metric_key(name, metric), value) for metric, value in self.overall.items()]
+        width = max((len(metric) for metric, _ in named), default=0)
+        lines = [f"{metric:<{width}}  {value:.6g}" for metric, value in named]
+        return [*lines, "", *self.class_lines(), ""] if self.rows else lines
+
+    def class_lines(self) -> list[str]:
+        """The table of the classes with its header; empty without classes."""
+        if not self.rows:
+            return []
+        cells: list[tuple[str, ...]] = [(self.word, *self.columns, "support"), *map(_cells, self.rows)]
+        first, *others = (max(map(len, column)) for column in zip(*cells, strict=True))
+        return ["  ".join([head.ljust(first), *map(str.rjust, rest, others)]) for head, *rest in cells]
+
+
+def _cells(row: ClassRow) -> tuple[str, ...]:
+    scores = ("-" if score is None else f"{score:.6g}" for score in row.scores)
+    support = "-" if row.support is None else str(row.support)
+    return (row.name if row.name.isprintable() else repr(row.name), *scores, support)
+
+
+def metric_table(
+    metrics: Mapping[str, float],
+    names: Iterable[str],
+    key: Callable[[str, str], str],
+    *,
+    word: str,
+    columns: Sequence[str] = CLASS_SCORES,
+    support: str = "support",
+    repeated: Mapping[str, str] = MappingProxyType({}),
+) -> MetricTable:
+    """Tells the metrics of single classes from those over all rows.
+
+    Args:
+        metrics: of one data set.
+        names: of the classes; one without any metric gets no row.
+        key: class and score -> the name of that metric.
+        word: see ``MetricTable``.
+        columns: the scores of a class.
+        support: the score that says how often a class is true.
+        repeated: see ``MetricTable``.
+    """
+    rows, taken = [], set(repeated)
+    for name in names:
+        keys = [key(name, column) for column in (*columns, support)]
+        if any(one in metrics for one in keys):
+            *scores, count = map(metrics.get, keys)
+            whole = None if count is None or not math.isfinite(count) else int(count)
+            rows.append(ClassRow(name=name, scores=tuple(scores), support=whole))
+            taken |= set(keys)
+    overall = {name: value for name, value in metrics.items() if name not in taken}
+    return MetricTable(
+        overall=overall, word=word if rows else "", columns=tuple(columns), rows=tuple(rows), repeated=repeated
+    )
+
+
+def metrics_by_set(metrics: Mapping[str, float], sets: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Validation set -> its metrics without its name; of two names that fit a metric the longer one is meant.
+
+    Args:
+        metrics: of all sets, as a run records them.
+        sets: the names of the validation sets; a single one may be called "".
+    """
+    found: dict[str, dict[str, float]] = {name: {} for name in sets}
+    for key, value in metrics.items():
+        fitting = [name for name in sets if key.startswith(metric_key(name, ""))]
+        if fitting:
+            name = max(fitting, key=len)
+            found[name][key.removeprefix(metric_key(name, ""))] = value
+    return found
+
+
+def metric_key(name: str, metric: str) -> str:
+    """A metric's name in what a run records of the validation set that is called so."""
+    return f"{name}_{metric}" if name else metric

@@ -1,0 +1,102 @@
+"""Metrics for people: each number once, and one row for each class with its support."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_tasks.metrics.classification import classification_metrics, multilabel_metrics
+from bert_tasks.metrics.squad import squad_v2_metrics
+from bert_tasks.metrics.tables import metrics_by_set
+from bert_tasks.metrics.tagging import tagging_metrics
+from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
+
+# Labels that look like the names of other metrics.
+LABELS = ("f1", "macro_f1", "a_number", "support", "", "loss")
+
+
+def check_rows(table, found, support, *, key="{1}_{0}"):
+    """Every number of a class is in its row, with its support, and nowhere else."""
+    assert table.columns == ("precision", "recall", "f1")
+    for row in table.rows:
+        assert row.scores == tuple(found[key.format(row.name, score)] for score in table.columns)
+        assert row.support == support.get(row.name, 0)
+        assert not {key.format(row.name, score) for score in table.columns} & table.overall.keys()
+
+
+@pytest.mark.parametrize("kind", [SequenceClassification, PairClassification])
+@given(st.data())
+def test_classes(kind, data):
+    labels = LABELS[: data.draw(st.integers(2, len(LABELS)))]
+    numbers = st.integers(0, len(labels) - 1)
+    references = data.draw(st.lists(numbers, min_size=1, max_size=20))
+    predictions = data.draw(st.lists(numbers, min_size=len(references), max_size=len(references)))
+    found = {"loss": 0.5, **classification_metrics(references, predictions, labels)}
+    table = kind(labels=labels).metric_table(found)
+    assert [row.name for row in table.rows] == list(labels)
+    assert table.word == "class"
+    check_rows(table, found, Counter(labels[number] for number in references))
+    overall = {"loss", "accuracy", "macro_f1", "matthews_correlation"}
+    assert table.overall.keys() == (overall | {"f1"} if len(labels) == 2 else overall)
+
+
+@given(st.data())
+def test_several_labels(data):
+    labels = LABELS[: data.draw(st.integers(1, len(LABELS)))]
+    rows = st.lists(st.lists(st.integers(0, 1), min_size=len(labels), max_size=len(labels)), min_size=1, max_size=20)
+    references = data.draw(rows)
+    predictions = [data.draw(st.permutations(row)) for row in references]
+    found = multilabel_metrics(references, predictions, labels)
+    task = SequenceClassification(problem_type="multi_label_classification", labels=labels)
+    table = task.metric_table({**found, "untuned_f1": 0.25})
+    assert table.word == "label"
+    check_rows(table, found, dict(zip(labels, map(sum, zip(*references, strict=True)), strict=True)))
+    assert table.overall.keys() == {"accuracy", "f1", "micro_f1", "untuned_f1"}
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_tags(raw):
+    spelt = ("N", "V", "A_number") if raw else ("B-N", "B-V", "B-A_number")
+    references, predictions = [[spelt[0], spelt[1], spelt[2]], [spelt[0]]], [[spelt[0], spelt[0], spelt[2]], [spelt[1]]]
+    found = tagging_metrics(references, predictions, raw=raw)
+    table = TokenClassification(labels=spelt if raw else ("O", *spelt)).metric_table(found)
+    assert table.word == ("tag" if raw else "type")
+    check_rows(table, found, {"N": 2, "V": 1, "A_number": 1}, key="{0}_{1}")
+    assert {row.name for row in table.rows} == {"N", "V", "A_number"}
+    assert not any(name.endswith("_number") for name in table.overall)
+
+
+def test_a_type_called_overall_takes_nothing_from_the_overall_metrics():
+    found = tagging_metrics([["B-overall", "B-X"]], [["B-overall", "O"]])
+    table = TokenClassification(labels=("O", "B-overall", "B-X")).metric_table(found)
+    assert [row.name for row in table.rows] == ["X"]
+    assert table.overall["overall_f1"] == found["overall_f1"]
+
+
+def test_questions_with_and_without_an_answer():
+    task = SpanExtraction(version_2_with_negative=True)
+    found = squad_v2_metrics([["cat"], [], ["dog"]], ["cat", "", "cow"], None)
+    table = task.metric_table(found)
+    assert [(row.name, row.scores, row.support) for row in table.rows] == [
+        ("HasAns", (50.0, 50.0), 2),
+        ("NoAns", (100.0, 100.0), 1),
+    ]
+    assert table.overall.keys() == {"exact", "f1", "total"}
+    one_kind = task.metric_table(squad_v2_metrics([["cat"], ["dog"]], ["cat", "cow"], None))
+    assert (one_kind.rows, one_kind.overall.keys()) == ((), {"exact", "f1", "total"})  # HasAns_f1 would be f1
+
+
+def test_regression_has_no_classes():
+    table = SequenceClassification(problem_type="regression").metric_table({"loss": 1.0, "pearson": 0.5})
+    assert (table.rows, table.overall) == ((), {"loss": 1.0, "pearson": 0.5})
+
+
+def test_metrics_of_each_validation_set():
+    metrics = {"a_loss": 1.0, "a_recall_x": 0.5, "a_b_loss": 2.0, "b_loss": 3.0}
+    assert metrics_by_set(metrics, ("a", "a_b", "b")) == {
+        "a": {"loss": 1.0, "recall_x": 0.5},
+        "a_b": {"loss": 2.0},
+        "b": {"loss": 3.0},
+    }
+    assert metrics_by_set({"loss": 1.0}, ("",)) == {"": {"loss": 1.0}}
