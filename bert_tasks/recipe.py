@@ -123,7 +123,7 @@ class OptimSection(BaseModel):
     freeze_layers: Annotated[int, Field(ge=0)] = 0
     """Leave that many layers as they are, counted from the embeddings."""
     micro_batch_tokens: Count = 16384
-    """Tokens that a device holds at once; it decides about memory, not about the result."""
+    """Tokens that a device holds at once. Decides about memory and, unless dropout is 0, about the masks of dropout."""
 
 
 class RunSection(BaseModel):

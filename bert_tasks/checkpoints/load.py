@@ -65,6 +65,7 @@ def match_weights(
     family: Family,
     head_may_be_new: bool,
     ignore_head: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Matched:
     """Finds the tensors of every parameter in a checkpoint.
 
@@ -74,9 +75,10 @@ def match_weights(
         shapes: the shape of each of our parameters.
         head_may_be_new: whether parameters of ``head.`` may be missing or of another shape (training); they are listed.
         ignore_head: the file's head belongs to another task: drop it even where names and shapes fit.
+        dtype: of the tensors that are returned, whatever the file's is.
 
     Returns:
-        float32 tensors (float64 stays), query, key and value concatenated.
+        Tensors of that dtype, query, key and value concatenated.
 
     Raises:
         CheckpointError: naming every unknown key, missing tensor, wrong shape or tensor with NaN or infinity.
@@ -88,6 +90,7 @@ def match_weights(
         family=family,
         head_may_be_new=head_may_be_new,
         ignore_head=ignore_head,
+        dtype=dtype,
     )
     if problems:
         raise CheckpointError(_listing("the checkpoint does not fit the model", problems))
@@ -102,6 +105,7 @@ def compare_weights(
     family: Family,
     head_may_be_new: bool = False,
     ignore_head: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Matched, list[str]]:
     """What ``match_weights`` finds, and its problems in words instead of an exception."""
     wanted = {source for sources in names.values() for source in sources}
@@ -119,7 +123,7 @@ def compare_weights(
         if faults and head_may_be_new and ours in head:
             new += sources
             continue
-        converted = {} if faults else {source: _as_float(part) for source, part in parts.items()}
+        converted = {} if faults else {source: part.to(dtype, copy=True) for source, part in parts.items()}
         faults += [fault for source, part in converted.items() if (fault := _unusable(source, part)) is not None]
         problems += faults
         if not faults:
@@ -189,24 +193,32 @@ def _misfit(name: str, tensor: Tensor | None, expected: list[int]) -> str | None
     return None
 
 
-def _as_float(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.float64 if tensor.dtype == torch.float64 else torch.float32, copy=True)
-
-
 def _unusable(name: str, tensor: Tensor) -> str | None:
     if not torch.isfinite(tensor).all():
-        return f"{name} holds NaN or infinite values: the checkpoint is damaged or training diverged"
+        return (
+            f"{name} holds NaN or infinite values, or values too large for {tensor.dtype}: the checkpoint is damaged "
+            "or training diverged"
+        )
     return None
 
 
-def checked_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def checked_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
     """Tensors as ``match_weights`` returns them, for a head that has no names in transformers.
 
+    Args:
+        dtypes: what each becomes. A buffer of whole numbers must have its dtype in the file already.
+
     Raises:
-        CheckpointError: a tensor is not floating point, or holds NaN or infinity.
+        CheckpointError: a tensor is of another kind than its dtype, or holds NaN or infinity.
     """
-    faults = [_misfit(name, tensor, list(tensor.shape)) for name, tensor in tensors.items()]
-    converted = {name: _as_float(tensor) for name, tensor in tensors.items()}
+    whole = [name for name, dtype in dtypes.items() if not dtype.is_floating_point]
+    faults = [_misfit(name, tensor, list(tensor.shape)) for name, tensor in tensors.items() if name not in whole]
+    faults += [
+        f"{name} has dtype {tensors[name].dtype}, expected {dtypes[name]}"
+        for name in whole
+        if tensors[name].dtype != dtypes[name]
+    ]
+    converted = {name: tensor.to(dtypes[name], copy=True) for name, tensor in tensors.items()}
     faults += [_unusable(name, tensor) for name, tensor in converted.items()]
     problems = [fault for fault in faults if fault is not None]
     if problems:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.dropout import Dropout
 from bert_tasks.encoder.packing import Layout, Packed, Padded
-from bert_tasks.encoder.stack import activate
+from bert_tasks.encoder.stack import activate, initialize
 
 TokenPooling = Literal["mean", "max", "attention"]
 Pooling = Literal["cls", TokenPooling]
@@ -64,6 +64,7 @@ class SequenceHead(nn.Module):
         self.input_dropout = Dropout(config.head.sequence_dropout if config.head.dropout_before_dense else 0.0)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.output = nn.Linear(config.hidden_size, num_labels)
+        initialize(self, std=config.initializer_range)
 
     def read(self, layout: Layout) -> Tensor | None:
         return first_rows(layout)
@@ -85,6 +86,7 @@ class PoolingHead(nn.Module):
             self.score = nn.Linear(config.hidden_size, 1)
         self.dropout = Dropout(config.head.sequence_dropout)
         self.output = nn.Linear(config.hidden_size, num_labels)
+        initialize(self, std=config.initializer_range)
 
     def read(self, layout: Layout) -> Tensor | None:
         return None
@@ -110,6 +112,7 @@ class RowHead(nn.Module):
         super().__init__()
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(config.hidden_size, num_labels)
+        initialize(self, std=config.initializer_range)
 
     def read(self, layout: Layout) -> Tensor | None:
         return layout.reads if isinstance(layout, Packed) else None

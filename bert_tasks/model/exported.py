@@ -97,7 +97,7 @@ class ExportedModel(TaskModel):
             transitions = None if found is None else found.get("head.transitions")
             if transitions is None or transitions.shape != self.head.transitions.shape:
                 raise CheckpointError(f"{path}: task_head.safetensors is missing or does not fit the stored task")
-            checked = checked_tensors({"head.transitions": transitions})
+            checked = checked_tensors({"head.transitions": transitions}, {"head.transitions": torch.float32})
             self.load_state_dict(checked, strict=False)
 
     def packed_logits(self, batch: PackedBatch) -> Tensor:

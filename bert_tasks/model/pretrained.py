@@ -4,6 +4,7 @@ Owns the ``bert_tasks`` key of config.json and the head that transformers lacks.
 code: a task registered as ``module:Class`` is loaded only if the caller passes it.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -31,7 +32,6 @@ from bert_tasks.checkpoints.weights import label_names, read_config, read_weight
 from bert_tasks.data.readers import Reading
 from bert_tasks.data.stored_reading import loaded_options, stored_options
 from bert_tasks.encoder.heads import label_dims, reordered
-from bert_tasks.encoder.stack import initialize
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.tasks import TASKS, Task
 from bert_tasks.tasks.base import typed_setting
@@ -49,6 +49,7 @@ HEADS: Mapping[HeadKind | None, tuple[str, ...]] = {
     "token": ("token-classification",),
     "span": ("span-extraction",),
 }
+_UNNAMED = re.compile(r"LABEL_\d+")  # transformers' name of a class that nobody has named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +90,12 @@ def load_task_model(
     with torch.device("meta"):
         model = cls(hf_config, built)
     matched = _match(model, folder, head_may_be_new=task is not None and not is_stored)
-    missing = set(model.state_dict()) - set(matched.tensors)
-    head = built.head(config)
-    initialize(head, std=config.initializer_range)
-    fresh = {f"head.{key}": value for key, value in head.state_dict().items() if f"head.{key}" in missing}
-    model.load_state_dict(matched.tensors | fresh, assign=True)
+    model.head = built.head(config)  # with the initial weights that its constructor gives it
+    of_head = {key: value for key, value in matched.tensors.items() if key.startswith("head.")}
+    of_encoder = {key: value for key, value in matched.tensors.items() if key not in of_head}
+    model.load_state_dict(of_encoder, strict=False, assign=True)
+    model.load_state_dict(of_head, strict=False)  # copied, because parameters of an own head may be tied
+    model.mark_drawn(set(model.state_dict()) - set(matched.tensors))
     model.load_report = matched.report
     model.origin = origin(name, path, revision=revision)
     model.reading = stored_reading(path, hf_config)
@@ -116,7 +118,39 @@ def restore_weights(model: "TaskModel", path: Path) -> None:
     """See ``TaskModel.restore``."""
     hf_config = read_config(path)
     folder = _Folder(path=path, hf_config=hf_config, head=head_kind(hf_config))
-    model.load_state_dict(_match(model, folder, head_may_be_new=False).tensors)
+    check_names(model)
+    dtype = model.stack.embeddings.word.weight.dtype
+    model.load_state_dict(_match(model, folder, head_may_be_new=False, dtype=dtype).tensors)
+
+
+def check_names(model: "TaskModel") -> None:
+    """Compares the model's parameters with those that its configuration and its task call for.
+
+    Raises:
+        UsageError: modules were wrapped, renamed or replaced since the model was made (peft, pruning, ...), so that its
+            weights have no names in a saved folder.
+    """
+    with torch.device("meta"):
+        wanted = type(model)(model.hf_config, model.task)
+    expected = {key: value.shape for key, value in wanted.state_dict().items()}
+    found = {key: value.shape for key, value in model.state_dict().items()}
+    differences = {
+        "missing": sorted(expected.keys() - found.keys()),
+        "not known": sorted(found.keys() - expected.keys()),
+        "of another shape": sorted(key for key in expected.keys() & found.keys() if expected[key] != found[key]),
+    }
+    told = [f"{kind}: {_first(names)}" for kind, names in differences.items() if names]
+    if told:
+        raise UsageError(
+            "the model can be neither trained nor saved: its parameters are not those of its configuration and task "
+            f"({'; '.join(told)}). A library has wrapped or replaced modules: undo that first. Adapters of peft are "
+            "merged by model = peft_model.merge_and_unload()"
+        )
+
+
+def _first(names: Sequence[str], most: int = 3) -> str:
+    more = [f"and {len(names) - most} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *more])
 
 
 def stated_task(path: Path, hf_config: Mapping[str, Any], task: str | Task | type[Task] | None) -> Task:
@@ -223,12 +257,19 @@ def _build(kind: type[Task], entries: Mapping[str, Any]) -> Task:
         raise UsageError(f"{kind.name}: {error}") from None
 
 
-def _match(model: "TaskModel", folder: _Folder, *, head_may_be_new: bool) -> Matched:
+def _match(
+    model: "TaskModel", folder: _Folder, *, head_may_be_new: bool, dtype: torch.dtype = torch.float32
+) -> Matched:
     """The file's tensors for every parameter; a head of another kind is not read even where shapes fit."""
     family = family_of(model.hf_config)
     kind = model.task.hf_head
     names = parameter_map(family, model.config, head="base" if kind is None else kind, pooler=False)
     shapes = {key: value.shape for key, value in model.state_dict().items() if key in names}
+    if unknown := sorted(names.keys() - shapes.keys()):
+        raise UsageError(
+            f"{type(model.task).__name__}: hf_head is {kind!r}, but the head has no {_first(unknown)}; hf_head is None "
+            "for a head that is not one of transformers"
+        )
     matched = match_weights(
         read_weights(folder.path),
         names,
@@ -236,19 +277,22 @@ def _match(model: "TaskModel", folder: _Folder, *, head_may_be_new: bool) -> Mat
         family=family,
         head_may_be_new=head_may_be_new,
         ignore_head=folder.head != kind,
+        dtype=dtype,
     )
-    own = {key: value.shape for key, value in model.state_dict().items() if key not in names}
+    own = {key: value for key, value in model.state_dict().items() if key not in names}
     if own:
         matched = _with_own_tensors(matched, own, folder, may_be_new=head_may_be_new)
     return _reordered(matched, model, folder, names)
 
 
-def _with_own_tensors(matched: Matched, own: Mapping[str, torch.Size], folder: _Folder, *, may_be_new: bool) -> Matched:
-    """Adds what transformers has no name for (``own``: parameter -> shape), from ``task_head.safetensors``."""
+def _with_own_tensors(matched: Matched, own: Mapping[str, Tensor], folder: _Folder, *, may_be_new: bool) -> Matched:
+    """Adds what transformers has no name for (``own``: as the model has it), from ``task_head.safetensors``."""
     found, report = read_head_tensors(folder.path), matched.report
-    if found is not None and {key: value.shape for key, value in found.items()} == own:
+    shapes = {key: value.shape for key, value in own.items()}
+    if found is not None and {key: value.shape for key, value in found.items()} == shapes:
         loaded = tuple(sorted([*report.loaded, *own]))
-        return Matched(tensors=matched.tensors | checked_tensors(found), report=replace(report, loaded=loaded))
+        checked = checked_tensors(found, {key: value.dtype for key, value in own.items()})
+        return Matched(tensors=matched.tensors | checked, report=replace(report, loaded=loaded))
     if not may_be_new:
         raise CheckpointError(f"{folder.path}: task_head.safetensors is missing or does not fit the stored task")
     return Matched(tensors=matched.tensors, report=replace(report, new=tuple(sorted([*report.new, *own]))))
@@ -261,18 +305,28 @@ def _reordered(matched: Matched, model: "TaskModel", folder: _Folder, names: Map
         names: our parameter name -> transformers' names, which the report speaks of.
     """
     theirs, ours = folder.labels, model.task.labels
-    dims = {key: dim for key, dim in label_dims(model.head).items() if key in matched.tensors}
-    if not dims or theirs == ours or not theirs or not ours:
+    dims = {
+        key: dim
+        for key, dim in label_dims(model.head).items()  # an own head may have outputs that are no labels
+        if key in matched.tensors and matched.tensors[key].size(dim[-1]) == len(ours)
+    }
+    if not theirs:  # transformers leaves the default names of two classes out of the file
+        theirs = tuple(f"LABEL_{index}" for index in range(len(ours)))
+    if not dims or theirs == ours or not ours:
         return matched
-    places = _places(theirs, ours)
+    named = theirs if _places(theirs, ours) is not None else _named(theirs, ours)
+    places = _places(named, ours)
     if places is not None:
         order = torch.tensor(places)
         moved = {key: reordered(matched.tensors[key], order, dims[key]) for key in dims}
-        note = f"head re-ordered from labels {', '.join(theirs)} to {', '.join(ours)}"
-        return Matched(tensors=matched.tensors | moved, report=_noted(matched.report, note))
-    if all(label.startswith("LABEL_") for label in theirs):
-        note = f"the file's labels are unnamed ({', '.join(theirs)}): taken in the order {', '.join(ours)}"
-        return Matched(tensors=matched.tensors, report=_noted(matched.report, note))
+        report = matched.report
+        if named != theirs:
+            pairs = [(old, new) for old, new in zip(theirs, named, strict=True) if old != new]
+            unnamed, taken = (", ".join(names) for names in zip(*pairs, strict=True))
+            report = _noted(report, f"the file's labels are unnamed ({unnamed}): taken in the order {taken}")
+        if places != sorted(places):
+            report = _noted(report, f"head re-ordered from labels {', '.join(named)} to {', '.join(ours)}")
+        return Matched(tensors=matched.tensors | moved, report=report)
     kept = {key: value for key, value in matched.tensors.items() if key not in dims}
     note = f"the file's head knows other labels ({', '.join(theirs)}): its last layer is new"
     redrawn = [name for key in dims for name in names.get(key, (key,))]
@@ -289,12 +343,24 @@ def _places(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
     return None
 
 
+def _named(theirs: Sequence[str], ours: Sequence[str]) -> tuple[str, ...]:
+    """The file's labels, its unnamed ones (``LABEL_1``) with the names of ours that are left, in order."""
+    unnamed = [index for index, label in enumerate(theirs) if _UNNAMED.fullmatch(label)]
+    known = {label.casefold() for index, label in enumerate(theirs) if index not in unnamed}
+    left = [label for label in ours if label.casefold() not in known]
+    if len(left) != len(unnamed):
+        return tuple(theirs)
+    names = dict(zip(unnamed, left, strict=True))
+    return tuple(names.get(index, label) for index, label in enumerate(theirs))
+
+
 def _noted(report: LoadReport, note: str) -> LoadReport:
     return replace(report, notes=(*report.notes, note))
 
 
 def save_task_model(model: "TaskModel", folder: Path) -> None:
     """See ``TaskModel.save_pretrained``."""
+    check_names(model)
     family = family_of(model.hf_config)
     kind = model.task.hf_head
     head: HeadKind = "base" if kind is None else kind
@@ -308,7 +374,7 @@ def save_task_model(model: "TaskModel", folder: Path) -> None:
             {key: state[key] for key in names}, names, strip_prefix=family.prefix if kind is None else ""
         ),
         tokenizer=model.tokenizer,
-        head_tensors=own if own else None,
+        head_tensors={key: value.detach().cpu().clone() for key, value in own.items()} if own else None,
     )
 
 

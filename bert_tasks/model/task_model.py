@@ -6,7 +6,7 @@ names the family tables map. How a folder becomes a model and back is in pretrai
 Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R rows that the head reads.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -58,8 +58,9 @@ class TaskModel(nn.Module):
         self.origin: Origin | None = None
         self.reading = Reading()
         self.stack = Stack(self.config)
+        initialize(self.stack, std=self.config.initializer_range)
         self.head = task.head(self.config)
-        initialize(self, std=self.config.initializer_range)
+        self._drawn: dict[str, Tensor] = {}
 
     @classmethod
     def from_pretrained(
@@ -94,6 +95,10 @@ class TaskModel(nn.Module):
         """Writes a folder that ``from_pretrained`` and stock transformers open.
 
         A head that transformers lacks goes to ``task_head.safetensors``; the folder is then the base model to others.
+
+        Raises:
+            CheckpointError: the folder cannot be written.
+            UsageError: a library (peft, ...) has wrapped or replaced modules of the model.
         """
         from bert_tasks.model.pretrained import save_task_model
 
@@ -104,6 +109,7 @@ class TaskModel(nn.Module):
 
         Raises:
             CheckpointError: a weight is missing or of another shape.
+            UsageError: as for ``save_pretrained``.
         """
         from bert_tasks.model.pretrained import restore_weights
 
@@ -111,7 +117,27 @@ class TaskModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.head.output.weight.device
+        return next(self.parameters()).device
+
+    def mark_drawn(self, names: Collection[str]) -> None:
+        """Remembers parameters (and buffers) that no file has given, with the values they were drawn with."""
+        self._drawn = {name: value.detach().clone() for name, value in self.state_dict().items() if name in names}
+
+    @torch.no_grad()
+    def draw_new_head(self, seed: int) -> None:
+        """Draws the weights of a new head again, from a seed and independent of torch's global generator.
+
+        Weights that were trained or set since the model was loaded stay as they are, and so do weights of a file.
+        """
+        state = self.state_dict()
+        if any(not torch.equal(state[name].to(drawn), drawn) for name, drawn in self._drawn.items()):
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            head = self.task.head(self.config).state_dict()
+        for name in self._drawn:
+            state[name].copy_(head[name.removeprefix("head.")])
+        self.mark_drawn(self._drawn.keys())
 
     def forward(
         self,

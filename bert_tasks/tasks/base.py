@@ -123,7 +123,10 @@ class Task(ABC):
 
     @abstractmethod
     def head(self, config: EncoderConfig) -> Head:
-        """A new head: ``read(layout)`` names the rows it wants, ``forward(hidden, layout)`` gives the logits."""
+        """A new head: ``read(layout)`` names the rows it wants, ``forward(hidden, layout)`` gives the logits.
+
+        Its weights start as its constructor leaves them, which draws random ones from torch's global generator.
+        """
 
     @abstractmethod
     def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:

@@ -1,6 +1,7 @@
 """What goes into a run and what comes out of it.
 
-Owns the two types that the parts of training share. Must not know how training works.
+Owns the two types that the parts of training share, and what is asked of a model before training. Must not know how
+training works.
 """
 
 import math
@@ -13,6 +14,7 @@ from bert_tasks.data.splits import Splits
 from bert_tasks.errors import UsageError
 from bert_tasks.metrics.tables import MetricTable, metrics_by_set
 from bert_tasks.model.exported import ExportedModel
+from bert_tasks.model.pretrained import check_names
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import OptimSection, RunSection
 from bert_tasks.tasks.base import Task
@@ -67,6 +69,23 @@ class FitResult:
         )
 
 
+def prepare_model(model: TaskModel, *, seed: int) -> None:
+    """Makes a model ready for a run: a head that is new is drawn from the run's seed.
+
+    Raises:
+        UsageError: it cannot be trained and saved: it is exported, wrapped by another library, or no ``TaskModel``.
+    """
+    if isinstance(model, ExportedModel):
+        raise UsageError("an exported model has no weights to train: train the model that it was made from")
+    if not isinstance(model, TaskModel):
+        raise UsageError(
+            f"expected a TaskModel, got a {type(model).__name__}. Of a model that another library has wrapped, pass "
+            "the TaskModel inside; adapters of peft are merged by model = peft_model.merge_and_unload()"
+        )
+    check_names(model)
+    model.draw_new_head(seed)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """Everything a run needs, loaded and checked.
@@ -84,7 +103,3 @@ class Job:
     gradient_checkpointing: bool = False
     source: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.model, ExportedModel):
-            raise UsageError("an exported model has no weights to train: train the model that it was made from")

@@ -29,7 +29,7 @@ from bert_tasks.recipe import OptimSection, RunSection, sections
 from bert_tasks.training import outputs, run_folder
 from bert_tasks.training.agreement import check_agreement
 from bert_tasks.training.facts import announce, run_facts, tracker_config
-from bert_tasks.training.job import FitResult, Job
+from bert_tasks.training.job import FitResult, Job, prepare_model
 from bert_tasks.training.journal import Journal
 from bert_tasks.training.optim import build_optimizer, freeze, parameter_groups
 from bert_tasks.training.progress import Clock, make_reporter
@@ -64,17 +64,19 @@ def fit(
         gradient_checkpointing: compute layers twice to save memory.
         settings: fields of a recipe's ``[optim]`` (learning_rate, epochs, batch_size, ...) and ``[run]`` (seed,
             eval_steps, save_steps, keep_last, early_stopping_patience, metric_for_best_model, logging_steps, trackers,
-            project).
+            project). A new head is drawn from the seed; one that was trained before is trained further.
 
     Raises:
         RecipeError: an unknown or impossible setting.
         DataError: rows that cannot be used, all of them named.
-        UsageError: the output folder is in use or holds a run with other settings, or the launcher does not fit.
+        UsageError: the output folder is in use or holds a run with other settings, the launcher does not fit, or a
+            library (peft, ...) has wrapped modules of the model.
         CheckpointError: the run cannot be saved or gone on with.
         DivergedError: a loss or gradient was not finite.
         StoppedError: a signal asked the run to stop; it is saved.
     """
     optim, run = sections(**settings)
+    prepare_model(model, seed=run.seed)
     check_installed(run.trackers)
     sets = validation if isinstance(validation, Mapping) else {"": validation}
     accelerator = make_accelerator(optim.mixed_precision)

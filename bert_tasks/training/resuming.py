@@ -14,7 +14,7 @@ from bert_tasks.errors import UsageError
 from bert_tasks.recipe import OptimSection, RunSection
 from bert_tasks.tasks.base import Task
 
-# Neither the samples of a batch nor the mathematics depend on these.
+# Neither the samples of a batch nor the expected gradient depend on these; the masks that dropout draws do.
 SILENT = (
     "optim.micro_batch_tokens",
     "model.gradient_checkpointing",

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, named_splits
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.splits import Splits, load_splits, stored_reading
@@ -21,7 +19,7 @@ from bert_tasks.recipe import Recipe, build_task, load_recipe, resolved_toml
 from bert_tasks.tasks.base import Task
 from bert_tasks.training import outputs
 from bert_tasks.training.checkpointing import FOLDER, checkpoints
-from bert_tasks.training.job import FitResult, Job
+from bert_tasks.training.job import FitResult, Job, prepare_model
 from bert_tasks.training.loop import rehearse, run_job
 from bert_tasks.training.run_folder import Earlier, earlier_run
 from bert_tasks.training.sampling import epoch_batches, total_steps, warmup_steps
@@ -57,9 +55,10 @@ def prepare(recipe: Recipe) -> Prepared:
 
 def load_model(prepared: Prepared) -> TaskModel:
     """The recipe's checkpoint with the task's head; a new head is drawn from the recipe's seed."""
-    model = prepared.recipe.model
-    torch.manual_seed(prepared.recipe.run.seed)
-    return TaskModel.from_pretrained(model.name, task=prepared.task, revision=model.revision)
+    recipe = prepared.recipe
+    model = TaskModel.from_pretrained(recipe.model.name, task=prepared.task, revision=recipe.model.revision)
+    prepare_model(model, seed=recipe.run.seed)
+    return model
 
 
 def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FitResult:

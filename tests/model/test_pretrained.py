@@ -170,15 +170,54 @@ def test_id2label_is_read_in_the_order_of_its_numbers(stock: Save, tmp_path: Pat
         loaded(folder)
 
 
-def test_unnamed_labels_are_taken_in_order(stock: Save) -> None:
-    folder = stock("albert", labels=())
-    assert loaded(folder).task.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
-    named = loaded(folder, LABELS)
-    assert torch.equal(our_logits(named, folder), our_logits(loaded(folder), folder))
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_unnamed_labels_are_taken_in_order(count: int, stock: Save) -> None:
+    """transformers leaves the names of two classes out of the file, those of more it writes."""
+    folder = stock("albert", labels=tuple(f"LABEL_{index}" for index in range(count)))
+    assert ("id2label" in json.loads((folder / "config.json").read_text())) == (count != 2)
+    unnamed = loaded(folder)
+    assert unnamed.task.labels == tuple(f"LABEL_{index}" for index in range(count))
+    assert unnamed.load_report is not None
+    assert unnamed.load_report.notes == ()
+    ours = ("calm", "glad", "sad", "bored")[:count]
+    named = loaded(folder, ours)
+    assert torch.equal(our_logits(named, folder), our_logits(unnamed, folder))
     assert named.load_report is not None
-    assert "labels are unnamed (LABEL_0, LABEL_1, LABEL_2): taken in the order calm, glad, sad" in (
-        named.load_report.summary()
-    )
+    expected = f"unnamed ({', '.join(unnamed.task.labels)}): taken in the order {', '.join(ours)}"
+    assert named.load_report.notes == (f"the file's labels are {expected}",)
+    assert named.load_report.new == ()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "order", "unnamed"),
+    [
+        (("calm", "LABEL_1", "sad"), (0, 1, 2), ("LABEL_1): taken in the order glad",)),
+        (("sad", "LABEL_1", "LABEL_2"), (1, 2, 0), ("LABEL_1, LABEL_2): taken in the order calm, glad", "re-ordered")),
+        (("LABEL_0", "Sad", "calm"), (2, 0, 1), ("LABEL_0): taken in the order glad", "re-ordered")),
+        (
+            ("LABEL_2", "LABEL_0", "LABEL_1"),
+            (0, 1, 2),
+            ("LABEL_2, LABEL_0, LABEL_1): taken in the order calm, glad, sad",),
+        ),
+    ],
+)
+def test_names_go_by_name_and_only_the_rest_in_order(
+    theirs: tuple[str, ...], order: tuple[int, ...], unnamed: tuple[str, ...], stock: Save
+) -> None:
+    folder = stock("albert", labels=theirs)
+    named = loaded(folder, LABELS)
+    assert torch.allclose(our_logits(named, folder), our_logits(loaded(folder), folder)[:, list(order)], atol=1e-6)
+    assert named.load_report is not None
+    assert named.load_report.new == ()
+    for part, note in zip(unnamed, named.load_report.notes, strict=True):
+        assert part in note
+
+
+@pytest.mark.parametrize("theirs", [("calm", "LABEL_1", "other"), ("LABEL_NOISE", "LABEL_SIGNAL", "LABEL_OTHER")])
+def test_labels_with_names_of_their_own_are_other_labels(theirs: tuple[str, ...], stock: Save) -> None:
+    report = loaded(stock("albert", labels=theirs), LABELS).load_report
+    assert report is not None
+    assert set(report.new) == {"classifier.weight", "classifier.bias"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

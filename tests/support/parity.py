@@ -93,6 +93,7 @@ def ours_from(hf_model: PreTrainedModel, head: Head) -> Model:
         shapes={name: value.shape for name, value in model.state_dict().items()},
         family=family,
         head_may_be_new=False,
+        dtype=hf_model.dtype,
     )
     model.load_state_dict(matched.tensors, assign=True)
     return model.eval()
