@@ -115,7 +115,7 @@ def export(
         to: ``onnx`` (float32) or ``int8``.
         output: a new or empty folder; with ``overwrite`` also an earlier export.
         settings: fields of the task to change, of a model that is loaded here.
-        reading: fields of ``Reading``: columns, format, delimiter, encoding.
+        reading: fields of ``Reading``: columns, format, delimiter, encoding, header, label_separator.
 
     Raises:
         UsageError: the ``export`` extra is missing, an argument is wrong, the output cannot be a folder of its own, or

@@ -12,7 +12,7 @@ from typing import Any
 
 from bert_tasks.data.formats import FORMATS, Format, file_format
 from bert_tasks.data.problems import did_you_mean, shortened
-from bert_tasks.data.readers import file_records
+from bert_tasks.data.readers import Reading, file_records
 from bert_tasks.data.records import Record, found_encoding, is_encodable
 from bert_tasks.errors import DataError
 
@@ -99,7 +99,7 @@ def _with_header_note(source: Source) -> Source:
 def _read(path: Path, layout: Format, encoding: str, stated: Mapping[str, str]) -> Source:
     delimiter = stated.get("delimiter", layout.delimiter)
     faults: list[str] = []
-    with file_records(path, layout, encoding=encoding, delimiter=delimiter) as records:
+    with file_records(path, layout, Reading(encoding=encoding, delimiter=delimiter)) as records:
         rows, count = _sample(records.rows, faults)
     return Source(path=path, layout=layout, rows=rows, count=count, faults=faults, stated=stated)
 

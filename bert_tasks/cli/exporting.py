@@ -16,6 +16,8 @@ from bert_tasks.cli.options import (
     Revision,
     Settings,
     TrainedEncoding,
+    TrainedHeader,
+    TrainedLabelSeparator,
     column_names,
     settings,
     task_class,
@@ -32,6 +34,8 @@ def export(
     column: Columns = None,
     delimiter: Delimiter = None,
     encoding: TrainedEncoding = None,
+    header: TrainedHeader = None,
+    label_separator: TrainedLabelSeparator = None,
     task: OwnTask = None,
     set_: Settings = None,
     revision: Revision = None,
@@ -46,5 +50,6 @@ def export(
 
     options: dict[str, Any] = {"task": task_class(task), "settings": settings(set_), "revision": revision}
     options |= {"columns": column_names(column), "format": format, "delimiter": delimiter, "encoding": encoding}
+    options |= {"header": header, "label_separator": label_separator}
     result = export(model, to=to, output=output, data=data, overwrite=overwrite, **options)
     show(result.to_json(), result.lines(), as_json=as_json)

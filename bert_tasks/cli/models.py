@@ -18,6 +18,8 @@ from bert_tasks.cli.options import (
     Revision,
     Settings,
     TrainedEncoding,
+    TrainedHeader,
+    TrainedLabelSeparator,
     column_names,
     settings,
     task_class,
@@ -32,6 +34,8 @@ def evaluate(
     column: Columns = None,
     delimiter: Delimiter = None,
     encoding: TrainedEncoding = None,
+    header: TrainedHeader = None,
+    label_separator: TrainedLabelSeparator = None,
     task: OwnTask = None,
     set_: Settings = None,
     revision: Revision = None,
@@ -46,7 +50,14 @@ def evaluate(
     from bert_tasks.inference import evaluate_data
     from bert_tasks.model.trained import load_trained
 
-    reading = Reading(columns=column_names(column), format=format, delimiter=delimiter, encoding=encoding)
+    reading = Reading(
+        columns=column_names(column),
+        format=format,
+        delimiter=delimiter,
+        encoding=encoding,
+        header=header,
+        label_separator=label_separator,
+    )
     options: dict[str, Any] = {"task": task_class(task), "settings": settings(set_), "revision": revision}
     loaded = load_trained(model, data=data, reading=reading, **options)
     found = evaluate_data(loaded, data, reading=reading, dtype=dtype)

@@ -25,9 +25,18 @@ Columns = Annotated[
     ),
 ]
 Delimiter = Annotated[str | None, typer.Option(help="Of a csv file, e.g. ';'.")]
-Encoding = Annotated[str, typer.Option(help="Of a text file.")]
+Encoding = Annotated[str, typer.Option(help="Of a text file; a byte order mark in it decides.")]
+LabelSeparator = Annotated[str | None, typer.Option(help="Between several labels in one cell, e.g. '|'; default: ';'.")]
 TrainedEncoding = Annotated[
     str | None, typer.Option("--encoding", help="Of a text file; default: as in training, else utf-8.")
+]
+TrainedHeader = Annotated[
+    bool | None,
+    typer.Option("--header/--no-header", help="None: csv columns are called 0, 1, ...; default: as in training."),
+]
+TrainedLabelSeparator = Annotated[
+    str | None,
+    typer.Option("--label-separator", help="Between several labels in one cell; default: as in training, else ';'."),
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
 OwnTask = Annotated[

@@ -16,6 +16,7 @@ from bert_tasks.cli.options import (
     Revision,
     Settings,
     TrainedEncoding,
+    TrainedHeader,
     column_names,
     settings,
     task_class,
@@ -34,6 +35,7 @@ def predict(
     column: Columns = None,
     delimiter: Delimiter = None,
     encoding: TrainedEncoding = None,
+    header: TrainedHeader = None,
     keep_columns: Annotated[str, typer.Option(help="The input's columns to write too: all, none, or id,text.")] = "all",
     on_error: Annotated[
         Literal["fail", "skip"], typer.Option(help="skip: leave bad rows out and write them, with reasons, to a file.")
@@ -64,7 +66,9 @@ def predict(
 
     if dist_timeout is not None:
         make_accelerator(timeout=dist_timeout)
-    reading = Reading(columns=column_names(column), format=format, delimiter=delimiter, encoding=encoding)
+    reading = Reading(
+        columns=column_names(column), format=format, delimiter=delimiter, encoding=encoding, header=header
+    )
     keep = keep_columns if keep_columns in ("all", "none") else tuple(keep_columns.split(","))
     writing = Writing(keep_columns=keep, on_error=on_error, rejects=rejects, csv_raw=csv_raw, format=output_format)
     options: dict[str, Any] = {"task": task_class(task), "settings": settings(set_), "revision": revision}

@@ -18,23 +18,29 @@ _LARGEST_CELL = 2**31 - 1
 
 
 @contextmanager
-def quoted_records(path: Path, *, delimiter: str, encoding: str) -> Iterator[Records]:
+def quoted_records(path: Path, *, delimiter: str, encoding: str, header: bool) -> Iterator[Records]:
     """Rows of a csv file: quoted cells may hold delimiters, line ends and doubled quotes; CR ends a line too.
 
-    Quoting is strict: text after a closing quote is a fault of the row instead of being glued to the cell.
+    Quoting is strict: text after a closing quote is a fault of the row instead of being glued to the cell. Without a
+    header the columns are called by their number, from "0".
     """
     with open_text(path, encoding=encoding, newline="") as lines, _cells_of_any_size():
         reader = csv.reader(lines, delimiter=_one_character(delimiter), strict=True)
         try:
-            header = next((cells for cells in reader if cells), [])
+            line, first = _first_row(reader)
         except csv.Error as error:
-            raise DataError(f"{path}:1: the header cannot be read: {error}") from error
-        columns = _header(header, path)
-        yield Records(columns, _quoted_rows(reader, columns, delimiter))
+            raise DataError(f"{path}:1: the first line cannot be read: {error}") from error
+        if header:
+            columns = _header(first, path)
+            yield Records(columns, _quoted_rows(reader, columns, delimiter))
+        else:
+            columns = _numbers(first, path)
+            row = Record(line, dict(zip(columns, first, strict=True)))
+            yield Records(columns, chain([row], _quoted_rows(reader, columns, delimiter)))
 
 
 @contextmanager
-def plain_records(path: Path, layout: Format, *, delimiter: str, encoding: str) -> Iterator[Records]:
+def plain_records(path: Path, layout: Format, *, delimiter: str, encoding: str, header: bool) -> Iterator[Records]:
     """Rows of a file without quoting: a quote is a character like any other, only LF and CRLF end a line."""
     with open_text(path, encoding=encoding, newline="\n") as lines:
         numbered = ((number, _cells(line, delimiter)) for number, line in enumerate(lines, start=1))
@@ -44,9 +50,20 @@ def plain_records(path: Path, layout: Format, *, delimiter: str, encoding: str) 
             raise _empty(path)
         if layout.headless and first[1][0] != "index":
             columns, body = layout.headless, chain([first], rows)
+        elif not header:
+            columns, body = _numbers(first[1], path), chain([first], rows)
         else:
             columns, body = _header(first[1], path), chain(rows)
         yield Records(columns, (_plain_record(number, cells, columns, layout, delimiter) for number, cells in body))
+
+
+def _first_row(reader: Any) -> tuple[int, list[str]]:
+    """The first line that is not blank: the number it starts at, and its cells; none in an empty file."""
+    while True:
+        line = reader.line_num + 1
+        cells = next(reader, None)
+        if cells is None or cells:
+            return line, [] if cells is None else cells
 
 
 def _quoted_rows(reader: Any, columns: Sequence[str], delimiter: str) -> Iterator[Record]:
@@ -72,7 +89,8 @@ def _plain_record(line: int, cells: list[str], columns: Sequence[str], layout: F
 def _record(line: int, cells: list[str], columns: Sequence[str], delimiter: str) -> Record:
     if len(cells) == len(columns):
         return Record(line, dict(zip(columns, cells, strict=True)))
-    fault = f"{len(cells)} cell{'s' if len(cells) != 1 else ''} where the header has {len(columns)}"
+    widest = "first line" if tuple(columns) == _numbered(len(columns)) else "header"
+    fault = f"{len(cells)} cell{'s' if len(cells) != 1 else ''} where the {widest} has {len(columns)}"
     hint = f"; put a cell that holds {delimiter!r} in double quotes" if len(cells) > len(columns) else ""
     return Record(line, {}, fault + hint, raw=delimiter.join(cells))
 
@@ -101,12 +119,25 @@ def _header(cells: list[str], path: Path) -> tuple[str, ...]:
     return tuple(cells)
 
 
+def _numbers(first: list[str], path: Path) -> tuple[str, ...]:
+    """The names of columns that no header names."""
+    if not first:
+        raise _empty(path)
+    return _numbered(len(first))
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    return tuple(map(str, range(count)))
+
+
 def _cells(line: str, delimiter: str) -> list[str]:
     return line.removesuffix("\n").removesuffix("\r").split(delimiter)
 
 
 def _empty(path: Path) -> DataError:
-    return DataError(f"{path}: the file is empty; it needs a header line with the column names, then rows")
+    return DataError(
+        f"{path}: the file is empty; it needs a header line with the column names, then rows (or header = false)"
+    )
 
 
 def _one_character(delimiter: str) -> str:

@@ -16,7 +16,7 @@ from bert_tasks.data.problems import Problems, did_you_mean, raise_problems
 from bert_tasks.data.records import Record
 from bert_tasks.data.row_checks import checked_together
 from bert_tasks.data.tags import label_scheme
-from bert_tasks.data.values import BadValueError, canonical
+from bert_tasks.data.values import LABEL_SEPARATOR, BadValueError, canonical
 from bert_tasks.errors import DataError
 
 Targets = Literal["required", "optional"]
@@ -48,6 +48,7 @@ class Plan:
     keep: Keep = "none"
     carried: Keep = "none"
     skips: bool = False
+    label_separator: str = LABEL_SEPARATOR
 
 
 def make_plan(
@@ -61,7 +62,10 @@ def make_plan(
     *,
     keep: Keep = "none",
     skips: bool = False,
+    label_separator: str = LABEL_SEPARATOR,
 ) -> Plan:
+    if label_separator.strip() == "":
+        raise DataError(f"label_separator = {label_separator!r}: expected a visible character or several, such as '|'")
     names = {} if names is None else names
     known = [column.name for column in columns]
     for name in names:
@@ -86,6 +90,7 @@ def make_plan(
         keep=keep,
         carried=carried,
         skips=skips,
+        label_separator=label_separator,
     )
 
 
@@ -173,7 +178,7 @@ class Judge:
         if raw is None and not field.column.required and not field.needed:
             return None
         try:
-            value = self._named(canonical(raw, field.column.kind), field.column)
+            value = self._named(canonical(raw, field.column.kind, self.plan.label_separator), field.column)
             if value is None and field.needed:
                 raise BadValueError(f"missing {field.column.kind}")
         except BadValueError as error:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,6 +25,7 @@ from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.records import Records, dataset_records, in_batches, json_records, parquet_records
 from bert_tasks.data.squad_json import squad_records
 from bert_tasks.data.table import HubSplit, RowTable, table_schema, without_absent
+from bert_tasks.data.values import LABEL_SEPARATOR
 from bert_tasks.errors import DataError
 
 if TYPE_CHECKING:
@@ -42,7 +44,10 @@ class Reading:
         columns: the task's columns -> the file's, where the names differ.
         format: such as ``glue/sst2``; default: by the file's extension.
         delimiter: of a csv file, where it is not the extension's.
-        encoding: of a text file; default: UTF-8.
+        encoding: of a text file, unless a byte order mark in it says another; default: UTF-8.
+        header: whether a csv file's first line names the columns, as by default; else they are called "0", "1" and so
+            on.
+        label_separator: what stands between several labels in one cell; default: ``;``.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -51,11 +56,18 @@ class Reading:
     format: str | None = None
     delimiter: str | None = None
     encoding: str | None = None
+    header: bool | None = None
+    label_separator: str | None = None
 
     @property
     def codec(self) -> str:
         """The encoding to read a text file in."""
         return "utf-8" if self.encoding is None else self.encoding
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the first line of a csv file names the columns."""
+        return self.header is None or self.header
 
     def has(self, column: str) -> bool:
         """Whether a column of the task is named here, or known of the format."""
@@ -73,6 +85,8 @@ def read_table(
     labels: Sequence[str] | None = None,
     encoding: str = "utf-8",
     delimiter: str | None = None,
+    header: bool = True,
+    label_separator: str = LABEL_SEPARATOR,
     cache_dir: Path | None = None,
     keep: Keep = "none",
     skips: bool = False,
@@ -88,6 +102,7 @@ def read_table(
         labels: the known label names, which every label must be (but not every tag: see `check_splits`); an empty
             sequence says that they will be inferred from the rows (numbers among names are then refused); None
             leaves labels unchecked.
+        encoding, delimiter, header, label_separator: see `Reading`.
         keep: which of the file's columns each row carries along in a column ``KEPT``.
         skips: rows that cannot be used are in the table, with the reason in a column ``FAULT``, unless all are such.
         called: the file's name in messages.
@@ -99,17 +114,24 @@ def read_table(
     path = _existing_file(Path(source))
     layout = file_format(format, path)
     told = display_name(path) if called is None else called
-    plan = make_plan(columns, names, layout.columns, layout, targets, labels, told, keep=keep, skips=skips)
-    options = {"encoding": encoding, "delimiter": delimiter, "format": layout.name, "version": _VERSION}
+    how = Reading(encoding=encoding, delimiter=delimiter, header=header, label_separator=label_separator)
+    plan = make_plan(
+        columns,
+        names,
+        layout.columns,
+        layout,
+        targets,
+        labels,
+        told,
+        keep=keep,
+        skips=skips,
+        label_separator=label_separator,
+    )
+    options = {**asdict(how), "format": layout.name, "version": _VERSION}
     content = _content(path)
     carried = [] if keep == "none" and not skips else [keep, skips]
     fingerprint = digest(content, options, [asdict(field) for field in plan.fields], labels, *carried)
-
-    def write(target: Path) -> tuple[str, ...]:
-        wanted = wanted_columns(plan)
-        with file_records(path, layout, encoding=encoding, delimiter=delimiter, wanted=wanted) as records:
-            return _write_rows(records, plan, target)
-
+    write = partial(_write_file, path, layout, how, plan)
     stored = kept_or_written(cache_folder(cache_dir, "tables"), fingerprint, write)
     rows = without_absent(stored.rows, columns)
     return RowTable(rows=rows, source=plan.source, fingerprint=fingerprint, notes=stored.notes, file=stored.path)
@@ -264,9 +286,12 @@ def _content(path: Path) -> str:
 
 
 def file_records(
-    path: Path, layout: Format, *, encoding: str, delimiter: str | None, wanted: Sequence[str] | None = None
+    path: Path, layout: Format, how: Reading, *, wanted: Sequence[str] | None = None
 ) -> AbstractContextManager[Records]:
     """The rows of a file as its format has them. Of parquet only the ``wanted`` columns are read; None: all."""
+    encoding = how.codec
+    if layout.delimiter is None and not how.has_header:
+        raise DataError(f"{path}: header = false is for csv and tsv files; {layout.name} has no header line")
     match layout.name:
         case "parquet":
             return parquet_records(path, wanted=wanted)
@@ -278,22 +303,26 @@ def file_records(
             return conll_records(path, encoding=encoding)
         case "conllu":
             return conllu_records(path, encoding=encoding)
-    cut = layout.delimiter if delimiter is None else delimiter
+    cut = layout.delimiter if how.delimiter is None else how.delimiter
     if cut is None:
         raise DataError(f"{path}: format {layout.name!r} needs a delimiter")
     if layout.quoted:
-        return quoted_records(path, delimiter=cut, encoding=encoding)
-    return plain_records(path, layout, delimiter=cut, encoding=encoding)
+        return quoted_records(path, delimiter=cut, encoding=encoding, header=how.has_header)
+    return plain_records(path, layout, delimiter=cut, encoding=encoding, header=how.has_header)
 
 
 def column_names(path: Path, how: Reading) -> list[str]:
     """The names that the file's header gives, or its first row.
 
+    Args:
+        path: The file.
+        how: How it is read.
+
     Raises:
         DataError: the file cannot be read.
     """
     layout = file_format(how.format, _existing_file(path))
-    with file_records(path, layout, encoding=how.codec, delimiter=how.delimiter) as records:
+    with file_records(path, layout, how) as records:
         return peeked(records)[1]
 
 
@@ -313,6 +342,11 @@ def wanted_columns(plan: Plan) -> list[str] | None:
         return None
     kept = [] if plan.carried == "none" else plan.carried
     return [*(field.name for field in plan.fields), *kept]
+
+
+def _write_file(path: Path, layout: Format, how: Reading, plan: Plan, target: Path) -> tuple[str, ...]:
+    with file_records(path, layout, how, wanted=wanted_columns(plan)) as records:
+        return _write_rows(records, plan, target)
 
 
 def _write_rows(records: Records, plan: Plan, target: Path) -> tuple[str, ...]:

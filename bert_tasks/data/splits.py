@@ -16,6 +16,7 @@ from bert_tasks.data.readers import Reading, hub_splits, read_hub, read_table
 from bert_tasks.data.set_aside import set_aside
 from bert_tasks.data.stored_reading import training_reading
 from bert_tasks.data.table import RowTable
+from bert_tasks.data.values import LABEL_SEPARATOR
 from bert_tasks.errors import DataError
 
 _VALIDATION_NAMES = ("validation", "dev", "valid")
@@ -50,6 +51,10 @@ class DataSpec:
     """Of text files; a byte order mark in a file decides its encoding, whatever stands here."""
     delimiter: str | None = None
     """Of csv files, such as `;`."""
+    header: bool = True
+    """Whether the first line of csv and tsv files names the columns; without a header these are called "0", "1", ..."""
+    label_separator: str = LABEL_SEPARATOR
+    """What stands between several labels in one cell, such as `|`; lists of JSON or Python need none."""
 
     def __post_init__(self) -> None:
         sources = {"dataset": self.dataset, "dir": self.dir, "train": self.train}
@@ -79,6 +84,8 @@ def stored_reading(spec: DataSpec) -> Reading:
         format=spec.format,
         delimiter=spec.delimiter,
         encoding=None if spec.encoding == "utf-8" else spec.encoding,
+        header=None if spec.header else False,
+        label_separator=None if spec.label_separator == LABEL_SEPARATOR else spec.label_separator,
     )
     return training_reading(given, None if spec.dataset is not None else _places(spec)[0])
 
@@ -101,9 +108,11 @@ def load_splits(
     shared: dict[str, Any] = {"columns": columns, "names": spec.columns, "format": spec.format}
     shared |= {"labels": labels, "cache_dir": cache_dir}
 
+    of_files = {name: getattr(spec, name) for name in ("encoding", "delimiter", "header", "label_separator")}
+
     def read(place: str) -> RowTable:
         if spec.dataset is None:
-            return read_table(place, encoding=spec.encoding, delimiter=spec.delimiter, **shared)
+            return read_table(place, **shared, **of_files)
         return read_hub(spec.dataset, config=spec.config, split=place, revision=spec.revision, **shared)
 
     tables = _read_all(read, [train, *validation.values()])

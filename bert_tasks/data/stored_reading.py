@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from bert_tasks.data.columns import Column, Row
-from bert_tasks.data.formats import FORMATS, Format, file_format, named_format
+from bert_tasks.data.formats import FORMATS, Format, file_format, named_format, uncompressed
 from bert_tasks.data.readers import Reading, column_names
 from bert_tasks.errors import DataError
 
@@ -131,4 +131,4 @@ def with_file_options(given: Reading, stored: Reading, path: Path | None) -> Rea
 
 
 def _has_extension(layout: Format, path: Path) -> bool:
-    return path.suffix.lower() in layout.extensions
+    return uncompressed(path).suffix.lower() in layout.extensions

@@ -4,8 +4,10 @@ Owns the rules for texts, labels, label sets, numbers, words, tags and answers. 
 labels a task has.
 """
 
+import ast
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
@@ -14,6 +16,9 @@ from bert_tasks.data.columns import Kind
 LABEL_SEPARATOR = ";"
 _ANSWERS_EXAMPLE = '{"text": ["Paris"], "answer_start": [17]}'
 _MOST_CHARACTERS = 2**31
+_PYTHON_ESCAPE = r"\\(?:[\\'\"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})"
+_PYTHON_ITEM = re.compile(rf"'(?:[^'\\]|{_PYTHON_ESCAPE})*'|\"(?:[^\"\\]|{_PYTHON_ESCAPE})*\"|-?\d+")
+_PYTHON_LIST = re.compile(rf"\[\s*(?:(?:{_PYTHON_ITEM.pattern})(?:\s*,\s*(?:{_PYTHON_ITEM.pattern}))*)?\s*\]")
 UNKNOWN_START = -1  # an answer of which the source says only the text
 
 
@@ -31,12 +36,13 @@ class BadValueError(ValueError):
     """The value cannot be used; the message says why and what would do."""
 
 
-def canonical(value: Any, kind: Kind) -> Any:
+def canonical(value: Any, kind: Kind, label_separator: str = LABEL_SEPARATOR) -> Any:
     """The value as rows hold it; None where there is none (never for texts, ids and words, which may be empty).
 
-    label, tags, answers: hidden ones (None, and negative class ids in tags) are no targets. words, tags: a list, or
-    in one cell a JSON list, or names with white space between them. answers: see ``Answers``; also a list of such
-    objects or of texts, or in one cell the same as JSON or the text itself (empty: the question has no answer).
+    label, tags, answers: hidden ones (None, and negative class ids in tags) are no targets. labels: a list, or in one
+    cell a JSON or Python list, or names with ``label_separator`` between them. words, tags: a list, or in one cell a
+    JSON or Python list, or names with white space between them. answers: see ``Answers``; also a list of such objects
+    or of texts, or in one cell the same as JSON or the text itself (empty: the question has no answer).
 
     Raises:
         BadValueError: if the value is not of this kind.
@@ -49,7 +55,7 @@ def canonical(value: Any, kind: Kind) -> Any:
         case "label":
             return None if value is None or value == "" else label_name(value)
         case "labels":
-            return None if value is None else _label_set(value)
+            return None if value is None else _label_set(value, label_separator)
         case "number":
             return None if value is None or value == "" else _number(value)
         case "words":
@@ -83,29 +89,44 @@ def _text(value: Any) -> str:
     return _encodable(value)
 
 
-def _label_set(value: Any) -> list[str]:
+def _label_set(value: Any, separator: str) -> list[str]:
     if isinstance(value, str):
-        value = label_parts(value)
+        value = label_parts(value, separator)
     if not isinstance(value, list | tuple):
         raise BadValueError(f"expected a list of label names, not {_type_name(value)}")
     names = [label_name(part) for part in value if part is not None and part != ""]
     if len(names) < len(value):
-        raise BadValueError("an empty label name; write names with one ';' between two of them")
+        raise BadValueError(f"an empty label name; write names with one {separator!r} between two of them")
     if len(set(names)) < len(names):
         raise BadValueError("a label stands twice")
     return names
 
 
-def label_parts(cell: str) -> list[Any]:
-    """The names in one cell: a JSON list, or names with ``;`` between them."""
-    if cell.lstrip().startswith("["):
+def label_parts(cell: str, separator: str = LABEL_SEPARATOR) -> list[Any]:
+    """The names in one cell: a JSON or Python list, or names with the separator between them."""
+    names = list_in_cell(cell)
+    if names is not None:
+        return names
+    return [] if cell.strip() == "" else [part.strip() for part in cell.split(separator)]
+
+
+def list_in_cell(cell: str) -> list[Any] | None:
+    """The list that a cell holds as JSON or as Python writes a list of texts and whole numbers; None for another cell.
+
+    Of Python's forms only those that ``repr`` writes are read: ``['a' 'b']``, as numpy prints, is one text there.
+    """
+    if not cell.lstrip().startswith("["):
+        return None
+    try:
+        value = json.loads(cell)
+    except (ValueError, RecursionError):
+        if _PYTHON_LIST.fullmatch(cell.strip()) is None:
+            return None
         try:
-            names = json.loads(cell)
-        except (ValueError, RecursionError):
-            names = None
-        if isinstance(names, list):
-            return names
-    return [] if cell.strip() == "" else [part.strip() for part in cell.split(LABEL_SEPARATOR)]
+            return [ast.literal_eval(part) for part in _PYTHON_ITEM.findall(cell)]
+        except (ValueError, SyntaxError):  # a character or a number that is too large
+            return None
+    return value if isinstance(value, list) else None
 
 
 def _number(value: Any) -> float:
@@ -162,7 +183,8 @@ def _tag(value: Any) -> str:
 
 def _parts(value: Any, what: str) -> list[Any]:
     if isinstance(value, str):
-        value = _json(value, what) if value.startswith("[") else value.split()
+        found = list_in_cell(value)
+        value = value.split() if not value.startswith("[") else _json(value, what) if found is None else found
     if not isinstance(value, list | tuple):
         raise BadValueError(f"expected a list of {what}, not {_type_name(value)}")
     return list(value)

@@ -158,7 +158,7 @@ def evaluate(
         settings: fields of the task to change, of a model that is loaded here.
         data: a file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
         dtype: ``int8`` runs a quantised copy of the model on the CPU, which takes seconds to make (extra ``export``).
-        reading: fields of ``Reading``: columns, format, delimiter, encoding.
+        reading: fields of ``Reading``: columns, format, delimiter, encoding, header, label_separator.
 
     Raises:
         DataError: naming every bad row.

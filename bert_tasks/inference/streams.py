@@ -188,7 +188,7 @@ class _Reader:
         how = with_file_options(self._reading, self._work.model.reading, None)
         layout = named_format(checked_format(how))
         try:
-            with file_records(self._source, layout, encoding=how.codec, delimiter=how.delimiter) as found:
+            with file_records(self._source, layout, how) as found:
                 records, present = peeked(found)
                 plan = self._plan(how, layout, present)
                 if records.columns is not None:

@@ -18,6 +18,7 @@ from bert_tasks.data.kept import Keep
 from bert_tasks.data.readers import Reading, read_table
 from bert_tasks.data.stored_reading import known_names, reading_of_file, renamed_row
 from bert_tasks.data.table import RowTable
+from bert_tasks.data.values import LABEL_SEPARATOR
 from bert_tasks.errors import DataError
 from bert_tasks.model.predicting import tokenizer_of
 from bert_tasks.model.task_model import TaskModel
@@ -94,6 +95,8 @@ def load_table(
         labels=task.labels,
         encoding=how.codec,
         delimiter=how.delimiter,
+        header=how.has_header,
+        label_separator=LABEL_SEPARATOR if how.label_separator is None else how.label_separator,
         keep=keep,
         skips=skips,
         called=None if name == "rows" else name,

@@ -1,12 +1,16 @@
 """Reading of files: what must come through unchanged, and what must be reported."""
 
 import codecs
+import csv
 import gzip
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bert_tasks.data.columns import Column
 from bert_tasks.data.problems import BadRowsError
@@ -131,6 +135,55 @@ def test_compressed_files_are_read_whatever_their_name(read: Read, name: str, en
         read(content[:-12], f"cut-{name}.gz")
     with pytest.raises(DataError, match="damaged gzip data"):
         read(content[:12] + bytes([content[12] ^ 0xFF]) + content[13:], f"broken-{name}.gz")
+
+
+@pytest.mark.parametrize(("name", "format"), [("rows.csv", None), ("rows.tsv", None), ("rows.tsv", "tsv/plain")])
+def test_files_without_a_header(read: Read, name: str, format: str | None) -> None:
+    mark = "," if name == "rows.csv" else "\t"
+    lines = ["", f"good film{mark}1", f"dull{mark}0", "cut", f"fine{mark}1", f"a{mark}b{mark}c"]
+    names = {"text": "0", "label": "1"}
+    table = read("\n".join(lines[:3]) + "\n", name, names=names, header=False, format=format)
+    assert [(row["text"], row["label"], row["line"]) for row in table] == [("good film", "1", 2), ("dull", "0", 3)]
+    with pytest.raises(BadRowsError, match=rf"{name}:4: 1 cell where the first line has 2\n .*:6: 3 cells"):
+        read("\n".join(lines), name, names=names, header=False, format=format)
+    with pytest.raises(DataError, match="the columns there are: '0', '1'"):
+        read("\n".join(lines[:3]), name, header=False, format=format)
+    with pytest.raises(DataError, match="the file is empty"):
+        read("\n", name, header=False, format=format)
+
+
+def test_the_first_row_of_a_file_without_a_header_may_hold_lines(read: Read) -> None:
+    table = read('\n"a\nb",x\nc,y\n', names={"text": "0", "label": "1"}, header=False)
+    assert [(row["text"], row["line"]) for row in table] == [("a\nb", 2), ("c", 4)]
+
+
+def test_a_header_belongs_to_delimited_files(read: Read) -> None:
+    with pytest.raises(DataError, match=r"header = false is for csv and tsv files; jsonl has no header line"):
+        read('{"text": "a", "label": "x"}\n', "rows.jsonl", header=False)
+
+
+NAMES = st.lists(st.text("abc 'é", min_size=1, max_size=5).map(lambda name: f"x{name}x"), unique=True, max_size=4)
+
+
+@pytest.mark.parametrize("separator", [";", "|", ",", "&&"])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(NAMES, min_size=1, max_size=6))
+def test_several_labels_in_a_cell(read: Read, separator: str, rows: list[list[str]]) -> None:
+    """Joined by the separator, or as JSON or Python print a list: the same labels."""
+    for written in (separator.join, json.dumps, repr):
+        file = io.StringIO()
+        writer = csv.writer(file)
+        writer.writerows([("text", "labels"), *(("a", written(names)) for names in rows)])
+        table = read(file.getvalue(), columns=(TEXT, LABELS), label_separator=separator)
+        assert [row["labels"] for row in table] == rows
+
+
+def test_label_separators_that_cannot_be(read: Read) -> None:
+    for separator in ("", " ", "\n"):
+        with pytest.raises(DataError, match="expected a visible character"):
+            read("text,labels\na,b\n", columns=(TEXT, LABELS), label_separator=separator)
+    with pytest.raises(BadRowsError, match=r"write names with one '\|' between two of them"):
+        read("text,labels\na,b||c\n", columns=(TEXT, LABELS), label_separator="|")
 
 
 def test_an_undecodable_byte_is_reported_with_its_line(read: Read) -> None:

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import FORMATS
 from bert_tasks.data.readers import Reading
+from bert_tasks.data.splits import DataSpec, stored_reading
 from bert_tasks.data.stored_reading import (
     loaded_options,
     reading_of_file,
     renamed_row,
     stored_options,
     training_reading,
+    with_file_options,
 )
 
 COLUMNS = (Column(name="text", kind="text"), Column(name="label", kind="label", required=False))
@@ -122,3 +124,19 @@ def test_a_renamed_row_keeps_what_it_has_under_the_tasks_names(row: dict[str, in
     assert {name: renamed[name] for name in row} == row
     for name, other in names.items():
         assert renamed.get(name) == row.get(name, row.get(other))
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.CSV.GZ"])
+def test_the_layout_of_training_applies_to_compressed_files_too(name: str) -> None:
+    stored = Reading(format="csv", delimiter=";", header=False, label_separator="|")
+    assert with_file_options(Reading(), stored, Path(name)) == stored
+    assert with_file_options(Reading(header=True), stored, Path(name)).header is True
+    assert with_file_options(Reading(), stored, Path("rows.jsonl.gz")) == Reading()
+
+
+def test_a_recipe_without_a_header_is_remembered(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("a,x|y\n")
+    spec = DataSpec(train=str(tmp_path / "rows.csv"), header=False, label_separator="|", columns={"text": "0"})
+    expected = Reading(columns={"text": "0"}, format="csv", header=False, label_separator="|")
+    assert stored_reading(spec) == expected
+    assert loaded_options(stored_options(expected)) == expected

@@ -1,13 +1,15 @@
 """Words, tags and answers in every spelling that a cell may have."""
 
-from typing import Any
+import json
+from contextlib import suppress
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_tasks.data.columns import Column, Kind, column_of
-from bert_tasks.data.values import BadValueError, canonical
+from bert_tasks.data.values import BadValueError, canonical, list_in_cell
 
 
 @pytest.mark.parametrize(("value", "expected"), [("56be4db0", "56be4db0"), (12, "12"), (0, "0"), ("", "")])
@@ -46,7 +48,7 @@ def test_words(value: Any, expected: list[str]) -> None:
         (["a", 3], "word 2: expected a text, not a number"),
         (["a", None], "word 2: missing text"),
         (["\ud800"], r"word 1: half a character \(surrogate U\+D800\)"),
-        ("['a', 'b']", r"a cell that starts with '\[' must be JSON"),
+        ("['a' 'b']", r"a cell that starts with '\[' must be JSON"),
         ("[" * 100_000, "must be JSON"),
     ],
 )
@@ -179,3 +181,33 @@ def test_the_first_column_of_some_kinds() -> None:
     columns = [Column(name=name, kind=kind) for name, kind in (("a", "text"), ("b", "words"), ("c", "text"))]  # type: ignore[arg-type]  # a str, one of Kind
     assert column_of(columns, "words", "text") == columns[0]
     assert column_of(columns, "tags") is None
+
+
+TEXTS = st.lists(st.text(max_size=6), max_size=5)
+
+
+@given(names=TEXTS)
+def test_python_lists_are_read_as_json_lists_are(names: list[str]) -> None:
+    assert list_in_cell(repr(names)) == list_in_cell(json.dumps(names)) == names
+
+
+@pytest.mark.parametrize(
+    "cell", ["['a' 'b']", "[a, b]", "['a'", "['\\d']", "['\\U00110000']", "[f'a']", "[None]", "a", ""]
+)
+def test_other_cells_hold_no_list(cell: str) -> None:
+    assert list_in_cell(cell) is None
+
+
+@given(cell=st.text("[]'\"\\,ab1 ux{}", max_size=20).map(lambda text: f"[{text}"))
+def test_no_cell_of_a_list_is_an_internal_error(cell: str) -> None:
+    assert list_in_cell(cell) is None or isinstance(list_in_cell(cell), list)
+    for kind in get_args(Kind):
+        with suppress(BadValueError):
+            canonical(cell, kind)
+
+
+def test_words_and_tags_may_be_python_lists() -> None:
+    assert canonical("['EU', \"it's\"]", "words") == ["EU", "it's"]
+    assert canonical("['B-ORG', 'O']", "tags") == ["B-ORG", "O"]
+    with pytest.raises(BadValueError, match="must be JSON"):
+        canonical("['EU' 'UN']", "words")
