@@ -402,7 +402,7 @@ class TestFailures:
         def broken(*_: Any, **__: Any) -> None:
             raise RuntimeError("wheel of https://ada:s3cret@host came off\nsecond line")
 
-        monkeypatch.setattr(inference, "evaluate", broken)
+        monkeypatch.setattr(inference, "evaluate_data", broken)
         message = failure(run("evaluate", model, "--data", data), 1)
         assert message.startswith("internal error: RuntimeError: wheel of https://***@host came off\n")
         assert "--debug" in message
