@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from bert_tasks.data.splits import DataSpec
-from bert_tasks.errors import RecipeError
+from bert_tasks.errors import RecipeError, UsageError
 from bert_tasks.recipe_document import (
     Document,
     Override,
@@ -229,11 +229,12 @@ def load_task_class(name: str) -> "type[Task]":
     """The class a recipe's ``task`` names; ``module:Class`` imports the module, which runs its code."""
     if ":" in name:
         return _imported_task_class(name)
-    from bert_tasks.tasks import TASKS
+    from bert_tasks.tasks import named_task
 
-    if name not in TASKS:
-        raise RecipeError(f"unknown task '{name}'{nearest_or_all(name, TASKS)} (your own: 'module:Class')")
-    return TASKS[name]
+    try:
+        return named_task(name)
+    except UsageError as error:
+        raise RecipeError(f"{error} (your own: 'module:Class')") from None
 
 
 def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> "Task":
@@ -284,7 +285,8 @@ def _validated(document: Document, origin: Origin) -> Recipe:
         problems += schema_problems(error, document, (), known)
     if recipe is None or problems:
         raise recipe_error(problems, origin)
-    return recipe.model_copy(update={"settings": settings})
+    name = recipe.task if task_class is None or ":" in recipe.task else task_class.name  # an alias is not kept
+    return recipe.model_copy(update={"task": name, "settings": settings})
 
 
 def _task_class(document: Document, problems: list[Problem]) -> "type[Task] | None":

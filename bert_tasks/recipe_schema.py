@@ -14,8 +14,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter
 
 from bert_tasks.recipe import Recipe, load_task_class, stated_fields
-from bert_tasks.tasks import TASKS
-from bert_tasks.tasks.base import Task
+from bert_tasks.tasks import TASK_NAMES, TASKS, Task
 
 Schema = dict[str, Any]
 
@@ -35,14 +34,15 @@ def recipe_schema(task: str | None = None) -> Schema:
     schema["$defs"]["DataSpec"]["oneOf"] = [{"required": [name]} for name in _SOURCES]
     properties = schema["properties"]
     if task is not None:
-        properties["task"] = {"const": task}
-        properties["settings"] = _settings(load_task_class(task))
+        kind = load_task_class(task)
+        properties["task"] = {"const": task} if ":" in task else {"enum": [kind.name, *kind.aliases]}
+        properties["settings"] = _settings(kind)
         schema["required"] = _required(schema["required"], properties["settings"])
     else:
-        properties["task"] = {"anyOf": [{"enum": list(TASKS)}, _OWN_TASK]}
+        properties["task"] = {"anyOf": [{"enum": list(TASK_NAMES)}, _OWN_TASK]}
         properties["settings"] = {"type": "object"}
-        schema["$defs"] |= {f"settings of {name}": _settings(kind) for name, kind in TASKS.items()}
-        schema["allOf"] = [_choice(name) for name in TASKS]
+        schema["$defs"] |= {f"settings of {name}": _settings(each) for name, each in TASKS.items()}
+        schema["allOf"] = [_choice(each) for each in TASKS.values()]
     return {**head, **{key: value for key, value in schema.items() if key != "title"}}
 
 
@@ -51,10 +51,10 @@ def schema_text(schema: Mapping[str, Any]) -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def _choice(name: str) -> Schema:
+def _choice(kind: type[Task]) -> Schema:
     return {
-        "if": {"properties": {"task": {"const": name}}},
-        "then": {"properties": {"settings": {"$ref": f"#/$defs/settings of {name}"}}},
+        "if": {"properties": {"task": {"enum": [kind.name, *kind.aliases]}}},
+        "then": {"properties": {"settings": {"$ref": f"#/$defs/settings of {kind.name}"}}},
     }
 
 

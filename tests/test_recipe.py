@@ -4,11 +4,13 @@ import dataclasses
 import os
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.errors import RecipeError
@@ -22,8 +24,9 @@ from bert_tasks.recipe import (
     resolved_toml,
     sections,
 )
+from bert_tasks.recipe_schema import recipe_schema
 from bert_tasks.recipe_toml import to_toml
-from bert_tasks.tasks import TASKS, SequenceClassification, Task
+from bert_tasks.tasks import TASK_NAMES, TASKS, SequenceClassification, Task
 
 REPOSITORY = Path(os.environ.get("BERT_TASKS_REPOSITORY", Path(__file__).parents[1]))
 RECIPES = sorted((REPOSITORY / "recipes").rglob("*.toml"))
@@ -285,9 +288,20 @@ def test_every_setting_of_the_registered_tasks_can_be_stated(folder: Path) -> No
         assert load_recipe(write(folder, resolved_toml(recipe))) == recipe
 
 
+@pytest.mark.parametrize("name", TASK_NAMES)
+def test_the_names_of_the_hub_are_accepted(folder: Path, name: str) -> None:
+    """One name is kept, so that a run may be resumed under the other."""
+    recipe = load_recipe(write(folder, MINIMAL.replace("sequence-classification", name)))
+    assert recipe.task == TASK_NAMES[name].name
+    assert load_task_class(name) is TASK_NAMES[name]
+    assert Draft202012Validator(recipe_schema()).is_valid({**tomllib.loads(MINIMAL), "task": name})
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("text-clasification", "did you mean 'text-classification'"),
+        ("Question_Answering", "did you mean 'question-answering'"),
         ("sequence-clasification", "did you mean 'sequence-classification'?"),
         ("zzz", "unknown task 'zzz'; known: "),
         (

@@ -22,7 +22,7 @@ from bert_tasks.encoder.heads import ChainHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.onnx import GraphModel, check_libraries
-from bert_tasks.model.pretrained import stated_task, stored_reading, with_settings
+from bert_tasks.model.pretrained import stated_task, stored_reading
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Task
 
@@ -80,8 +80,7 @@ class ExportedModel(TaskModel):
             raise UsageError(f"{name} is exported, which fixes {', '.join(fixed)}: export the model anew to change it")
         path = resolve(name, revision=revision)
         graph, hf_config = _checked_graph(path), read_config(path)
-        stated = stated_task(path, hf_config, task)
-        model = cls(hf_config, with_settings(stated, settings) if settings else stated, graph=graph)
+        model = cls(hf_config, stated_task(path, hf_config, task, settings), graph=graph)
         model._take_head(path)
         model.reading = stored_reading(path, hf_config)
         model.tokenizer = load_tokenizer(path, vocab_size=model.config.vocab_size)

@@ -33,8 +33,8 @@ from bert_tasks.data.readers import Reading
 from bert_tasks.data.stored_reading import loaded_options, stored_options
 from bert_tasks.encoder.heads import label_dims, reordered
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.tasks import TASKS, Task
-from bert_tasks.tasks.base import typed_setting
+from bert_tasks.tasks import TASK_NAMES, TASKS, Task, named_task
+from bert_tasks.tasks.base import label_places, typed_setting
 
 if TYPE_CHECKING:
     from bert_tasks.model.task_model import TaskModel
@@ -69,27 +69,36 @@ class _Folder:
         entry = self.hf_config.get(CONFIG_KEY)
         return entry if isinstance(entry, dict) else None
 
+    def states(self, kind: type[Task]) -> bool:
+        """Whether we stored a task of this class here."""
+        return self.stored is not None and self.stored.get("task") == registered_name(kind)
+
 
 def load_task_model(
     cls: type[ModelT],
     name: str | Path,
     *,
     task: str | Task | type[Task] | None,
-    labels: Sequence[str] | None,
     revision: str | None,
-    settings: Mapping[str, Any],
+    given: Mapping[str, Any],
+    served_as: Callable[[type[Task]], type[Task]] | None = None,
 ) -> ModelT:
-    """See ``TaskModel.from_pretrained``."""
+    """See ``TaskModel.from_pretrained``.
+
+    Args:
+        given: fields of the task, ``labels`` among them.
+        served_as: replaces the class that a folder without our key is taken for where no task is named.
+    """
     path = resolve(name, revision=revision)
     hf_config = read_config(path)
     folder = _Folder(path=path, hf_config=hf_config, head=head_kind(hf_config))
-    is_stored = labels is None and not settings and _states(folder, task)
-    kind = task if isinstance(task, type) else None
-    built = _stored_task(folder, kind) if is_stored else _task(folder, task, labels, settings)
+    kind = None if isinstance(task, Task) else _task_class(folder, task, served_as, is_new=bool(given))
+    built = _given_task(task, given) if kind is None else _merged_task(folder, kind, given)
+    is_own = task is None or (kind is not None and not given and folder.states(kind))
     config = encoder_config(hf_config)
     with torch.device("meta"):
         model = cls(hf_config, built)
-    matched = _match(model, folder, head_may_be_new=task is not None and not is_stored)
+    matched = _match(model, folder, head_may_be_new=not is_own)
     model.head = built.head(config)  # with the initial weights that its constructor gives it
     of_head = {key: value for key, value in matched.tensors.items() if key.startswith("head.")}
     of_encoder = {key: value for key, value in matched.tensors.items() if key not in of_head}
@@ -153,61 +162,105 @@ def _first(names: Sequence[str], most: int = 3) -> str:
     return ", ".join([*names[:most], *more])
 
 
-def stated_task(path: Path, hf_config: Mapping[str, Any], task: str | Task | type[Task] | None) -> Task:
-    """The task that a folder which this package wrote states. ``task``: its name, or its class if it is not built in.
+def stated_task(
+    path: Path, hf_config: Mapping[str, Any], task: str | Task | type[Task] | None, given: Mapping[str, Any]
+) -> Task:
+    """The task that a folder which this package wrote states, with the given fields.
+
+    Args:
+        task: its name, or its class if it is not built in.
 
     Raises:
         CheckpointError: the folder does not say it, or ``task`` is another.
+        UsageError: a given field is not one of the task's.
     """
     folder = _Folder(path=path, hf_config=dict(hf_config), head=head_kind(hf_config))
-    if folder.stored is None or not _states(folder, task):
-        stated = None if folder.stored is None else folder.stored.get("task")
-        raise CheckpointError(f"{path}: config.json says its task is {stated!r}; only that one can be run")
-    return _stored_task(folder, task if isinstance(task, type) else None)
-
-
-def _states(folder: _Folder, task: str | Task | type[Task] | None) -> bool:
-    """Whether the folder decides what the task is: none is named, or the one of which it stores an instance."""
-    name = registered_name(task) if isinstance(task, type) else task
-    return task is None or (folder.stored is not None and folder.stored.get("task") == name)
-
-
-def _task(
-    folder: _Folder, task: str | Task | type[Task] | None, labels: Sequence[str] | None, settings: Mapping[str, Any]
-) -> Task:
-    """The task that the caller names."""
-    if isinstance(task, Task):
-        if labels is not None or settings:
-            raise UsageError("pass either a task, or a task's name with labels and settings")
-        return task
-    if task is None:
-        raise UsageError("labels and settings need a task: pass task='sequence-classification' (or another) too")
-    kind = task if isinstance(task, type) else _known(task)
-    given = {} if labels is None else {"labels": tuple(labels)}
-    implied = _implied(folder, kind)
-    known = {key: value for key, value in implied.items() if isinstance(value, int)}  # lengths that the model can read
-    is_its_head = kind.name in HEADS.get(folder.head, ())
-    if is_its_head and "labels" in implied and settings.get("problem_type") != "regression":
-        known["labels"] = implied["labels"]
-    return _build(kind, {**known, **given, **settings})
-
-
-def _stored_task(folder: _Folder, kind: type[Task] | None) -> Task:
-    """The task that the folder states, else the one its head serves. ``kind``: the class, from the caller."""
     stored = folder.stored
-    if stored is None:
-        kind, entries, place = _served(folder), {}, "config.json"
-    else:
-        kind, place = _stored_class(folder, stored) if kind is None else kind, f"config.json, key {CONFIG_KEY}"
-        tuned = {key: value for key, value in stored.items() if key in kind.tuned}
-        settings = stored.get("settings", {})
-        if not isinstance(settings, dict):
-            raise CheckpointError(f"{folder.path}: {place}: settings must be an object")
-        entries = {**settings, **tuned}
-    try:
-        return _build(kind, {**_implied(folder, kind), **entries})
-    except UsageError as error:
-        raise CheckpointError(f"{folder.path}: {place}: {error}") from None
+    if stored is not None and not isinstance(task, Task):
+        kind = _task_class(folder, task, None, is_new=False)
+        if folder.states(kind):
+            return _merged_task(folder, kind, given)
+    stated = None if stored is None else stored.get("task")
+    raise CheckpointError(f"{path}: config.json says its task is {stated!r}; only that one can be run")
+
+
+def _task_class(
+    folder: _Folder,
+    task: str | type[Task] | None,
+    served_as: Callable[[type[Task]], type[Task]] | None,
+    *,
+    is_new: bool,
+) -> type[Task]:
+    """The class of the task: the caller's, else the stored one, else the one that the folder's head serves.
+
+    Args:
+        is_new: the caller describes a head, so that a folder without one needs a task's name.
+    """
+    stored = folder.stored
+    if isinstance(task, type):
+        return task
+    if task is not None:
+        is_own = stored is not None and stored.get("task") == task and task not in TASK_NAMES
+        return _stored_class(folder, stored) if is_own and stored is not None else named_task(task)
+    if stored is not None:
+        return _stored_class(folder, stored)
+    if is_new and folder.head not in HEADS:
+        raise UsageError("labels and settings need a task: pass task='sequence-classification' (or another) too")
+    return _served(folder) if served_as is None else served_as(_served(folder))
+
+
+def _given_task(task: str | Task | type[Task] | None, given: Mapping[str, Any]) -> Task:
+    if not isinstance(task, Task) or given:
+        raise UsageError("pass either a task, or a task's name with labels and settings")
+    return task
+
+
+def _merged_task(folder: _Folder, kind: type[Task], given: Mapping[str, Any]) -> Task:
+    """The task of this class that a folder holds or starts from, with the caller's fields.
+
+    The one place where settings are merged: given by the caller, else stored by us in config.json (only of the same
+    task), else implied by transformers' configuration, else the defaults. A field that is given changes no other, but
+    those that cannot hold beside it (``Task.compatible_fields``).
+
+    Raises:
+        CheckpointError: what the folder states is damaged.
+        UsageError: a given field is not one of the task's, or does not fit the others.
+    """
+    stated = {**_implied(folder, kind), **_stored_fields(folder, kind)}
+    if folder.states(kind) or not given:
+        place = f"config.json, key {CONFIG_KEY}" if folder.states(kind) else "config.json"
+        try:
+            task = _build(kind, stated)
+        except UsageError as error:
+            raise CheckpointError(f"{folder.path}: {place}: {error}") from None
+        if not given:
+            return task
+        stated = {field.name: getattr(task, field.name) for field in fields(task)}
+    checked = _checked_fields(kind, given)
+    return _build(kind, {**kind.compatible_fields(stated, checked), **checked})
+
+
+def _stored_fields(folder: _Folder, kind: type[Task]) -> dict[str, Any]:
+    """What we stored of a task of this class: its settings and what was fitted to data."""
+    if folder.stored is None or not folder.states(kind):
+        return {}
+    settings = folder.stored.get("settings", {})
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{folder.path}: config.json, key {CONFIG_KEY}: settings must be an object")
+    return {**settings, **{key: value for key, value in folder.stored.items() if key in kind.tuned}}
+
+
+def _checked_fields(kind: type[Task], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The caller's fields as the types of the task's fields want them."""
+    known = {field.name for field in fields(kind)}
+    checked = dict(given)
+    for name in given.keys() & known:
+        try:
+            checked[name] = typed_setting(kind, name, given[name])
+        except ValidationError as error:
+            problem = error.errors()[0]["msg"]
+            raise UsageError(f"{kind.name}: {name} is {given[name]!r}: {problem}") from None
+    return checked
 
 
 def _stored_class(folder: _Folder, stored: Mapping[str, Any]) -> type[Task]:
@@ -230,16 +283,11 @@ def _served(folder: _Folder) -> type[Task]:
 
 
 def _implied(folder: _Folder, kind: type[Task]) -> dict[str, Any]:
-    """What transformers' part of the configuration says about the task."""
-    return kind.from_hf(folder.hf_config, folder.labels, encoder_config(folder.hf_config).usable_length)
-
-
-def _known(name: str) -> type[Task]:
-    if name not in TASKS:
-        close = get_close_matches(name, TASKS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"unknown task {name!r}; there are {', '.join(TASKS)}{hint}")
-    return TASKS[name]
+    """What transformers' part of the configuration says about the task; of a new head only the lengths."""
+    implied = kind.from_hf(folder.hf_config, folder.labels, encoder_config(folder.hf_config).usable_length)
+    if folder.states(kind) or kind.name in HEADS.get(folder.head, ()):
+        return implied
+    return {key: value for key, value in implied.items() if isinstance(value, int)}
 
 
 def _build(kind: type[Task], entries: Mapping[str, Any]) -> Task:
@@ -314,8 +362,8 @@ def _reordered(matched: Matched, model: "TaskModel", folder: _Folder, names: Map
         theirs = tuple(f"LABEL_{index}" for index in range(len(ours)))
     if not dims or theirs == ours or not ours:
         return matched
-    named = theirs if _places(theirs, ours) is not None else _named(theirs, ours)
-    places = _places(named, ours)
+    named = theirs if label_places(theirs, ours) is not None else _named(theirs, ours)
+    places = label_places(named, ours)
     if places is not None:
         order = torch.tensor(places)
         moved = {key: reordered(matched.tensors[key], order, dims[key]) for key in dims}
@@ -333,14 +381,6 @@ def _reordered(matched: Matched, model: "TaskModel", folder: _Folder, names: Map
     loaded = tuple(name for name in matched.report.loaded if name not in redrawn)
     report = replace(matched.report, loaded=loaded, new=(*matched.report.new, *redrawn))
     return Matched(tensors=kept, report=_noted(report, note))
-
-
-def _places(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
-    """Where each of our labels stands in the file, letter case aside if need be; None if they are not the same."""
-    for known, wanted in ((theirs, ours), ([*map(str.casefold, theirs)], [*map(str.casefold, ours)])):
-        if sorted(known) == sorted(wanted) and len(set(known)) == len(known):
-            return [known.index(label) for label in wanted]
-    return None
 
 
 def _named(theirs: Sequence[str], ours: Sequence[str]) -> tuple[str, ...]:
@@ -400,15 +440,3 @@ def registered_name(kind: type[Task]) -> str:
     """What config.json calls a task: its name in ``TASKS``, else ``module:Class``."""
     names = {known: name for name, known in TASKS.items()}
     return names.get(kind, f"{kind.__module__}:{kind.__qualname__}")
-
-
-def with_settings(task: Task, changes: Mapping[str, Any]) -> Task:
-    """The task with other settings. Raises UsageError for one that it does not have or refuses."""
-    stated = {field.name: getattr(task, field.name) for field in fields(task)}
-    checked = dict(changes)
-    for name in changes.keys() & stated.keys():
-        try:
-            checked[name] = typed_setting(type(task), name, changes[name])
-        except ValidationError as error:
-            raise UsageError(f"{name} is {changes[name]!r}: {error.errors()[0]['msg']}") from None
-    return _build(type(task), {**stated, **checked})

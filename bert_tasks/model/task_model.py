@@ -77,11 +77,12 @@ class TaskModel(nn.Module):
         Args:
             name: a folder, a hub id, or ``package:NAME/PATH`` for weights inside an installed package. The output
                 folder of a run stands for the run's model.
-            task: a task's name or class, with ``labels`` and ``settings`` as its fields, or a task. Then the head may
-                be new, and ``load_report`` says so. Without it the folder says what the task is, and its head must be
-                complete; a class alone does the same for a folder that holds a task of this class.
+            task: a task's name or class, or a task. Then the head may be new, and ``load_report`` says so, unless it is
+                just the folder's own. Without it the folder says what the task is, and its head must be complete.
             labels: the classes in order. A head in the file with the same labels in another order is re-ordered.
             revision: branch, tag or commit of a hub id.
+            settings: fields of the task. Those that are not given are the ones stored in the folder, else those that
+                its config.json implies, else the defaults.
 
         Raises:
             CheckpointError: files are missing or damaged, the family is not supported, or a key does not fit.
@@ -89,7 +90,8 @@ class TaskModel(nn.Module):
         """
         from bert_tasks.model.pretrained import load_task_model  # it builds this class
 
-        return load_task_model(cls, name, task=task, labels=labels, revision=revision, settings=settings)
+        given = settings if labels is None else {**settings, "labels": tuple(labels)}
+        return load_task_model(cls, name, task=task, revision=revision, given=given)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes a folder that ``from_pretrained`` and stock transformers open.

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.checkpoints.families import CONFIG_KEY
 from bert_tasks.data.readers import Reading, column_names
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.exported import ExportedModel, is_exported
 from bert_tasks.model.inputs import Data
-from bert_tasks.model.pretrained import with_settings
+from bert_tasks.model.pretrained import load_task_model
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import PairClassification, SequenceClassification
 from bert_tasks.tasks.base import Task
@@ -44,12 +43,14 @@ def load_trained(
         return model
     if is_exported(model):
         return ExportedModel.from_pretrained(model, task=task, **({} if settings is None else settings))
-    loaded = TaskModel.from_pretrained(model, task=task, revision=revision)
-    if task is None and CONFIG_KEY not in loaded.hf_config and _has_pairs(loaded.task, data, reading):
-        loaded = TaskModel.from_pretrained(model, task=PairClassification, revision=revision)
-    if settings:
-        changed = with_settings(loaded.task, settings)
-        loaded = TaskModel.from_pretrained(model, task=changed, revision=revision)
+    loaded = load_task_model(
+        TaskModel,
+        model,
+        task=task,
+        revision=revision,
+        given={} if settings is None else settings,
+        served_as=lambda kind: PairClassification if _has_pairs(kind, data, reading) else kind,
+    )
     if loaded.load_report is not None and loaded.load_report.new:
         raise CheckpointError(
             f"{model} has no trained head for {loaded.task.name} ({', '.join(loaded.load_report.new)} would be new): "
@@ -58,10 +59,12 @@ def load_trained(
     return loaded
 
 
-def _has_pairs(task: Task, data: Data | None, reading: Reading) -> bool:
+def _has_pairs(kind: type[Task], data: Data | None, reading: Reading) -> bool:
+    if kind is not SequenceClassification:
+        return False
     if reading.has("text_pair"):
         return True
-    if data is None or data == "-" or not isinstance(task, SequenceClassification):
+    if data is None or data == "-":
         return False
     if isinstance(data, str | Path):
         return "text_pair" in column_names(Path(data), reading)

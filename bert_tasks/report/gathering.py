@@ -170,7 +170,7 @@ def _run(folder: Path, name: str, facts: dict[str, Any]) -> Run:
 
 def _stated_task(model: Path) -> Task | None:
     try:
-        return stated_task(model, read_config(model), None)
+        return stated_task(model, read_config(model), None, {})
     except BertTasksError:
         return None
 

@@ -1,8 +1,10 @@
-"""The tasks, one file each, and ``TASKS``, the one registry."""
+"""The tasks, one file each, ``TASKS``, the one registry, and the names that users may write for them."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
 
+from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.pair_classification import PairClassification
 from bert_tasks.tasks.sequence_classification import SequenceClassification
@@ -11,12 +13,32 @@ from bert_tasks.tasks.token_classification import TokenClassification
 
 _ALL: tuple[type[Task], ...] = (SequenceClassification, PairClassification, TokenClassification, SpanExtraction)
 TASKS: Mapping[str, type[Task]] = MappingProxyType({task.name: task for task in _ALL})
+TASK_NAMES: Mapping[str, type[Task]] = MappingProxyType(
+    {name: task for task in _ALL for name in (task.name, *task.aliases)}
+)
+
+
+def named_task(name: str) -> type[Task]:
+    """The built-in task of this name; the names of the hub's pipelines are accepted too.
+
+    Raises:
+        UsageError: there is none; the message names the nearest and all of them.
+    """
+    if name in TASK_NAMES:
+        return TASK_NAMES[name]
+    close = get_close_matches(name.lower().replace("_", "-"), TASK_NAMES, n=1)
+    hint = f", did you mean {close[0]!r}?" if close else ";"
+    known = [task.name + (f" (or {', '.join(task.aliases)})" if task.aliases else "") for task in _ALL]
+    raise UsageError(f"unknown task {name!r}{hint} known: {', '.join(known)}")
+
 
 __all__ = [
     "TASKS",
+    "TASK_NAMES",
     "PairClassification",
     "SequenceClassification",
     "SpanExtraction",
     "Task",
     "TokenClassification",
+    "named_task",
 ]

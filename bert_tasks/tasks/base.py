@@ -9,7 +9,7 @@ Shape legend: N tokens, B sequences (windows), S samples (rows or windows), R to
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from itertools import groupby
 from typing import Any, ClassVar, Literal, NotRequired, Self, TypedDict, get_args, get_origin, get_type_hints
 
@@ -70,6 +70,7 @@ class Task(ABC):
     only.
 
     Attributes:
+        aliases: further names that users may write for the task, those of the hub's pipelines.
         tuned: the fields that the data set, never a user.
         sample: what has one joint loss and counts for ``batch_size``: a row (all its windows), or each window.
         file_formats: the extensions that ``render`` knows.
@@ -79,6 +80,7 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
     tuned: ClassVar[tuple[str, ...]] = ()
     sample: ClassVar[Literal["row", "window"]] = "row"
     file_formats: ClassVar[tuple[str, ...]] = ()
@@ -156,8 +158,17 @@ class Task(ABC):
         """What ``metrics`` gave (and the loss) for people: each number once, those of single classes in a table."""
         return MetricTable(overall=metrics)
 
+    def unfitted(self) -> Self:
+        """The task without what an earlier training run fitted to its data: the ``tuned`` fields at their defaults."""
+        defaults: dict[str, Any] = {
+            field.name: field.default if field.default_factory is MISSING else field.default_factory()
+            for field in fields(self)
+            if field.name in self.tuned
+        }
+        return replace(self, **defaults)
+
     def fitted_to(self, rows: Iterable[Row]) -> Self:
-        """The task with settings that depend on the training rows made concrete (balanced class weights)."""
+        """The task with the fields that depend on the training rows (balanced class weights); those are ``tuned``."""
         return self
 
     def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
@@ -174,6 +185,14 @@ class Task(ABC):
         """The fields that a config of transformers implies; ``labels`` are its id2label, empty where it has none."""
         return {"labels": labels, "max_length": min(cls.max_length, usable_length)}
 
+    @classmethod
+    def compatible_fields(cls, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the known fields that hold beside fields which a caller gives; they are all but the given ones.
+
+        A task whose fields exclude each other, or follow the labels' order, overrides this.
+        """
+        return {name: value for name, value in known.items() if name not in given}
+
     def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
         """Predictions in one of ``file_formats``: file name suffix -> text; the suffix "" is the file asked for."""
         raise UsageError(f"{self.name} has no output format {extension!r}")
@@ -182,6 +201,14 @@ class Task(ABC):
         """The fields a user states: all but ``labels`` (stored as id2label) and what validation tunes."""
         names = [field.name for field in fields(self) if field.name not in ("labels", *self.tuned)]
         return {name: getattr(self, name) for name in names}
+
+
+def label_places(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
+    """Where each of our labels stands among theirs, letter case aside if need be; None if they are not the same."""
+    for known, wanted in ((theirs, ours), ([*map(str.casefold, theirs)], [*map(str.casefold, ours)])):
+        if sorted(known) == sorted(wanted) and len(set(known)) == len(known):
+            return [known.index(label) for label in wanted]
+    return None
 
 
 def typed_setting(kind: type[Task], name: str, value: Any) -> Any:

@@ -36,11 +36,12 @@ class PairClassification(Task):
     """
 
     name: ClassVar[str] = "pair-classification"
-    tuned: ClassVar[tuple[str, ...]] = ("thresholds",)
+    tuned: ClassVar[tuple[str, ...]] = ("balanced_weights", "thresholds")
     problem_type: ProblemType = "single_label_classification"
     pooling: Pooling = "cls"
     class_weights: Literal["balanced"] | tuple[float, ...] | None = None
     label_smoothing: float = 0.0
+    balanced_weights: tuple[float, ...] = ()
     thresholds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -74,6 +75,11 @@ class PairClassification(Task):
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
         return SequenceClassification.from_hf(hf_config, labels, usable_length)
+
+    @classmethod
+    def compatible_fields(cls, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """See ``SequenceClassification.compatible_fields``."""
+        return SequenceClassification.compatible_fields(known, given)
 
     def head(self, config: EncoderConfig) -> Head:
         return self.classifier.head(config)
@@ -116,7 +122,7 @@ class PairClassification(Task):
 
     def fitted_to(self, rows: Iterable[Row]) -> Self:
         """See ``SequenceClassification.fitted_to``."""
-        return replace(self, class_weights=self.classifier.fitted_to(rows).class_weights)
+        return replace(self, balanced_weights=self.classifier.fitted_to(rows).balanced_weights)
 
     def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
         """See ``SequenceClassification.tuned_on``."""

@@ -30,9 +30,18 @@ from bert_tasks.metrics.classification import (
     tune_thresholds,
 )
 from bert_tasks.metrics.tables import MetricTable
-from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
+from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task, label_places
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+
+_CLASSES: tuple[ProblemType, ...] = ("single_label_classification", "multi_label_classification")
+# The fields that only some problems have.
+_APPLY_TO: Mapping[str, tuple[ProblemType, ...]] = {
+    "labels": _CLASSES,
+    "class_weights": _CLASSES,
+    "label_smoothing": ("single_label_classification",),
+    "thresholds": ("multi_label_classification",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +78,21 @@ class SequenceClassification(Task):
         doc_stride: the OVERLAP of two neighbouring windows in tokens, as in transformers.
         class_weights: one weight per label, or ``balanced`` (rows / (labels x rows of the label), from the training
             rows); for several labels they weigh the positive examples (``balanced``: negatives / positives).
+        balanced_weights: what ``balanced`` came to on the training rows, one per label.
         label_smoothing: share of the target spread evenly over all labels (single label only).
         thresholds: one per label, tuned on validation (several labels only); empty: 0.5.
     """
 
     name: ClassVar[str] = "sequence-classification"
-    tuned: ClassVar[tuple[str, ...]] = ("thresholds",)
+    aliases: ClassVar[tuple[str, ...]] = ("text-classification", "sentiment-analysis")
+    tuned: ClassVar[tuple[str, ...]] = ("balanced_weights", "thresholds")
     problem_type: ProblemType = "single_label_classification"
     pooling: Pooling = "cls"
     long_texts: Literal["truncate", "windows"] = "truncate"
     doc_stride: int = 32
     class_weights: Literal["balanced"] | tuple[float, ...] | None = None
     label_smoothing: float = 0.0
+    balanced_weights: tuple[float, ...] = ()
     thresholds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -100,12 +112,19 @@ class SequenceClassification(Task):
                 f"can overlap by 0 to {self.max_length - 3}"
             )
         if isinstance(self.class_weights, tuple):
-            if len(self.class_weights) != len(self.labels):
-                raise ValueError(f"class_weights holds {len(self.class_weights)} weights for {len(self.labels)} labels")
-            if min(self.class_weights) < 0 or max(self.class_weights) == 0:
-                raise ValueError("class_weights must not be negative, and not all 0")
+            self._check_weights("class_weights", self.class_weights)
+        if self.balanced_weights:
+            if self.class_weights != "balanced":
+                raise ValueError("balanced_weights are fitted to the training rows where class_weights = 'balanced'")
+            self._check_weights("balanced_weights", self.balanced_weights)
         if self.thresholds and (not several or len(self.thresholds) != len(self.labels)):
             raise ValueError("thresholds: one per label, for multi-label classification only")
+
+    def _check_weights(self, name: str, weights: tuple[float, ...]) -> None:
+        if len(weights) != len(self.labels):
+            raise ValueError(f"{name} holds {len(weights)} weights for {len(self.labels)} labels")
+        if min(weights) < 0 or max(weights) == 0:
+            raise ValueError(f"{name} must not be negative, and not all 0")
 
     @property
     def _several(self) -> bool:
@@ -153,6 +172,21 @@ class SequenceClassification(Task):
         problem = inferred if stated is None else stated
         fields = {"problem_type": problem, "max_length": min(cls.max_length, usable_length)}
         return fields if problem == "regression" else {**fields, "labels": names}
+
+    @classmethod
+    def compatible_fields(cls, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """What speaks of labels follows their order, and is left out where it does not apply to the given problem."""
+        kept = super().compatible_fields(known, given)
+        if given.get("labels") and kept.get("problem_type") == "regression":
+            del kept["problem_type"]  # who names classes wants a classifier
+        before = known.get("problem_type", cls.problem_type)
+        problem = {**kept, **given}.get("problem_type", cls.problem_type)
+        kept = {name: value for name, value in kept.items() if problem in _APPLY_TO.get(name, (problem,))}
+        if problem != before or given.get("class_weights", "balanced") != "balanced":
+            kept.pop("balanced_weights", None)  # they were computed for other settings
+        theirs = known.get("labels", ())
+        ours = given.get("labels", theirs)
+        return kept if ours == theirs else {**kept, **_per_label(kept, label_places(theirs, ours))}
 
     def head(self, config: EncoderConfig) -> Head:
         if not self._regression and not self.labels:
@@ -274,12 +308,13 @@ class SequenceClassification(Task):
     def _weights(self, like: Tensor) -> Tensor | None:
         if self.class_weights is None:
             return None
-        if self.class_weights == "balanced":
+        weights = self.balanced_weights if self.class_weights == "balanced" else self.class_weights
+        if not weights:
             raise UsageError("class_weights = 'balanced' needs the training rows: call task.fitted_to(rows) first")
-        return torch.tensor(self.class_weights, dtype=like.dtype, device=like.device)
+        return torch.tensor(weights, dtype=like.dtype, device=like.device)
 
     def fitted_to(self, rows: Iterable[Row]) -> Self:
-        """Turns ``balanced`` class weights into numbers.
+        """Computes what ``balanced`` class weights come to on these rows.
 
         Raises:
             DataError: a label has no training row, so that its weight would be infinite.
@@ -293,9 +328,9 @@ class SequenceClassification(Task):
         if absent:
             raise DataError(f"class_weights = 'balanced': no training row has the label {absent[0]!r}")
         if self._several:
-            return replace(self, class_weights=tuple((len(values) - counts[n]) / counts[n] for n in self.labels))
+            return replace(self, balanced_weights=tuple((len(values) - counts[n]) / counts[n] for n in self.labels))
         share = len(values) / len(self.labels)
-        return replace(self, class_weights=tuple(share / counts[name] for name in self.labels))
+        return replace(self, balanced_weights=tuple(share / counts[name] for name in self.labels))
 
     def decode(
         self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
@@ -352,6 +387,16 @@ class SequenceClassification(Task):
         answers = cast("Sequence[SequencePrediction]", predictions)
         name = self._target.name
         return [(a, row[name]) for a, row in zip(answers, rows, strict=True) if row.get(name) is not None]
+
+
+def _per_label(known: Mapping[str, Any], places: Sequence[int] | None) -> dict[str, Any]:
+    """The fields with a value for each label in another order of the labels; empty where the labels are others."""
+    moved: dict[str, Any] = {}
+    for name, nothing in (("class_weights", None), ("balanced_weights", ()), ("thresholds", ())):
+        values = known.get(name)
+        if isinstance(values, tuple) and values:
+            moved[name] = nothing if places is None else tuple(values[place] for place in places)
+    return moved
 
 
 def _chosen(prediction: SequencePrediction) -> tuple[str, ...]:

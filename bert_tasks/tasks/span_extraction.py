@@ -107,6 +107,7 @@ class SpanExtraction(Task):
     """
 
     name: ClassVar[str] = "span-extraction"
+    aliases: ClassVar[tuple[str, ...]] = ("question-answering",)
     tuned: ClassVar[tuple[str, ...]] = ("null_threshold",)
     sample: ClassVar[Literal["row", "window"]] = "window"
     file_formats: ClassVar[tuple[str, ...]] = (".json",)

@@ -110,6 +110,7 @@ class TokenClassification(Task):
     """
 
     name: ClassVar[str] = "token-classification"
+    aliases: ClassVar[tuple[str, ...]] = ("ner",)
     tuned: ClassVar[tuple[str, ...]] = ("scheme",)
     sample: ClassVar[Literal["window"]] = "window"
     file_formats: ClassVar[tuple[str, ...]] = (".conll", ".txt")

@@ -142,7 +142,7 @@ def rehearse(model: TaskModel, splits: Splits, optim: OptimSection, run: RunSect
     """
     if not splits.validation:
         raise UsageError("validation: expected at least one set of rows")
-    model.task = model.task.fitted_to(splits.train)
+    model.task = model.task.unfitted().fitted_to(splits.train)
     freeze(model, embeddings=optim.freeze_embeddings, layers=optim.freeze_layers)
     check_metric(model, run, splits.validation, accelerator)
 

@@ -263,7 +263,7 @@ def test_another_tasks_head_is_dropped(family: str, head: Head, stock: Save) -> 
 
 def test_without_a_task_the_folder_decides(stock: Save) -> None:
     with pytest.raises(UsageError, match="labels and settings need a task"):
-        TaskModel.from_pretrained(stock(), max_length=40)
+        TaskModel.from_pretrained(stock("bert", "base"), max_length=40)
     with pytest.raises(CheckpointError, match="no task head this package knows"):
         TaskModel.from_pretrained(stock("albert", "base"))
     model = TaskModel.from_pretrained(stock())
@@ -282,11 +282,17 @@ def test_max_length_beyond_the_positions(family: str, stock: Save) -> None:
     ("arguments", "message"),
     [
         ({"task": "sequence-clasification"}, "did you mean 'sequence-classification'"),
-        ({"task": "translation"}, "unknown task 'translation'; there are sequence-classification"),
+        (
+            {"task": "translation"},
+            r"unknown task 'translation'; known: sequence-classification \(or text-classification",
+        ),
         ({"task": "sequence-classification", "maxlength": 3}, "has no setting 'maxlength'; did you mean 'max_length'"),
         ({"task": "sequence-classification", "max_length": "40"}, "sequence-classification: "),
         ({"task": "sequence-classification", "max_length": 2}, "max_length is 2, expected at least 3"),
-        ({"task": "sequence-classification", "pooling": "average"}, "pooling is 'average', expected one of"),
+        (
+            {"task": "sequence-classification", "pooling": "average"},
+            "pooling is 'average': Input should be 'cls', 'mean'",
+        ),
         ({"task": SequenceClassification(labels=LABELS), "labels": LABELS}, "pass either a task, or a task's name"),
     ],
 )

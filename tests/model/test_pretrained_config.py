@@ -2,6 +2,8 @@
 
 import json
 import sys
+from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
+from bert_tasks.checkpoints.weights import read_config
 from bert_tasks.errors import CheckpointError
+from bert_tasks.model.pretrained import stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
+from bert_tasks.tasks.sequence_classification import ProblemType
 from small_checkpoints import copied, edit_config, save_checkpoint
 
 LABELS = ("calm", "glad", "sad")
@@ -54,6 +59,7 @@ def test_what_is_stored(folder: Path, tmp_path: Path) -> None:
             "class_weights": [1.0, 2.0, 1.0],
             "label_smoothing": 0.1,
         },
+        "balanced_weights": [],
         "thresholds": [],
     }
     original = json.loads((folder / "config.json").read_text())
@@ -73,6 +79,58 @@ def test_thresholds_survive(folder: Path, tmp_path: Path) -> None:
     TaskModel.from_pretrained(folder, task=task).save_pretrained(tmp_path / "saved")
     assert TaskModel.from_pretrained(tmp_path / "saved").task == task
     assert AutoConfig.from_pretrained(tmp_path / "saved").problem_type == "multi_label_classification"
+
+
+@pytest.mark.parametrize("order", list(permutations(LABELS)), ids="-".join)
+def test_what_belongs_to_a_label_follows_it(order: tuple[str, ...], folder: Path, tmp_path: Path) -> None:
+    task = SequenceClassification(
+        labels=LABELS,
+        max_length=40,
+        problem_type="multi_label_classification",
+        class_weights="balanced",
+        balanced_weights=(1.0, 2.0, 3.0),
+        thresholds=(0.1, 0.5, 0.9),
+    )
+    model = TaskModel.from_pretrained(folder, task=task)
+    model.save_pretrained(tmp_path)
+    loaded = TaskModel.from_pretrained(tmp_path, labels=order)
+    assert isinstance(loaded.task, SequenceClassification)
+    places = [LABELS.index(label) for label in order]
+    assert loaded.task.thresholds == tuple(task.thresholds[place] for place in places)
+    assert loaded.task.balanced_weights == tuple(task.balanced_weights[place] for place in places)
+    torch.testing.assert_close(logits_of(loaded), logits_of(model)[:, places])
+    others = TaskModel.from_pretrained(tmp_path, task="text-classification", labels=("a", "b", "c")).task
+    assert others == replace(task.unfitted(), labels=("a", "b", "c"))
+
+
+@pytest.mark.parametrize("problem_type", ["single_label_classification", "multi_label_classification", "regression"])
+@pytest.mark.parametrize("stored", ["single_label_classification", "multi_label_classification", "regression"])
+@pytest.mark.parametrize("task", [None, "sequence-classification"])
+def test_another_problem_keeps_what_applies_to_it(
+    task: str | None, stored: ProblemType, problem_type: ProblemType, folder: Path, tmp_path: Path
+) -> None:
+    is_multi, is_regression = stored == "multi_label_classification", stored == "regression"
+    before = SequenceClassification(
+        labels=() if is_regression else LABELS,
+        problem_type=stored,
+        max_length=40,
+        pooling="max",
+        label_smoothing=0.1 if stored == "single_label_classification" else 0.0,
+        class_weights=None if is_regression else "balanced",
+        balanced_weights=() if is_regression else (1.0, 2.0, 3.0),
+        thresholds=(0.1, 0.5, 0.9) if is_multi else (),
+    )
+    TaskModel.from_pretrained(folder, task=before).save_pretrained(tmp_path)
+    given: dict[str, Any] = {"problem_type": problem_type}
+    if problem_type == stored:
+        assert stated_task(tmp_path, read_config(tmp_path), task, given) == before
+        return
+    given |= {"labels": LABELS} if is_regression else {}
+    after = stated_task(tmp_path, read_config(tmp_path), task, given)
+    assert isinstance(after, SequenceClassification)
+    assert (after.problem_type, after.max_length, after.pooling) == (problem_type, 40, "max")
+    assert after.labels == (() if problem_type == "regression" else LABELS)
+    assert after == after.unfitted()
 
 
 class Own(SequenceClassification):

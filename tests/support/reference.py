@@ -243,7 +243,10 @@ def recipe_page() -> str:
         parts += ["", f"## [{name}]", "", *_section(name, kind)]
     parts += ["", "## [settings]", "", "The fields of the task."]
     for name, task in TASKS.items():
-        parts += ["", f"### {name}", "", _settings(task)]
+        also = (
+            [f"`task` may also be {' or '.join(f'`{alias}`' for alias in task.aliases)}.", ""] if task.aliases else []
+        )
+        parts += ["", f"### {name}", "", *also, _settings(task)]
     for name, kind in (("optim", OptimSection), ("run", RunSection)):
         parts += ["", f"## [{name}]", "", *_section(name, kind)]
     return "\n".join(parts) + "\n"

@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,10 +17,14 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from bert_tasks.checkpoints.weights import read_config
 from bert_tasks.data.columns import Row
+from bert_tasks.data.readers import Reading
 from bert_tasks.model.predicting import feature_summaries
+from bert_tasks.model.pretrained import stated_task
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import Task
+from bert_tasks.model.trained import load_trained
+from bert_tasks.tasks import TASKS, Task
 from bert_tasks.tasks.base import Feature, Prediction, collate
 
 ENOUGH_STEPS = 120
@@ -160,6 +164,29 @@ class TaskContract:
         for name, value in loaded.state_dict().items():
             assert torch.equal(value, model.state_dict()[name]), name
         assert loaded.predict(example.rows) == model.predict(example.rows)
+
+    def test_naming_the_own_task_or_one_field_changes_nothing_else(
+        self, model: TaskModel, example: Example, tmp_path: Path
+    ) -> None:
+        fitted = model.task.fitted_to(example.rows).tuned_on(model.predict(example.rows), example.rows)
+        assert fitted.unfitted() == model.task
+        kept, kind = copy.copy(model), type(fitted)
+        kept.task = fitted
+        kept.save_pretrained(tmp_path)
+        for own in (kind, *((kind.name, *kind.aliases) if kind in TASKS.values() else ())):
+            loaded = TaskModel.from_pretrained(tmp_path, task=own)
+            assert loaded.task == fitted
+            assert loaded.load_report is not None
+            assert not loaded.load_report.new
+        for name in (field.name for field in fields(fitted)):
+            given = {name: getattr(fitted, name)}
+            assert stated_task(tmp_path, read_config(tmp_path), kind, given) == fitted, name
+        changes = {"max_length": fitted.max_length + 1}
+        longer = TaskModel.from_pretrained(tmp_path, task=kind, **changes)
+        assert longer.task == replace(fitted, **changes)
+        assert all(torch.equal(value, model.state_dict()[name]) for name, value in longer.state_dict().items())
+        reread = load_trained(tmp_path, task=kind, settings=changes, reading=Reading(), revision=None)
+        assert reread.task == longer.task
 
     def test_loss_of_rows_without_targets_counts_nothing(self, model: TaskModel, example: Example) -> None:
         without = unlabelled(example)

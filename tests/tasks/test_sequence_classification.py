@@ -189,8 +189,10 @@ class TestFitting:
         task = SequenceClassification(labels=LABELS[::-1], class_weights="balanced")
         fitted = task.fitted_to([{"text": "", "label": value} for value in values] + [{"text": ""}])
         expected = compute_class_weight("balanced", classes=np.array(LABELS[::-1]), y=np.array(values))
-        assert fitted.class_weights == pytest.approx(tuple(expected))
-        assert fitted.fitted_to([]) == fitted
+        assert fitted.balanced_weights == pytest.approx(tuple(expected))
+        assert fitted.class_weights == "balanced"
+        others = [{"label": label} for label in (*LABELS, LABELS[0])]
+        assert fitted.fitted_to(others) == task.fitted_to(others) != fitted
 
     def test_balanced_weights_of_several_labels(self) -> None:
         rows: list[dict[str, Any]] = [
@@ -202,7 +204,7 @@ class TestFitting:
         task = SequenceClassification(
             labels=LABELS, problem_type="multi_label_classification", class_weights="balanced"
         )
-        assert task.fitted_to(rows).class_weights == (1.0, 3.0, 3.0)
+        assert task.fitted_to(rows).balanced_weights == (1.0, 3.0, 3.0)
 
     def test_a_label_without_rows_has_no_weight(self) -> None:
         task = SequenceClassification(labels=LABELS, class_weights="balanced")
@@ -255,6 +257,11 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"labels": ("a", "b"), "class_weights": (1.0,)}, "class_weights holds 1 weights for 2 labels"),
     ({"labels": ("a", "b"), "class_weights": (1.0, -1.0)}, "must not be negative"),
     ({"labels": ("a", "b"), "class_weights": (0.0, 0.0)}, "not all 0"),
+    ({"labels": ("a", "b"), "balanced_weights": (1.0, 2.0)}, "where class_weights = 'balanced'"),
+    (
+        {"labels": ("a", "b"), "class_weights": "balanced", "balanced_weights": (1.0,)},
+        "balanced_weights holds 1 weights for 2 labels",
+    ),
     ({"class_weights": "balance"}, "class_weights is 'balance', expected 'balanced' or one weight per label"),
     ({"labels": ("a", "b"), "thresholds": (0.5, 0.5)}, "for multi-label classification only"),
     (

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -114,3 +114,42 @@ def test_two_texts_are_read_where_there_are_two(
     pairs = TaskModel.from_pretrained(tmp_path, task=PairClassification).predict(rows)
     singles = predict(tmp_path, rows, task="sequence-classification")
     assert [one.to_json() for one in found] == [one.to_json() for one in pairs] != [one.to_json() for one in singles]
+
+
+@pytest.mark.parametrize("task", [None, "sequence-classification", "text-classification", "pair-classification"])
+@pytest.mark.parametrize("settings", [{}, {"max_length": 20}])
+@pytest.mark.parametrize(
+    ("labels", "problem_type"),
+    [
+        (("x", "y", "z"), "multi_label_classification"),
+        (("x", "y", "z"), None),
+        (("LABEL_0",), None),
+        (("LABEL_0",), "regression"),
+    ],
+)
+def test_what_the_config_implies_holds_beside_what_is_given(
+    labels: tuple[str, ...],
+    problem_type: Literal["regression", "multi_label_classification"] | None,
+    settings: dict[str, Any],
+    task: str | None,
+    wordpiece_tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+) -> None:
+    """Scores are what transformers' model says, whether a task is named, pairs are detected, or a field is given."""
+    stock = save_checkpoint(
+        tmp_path, "bert", wordpiece_tokenizer, head="sequence", labels=labels, problem_type=problem_type, wide=True
+    )
+    texts = [" ".join(line.split()[:4]) for line in LINES[:3]]
+    pairs = None if task is not None and task != "pair-classification" else texts[1:] + texts[:1]
+    rows = [{"text": text} if pairs is None else {"text": text, "text_pair": pairs[n]} for n, text in enumerate(texts)]
+    found = [answer.to_json() for answer in predict(tmp_path, rows, task=task, settings=settings)]
+    for number, answer in enumerate(found):
+        encoded = wordpiece_tokenizer(
+            texts[number], None if pairs is None else pairs[number], truncation=True, max_length=20, padding=False
+        )
+        with torch.no_grad():
+            logits = stock(**{name: torch.tensor([value]) for name, value in encoded.items()}).logits[0]
+        activated = logits.sigmoid() if problem_type == "multi_label_classification" else logits.softmax(-1)
+        expected = logits.tolist() if len(labels) == 1 else activated.tolist()
+        said = [answer["score"]] if len(labels) == 1 else [answer["scores"][label] for label in labels]
+        assert said == pytest.approx(expected, abs=5e-5)

@@ -371,8 +371,24 @@ def test_thresholds_are_tuned_on_the_first_of_several_sets(checkpoint, tmp_path)
 def test_balanced_class_weights_become_numbers(checkpoint, tmp_path):
     model = load_model(checkpoint, replace(TASK, class_weights="balanced"))
     short_fit(model, tmp_path)  # 8 of 24 rows are positive
-    assert model.task.class_weights == (0.75, 1.5)
-    assert load_saved(tmp_path).task.class_weights == (0.75, 1.5)
+    assert model.task.balanced_weights == (0.75, 1.5)
+    assert load_saved(tmp_path).task == model.task
+
+
+def test_a_second_training_run_fits_to_its_own_rows(checkpoint, tmp_path):
+    """Nothing that the first run's data set is left: neither in the weights of the loss nor as a threshold."""
+    task = replace(TASK, class_weights="balanced", problem_type="multi_label_classification")
+    single = [{"text": row["text"], "labels": [row["label"]]} for row in make_rows(24)]  # 8 of 24 are positive
+    both = [*single, *({"text": "x", "labels": list(LABELS)} for _ in range(8))]
+    first = fit(load_model(checkpoint, task), single, single[:12], output_dir=tmp_path / "first", **QUICK)
+    again = load_saved(tmp_path / "first")
+    assert again.task.balanced_weights == (8 / 16, 16 / 8)
+    assert first.metrics["f1"] == evaluate(again, single[:12])["f1"]  # carried for prediction
+    assert "untuned_f1" in first.metrics
+    second = fit(again, both, single[:12], output_dir=tmp_path / "second", **{**QUICK, "learning_rate": 1e-12})
+    assert again.task.unfitted() == task
+    assert again.task.balanced_weights == (8 / 24, 16 / 16)
+    assert second.metrics["untuned_f1"] == first.metrics["untuned_f1"]  # that of thresholds of 0.5, not of the first
 
 
 def test_regression_learns(checkpoint, tmp_path):
