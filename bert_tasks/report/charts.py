@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-WIDTH, HEIGHT = 480, 280
-LEFT, RIGHT, TOP, BOTTOM = 50, 14, 12, 44
+WIDTH, HEIGHT = 480, 290
+LEFT, RIGHT, TOP, BOTTOM = 50, 14, 24, 44  # above the plot there is room for one line of text
 STYLES = 8
 MOST_POINTS = 400  # of a line
 _MARKED = 40  # lines with at most so many points show each of them
@@ -175,12 +175,13 @@ def _line(line: Line, axes: Axes) -> Markup:
 
 
 def _rule(x: float, name: str, axes: Axes) -> Markup:
+    """The name stands above the plot, where no line can be."""
     across = axes.across(x)
-    anchor, shift = ("end", -5) if across > WIDTH / 2 else ("start", 5)
+    anchor, shift = ("end", 4) if across > WIDTH / 2 else ("start", -4)
     return Markup(
         '<line class="rule" x1="{0}" y1="{1}" x2="{0}" y2="{2}"/>'
         '<text class="note" x="{3}" y="{4}" text-anchor="{5}">{6}</text>'
-    ).format(_at(across), TOP, HEIGHT - BOTTOM, _at(across + shift), TOP + 10, anchor, name)
+    ).format(_at(across), TOP, HEIGHT - BOTTOM, _at(across + shift), TOP - 10, anchor, name)
 
 
 def _at(value: float) -> str:

@@ -9,12 +9,12 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from bert_tasks.data.columns import Row
+from bert_tasks.report.confusion import Confusion
 from bert_tasks.report.gathering import Answers
 from bert_tasks.report.measures import class_measure, label_counts, multilabel_measure, regression_measure
 from bert_tasks.report.results import (
     EXAMPLES,
     MOST_POINTS,
-    Confusion,
     Results,
     TextExample,
     cut,

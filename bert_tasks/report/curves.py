@@ -86,7 +86,8 @@ def metric_chart(run: Run) -> Chart | None:
 def runs_chart(runs: Sequence[Run], metric: str) -> Chart | None:
     """One metric of several runs."""
     lines = [Line(name=run.name, points=_points(run, metric), style=style) for style, run in enumerate(runs)]
-    return _chart(lines, None, spoken(metric), f"{spoken(metric)} on the validation rows", from_zero=False)
+    unit = "loss" if metric == "loss" or metric.endswith("_loss") else "score"
+    return _chart(lines, None, unit, f"{spoken(metric)} on the validation rows", from_zero=False)
 
 
 def spoken(metric: str) -> str:

@@ -81,7 +81,13 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "p_value": p_value, "spoken": spoken, "title_case": title_case}
+    environment.filters |= {
+        "number": number,
+        "p_value": p_value,
+        "spoken": spoken,
+        "title_case": title_case,
+        "cut": cut,
+    }
     environment.globals |= {
         "interval": charts.interval,
         "sample": charts.sample,

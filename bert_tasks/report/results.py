@@ -3,19 +3,18 @@
 Owns their form and the limits on how much text a report holds. Must not know tasks.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from typing import Any
 
 from bert_tasks.metrics.tables import ClassRow, MetricTable
+from bert_tasks.report.confusion import Confusion
 from bert_tasks.report.statistics import Calibration, Estimate, Measure, bootstrap
 
 EXAMPLES = 20
 QUESTIONS = 12
 MOST_CHARACTERS = 500  # of one text
 MOST_WORDS = 80  # of one sentence
-MATRIX = 12  # classes in a confusion matrix; of more only the most frequent mistakes are listed
 MOST_POINTS = 1500  # of a scatter plot
 
 
@@ -28,31 +27,6 @@ class LabelRow:
     recall: Estimate
     f1: Estimate
     support: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Confusion:
-    """``counts[i][j]``: rows (or words) of class i that were answered j; empty where there are too many classes.
-
-    ``mistakes``: (true, answered, rows), the most frequent first.
-    """
-
-    unit: str
-    labels: tuple[str, ...]
-    counts: tuple[tuple[int, ...], ...]
-    mistakes: tuple[tuple[str, str, int], ...]
-
-    @classmethod
-    def of(cls, truths: Sequence[str], answers: Sequence[str], labels: tuple[str, ...], unit: str) -> Self:
-        counted = Counter(zip(truths, answers, strict=True))
-        mistakes = [(truth, answer, count) for (truth, answer), count in counted.most_common() if truth != answer]
-        small = labels if len(labels) <= MATRIX else ()
-        counts = tuple(tuple(counted[truth, answer] for answer in small) for truth in small)
-        return cls(unit=unit, labels=small, counts=counts, mistakes=tuple(mistakes[:MATRIX]))
-
-    @property
-    def shown(self) -> bool:
-        return bool(self.labels or self.mistakes)
 
 
 @dataclass(frozen=True, kw_only=True)

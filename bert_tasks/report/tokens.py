@@ -9,12 +9,12 @@ from typing import NamedTuple, cast
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.tags import entities, label_scheme
+from bert_tasks.report.confusion import Confusion
 from bert_tasks.report.gathering import Answers
 from bert_tasks.report.measures import Span, entity_measure, span_counts, word_counts, word_measure
 from bert_tasks.report.results import (
     EXAMPLES,
     MOST_WORDS,
-    Confusion,
     Results,
     Segment,
     SentenceExample,

@@ -1,0 +1,109 @@
+"""The matrix holds every row whatever the number of classes, and says what it leaves out."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_tasks.report.classification import results as class_results
+from bert_tasks.report.confusion import MOST_CELLS, SHOWN, Confusion
+from bert_tasks.report.gathering import gather
+from bert_tasks.report.page import run_page
+
+TOO_MANY = int(MOST_CELLS**0.5) + 1
+
+
+def drawn(classes, rows, *, wrong=0.3, name="class number {}"):
+    """Labels, and so many rows of them."""
+    chance = random.Random(classes)
+    labels = [name.format(number) for number in range(classes)]
+    truths = [*labels, *(chance.choice(labels) for _ in range(rows - classes))]
+    answers = [chance.choice(labels) if chance.random() < wrong else truth for truth in truths]
+    return Confusion.of(truths, answers, labels, "rows")
+
+
+@given(st.integers(2, 60), st.data())
+def test_every_row_is_in_the_matrix(classes, data):
+    numbers = st.integers(0, classes - 1)
+    pairs = data.draw(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=80))
+    truths, answers = [str(one) for one, _ in pairs], [str(two) for _, two in pairs]
+    labels = [str(number) for number in range(classes)]
+    confusion = Confusion.of(truths, answers, labels, "rows")
+    counted, matrix = Counter(zip(truths, answers, strict=True)), confusion.matrix
+    assert sum(map(sum, matrix.counts)) == len(pairs)
+    shown = matrix.labels[:-1] if confusion.left_out else matrix.labels
+    for i, truth in enumerate(shown):
+        assert [counted[truth, answer] for answer in shown] == list(matrix.counts[i][: len(shown)])
+    assert len(matrix.labels) <= SHOWN
+    if confusion.left_out:
+        whole = confusion.full
+        assert whole.labels == confusion.labels == tuple(label for label in labels if label in {*truths, *answers})
+        assert [[counted[a, b] for b in whole.labels] for a in whole.labels] == [list(row) for row in whole.counts]
+        wrong = Counter(label for pair in counted.elements() if pair[0] != pair[1] for label in pair)
+        assert min(wrong[label] for label in shown) >= max(wrong[label] for label in set(whole.labels) - set(shown))
+    else:
+        assert confusion.full is None
+        assert set(shown) >= {*truths, *answers}
+
+
+@pytest.fixture
+def page_of(run_of, tmp_path):
+    def page(confusion):
+        (run,) = gather([run_of("classes")])
+        html = run_page(run, {"": replace(class_results(run.answers[0]), confusion=confusion)})
+        path = tmp_path / "page.html"
+        path.write_text(html, "utf-8")
+        return path
+
+    return page
+
+
+@pytest.mark.parametrize("classes", [2, 4, 7, 12, SHOWN, SHOWN + 1, 80])
+@pytest.mark.parametrize("rows", [500, 60_000])
+@pytest.mark.parametrize("media", ["screen", "print"])
+def test_no_column_is_hidden(browser, page_of, classes, rows, media):
+    path = page_of(drawn(classes, rows))
+    browser.open(path, width=1280 if media == "screen" else 720)
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media})
+    box = "document.querySelector('.matrix').parentElement"
+    assert browser.run(f"return {box}.scrollWidth - {box}.clientWidth") <= 0
+    cut = "return [...document.querySelectorAll('.matrix td')].filter(c => c.scrollWidth > c.clientWidth).length"
+    assert browser.run(cut) == 0
+    assert len(browser.find_all(".matrix tbody tr")) == min(classes, SHOWN)
+    sentence = f"The {SHOWN - 1} of {classes} classes with the most mistakes"
+    assert (sentence in browser.text()) == (classes > SHOWN)
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_the_whole_matrix_is_in_the_page_and_scrolls(browser, page_of):
+    path = page_of(drawn(SHOWN + 10, 3000))
+    browser.open(path, width=1280)
+    browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert len(browser.find_all(".full tbody tr")) == SHOWN + 10
+    assert browser.overflowing() == []
+    assert browser.unreachable() == []
+    assert browser.low_contrast() == []
+
+
+@pytest.mark.parametrize("name", ["class number {}", "x" * 900 + "{}", "ж" * 300 + "{}"])
+@pytest.mark.parametrize("classes", [TOO_MANY - 1, TOO_MANY, 3000])
+def test_the_page_stays_small(page_of, classes, name):
+    html = page_of(drawn(classes, 20_000, name=name)).read_text("utf-8")
+    assert len(html.encode()) < 2_000_000
+    assert ("too large for this page" in html) == (classes >= TOO_MANY)
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_no_caption_is_cut(browser, page_of, width):
+    """Captions are whole in the part of a table that is visible before anybody scrolls."""
+    browser.open(page_of(drawn(80, 60_000, name="a class with a long name and the number {}")), width=width)
+    browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
+    outside = """return [...document.querySelectorAll('caption > span, figcaption, figcaption small')].filter(one => {
+      const box = (one.closest('.scroll') || one.parentElement).getBoundingClientRect();
+      const own = one.getBoundingClientRect();
+      return own.right > box.right + 0.5 || own.left < box.left - 0.5 || one.scrollWidth > one.clientWidth + 1;
+    }).map(one => one.textContent)"""
+    assert browser.run(outside) == []
