@@ -99,10 +99,30 @@ def token_lengths(features: "Dataset") -> Numbers:
     return np.asarray(pyarrow.compute.list_value_length(features.with_format("arrow")[:].column("input_ids")), np.int64)
 
 
-def truncated_rows(features: "Dataset") -> int:
-    """How many rows have tokens that no window holds."""
-    lost = column_numbers(features, "lost_tokens") > 0
-    return len(np.unique(column_numbers(features, "row")[lost]))
+@dataclass(frozen=True, kw_only=True)
+class Cuts:
+    """What of some rows no window holds.
+
+    Attributes:
+        rows: how many there are in all.
+        cut_rows: those with tokens that no window holds.
+        lost_answers: targets that no window holds whole.
+    """
+
+    rows: int
+    cut_rows: int
+    lost_answers: int = 0
+
+    @classmethod
+    def of(cls, features: "Dataset", *, rows: int) -> Self:
+        """Counts over all features of so many rows."""
+        lost = column_numbers(features, "lost_tokens") > 0
+        cut_rows = len(np.unique(column_numbers(features, "row")[lost]))
+        return cls(rows=rows, cut_rows=cut_rows, lost_answers=int(column_numbers(features, "lost_answers").sum()))
+
+    def share(self, count: int) -> str:
+        """A count of rows as people read it: ``3 of 200 (1.5%)``."""
+        return f"{count} of {self.rows} ({count / max(self.rows, 1):.1%})"
 
 
 def _running_sum(counts: Numbers) -> Numbers:

@@ -8,11 +8,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_tasks.data.batching import Numbers, token_lengths, truncated_rows
+from bert_tasks.data.batching import Cuts, Numbers
 from bert_tasks.data.columns import Column, column_of
 from bert_tasks.data.labels import LABEL_KINDS, MOST_LABELS, LabelCensus, is_integer, known_tags
 from bert_tasks.data.problems import SHOWN, Problems, raise_problems, suggestion
@@ -20,8 +20,6 @@ from bert_tasks.data.tags import label_scheme
 from bert_tasks.errors import DataError
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from bert_tasks.data.splits import Splits
     from bert_tasks.data.table import RowTable
 
@@ -30,14 +28,11 @@ Keys = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenCounts:
-    """Of one split: the length of each feature in tokens, and how many rows have tokens that no feature holds."""
+    """Of one split: the length of each feature in tokens, what no feature holds, and what the task says of that."""
 
     lengths: Numbers
-    truncated: int
-
-    @classmethod
-    def of(cls, features: "Dataset") -> Self:
-        return cls(lengths=token_lengths(features), truncated=truncated_rows(features))
+    cuts: Cuts
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +42,8 @@ class SplitReport:
     Attributes:
         words: of sentences; None for other rows.
         label_counts: rows with each label; words with each tag, in IOB2; answerable and unanswerable questions.
-        notes: what was left out when the rows were read, and tags that no training row has.
+        truncated_share: of the rows that have tokens which no window holds.
+        notes: what was left out when the rows were read, tags that no training row has, and what was cut.
     """
 
     name: str
@@ -211,12 +207,12 @@ def _split_report(
         words=_word_count(table, columns),
         label_counts={label: counts[label] for label in dict.fromkeys([*labels, *sorted(counts)])},
         token_lengths=None if tokens is None else _length_figures(tokens.lengths),
-        truncated_share=None if tokens is None else tokens.truncated / max(len(table), 1),
+        truncated_share=None if tokens is None else tokens.cuts.cut_rows / max(len(table), 1),
         duplicates=len(table) - len(first),
         conflicts=int(np.sum(keys["target"] != keys["target"][first[text]])),
         empty_texts=int(keys["empty"].sum()),
         also_in_train=int(np.isin(keys["text"], train_keys).sum()),
-        notes=table.notes + _new_tags(counts, trained, columns),
+        notes=table.notes + _new_tags(counts, trained, columns) + (() if tokens is None else tokens.notes),
     )
 
 
@@ -291,7 +287,7 @@ def _split_lines(split: SplitReport) -> list[str]:
         lines.append(f"  labels: {', '.join(shares)}")
     if split.token_lengths:
         figures = ", ".join(f"{name} {value:g}" for name, value in split.token_lengths.items())
-        lines.append(f"  tokens: {figures}; {split.truncated_share:.1%} of the rows truncated")
+        lines.append(f"  tokens: {figures}")
     found = {
         "with an empty text": split.empty_texts,
         "with a text that an earlier row has": split.duplicates,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, Features
 
 MakeFeatures = Callable[[list[dict[str, Any]], Any], Sequence[Mapping[str, Any]]]
-_VERSION = 2  # part of the key: raise it when the schema changes
+_VERSION = 3  # part of the key: raise it when the schema changes
 
 
 def cached_features(
@@ -39,7 +39,7 @@ def cached_features(
         key: everything else the features depend on, as plain values: task, settings, labels, package version.
         batch_size: rows per call of ``features``; None: all at once.
 
-    What a feature lacks is None there, ``lost_tokens`` 0.
+    What a feature lacks is None there; ``lost_tokens`` and ``lost_answers`` are 0.
     """
     from datasets import Dataset
 
@@ -97,6 +97,7 @@ def features_schema() -> "Features":
             "reads": List(Value("int32")),
             "origins": List(Value("int32")),
             "lost_tokens": Value("int32"),
+            "lost_answers": Value("int32"),
         }
     )
 
@@ -119,5 +120,5 @@ def _columns(made: Sequence[Mapping[str, Any]], *, offset: int) -> dict[str, lis
         "input_ids": [feature["input_ids"] for feature in made],
         "token_type_ids": [feature["token_type_ids"] for feature in made],
         **{name: [feature.get(name) for feature in made] for name in ("labels", "reads", "origins")},
-        "lost_tokens": [feature.get("lost_tokens", 0) for feature in made],
+        **{name: [feature.get(name, 0) for feature in made] for name in ("lost_tokens", "lost_answers")},
     }

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from bert_tasks.data.batching import Samples, longest_first, truncated_rows
+from bert_tasks.data.batching import Cuts, Samples, longest_first
 from bert_tasks.data.columns import Row
 from bert_tasks.data.readers import Reading
 from bert_tasks.data.table import RowTable
@@ -182,8 +182,7 @@ def evaluate_data(model: TaskModel, data: Data, *, reading: Reading, dtype: DTyp
         return table, tokenized(table, model.task, model)
 
     table, samples = first_process_first(accelerator, load)
-    cut = truncated_rows(samples.features)
-    if cut and accelerator.is_main_process:
-        longest = model.task.max_length
-        _log.warning("%s: %d of %d rows were cut: longer than max_length, %d", table.source, cut, len(table), longest)
+    if accelerator.is_main_process:
+        for note in model.task.cut_notes(Cuts.of(samples.features, rows=len(table))):
+            _log.warning("%s: %s", table.source, note)
     return evaluate_samples(model, samples, table, accelerator, run=run)

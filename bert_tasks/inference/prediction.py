@@ -15,6 +15,7 @@ from typing import IO, Any, Literal, overload
 import torch
 from accelerate import Accelerator
 
+from bert_tasks.data.batching import Cuts
 from bert_tasks.data.kept import Keep
 from bert_tasks.data.readers import Reading
 from bert_tasks.data.table import RowTable
@@ -147,7 +148,8 @@ class _Job:
     dtype: DType
 
     def told(self, done: Predicted, notes: tuple[str, ...] = ()) -> Predicted:
-        return replace(done, notes=notes, rejects=self.target.rejects, max_length=self.work.model.task.max_length)
+        cuts = self.work.model.task.cut_notes(Cuts(rows=done.rows, cut_rows=done.truncated))
+        return replace(done, notes=notes, rejects=self.target.rejects, cuts=cuts)
 
 
 def _predict_stream(job: _Job, reading: Reading, stream: IO[bytes]) -> Predicted:

@@ -25,7 +25,7 @@ class Predicted:
     """What became of a prediction.
 
     Attributes:
-        rows: that were predicted; ``truncated`` of them were cut at ``max_length``, the longest of the task.
+        rows: that were predicted; of ``truncated`` of them not all was read, as ``cuts`` tells people.
         rejected: rows that were left out; ``rejects`` is the file that says why.
         resumed: rows that an earlier attempt had finished.
         notes: what else was left out when the rows were read.
@@ -36,7 +36,7 @@ class Predicted:
     rejected: int
     rejects: Path | None = None
     resumed: int = 0
-    max_length: int = 0
+    cuts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
@@ -46,11 +46,7 @@ class Predicted:
             lines.append(f"{self.resumed} of {self.rows} rows were finished by an earlier attempt")
         if self.rejects is not None:
             lines.append(f"{self.rejected} of {self.rows + self.rejected} rows were left out: {self.rejects}")
-        if self.truncated:
-            lines.append(
-                f"{self.truncated} of {self.rows} rows were cut: they are longer than max_length, {self.max_length}"
-            )
-        return lines
+        return [*lines, *self.cuts]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.data.batching import Cuts
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head
@@ -35,6 +36,7 @@ class Feature(TypedDict):
         origins: where those tokens come from, in the task's own numbers (words, characters), for ``summarize`` and
             ``decode``; training does not load them.
         lost_tokens: how many of the row's tokens no window holds.
+        lost_answers: how many of the row's targets no window holds whole, so that training does not see them.
     """
 
     row: int
@@ -44,6 +46,7 @@ class Feature(TypedDict):
     reads: NotRequired[list[int] | None]
     origins: NotRequired[list[int] | None]
     lost_tokens: NotRequired[int]
+    lost_answers: NotRequired[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +177,12 @@ class Task(ABC):
     def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
         """The task with decision thresholds chosen on validation predictions."""
         return self
+
+    def cut_notes(self, cuts: Cuts) -> tuple[str, ...]:
+        """Sentences for people on what of some rows no window holds; none where nothing was cut."""
+        if not cuts.cut_rows:
+            return ()
+        return (f"{cuts.share(cuts.cut_rows)} rows are longer than max_length = {self.max_length} tokens and were cut",)
 
     @property
     def reads_neighbours(self) -> bool:

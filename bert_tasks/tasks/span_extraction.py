@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.data.batching import Cuts
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import RowHead
@@ -32,6 +33,7 @@ from bert_tasks.tasks.span_search import RankedSpans, Span, merge_windows, windo
 from bert_tasks.tasks.span_windows import (
     ContextTokens,
     Frame,
+    answer_characters,
     answer_tokens,
     origins,
     richest_windows,
@@ -80,13 +82,18 @@ def _span_json(span: Span) -> dict[str, Any]:
 
 
 class _Question(NamedTuple):
-    """What the windows of a row are made of; ``answer`` is its text and start, None where labels are unknown."""
+    """What the windows of a row are made of.
+
+    ``answer`` holds the first and last character (+ 1) of the tokens to find; None where there are none. ``answered``
+    says whether the row has an answer.
+    """
 
     row: int
     ids: list[int]
     lost: int
     context: ContextTokens
-    answer: tuple[str, int] | None
+    answer: tuple[int, int] | None
+    answered: bool
     labelled: bool
 
 
@@ -206,13 +213,17 @@ class SpanExtraction(Task):
 
     def _question(self, number: int, row: Row, ids: list[int], context: ContextTokens) -> _Question:
         answers = row.get("answers")
-        first = None if answers is None or not answers["text"] else (answers["text"][0], answers["answer_start"][0])
+        characters, answered = None, False
+        if answers is not None and answers["text"]:
+            start, answered = answers["answer_start"][0], True
+            characters = answer_characters(context, start, start + len(answers["text"][0]))
         return _Question(
             row=number,
             ids=ids[: self.max_query_length],
             lost=max(0, len(ids) - self.max_query_length),
             context=context,
-            answer=first,
+            answer=characters,
+            answered=answered,
             labelled=answers is not None,
         )
 
@@ -222,15 +233,18 @@ class SpanExtraction(Task):
         windows = window_ranges(len(context.ids), capacity=capacity, overlap=self.doc_stride)
         richest = richest_windows(windows)
         place = frame.context_place(question.ids)
+        labels = [_labels(question, window, place) for window in windows]
+        lost = question.answered and not any(map(any, filter(None, labels)))
         for number, window in enumerate(windows):
             tokens = frame.around(question.ids, context.ids[window.start : window.stop])
             yield Feature(
                 row=question.row,
                 input_ids=tokens.ids,
                 token_type_ids=tokens.segments,
-                labels=_labels(question, window, place),
+                labels=labels[number],
                 origins=origins(context, window, richest == number, before=place, after=len(frame.after.ids)),
                 lost_tokens=0 if number else question.lost,
+                lost_answers=0 if number else int(lost),
             )
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
@@ -314,6 +328,20 @@ class SpanExtraction(Task):
         odds = [_null_odds(guess) for guess, _ in given]
         return replace(self, null_threshold=tune_null_threshold(golds, [guess.best.text for guess, _ in given], odds))
 
+    def cut_notes(self, cuts: Cuts) -> tuple[str, ...]:
+        """Questions that were cut, and those whose answer is in no window."""
+        notes = []
+        if cuts.cut_rows:
+            limit = f"max_query_length = {self.max_query_length} tokens"
+            notes.append(f"{cuts.share(cuts.cut_rows)} questions are longer than {limit} and were cut")
+        if cuts.lost_answers:
+            notes.append(
+                f"{cuts.share(cuts.lost_answers)} questions have an answer that no window of max_length = "
+                f"{self.max_length} tokens holds whole: training takes them for questions without an "
+                "answer; raise max_length, or doc_stride to the length of the longest answer"
+            )
+        return tuple(notes)
+
     def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
         """The official files: answers by id, and beside them ``nbest.json`` and ``null_odds.json`` (2.0 only).
 
@@ -340,8 +368,7 @@ def _labels(question: _Question, window: range, place: int) -> list[float] | Non
         return None
     if question.answer is None:
         return [0.0, 0.0]
-    text, start = question.answer
-    found = answer_tokens(question.context, window, start, start + len(text))
+    found = answer_tokens(question.context, window, *question.answer)
     return [0.0, 0.0] if found is None else [float(place + token) for token in found]
 
 

@@ -183,12 +183,28 @@ def origins(
     return flat
 
 
+def answer_characters(context: ContextTokens, start: int, end: int) -> tuple[int, int] | None:
+    """An answer's characters ``start`` to ``end`` without what belongs to no token at either end; None: none is left.
+
+    They are trimmed as those of tokens are. Otherwise an answer with white space around it, or with characters that the
+    tokenizer drops, would seem to begin in the token before and to end in the token after.
+    """
+    visible = context.ends > context.starts
+    starts, ends = context.starts[visible], context.ends[visible]
+    first = int(np.searchsorted(ends, start, side="right"))  # the first token that ends after start
+    last = int(np.searchsorted(starts, end, side="left")) - 1  # the last token that begins before end
+    if first > last:
+        return None
+    return max(start, int(starts[first])), min(end, int(ends[last]))
+
+
 def answer_tokens(context: ContextTokens, window: range, start: int, end: int) -> tuple[int, int] | None:
     """First and last token, counted in the window, of the characters ``start`` to ``end``; None: not all inside.
 
-    As in transformers' example the first is the last token that begins at ``start`` or before, the last is the
-    earliest that ends at ``end`` or after. Only where several tokens share characters (the bytes of an emoji) can that
-    be the wrong way round, an answer that no model could give: then they change places.
+    The characters are those that ``answer_characters`` gives. As in transformers' example the first is the last token
+    that begins at ``start`` or before, the last is the earliest that ends at ``end`` or after. Only where several
+    tokens share characters (the bytes of an emoji) can that be the wrong way round, an answer that no model could give:
+    then they change places.
     """
     if not window or context.starts[window.start] > start or context.ends[window.stop - 1] < end:
         return None

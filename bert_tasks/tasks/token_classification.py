@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.batching import token_batches
+from bert_tasks.data.batching import Cuts, token_batches
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.labels import known_tags
 from bert_tasks.data.tags import (
@@ -357,6 +357,15 @@ class TokenClassification(Task):
                 "sentences stand together (in CoNLL files the -DOCSTART- lines do), or set context_tokens = 0"
             )
         return replace(self, scheme=detect_scheme(tags)) if tags else self
+
+    def cut_notes(self, cuts: Cuts) -> tuple[str, ...]:
+        """Rows with words of which only the first sub-words are read; a long sentence has several windows."""
+        if not cuts.cut_rows:
+            return ()
+        return (
+            f"{cuts.share(cuts.cut_rows)} rows have a word that alone is longer than max_length = {self.max_length} "
+            "tokens: of such words only the beginning is read; each of them is tagged",
+        )
 
     def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
         """Columns that conlleval reads: word, its true tag if all rows have tags, predicted tag; entities in IOB2.

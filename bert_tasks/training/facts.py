@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from bert_tasks.data.batching import truncated_rows
+from bert_tasks.data.batching import Cuts
 from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.training import outputs
@@ -85,9 +85,8 @@ def announce(job: Job, stepper: Stepper, journal: Journal) -> None:
     for name, table in tables.items():
         for note in table.notes:
             journal.note(f"{name}: {note}")
-    cut = truncated_rows(stepper.samples.features)
-    if cut:
-        journal.note(f"{cut} of {len(job.splits.train)} training rows are too long for max_length and were cut")
+    for note in job.model.task.cut_notes(Cuts.of(stepper.samples.features, rows=len(job.splits.train))):
+        journal.note(f"train: {note}")
 
 
 def _attention(job: Job, accelerator: Accelerator) -> str:

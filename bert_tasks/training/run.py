@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_tasks.data.batching import Cuts, token_lengths
 from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, named_splits
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.splits import Splits, load_splits, stored_reading
+from bert_tasks.data.table import RowTable
 from bert_tasks.errors import RecipeError
 from bert_tasks.inference import first_process_first, from_first_process, make_accelerator
 from bert_tasks.model.inputs import tokenized
@@ -112,7 +114,13 @@ def check(recipe: Recipe) -> DataReport:
 
 def _report(model: TaskModel, splits: Splits) -> DataReport:
     task = model.task
-    tokens = {name: TokenCounts.of(tokenized(table, task, model).features) for name, table in named_splits(splits)}
+
+    def counts(table: RowTable) -> TokenCounts:
+        features = tokenized(table, task, model).features
+        cuts = Cuts.of(features, rows=len(table))
+        return TokenCounts(lengths=token_lengths(features), cuts=cuts, notes=task.cut_notes(cuts))
+
+    tokens = {name: counts(table) for name, table in named_splits(splits)}
     return data_report(splits, tokens, columns=task.columns, labels=task.labels)
 
 

@@ -8,7 +8,7 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tasks.data.batching import Samples, longest_first, truncated_rows
+from bert_tasks.data.batching import Cuts, Samples, longest_first
 from bert_tasks.data.features_cache import features_schema
 
 # For each row the tokens of its windows.
@@ -24,6 +24,7 @@ def stored(windows: list[list[int]], lost: int = 0) -> Dataset:
         "token_type_ids": [[0] * tokens for _, tokens in made],
         **{name: [None] * len(made) for name in ("labels", "reads", "origins")},
         "lost_tokens": [lost if row % 2 else 0 for row, _ in made],
+        "lost_answers": [0] * len(made),
     }
     return Dataset.from_dict(columns, features=features_schema())
 
@@ -54,8 +55,8 @@ def test_a_sample_costs_few_bytes() -> None:
 
 def test_a_row_of_several_windows_is_truncated_once() -> None:
     windows = [[1], [2, 2], [3], [4]]
-    assert truncated_rows(stored(windows)) == 0
-    assert truncated_rows(stored(windows, lost=5)) == 2
+    assert Cuts.of(stored(windows), rows=4).cut_rows == 0
+    assert Cuts.of(stored(windows, lost=5), rows=4) == Cuts(rows=4, cut_rows=2, lost_answers=0)
 
 
 @pytest.mark.parametrize("lengths", [[], [5], [2, 7, 7, 1, 7, 2]])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bert_tasks.data.batching import Cuts
 from bert_tasks.data.checks import TokenCounts, check_labels, check_splits, data_report, infer_labels
 from bert_tasks.data.columns import Column
 from bert_tasks.data.labels import LabelCensus
@@ -293,7 +294,8 @@ def table(*rows: tuple[str, str], source: str = "train.csv") -> RowTable:
 def test_the_data_report() -> None:
     train = table(("Good film", "x"), (" good film ", "x"), ("good FILM", "y"), ("", "y"), ("other", "x"))
     dev = table(("GOOD film", "y"), ("new", "x"), ("new", "x"), source="dev.csv")
-    tokens = TokenCounts(lengths=np.array([4, 8, 8, 4, 2, 3]), truncated=2)
+    cuts = Cuts(rows=5, cut_rows=2)
+    tokens = TokenCounts(lengths=np.array([4, 8, 8, 4, 2, 3]), cuts=cuts, notes=("2 rows were cut",))
     report = data_report(
         Splits(train=train, validation={"hard": dev}), {"train": tokens}, columns=COLUMNS, labels=("y", "x", "z")
     )
@@ -309,10 +311,11 @@ def test_the_data_report() -> None:
     assert report.lines() == [
         "train: 5 rows",
         "  labels: y 2 (40%), x 3 (60%), z 0 (0%)",
-        "  tokens: min 2, median 4, p95 8, max 8; 40.0% of the rows truncated",
+        "  tokens: min 2, median 4, p95 8, max 8",
         "  1 rows with an empty text",
         "  2 rows with a text that an earlier row has",
         "  1 rows with a text that an earlier row has with another target",
+        "  2 rows were cut",
         "validation_hard: 3 rows",
         "  labels: y 1 (33%), x 2 (67%), z 0 (0%)",
         "  1 rows with a text that an earlier row has",

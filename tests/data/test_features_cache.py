@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from bert_tasks.data.checks import TokenCounts
+from bert_tasks.data.batching import Cuts, token_lengths
 from bert_tasks.data.features_cache import cached_features
 from bert_tasks.data.table import RowTable
 
@@ -36,7 +36,7 @@ class Maker:
                 part = ids[start : start + 6]
                 made.append({"row": number, "input_ids": part, "token_type_ids": [0] * len(part)})
             if row["text"] == "dull":
-                made[-1] |= {"labels": [1.0, 0.5], "lost_tokens": 3}
+                made[-1] |= {"labels": [1.0, 0.5], "lost_tokens": 3, "lost_answers": 2}
         return made
 
 
@@ -122,13 +122,12 @@ def test_no_rows_make_no_features(tmp_path: Path, tokenizer: PreTrainedTokenizer
     empty = RowTable.from_rows(ROWS).select([])
     kept = cached_features(empty, features=Maker(), tokenizer=tokenizer, key=KEY, cache_dir=tmp_path)
     assert len(kept) == 0
-    assert "lost_tokens" in kept.column_names
+    assert {"lost_tokens", "lost_answers"} <= set(kept.column_names)
 
 
-def test_token_counts_of_features(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_counts_of_features(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     table = RowTable.from_rows(ROWS)
     kept = cached_features(table, features=Maker(), tokenizer=tokenizer, key=KEY, cache_dir=tmp_path)
-    counts = TokenCounts.of(kept)
-    assert counts.truncated == 1
-    assert counts.lengths.tolist() == [len(feature["input_ids"]) for feature in kept]
-    assert TokenCounts.of(kept.select([2, 0])).lengths.tolist() == [6, len(kept[0]["input_ids"])]
+    assert Cuts.of(kept, rows=3) == Cuts(rows=3, cut_rows=1, lost_answers=2)
+    assert token_lengths(kept).tolist() == [len(feature["input_ids"]) for feature in kept]
+    assert token_lengths(kept.select([2, 0])).tolist() == [6, len(kept[0]["input_ids"])]

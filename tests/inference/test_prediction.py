@@ -165,7 +165,7 @@ class TestFormats:
         rows = [{"text": "home " * (3 if n % 2 else 40)} for n in range(9)]
         done = predict_file(model, rows, tmp_path / "a.jsonl")
         assert (done.rows, done.truncated, done.rejected) == (9, 5, 0)
-        assert done.lines() == ["5 of 9 rows were cut: they are longer than max_length, 16"]
+        assert done.lines() == ["5 of 9 (55.6%) rows are longer than max_length = 16 tokens and were cut"]
 
 
 class TestSkipping:

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 
 from bert_tasks.cli import main
+from bert_tasks.data.batching import Cuts
 from bert_tasks.encoder.heads import RowHead
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.model.predicting import feature_summaries
@@ -318,6 +319,13 @@ class TestMetrics:
         assert V1.tuned_on(guesses, rows) is V1
         assert V2.tuned_on(guesses[:1], [{"question": "", "context": ""}]) is V2
 
+    def test_what_no_window_holds_is_told(self) -> None:
+        assert V2.cut_notes(Cuts(rows=200, cut_rows=0)) == ()
+        cut, lost = V2.cut_notes(Cuts(rows=200, cut_rows=3, lost_answers=1))
+        limit = f"max_query_length = {V2.max_query_length} tokens"
+        assert cut == f"3 of 200 (1.5%) questions are longer than {limit} and were cut"
+        assert lost.startswith("1 of 200 (0.5%) questions have an answer that no window of max_length = ")
+
     def test_first_version_refuses_unanswerable_questions(self) -> None:
         rows = [row("", ("a", 0)), row(id="q7")]
         message = r"row 1 \(id 'q7'\): the question has no answer.* set version_2_with_negative = true"
@@ -496,4 +504,4 @@ class TestFolders:
         for wrong in ("version_2_with_negative=False", "version_2_with_negative=yes", "doc_stride=x"):
             code, _, err = run("--set", wrong)
             assert code == 2
-            assert f"error: {wrong.partition('=')[0]} is '{wrong.partition('=')[2]}': Input should be a valid" in err
+            assert f"{wrong.partition('=')[0]} is '{wrong.partition('=')[2]}': Input should be a valid" in err

@@ -277,6 +277,54 @@ class TestLabels:
         assert sum(label == (0, 0) for label in labels) > len(rows)
         assert sum(label != (0, 0) for label in labels) > len(rows) // 2
 
+    @settings(max_examples=60, deadline=None)
+    @given(context=Context, data=st.data())
+    def test_what_belongs_to_no_token_changes_no_label(
+        self, tokenizers: tuple[PreTrainedTokenizerBase, ...], context: str, data: st.DataObject
+    ) -> None:
+        """White space around an answer, and characters that the tokenizer drops, are not part of what is trained."""
+        for tokenizer in tokenizers:
+            (whole,) = SpanExtraction(max_length=400).features([row("who", context)], tokenizer)
+            spans = [(start, end) for start, end, role in triples(whole) if role]
+            if not spans:
+                continue
+            start = data.draw(st.sampled_from(spans))[0]
+            end = data.draw(st.sampled_from([last for _, last in spans if last > start]))
+            covered = {place for first, last in spans for place in range(first, last)}
+            wide_start, wide_end = start, end
+            while wide_start > 0 and wide_start - 1 not in covered:
+                wide_start -= 1
+            while wide_end < len(context) and wide_end not in covered:
+                wide_end += 1
+            rows = [row("who", context, (context[a:b], a)) for a, b in ((start, end), (wide_start, wide_end))]
+            features = SpanExtraction(max_length=24, max_query_length=4, doc_stride=6).features(rows, tokenizer)
+            tight, wide = ([one["labels"] for one in features if one["row"] == number] for number in range(2))
+            assert tight == wide
+
+    @pytest.mark.parametrize("answer", ["paris ", " paris", " \n paris\u3000"])
+    def test_outer_white_space_is_trimmed(self, tokenizer: PreTrainedTokenizerBase, answer: str) -> None:
+        context = f"in {answer} today"
+        (feature,) = SMALL.features([row("where", context, (answer, context.index(answer)))], tokenizer)
+        start, end = map(int, feature["labels"] or ())
+        spans = triples(feature)
+        assert context[spans[start][0] : spans[end][1]] == "paris"
+
+    @settings(max_examples=60, deadline=None)
+    @given(context=Context, data=st.data())
+    def test_an_answer_that_no_window_holds_is_counted(
+        self, tokenizers: tuple[PreTrainedTokenizerBase, ...], context: str, data: st.DataObject
+    ) -> None:
+        task = SpanExtraction(max_length=16, max_query_length=4, doc_stride=data.draw(st.integers(0, 7)))
+        start = data.draw(st.integers(0, len(context)))
+        text = context[start : data.draw(st.integers(start, len(context)))]
+        rows = [row("who", context), row("who", context, (text, start)), {"question": "who", "context": context}]
+        for tokenizer in tokenizers:
+            features = task.features(rows, tokenizer)
+            own = [feature for feature in features if feature["row"] == 1]
+            held = any(feature["labels"] != [0.0, 0.0] for feature in own)
+            assert [feature["lost_answers"] for feature in own] == [int(not held), *[0] * (len(own) - 1)]
+            assert sum(feature["lost_answers"] for feature in features) == int(not held)
+
     def test_of_shared_characters_run_forwards(self, bpe_tokenizer: PreTrainedTokenizerBase) -> None:
         """Every byte of the emoji is a token; the example's rule gives its last byte as start and its first as end."""
         context = "so 😀 then"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from bert_tasks.data.batching import Cuts
 from bert_tasks.errors import DataError
 from bert_tasks.tasks.token_classification import TokenClassification
 from small_tokenizers import LINES
@@ -114,6 +115,10 @@ class TestFeatures:
         assert sum(feature["lost_tokens"] for feature in last) > 200
         assert sum(feature["lost_tokens"] for feature in features if feature["row"] < 2) == 0
         assert {word for feature in last for word in feature["origins"] or ()} == {0, 1}
+        rows_cut = {feature["row"] for feature in features if feature["lost_tokens"]}
+        (note,) = task.cut_notes(Cuts(rows=len(rows), cut_rows=len(rows_cut)))
+        assert note.startswith("1 of 3 (33.3%) rows have a word that alone is longer than max_length = 24 tokens")
+        assert task.cut_notes(Cuts(rows=3, cut_rows=0)) == ()
 
     def test_context_is_of_the_same_document(self, bpe_tokenizer: PreTrainedTokenizerBase) -> None:
         task = TokenClassification(labels=LABELS, max_length=128, context_tokens=5)
