@@ -77,7 +77,7 @@ COMPARISONS = {
         kind="token-classification",
         recipe="recipes/conll2003.toml",
         folder="conll2003",
-        scores=(Score(metric="test_overall_f1"),),
+        scores=(Score(metric="test/overall_f1"),),
         epochs=2,
         learning_rate=1e-4,
         max_length=256,

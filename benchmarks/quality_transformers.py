@@ -175,9 +175,9 @@ def _word_tags(classes: np.ndarray, heads: Heads, sentences: Sentences, names: S
 
 def _entity_scores(gold: list[list[str]], guess: list[list[str]], prefix: str) -> dict[str, float]:
     return {
-        f"{prefix}_overall_precision": float(precision_score(gold, guess)),
-        f"{prefix}_overall_recall": float(recall_score(gold, guess)),
-        f"{prefix}_overall_f1": float(f1_score(gold, guess)),
+        f"{prefix}/overall_precision": float(precision_score(gold, guess)),
+        f"{prefix}/overall_recall": float(recall_score(gold, guess)),
+        f"{prefix}/overall_f1": float(f1_score(gold, guess)),
     }
 
 

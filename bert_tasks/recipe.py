@@ -141,7 +141,9 @@ class RunSection(BaseModel):
     early_stopping_patience: Count | None = None
     """Stop after that many evaluations without a better model."""
     metric_for_best_model: str | None = None
-    """The metric, higher is better, that picks the model to keep; without it the task's main one."""
+    """The metric that picks the model to keep, with several validation sets `SET/METRIC`; without it the task's main
+    one. Each metric knows whether more or less of it is better. Of equal models the one with the lower validation loss
+    is kept, then the earlier one."""
     logging_steps: Count = 10
     """Write a line to metrics.jsonl after that many steps."""
     save_steps: Count | None = None

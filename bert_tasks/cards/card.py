@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.cards.facts import Facts, Split, is_score, read_facts
+from bert_tasks.cards.facts import Facts, Split, read_facts
 from bert_tasks.cards.markdown import code, plain, table, visible
 from bert_tasks.cards.usage import with_bert_tasks, with_transformers
 from bert_tasks.checkpoints.hub import PACKAGE
@@ -108,7 +108,7 @@ def _results(facts: Facts, split: Split) -> Iterator[Any]:
 
     hub = {} if split.hub is None else split.hub
     for name, value in facts.overall(split).items():
-        if is_score(name) and value is not None and math.isfinite(value):
+        if facts.is_score(name) and value is not None and math.isfinite(value):
             yield EvalResult(
                 task_type=PIPELINES.get(facts.task, visible(facts.task)),
                 dataset_type=visible(str(hub.get("dataset", "local"))),

@@ -13,10 +13,11 @@ from bert_tasks.checkpoints.families import CONFIG_KEY, head_kind
 from bert_tasks.checkpoints.hub import PACKAGE, model_folder
 from bert_tasks.checkpoints.weights import read_config
 from bert_tasks.errors import UsageError
+from bert_tasks.metrics.keys import metrics_of_set
 from bert_tasks.training import outputs
 from bert_tasks.training.facts import without_folders
 
-_COUNTED = ("loss", "total", "number")
+_COUNTED = ("total", "number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +31,9 @@ class Split:
     hub: Mapping[str, Any] | None
 
     @property
-    def prefix(self) -> str:
-        """What this set's metrics begin with."""
-        named = self.name.removeprefix("validation").removeprefix("_")
-        return f"{named}_" if named else ""
+    def validation_set(self) -> str:
+        """The name of the validation set; empty for the only one, which has none."""
+        return self.name.removeprefix("validation").removeprefix("_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,22 +78,17 @@ class Facts:
     def by_class(self, split: Split) -> dict[str, float | None]:
         return {name: value for name, value in self._of(split) if self._is_of_a_class(name)}
 
+    def is_score(self, metric: str) -> bool:
+        """Whether more of a metric over all classes is better: no loss, no count, no threshold."""
+        lower = self.run["metrics"]["lower_is_better"]
+        return not (metric in lower or metric.endswith(_COUNTED) or "thresh" in metric)
+
     def _of(self, split: Split) -> list[tuple[str, float | None]]:
-        others = [other.prefix for other in self.splits if len(other.prefix) > len(split.prefix)]
-        return [
-            (name.removeprefix(split.prefix), value)
-            for name, value in self.metrics.items()
-            if name.startswith(split.prefix) and not any(name.startswith(prefix) for prefix in others)
-        ]
+        return list(metrics_of_set(self.metrics, split.validation_set).items())
 
     def _is_of_a_class(self, metric: str) -> bool:
         types = {label.partition("-")[2] for label in self.labels if "-" in label}
         return any(metric.startswith(f"{name}_") or metric.endswith(f"_{name}") for name in {*self.labels, *types})
-
-
-def is_score(metric: str) -> bool:
-    """Whether a metric is a score: no loss, no count, no threshold."""
-    return not (metric.endswith(_COUNTED) or "thresh" in metric or metric == "invalid_transitions")
 
 
 def read_facts(run: Path) -> Facts:

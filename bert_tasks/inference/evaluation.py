@@ -24,6 +24,7 @@ from bert_tasks.data.readers import Reading
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, DataError, GivenUpError
 from bert_tasks.inference.processes import first_process_first, from_first_process, make_accelerator
+from bert_tasks.metrics.keys import LOSS, merged, untuned
 from bert_tasks.model.inputs import Data, as_trained, load_table, tokenized
 from bert_tasks.model.onnx import DType, Logits, logits_of
 from bert_tasks.model.predicting import batch_logits, batch_tokens, summaries
@@ -110,11 +111,11 @@ def _evaluation(
     if tune:
         task = task.tuned_on(predictions, rows)
         if task != model.task:
-            extra = {f"untuned_{task.primary_metric}": model.task.metrics(predictions, rows)[task.primary_metric]}
+            extra = {untuned(task.primary_metric): model.task.metrics(predictions, rows)[task.primary_metric]}
             predictions = _decoded(task, samples, found, rows)
     count = sum(result.count for result in ordered)
-    loss = {"loss": sum(result.loss for result in ordered) / count} if count else {}
-    metrics = {**loss, **task.metrics(predictions, rows), **extra}
+    loss = {LOSS: sum(result.loss for result in ordered) / count} if count else {}
+    metrics = merged(loss, task.metrics(predictions, rows), extra)
     return Evaluation(metrics=metrics, predictions=predictions, task=task)
 
 

@@ -1,6 +1,6 @@
 """Metrics as people read them: the numbers over all rows, and one table with a row for each class.
 
-Owns the form of that table and how the metrics of several validation sets are told apart. Which metrics belong to a
+Owns the form of that table. Which metrics belong to a
 class, and which repeat another, is the task's to say (``Task.metric_table``). Must not know tasks or pages.
 """
 
@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+
+from bert_tasks.metrics.keys import metric_key
 
 CLASS_SCORES = ("precision", "recall", "f1")
 
@@ -93,24 +95,3 @@ def metric_table(
     return MetricTable(
         overall=overall, word=word if rows else "", columns=tuple(columns), rows=tuple(rows), repeated=repeated
     )
-
-
-def metrics_by_set(metrics: Mapping[str, float], sets: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Validation set -> its metrics without its name; of two names that fit a metric the longer one is meant.
-
-    Args:
-        metrics: of all sets, as a run records them.
-        sets: the names of the validation sets; a single one may be called "".
-    """
-    found: dict[str, dict[str, float]] = {name: {} for name in sets}
-    for key, value in metrics.items():
-        fitting = [name for name in sets if key.startswith(metric_key(name, ""))]
-        if fitting:
-            name = max(fitting, key=len)
-            found[name][key.removeprefix(metric_key(name, ""))] = value
-    return found
-
-
-def metric_key(name: str, metric: str) -> str:
-    """A metric's name in what a run records of the validation set that is called so."""
-    return f"{name}_{metric}" if name else metric

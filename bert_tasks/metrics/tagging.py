@@ -11,13 +11,19 @@ from itertools import chain
 
 from bert_tasks.errors import DataError
 from bert_tasks.metrics import classification
+from bert_tasks.metrics.keys import merged
 from bert_tasks.metrics.tables import MetricTable, metric_table
 
 Sentences = Sequence[Sequence[str]]
 
 _NUMBER = "number"
-_OVERALL = ("overall", "strict_overall")
 _IOB2 = re.compile(r"O|[BI]-.+", re.DOTALL)
+# What is reported besides the numbers of each name.
+_WORD_KEYS = ("overall_accuracy", "macro_f1")
+_ENTITY_KEYS = (
+    *("overall_precision", "overall_recall", "overall_f1", "overall_accuracy"),
+    *("strict_overall_precision", "strict_overall_recall", "strict_overall_f1", "invalid_transitions"),
+)
 _OTHER_CHUNKS = re.compile(r"[ELMSU]-.+", re.DOTALL)
 
 
@@ -39,7 +45,8 @@ def tagging_metrics(references: Sentences, predictions: Sentences, *, raw: bool 
             labels are known, since a file may happen to hold only ``O``.
 
     Raises:
-        DataError: if sentences differ in number or length, no word is given, or a tag is not IOB2 where it has to be.
+        DataError: if sentences differ in number or length, no word is given, a tag is not IOB2 where it has to be, or
+            the name of a type or tag gives it the key of another metric, such as the type "overall".
     """
     _check_lengths(references, predictions)
     is_raw = _looks_raw(references, predictions) if raw is None else raw
@@ -51,10 +58,22 @@ def tagging_metrics(references: Sentences, predictions: Sentences, *, raw: bool 
 
 
 def tagging_table(metrics: Mapping[str, float], *, word: str) -> MetricTable:
-    """The metrics above as a table with a row for each type or tag, except one that is called "overall"."""
+    """The metrics above as a table with a row for each type or tag."""
     names = [name.removesuffix(f"_{_NUMBER}") for name in metrics if name.endswith(f"_{_NUMBER}")]
-    shown = [name for name in names if name not in _OVERALL]
-    return metric_table(metrics, shown, lambda name, score: f"{name}_{score}", word=word, support=_NUMBER)
+    return metric_table(metrics, names, lambda name, score: f"{name}_{score}", word=word, support=_NUMBER)
+
+
+def check_names(tags: Iterable[str], *, raw: bool) -> None:
+    """Refuses tags whose names would give them the key of another metric, such as the entity type "overall".
+
+    Raises:
+        DataError: naming the keys.
+    """
+    names = sorted(set(tags)) if raw else _types([list(tags)])
+    merged(
+        _per_name(names, *([0.0] * len(names) for _ in range(4))),
+        dict.fromkeys(_WORD_KEYS if raw else _ENTITY_KEYS, 0.0),
+    )
 
 
 def _check_lengths(references: Sentences, predictions: Sentences) -> None:
@@ -100,11 +119,13 @@ def _word_metrics(references: Sequence[str], predictions: Sequence[str]) -> dict
     actual, predicted = [place[tag] for tag in references], [place[tag] for tag in predictions]
     scores = classification.precision_recall_f1(actual, predicted, class_count=len(names))
     numbers = Counter(references)
-    return {
-        **_per_name(names, scores.precision, scores.recall, scores.f1, [numbers[name] for name in names]),
-        "overall_accuracy": classification.accuracy(actual, predicted),
-        "macro_f1": classification.macro_f1(actual, predicted),
-    }
+    return merged(
+        _per_name(names, scores.precision, scores.recall, scores.f1, [numbers[name] for name in names]),
+        {
+            "overall_accuracy": classification.accuracy(actual, predicted),
+            "macro_f1": classification.macro_f1(actual, predicted),
+        },
+    )
 
 
 def _entity_metrics(references: list[list[str]], predictions: list[list[str]]) -> dict[str, float]:
@@ -117,14 +138,15 @@ def _entity_metrics(references: list[list[str]], predictions: list[list[str]]) -
     per_type = count_entities(*both, average=None, zero_division=0)
     overall = count_entities(*both, average="micro", zero_division=0)
     strict = v1.precision_recall_fscore_support(*both, average="micro", scheme=IOB2, zero_division=0)
-    # Overall keys come last: they win over a type that is called "overall".
-    return {
-        **_per_name(_types(*both), *per_type),
-        **_scored("overall", *overall[:3]),
-        "overall_accuracy": float(sequence_labeling.accuracy_score(*both)),
-        **_scored("strict_overall", *strict[:3]),
-        "invalid_transitions": float(_unopened(predictions, sequence_labeling.get_entities(predictions))),
-    }
+    return merged(
+        _per_name(_types(*both), *per_type),
+        {
+            **_scored("overall", *overall[:3]),
+            "overall_accuracy": float(sequence_labeling.accuracy_score(*both)),
+            **_scored("strict_overall", *strict[:3]),
+            "invalid_transitions": float(_unopened(predictions, sequence_labeling.get_entities(predictions))),
+        },
+    )
 
 
 def _types(*sides: list[list[str]]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from bert_tasks.metrics.tables import metric_key, metrics_by_set
+from bert_tasks.metrics.keys import LOSS, metric_key, metrics_by_set
 from bert_tasks.report.charts import Axes, Line, line_chart, nice
 from bert_tasks.report.gathering import Run
 
@@ -57,8 +57,10 @@ def drawn_metrics(run: Run) -> list[str]:
 
     With several validation sets the first choice of each.
     """
-    known = [name for name in run.metrics if not name.endswith("loss")]
-    found = [] if run.chosen is None else [key for key in [metric_key(*run.chosen)] if key in known]
+    scores = {name: [m for m in run.metrics_of(name) if not run.is_lower_better(m)] for name in run.sets}
+    known = [metric_key(name, metric) for name, metrics in scores.items() for metric in metrics]
+    picked = metric_key(*run.chosen)
+    found = [picked] if picked in run.metrics and run.chosen[1] != LOSS else []
     for name in run.sets:
         keys = [[metric_key(name, metric) for metric in names] for names in _CHOICES]
         usual = next((names for names in keys if names[0] in known), [])
@@ -70,10 +72,10 @@ def loss_chart(run: Run) -> Chart | None:
     """Training loss at the logged steps and validation loss at the evaluations."""
     train = [(event["step"], event.get("loss")) for event in run.events if event["event"] == "step"]
     lines = [Line(name="training", points=train, style=0, marked=False)] if train else []
-    losses = [name for name in _names(run) if name == "loss" or name.endswith("_loss")]
-    for style, name in enumerate(losses, start=1):
-        label = f"validation {name.removesuffix('loss').removesuffix('_')}".strip()
-        lines.append(Line(name=label, points=_points(run, name), style=style))
+    for style, name in enumerate(run.sets, start=1):
+        points = _points(run, metric_key(name, LOSS))
+        if any(value is not None for _, value in points):
+            lines.append(Line(name=f"validation {name}".strip(), points=points, style=style))
     return _chart(lines, run, "loss", "Loss", from_zero=True)
 
 
@@ -95,10 +97,6 @@ def spoken(metric: str) -> str:
     names = {"rmse": "root mean squared error", "exact": "exact match", "spearmanr": "Spearman", "pearson": "Pearson"}
     names |= {"map": "mean average precision", "mrr": "mean reciprocal rank"}
     return names.get(metric, metric.replace("_", " ").replace("f1", "F1").replace("matthews", "Matthews"))
-
-
-def _names(run: Run) -> list[str]:
-    return list(dict.fromkeys(name for event in evaluations(run) for name in event["metrics"]))
 
 
 def _points(run: Run, metric: str) -> list[tuple[float, float | None]]:

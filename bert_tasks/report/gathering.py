@@ -16,7 +16,7 @@ import torch
 from bert_tasks.checkpoints.weights import read_config
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import BertTasksError, UsageError
-from bert_tasks.metrics.tables import metric_key, metrics_by_set
+from bert_tasks.metrics.keys import metric_key, metrics_by_set, metrics_of_set, split_key
 from bert_tasks.model.predicting import predict_rows
 from bert_tasks.model.pretrained import stated_task
 from bert_tasks.model.task_model import TaskModel
@@ -74,17 +74,21 @@ class Run:
     @property
     def sets(self) -> tuple[str, ...]:
         """The names of the validation sets; thresholds are tuned on the first."""
-        return tuple(split.removeprefix("validation").removeprefix("_") for split in self.fingerprints())
+        return tuple(self.facts["metrics"]["sets"])
 
     @property
-    def chosen(self) -> tuple[str, str] | None:
-        """What picked the best model: a validation set and a metric on it; None where that is not known."""
-        wanted = self.facts["settings"].get("run.metric_for_best_model")
-        if wanted is None:
-            return (self.sets[0], self.answers[0].task.primary_metric) if self.answers else None
-        name = max((name for name in self.sets if wanted.startswith(metric_key(name, ""))), key=len, default="")
-        metric = wanted.removeprefix(metric_key(name, ""))
-        return (name if name else self.sets[0], self._shown_as(metric))
+    def chosen(self) -> tuple[str, str]:
+        """What picked the best model: a validation set and a metric on it."""
+        name, metric = split_key(self.facts["metrics"]["best"], self.sets)
+        return name, self._shown_as(metric)
+
+    def metrics_of(self, name: str) -> dict[str, float | None]:
+        """The metrics of a validation set, without its name."""
+        return metrics_of_set(self.metrics, name)
+
+    def is_lower_better(self, metric: str) -> bool:
+        """Whether less is better of a metric, without the name of its validation set."""
+        return metric in self.facts["metrics"]["lower_is_better"]
 
     def _shown_as(self, metric: str) -> str:
         """The metric's name on the page: of two that are equal by definition one is shown."""

@@ -123,6 +123,6 @@ def _results(run: Run) -> dict[str, Results]:
 
 def _led(results: Results, run: Run) -> Results:
     """The metric that picked the best model stands first."""
-    if run.chosen is None or run.chosen[1] not in results.estimates:
+    if run.chosen[1] not in results.estimates:
         return results
     return replace(results, headline=tuple(dict.fromkeys([run.chosen[1], *results.headline])))

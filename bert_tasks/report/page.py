@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from bert_tasks.metrics.tables import metric_key
+from bert_tasks.metrics.keys import LOSS, metric_key, untuned
 from bert_tasks.report import charts, pictures
 from bert_tasks.report.comparison import ASSUMPTIONS, Comparison
 from bert_tasks.report.curves import (
@@ -58,7 +58,7 @@ def comparison_page(
     """The page about several runs."""
     template = _environment().get_template("comparison.html")
     names = list(dict.fromkeys(name for run in runs for name in drawn_metrics(run)))
-    losses = [name for name in runs[0].metrics if name == "loss" or name.endswith("_loss")]
+    losses = [key for key in (metric_key(name, LOSS) for name in runs[0].sets) if key in runs[0].metrics]
     drawn = [chart for chart in (runs_chart(runs, name) for name in [*losses[:1], *names[:1]]) if chart is not None]
     return template.render(
         title=f"{len(runs)} runs · bert-tasks report",
@@ -129,7 +129,7 @@ def _recorded(run: Run) -> list[tuple[str, float | None]]:
 def _headline(run: Run, name: str, results: Results) -> list[tuple[str, Estimate]]:
     """The figures that stand first; one that picked the best model and follows from no sums has no interval."""
     found = [(metric, results.estimates[metric]) for metric in results.headline]
-    if run.chosen is None or run.chosen[0] != name or run.chosen[1] in results.estimates or run.summary is None:
+    if run.chosen[0] != name or run.chosen[1] in results.estimates or run.summary is None:
         return found
     value = run.metrics.get(metric_key(*run.chosen))
     return [(run.chosen[1], Estimate(value=value, low=None, high=None)), *found]
@@ -137,11 +137,9 @@ def _headline(run: Run, name: str, results: Results) -> list[tuple[str, Estimate
 
 def _favoured(run: Run, name: str) -> str:
     """Why the figures of a validation set are better than those of new rows; empty where they are not."""
-    tries, is_tuned = len(evaluations(run)), any(key.startswith(metric_key(name, "untuned_")) for key in run.metrics)
-    reasons = (
-        [f"the best of {tries:,} evaluations was picked"] if run.chosen and run.chosen[0] == name and tries > 1 else []
-    )
-    reasons += ["thresholds were tuned"] if is_tuned else []
+    tries, before = len(evaluations(run)), untuned(run.facts["metrics"]["primary"])
+    reasons = [f"the best of {tries:,} evaluations was picked"] if run.chosen[0] == name and tries > 1 else []
+    reasons += ["thresholds were tuned"] if before in run.metrics_of(name) else []
     if not reasons:
         return ""
     return f"On these rows {' and '.join(reasons)}: expect less of new rows; the intervals leave that out."
@@ -183,9 +181,9 @@ def _subtitle(run: Run, results: Mapping[str, Results]) -> list[str]:
 
 def _evaluation_rows(run: Run) -> list[tuple[int, int, float | None, list[float | None]]]:
     """(step, epoch, loss, metrics) of the newest evaluations."""
-    names = drawn_metrics(run)
+    names, loss = drawn_metrics(run), metric_key(run.sets[0], LOSS)
     return [
-        (event["step"], event["epoch"], event["metrics"].get("loss"), [event["metrics"].get(name) for name in names])
+        (event["step"], event["epoch"], event["metrics"].get(loss), [event["metrics"].get(name) for name in names])
         for event in evaluations(run)[-_MOST_LINES:]
     ]
 

@@ -110,7 +110,12 @@ class Task(ABC):
     @property
     @abstractmethod
     def primary_metric(self) -> str:
-        """The key of ``metrics`` that picks the best model; higher is better."""
+        """The key of ``metrics`` that picks the best model."""
+
+    @property
+    def lower_is_better(self) -> frozenset[str]:
+        """The keys of ``metrics`` of which less is better; more is better of all others."""
+        return frozenset()
 
     @property
     @abstractmethod

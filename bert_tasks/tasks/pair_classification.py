@@ -19,6 +19,7 @@ from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head, Pooling
 from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.metrics.keys import merged
 from bert_tasks.metrics.ranking import ranking_metrics
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
@@ -65,6 +66,10 @@ class PairClassification(Task):
         return self.classifier.primary_metric
 
     @property
+    def lower_is_better(self) -> frozenset[str]:
+        return self.classifier.lower_is_better
+
+    @property
     def hf_head(self) -> Literal["sequence"] | None:
         return self.classifier.hf_head
 
@@ -97,7 +102,7 @@ class PairClassification(Task):
         return self.classifier.decode(summaries, features, rows)
 
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
-        return {**self.classifier.metrics(predictions, rows), **self._ranking(predictions, rows)}
+        return merged(self.classifier.metrics(predictions, rows), self._ranking(predictions, rows))
 
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """See ``SequenceClassification.metric_table``."""

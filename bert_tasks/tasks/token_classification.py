@@ -37,7 +37,7 @@ from bert_tasks.encoder.heads import ChainHead, RowHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable
-from bert_tasks.metrics.tagging import tagging_metrics, tagging_table
+from bert_tasks.metrics.tagging import check_names, tagging_metrics, tagging_table
 from bert_tasks.tasks import chain as crf
 from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
 from bert_tasks.tasks.word_windows import (
@@ -316,6 +316,10 @@ class TokenClassification(Task):
             scores += crf.marginals(logits, lengths).gather(1, labels[:, None]).squeeze(1).tolist()
         return best, scores
 
+    @property
+    def lower_is_better(self) -> frozenset[str]:
+        return frozenset({"invalid_transitions"})
+
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
         """Metrics over words, whatever was trained. Entities are compared in IOB2; see ``tagging_metrics``.
 
@@ -345,7 +349,11 @@ class TokenClassification(Task):
         return list(tags) if self._spoken == "raw" or (plain and self._spoken == "IOB2") else to_iob2(tags)
 
     def fitted_to(self, rows: Iterable[Row]) -> Self:
-        """Records the scheme of the training tags. Raises DataError if ``context_tokens`` finds no document."""
+        """Records the scheme of the training tags.
+
+        Raises:
+            DataError: ``context_tokens`` finds no document, or a tag's name is that of a metric over all tags.
+        """
         tags: list[Sequence[str]] = []
         documented = False
         for row in rows:
@@ -356,7 +364,9 @@ class TokenClassification(Task):
                 f"context_tokens = {self.context_tokens}, but no row has a document: name the column that says which "
                 "sentences stand together (in CoNLL files the -DOCSTART- lines do), or set context_tokens = 0"
             )
-        return replace(self, scheme=detect_scheme(tags)) if tags else self
+        fitted = replace(self, scheme=detect_scheme(tags)) if tags else self
+        check_names(fitted.labels, raw=fitted._spoken == "raw")
+        return fitted
 
     def cut_notes(self, cuts: Cuts) -> tuple[str, ...]:
         """Rows with words of which only the first sub-words are read; a long sentence has several windows."""

@@ -17,6 +17,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.training import outputs
 from bert_tasks.training.job import Job
 from bert_tasks.training.journal import Journal
+from bert_tasks.training.selection import best_metric, lower_is_better
 from bert_tasks.training.steps import Stepper
 
 _DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -35,10 +36,22 @@ def run_facts(job: Job, stepper: Stepper) -> dict[str, Any]:
         "model": {} if job.model.origin is None else dict(vars(job.model.origin)),
         "task": task.name,
         "labels": list(task.labels),
+        "metrics": metric_facts(job),
         "data": outputs.data_facts(job.splits),
         "rows": len(job.splits.train),
         "steps": stepper.total_steps,
         "initial_weights": weights_digest(job.model),
+    }
+
+
+def metric_facts(job: Job) -> dict[str, Any]:
+    """What a reader of the metrics must know of them: the validation sets, what picks the best model, directions."""
+    task, sets = job.model.task, list(job.splits.validation)
+    return {
+        "sets": sets,
+        "best": best_metric(task, job.run, sets),
+        "primary": task.primary_metric,
+        "lower_is_better": sorted(lower_is_better(task)),
     }
 
 

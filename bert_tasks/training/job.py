@@ -12,7 +12,8 @@ from typing import Any, Self
 
 from bert_tasks.data.splits import Splits
 from bert_tasks.errors import UsageError
-from bert_tasks.metrics.tables import MetricTable, metrics_by_set
+from bert_tasks.metrics.keys import metrics_by_set
+from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.pretrained import check_names
 from bert_tasks.model.task_model import TaskModel

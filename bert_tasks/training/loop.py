@@ -23,6 +23,7 @@ from bert_tasks.data.splits import Splits
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.inference import first_process_first, from_first_process, make_accelerator
 from bert_tasks.locking import locked
+from bert_tasks.metrics.keys import check_set_names
 from bert_tasks.model.inputs import Data, load_table, tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import OptimSection, RunSection, sections
@@ -35,7 +36,7 @@ from bert_tasks.training.optim import build_optimizer, freeze, parameter_groups
 from bert_tasks.training.progress import Clock, make_reporter
 from bert_tasks.training.run_folder import Earlier
 from bert_tasks.training.sampling import total_steps
-from bert_tasks.training.selection import Course, Validation, check_metric, evaluate_all, overall_metrics, value_of
+from bert_tasks.training.selection import Course, Validation, check_metric, evaluate_all, overall_metrics, rank_of
 from bert_tasks.training.steps import Stepper, StepResult, accumulate, settle, update
 from bert_tasks.training.stopping import StopSignals
 from bert_tasks.training.tracking import Trackers, check_installed
@@ -142,6 +143,7 @@ def rehearse(model: TaskModel, splits: Splits, optim: OptimSection, run: RunSect
     """
     if not splits.validation:
         raise UsageError("validation: expected at least one set of rows")
+    check_set_names(splits.validation)
     model.task = model.task.unfitted().fitted_to(splits.train)
     freeze(model, embeddings=optim.freeze_embeddings, layers=optim.freeze_layers)
     check_metric(model, run, splits.validation, accelerator)
@@ -319,8 +321,8 @@ def _evaluate(
     except GivenUpError:
         _save(job, stepper, course)
         _stop(job, stepper, course, signals)
-    value = value_of(metrics, model.task, job.run, validation)
-    best = course.add(metrics, value, task=tuned, patience=job.run.early_stopping_patience)
+    rank = rank_of(metrics, model.task, job.run, list(validation))
+    best = course.add(metrics, rank, task=tuned, patience=job.run.early_stopping_patience)
     epoch = (course.step - 1) // stepper.epoch_steps
     event = {"event": "evaluation", "step": course.step, "epoch": epoch + 1, "metrics": metrics}
     from_first_process(accelerator, lambda: journal.record(event))

@@ -106,7 +106,7 @@ def read_facts(folder: Path) -> dict[str, Any] | None:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         facts = None
-    if not isinstance(facts, dict) or not isinstance(facts.get("settings"), dict):
+    if not isinstance(facts, dict) or not all(isinstance(facts.get(key), dict) for key in ("settings", "metrics")):
         raise UsageError(f"{path} is damaged: choose another folder, or --overwrite to train again")
     return facts
 

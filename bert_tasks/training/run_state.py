@@ -22,6 +22,7 @@ from bert_tasks.training.steps import Stepper
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 _METRICS = ("best", "last")
+_RANK = {"best_value": -math.inf, "best_loss": math.inf}  # of the best model, and where it has no such number
 
 
 def captured(stepper: Stepper, course: Course, *, step: int) -> RunState:
@@ -104,7 +105,8 @@ def _course_to_json(course: Course) -> dict[str, Any]:
     plain = {key: value for key, value in vars(course).items() if key != "task"}
     for name in _METRICS:
         plain[name] = {key: value if math.isfinite(value) else None for key, value in plain[name].items()}
-    plain["best_value"] = course.best_value if math.isfinite(course.best_value) else None
+    for name in _RANK:
+        plain[name] = plain[name] if math.isfinite(plain[name]) else None
     plain["tuned"] = {name: getattr(course.task, name) for name in course.task.tuned}
     return plain
 
@@ -115,7 +117,8 @@ def _restore_course(course: Course, stored: Mapping[str, Any]) -> None:
     course.task = replace(course.task, **{name: _frozen(value) for name, value in tuned.items()})
     for name in _METRICS:
         plain[name] = {key: math.nan if value is None else value for key, value in plain[name].items()}
-    plain["best_value"] = -math.inf if plain["best_value"] is None else plain["best_value"]
+    for name, worst in _RANK.items():
+        plain[name] = worst if plain[name] is None else plain[name]
     for key, value in plain.items():
         setattr(course, key, value)
 

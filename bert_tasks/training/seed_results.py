@@ -6,15 +6,14 @@ how runs are made or where they are kept.
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.metrics.tables import MetricTable, metric_key, metrics_by_set
+from bert_tasks.metrics.keys import metric_key, metrics_by_set
+from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.training.job import FitResult
-
-_LOWER_IS_BETTER = ("loss", "invalid_transitions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ class Spread:
     Attributes:
         runs: how many have it.
         std: the sample standard deviation (divided by runs - 1), not a number for a single run.
-        best, best_seed: the highest (a loss: the lowest) and whose it is; among equals the first.
+        best, best_seed: the highest (where less is better: the lowest) and whose it is; among equals the first.
     """
 
     runs: int
@@ -61,12 +60,14 @@ class SeedsResult:
 
     Attributes:
         metric: the one that picks the best model.
+        lower_is_better: keys of the metrics of which less is better.
         notes: what a reader of the figures must know.
     """
 
     output_dir: Path
     metric: str
     runs: tuple[SeedRun, ...]
+    lower_is_better: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     @property
@@ -86,11 +87,11 @@ class SeedsResult:
     @property
     def metrics(self) -> dict[str, Spread]:
         """Every metric over the runs that did not diverge, in the order in which runs report them."""
-        return spreads(self.runs)
+        return spreads(self.runs, self.lower_is_better)
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``seeds.json``."""
-        without = {name: vars(spread) for name, spread in spreads(self.sound).items()}
+        without = {name: vars(spread) for name, spread in spreads(self.sound, self.lower_is_better).items()}
         return {
             "metric": self.metric,
             "seeds": [run.seed for run in self.runs],
@@ -134,7 +135,7 @@ class SeedsResult:
         if self.failed:
             yield f"{_counted(self.failed, self.runs)} diverged and count nowhere"
         if self.collapsed:
-            spread = spreads(self.sound).get(self.metric)
+            spread = spreads(self.sound, self.lower_is_better).get(self.metric)
             rest = "no other is left" if spread is None else f"without: {self.metric} {_mean_and_std(spread)}"
             yield f"{_counted(self.collapsed, self.runs)} collapsed; {rest}"
         yield from self.notes
@@ -177,18 +178,21 @@ def _by_class(metrics: Mapping[str, float], score: str) -> dict[str, float]:
     return {key.removeprefix(f"{score}_"): value for key, value in metrics.items() if key.startswith(f"{score}_")}
 
 
-def spreads(runs: Sequence[SeedRun]) -> dict[str, Spread]:
+def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) -> dict[str, Spread]:
     """Every metric over the runs that have it."""
     results = {run.seed: run.result.metrics for run in runs if run.result is not None}
     names = dict.fromkeys(name for metrics in results.values() for name in metrics)
-    return {name: _spread({seed: m[name] for seed, m in results.items() if name in m}, name) for name in names}
+    return {
+        name: _spread({seed: m[name] for seed, m in results.items() if name in m}, lowest=name in lower_is_better)
+        for name in names
+    }
 
 
-def _spread(values: Mapping[int, float], name: str) -> Spread:
+def _spread(values: Mapping[int, float], *, lowest: bool) -> Spread:
     numbers = list(values.values())
     whole = all(map(math.isfinite, numbers))
     comparable = [seed for seed, value in values.items() if not math.isnan(value)]
-    pick = min if name.endswith(_LOWER_IS_BETTER) else max
+    pick = min if lowest else max
     best = pick(comparable, key=values.__getitem__) if comparable else None
     return Spread(
         runs=len(numbers),

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from bert_tasks.errors import DivergedError, RecipeError, UsageError
 from bert_tasks.inference import from_first_process, make_accelerator
 from bert_tasks.locking import locked
-from bert_tasks.metrics.tables import metrics_by_set
-from bert_tasks.recipe import Recipe, RunSection, build_task, load_recipe
+from bert_tasks.metrics.keys import metric_key, metrics_of_set
+from bert_tasks.recipe import Recipe, RunSection, load_recipe
 from bert_tasks.recipe_errors import schema_problems
 from bert_tasks.training import outputs
 from bert_tasks.training.progress import PlainReporter
@@ -62,7 +62,7 @@ def train_seeds(
             _announce(f"seed {made.run.seed} (run {number} of {len(planned)})")
         runs.append(_run(made, overwrite=overwrite, progress=progress))
     folder = _folder(loaded)
-    result = _compared(folder, loaded, runs)
+    result = _compared(folder, runs)
     if is_main:
         outputs.write_json(folder / SEEDS, result.to_json())
     return result
@@ -169,14 +169,20 @@ def _run(recipe: Recipe, *, overwrite: bool, progress: bool) -> SeedRun:
         result = train(recipe, overwrite=overwrite, progress=progress)
     except DivergedError as error:
         return SeedRun(seed=seed, output_dir=folder, failure=str(error))
-    first = next(iter(metrics_by_set(result.metrics, result.validation_sets).values()))
+    first = metrics_of_set(result.metrics, result.validation_sets[0])
     return SeedRun(seed=seed, output_dir=folder, result=result, collapse=collapse(first))
 
 
-def _compared(folder: Path, recipe: Recipe, runs: Sequence[SeedRun]) -> SeedsResult:
+def _compared(folder: Path, runs: Sequence[SeedRun]) -> SeedsResult:
     facts = [_facts(run.output_dir) for run in runs]
+    metrics = facts[0]["metrics"]
+    lowest = {metric_key(name, metric) for name in metrics["sets"] for metric in metrics["lower_is_better"]}
     return SeedsResult(
-        output_dir=folder, metric=_metric(recipe, facts[0]), runs=tuple(runs), notes=tuple(_notes(facts))
+        output_dir=folder,
+        metric=metrics["best"],
+        runs=tuple(runs),
+        lower_is_better=frozenset(lowest),
+        notes=tuple(_notes(facts)),
     )
 
 
@@ -187,22 +193,8 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def _validation(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Validation set ("" where it has no name) -> fingerprint of its rows, in the order of evaluation."""
-    return {
-        split.removeprefix("validation").removeprefix("_"): data["fingerprint"]
-        for split, data in facts["data"].items()
-        if split != "train"
-    }
-
-
-def _metric(recipe: Recipe, facts: Mapping[str, Any]) -> str:
-    """The metric that picks the best model, with the name of its validation set."""
-    if recipe.run.metric_for_best_model is not None:
-        return recipe.run.metric_for_best_model
-    labels = tuple(facts["labels"])
-    primary = build_task(recipe, labels if labels else None).primary_metric
-    first = next(iter(_validation(facts)))
-    return f"{first}_{primary}" if first else primary
+    """Split of the validation rows -> their fingerprint, in the order of evaluation."""
+    return {split: data["fingerprint"] for split, data in facts["data"].items() if split != "train"}
 
 
 def _notes(facts: Sequence[Mapping[str, Any]]) -> Iterator[str]:

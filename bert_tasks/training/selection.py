@@ -4,9 +4,8 @@ Owns the course of a run (what changes from one evaluation to the next). Must no
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from accelerate import Accelerator
 
@@ -14,13 +13,29 @@ from bert_tasks.data.batching import Samples
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate_samples
-from bert_tasks.metrics.tables import metric_key, metrics_by_set
+from bert_tasks.metrics.keys import LOSS, metric_key, metrics_by_set, split_key, untuned
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import RunSection
 from bert_tasks.tasks.base import Task
 
 Validation = Mapping[str, tuple[Samples, RowTable]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """How good an evaluated model is.
+
+    Attributes:
+        value: of the metric that picks the best model, as a number of which more is better; -inf if it is no number.
+        loss: on the same validation rows, which decides between equal values; inf where there is none.
+    """
+
+    value: float
+    loss: float
+
+    def is_above(self, value: float, loss: float) -> bool:
+        return self.value > value or (self.value == value and self.loss < loss)
 
 
 @dataclass(kw_only=True)
@@ -30,6 +45,7 @@ class Course:
     Attributes:
         step: optimizer steps done; ``evaluated_step``: those of the last evaluation.
         task: of the best evaluation, with its tuned thresholds.
+        best_value: what the best model has most of; ``best_loss``: its validation loss.
         seconds: spent on training, without evaluation and saving.
         overflows: steps in a row that fp16 skipped.
     """
@@ -39,6 +55,7 @@ class Course:
     evaluated_step: int = 0
     best: dict[str, float] = field(default_factory=dict)
     best_value: float = -math.inf
+    best_loss: float = math.inf
     best_step: int = 0
     last: dict[str, float] = field(default_factory=dict)
     since_best: int = 0
@@ -46,13 +63,14 @@ class Course:
     overflows: int = 0
     stopped: bool = False
 
-    def add(self, metrics: dict[str, float], value: float, *, task: Task, patience: int | None) -> bool:
-        """Takes in an evaluation; True if it is the best so far."""
-        is_best = value > self.best_value or not self.best
+    def add(self, metrics: dict[str, float], rank: Rank, *, task: Task, patience: int | None) -> bool:
+        """Takes in an evaluation; True if it is the best so far. Of equals the first is."""
+        is_best = rank.is_above(self.best_value, self.best_loss) or not self.best
         self.last, self.evaluated_step = metrics, self.step
         self.since_best = 0 if is_best else self.since_best + 1
         if is_best:
-            self.best, self.best_value, self.best_step, self.task = metrics, value, self.step, task
+            self.best, self.best_step, self.task = metrics, self.step, task
+            self.best_value, self.best_loss = rank.value, rank.loss
         self.heed(patience)
         return is_best
 
@@ -64,7 +82,7 @@ class Course:
 def evaluate_all(
     model: TaskModel, validation: Validation, accelerator: Accelerator, *, stop: Callable[[], bool] = lambda: False
 ) -> tuple[dict[str, float], Task]:
-    """Metrics of all validation sets, prefixed by their names, and the task tuned on the first.
+    """Metrics of all validation sets under their ``metric_key``, and the task tuned on the first.
 
     Raises:
         GivenUpError: see ``evaluate_samples``. The model's task is then the one it came with.
@@ -126,12 +144,22 @@ def _metric_names(
         return []
 
 
-def value_of(metrics: Mapping[str, Any], task: Task, run: RunSection, sets: Mapping[str, Any]) -> float:
-    """What the best model has most of; a metric that is not a number is worse than any.
+def best_metric(task: Task, run: RunSection, sets: Iterable[str]) -> str:
+    """The key of the metric that picks the best model: by default the task's main one on the first validation set."""
+    stated = run.metric_for_best_model
+    return metric_key(next(iter(sets)), task.primary_metric) if stated is None else stated
 
-    Default: the task's primary metric on the first validation set. A set's ``loss`` counts downwards.
-    """
-    first = next(iter(sets))
-    name = metric_key(first, task.primary_metric) if run.metric_for_best_model is None else run.metric_for_best_model
-    value = -metrics[name] if name in [metric_key(prefix, "loss") for prefix in sets] else metrics[name]
-    return float(value) if math.isfinite(value) else -math.inf
+
+def lower_is_better(task: Task) -> frozenset[str]:
+    """The metrics of a validation set of which less is better, by their names without the set."""
+    untuned_too = {untuned(task.primary_metric)} if task.primary_metric in task.lower_is_better else set()
+    return task.lower_is_better | {LOSS} | untuned_too
+
+
+def rank_of(metrics: Mapping[str, float], task: Task, run: RunSection, sets: Sequence[str]) -> Rank:
+    """How good a model with these metrics is. A metric that is not a number is worse than any."""
+    key = best_metric(task, run, sets)
+    name, metric = split_key(key, sets)
+    value = -metrics[key] if metric in lower_is_better(task) else metrics[key]
+    loss = metrics.get(metric_key(name, LOSS), math.inf)
+    return Rank(value=value if math.isfinite(value) else -math.inf, loss=loss if math.isfinite(loss) else math.inf)

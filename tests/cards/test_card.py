@@ -263,7 +263,7 @@ def test_metrics_of_named_sets_are_told_apart(run: Path) -> None:
     data = json.loads((run / "run.json").read_text("utf-8"))["data"]
     sets = {f"validation_{name}": {**data["validation"], "source": f"{name}.csv"} for name in ("a", "a_b")}
     rewrite(run / "run.json", data={"train": data["train"], **sets})
-    rewrite(run / "metrics.json", metrics={"a_accuracy": 0.25, "a_b_accuracy": 0.5, "a_f1_positive": 0.75})
+    rewrite(run / "metrics.json", metrics={"a/accuracy": 0.25, "a_b/accuracy": 0.5, "a/f1_positive": 0.75})
     write_card(run)
     results = {(r.dataset_name, r.metric_type): r.metric_value for r in card_of(run).data.eval_results}
     assert results == {("a.csv", "accuracy"): 0.25, ("a_b.csv", "accuracy"): 0.5}

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from bert_tasks.metrics.classification import classification_metrics, multilabel_metrics
 from bert_tasks.metrics.squad import squad_v2_metrics
-from bert_tasks.metrics.tables import metrics_by_set
 from bert_tasks.metrics.tagging import tagging_metrics
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
 
@@ -67,13 +66,6 @@ def test_tags(raw):
     assert not any(name.endswith("_number") for name in table.overall)
 
 
-def test_a_type_called_overall_takes_nothing_from_the_overall_metrics():
-    found = tagging_metrics([["B-overall", "B-X"]], [["B-overall", "O"]])
-    table = TokenClassification(labels=("O", "B-overall", "B-X")).metric_table(found)
-    assert [row.name for row in table.rows] == ["X"]
-    assert table.overall["overall_f1"] == found["overall_f1"]
-
-
 def test_questions_with_and_without_an_answer():
     task = SpanExtraction(version_2_with_negative=True)
     found = squad_v2_metrics([["cat"], [], ["dog"]], ["cat", "", "cow"], None)
@@ -90,13 +82,3 @@ def test_questions_with_and_without_an_answer():
 def test_regression_has_no_classes():
     table = SequenceClassification(problem_type="regression").metric_table({"loss": 1.0, "pearson": 0.5})
     assert (table.rows, table.overall) == ((), {"loss": 1.0, "pearson": 0.5})
-
-
-def test_metrics_of_each_validation_set():
-    metrics = {"a_loss": 1.0, "a_recall_x": 0.5, "a_b_loss": 2.0, "b_loss": 3.0}
-    assert metrics_by_set(metrics, ("a", "a_b", "b")) == {
-        "a": {"loss": 1.0, "recall_x": 0.5},
-        "a_b": {"loss": 2.0},
-        "b": {"loss": 3.0},
-    }
-    assert metrics_by_set({"loss": 1.0}, ("",)) == {"": {"loss": 1.0}}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bert_tasks.errors import DataError
 from bert_tasks.metrics import hf
-from bert_tasks.metrics.tagging import tagging_metrics
+from bert_tasks.metrics.tagging import check_names, tagging_metrics
 
 quick = settings(max_examples=80, deadline=None, database=None)
 IOB2_TAGS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
@@ -139,9 +139,32 @@ def test_types_may_hold_hyphens():
     assert (metrics["per-nam_f1"], metrics["per-nam_number"], metrics["per-nom_f1"]) == (1.0, 1.0, 1.0)
 
 
-def test_overall_keys_win_over_a_type_of_that_name():
-    metrics = tagging_metrics([["B-overall", "B-X"]], [["O", "B-X"]])
-    assert metrics["overall_recall"] == 0.5
+@pytest.mark.parametrize(
+    ("tag", "raw", "key"),
+    [("B-overall", False, "overall_f1"), ("I-strict_overall", False, "strict_overall_f1"), ("macro", True, "macro_f1")],
+)
+def test_a_name_that_gives_two_metrics_one_key_is_refused(tag, raw, key):
+    for check in (lambda: tagging_metrics([[tag, "O"]], [["O", "O"]], raw=raw), lambda: check_names([tag], raw=raw)):
+        with pytest.raises(DataError, match=f"metrics: .*'{key}'.* would be reported twice"):
+            check()
+
+
+NAMES = st.sampled_from(["overall", "strict_overall", "macro", "loss", "f1", "overall_f1", "a/b", "number"])
+
+
+@quick
+@given(st.sets(NAMES, min_size=1), st.booleans())
+def test_every_name_has_its_own_four_numbers_or_is_refused(names, raw):
+    tags = [[name if raw else f"B-{name}" for name in sorted(names)]]
+    reserved = {"macro"} if raw else {"overall", "strict_overall"}
+    if names & reserved:
+        with pytest.raises(DataError, match="would be reported twice"):
+            tagging_metrics(tags, tags, raw=raw)
+        return
+    check_names(tags[0], raw=raw)
+    found = tagging_metrics(tags, tags, raw=raw)
+    assert len(found) == 4 * len(names) + (2 if raw else 8)
+    assert all(found[f"{name}_{score}"] == 1.0 for name in names for score in ("precision", "recall", "f1", "number"))
 
 
 @pytest.mark.parametrize(

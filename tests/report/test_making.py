@@ -92,9 +92,7 @@ def edit(path, change):
 
 def test_the_metric_that_picked_the_model_stands_first(copy_of, tmp_path):
     run, _ = copy_of("classes")
-    edit(
-        run / "run.json", lambda facts: facts["settings"].update({"run.metric_for_best_model": "matthews_correlation"})
-    )
+    edit(run / "run.json", lambda facts: facts["metrics"].update({"best": "matthews_correlation"}))
     report = make_report(run)
     assert report.results[0][""].headline == ("matthews_correlation", "accuracy", "macro_f1")
     assert drawn_metrics(report.runs[0])[0] == "matthews_correlation"
@@ -107,7 +105,7 @@ def test_the_metric_that_picked_the_model_stands_first(copy_of, tmp_path):
 
 def test_a_metric_that_follows_from_no_sums_is_told_without_interval(copy_of):
     run, _ = copy_of("classes")
-    edit(run / "run.json", lambda facts: facts["settings"].update({"run.metric_for_best_model": "map"}))
+    edit(run / "run.json", lambda facts: facts["metrics"].update({"best": "map"}))
     edit(run / "metrics.json", lambda summary: summary["metrics"].update({"map": 0.625}))
     html = make_report(run).output.read_text("utf-8")
     tiles = html.partition('<ul class="tiles">')[2].partition("</ul>")[0]
@@ -128,9 +126,10 @@ def test_rows_that_a_run_was_favoured_by_are_named(run_of, copy_of):
 
 def test_only_the_first_validation_set_is_said_to_be_tuned_on(run_of):
     (run,) = gather([run_of("spans")])
-    facts = {**run.facts, "data": {f"validation_{name}": run.facts["data"]["validation"] for name in ("easy", "hard")}}
-    metrics = {f"easy_{key}": value for key, value in run.metrics.items()}
-    metrics |= {f"hard_{key}": value for key, value in run.metrics.items() if not key.startswith("untuned_")}
+    about = {**run.facts["metrics"], "sets": ["easy", "hard"], "best": "easy/f1"}
+    facts = {**run.facts, "metrics": about}
+    metrics = {f"easy/{key}": value for key, value in run.metrics.items()}
+    metrics |= {f"hard/{key}": value for key, value in run.metrics.items() if not key.startswith("untuned_")}
     (answers,) = run.answers
     sets = tuple(replace(answers, name=name) for name in ("easy", "hard"))
     html = page_of(replace(run, facts=facts, summary={**run.summary, "metrics": metrics}, answers=sets))
@@ -306,7 +305,7 @@ def test_commands_and_page_show_each_number_once_and_the_same_classes(copy_of, n
 
 def test_a_metric_that_equals_another_is_shown_under_one_name(copy_of):
     run, _ = copy_of("classes")
-    edit(run / "run.json", lambda facts: facts["settings"].update({"run.metric_for_best_model": "f1"}))
+    edit(run / "run.json", lambda facts: facts["metrics"].update({"best": "f1"}))
     report = make_report(run)
     assert report.results[0][""].headline == ("macro_f1", "accuracy")
     assert drawn_metrics(report.runs[0]) == ["macro_f1", "accuracy"]

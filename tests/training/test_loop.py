@@ -260,15 +260,15 @@ def test_each_epoch_is_evaluated_by_default(checkpoint, tmp_path):
 def test_named_validation_sets_prefix_their_metrics(checkpoint, tmp_path):
     sets = {"home": make_rows(7, seed=1), "away": make_rows(5, seed=2)}
     model = load_model(checkpoint)
-    result = fit(model, make_rows(16), sets, output_dir=tmp_path, metric_for_best_model="away_loss", **QUICK)
-    assert {"home_accuracy", "away_accuracy", "home_loss", "away_loss"} <= result.metrics.keys()
+    result = fit(model, make_rows(16), sets, output_dir=tmp_path, metric_for_best_model="away/loss", **QUICK)
+    assert {"home/accuracy", "away/accuracy", "home/loss", "away/loss"} <= result.metrics.keys()
     assert "accuracy" not in result.metrics
     data = json.loads((tmp_path / "run.json").read_text("utf-8"))["data"]
     assert len({table["fingerprint"] for table in data.values()}) == 3
     assert data.keys() == {"train", "validation_home", "validation_away"}
-    recorded = [event["metrics"]["away_loss"] for event in events(tmp_path, "evaluation")]
-    assert result.metrics["away_loss"] == min(recorded)
-    assert evaluate(model, sets["home"])["accuracy"] == result.metrics["home_accuracy"]
+    recorded = [event["metrics"]["away/loss"] for event in events(tmp_path, "evaluation")]
+    assert result.metrics["away/loss"] == min(recorded)
+    assert evaluate(model, sets["home"])["accuracy"] == result.metrics["home/accuracy"]
 
 
 # Which weights learn
@@ -362,10 +362,10 @@ def test_thresholds_are_tuned_on_the_first_of_several_sets(checkpoint, tmp_path)
     swapped = [{"text": row["text"], "labels": ["negative"]} for row in rows[:8]]
     model = load_model(checkpoint, task)
     result = fit(model, rows, {"first": rows[:12], "second": swapped}, output_dir=tmp_path, **QUICK)
-    assert "first_untuned_f1" in result.metrics
-    assert "second_untuned_f1" not in result.metrics
-    assert evaluate(model, rows[:12])["f1"] == result.metrics["first_f1"]
-    assert evaluate(model, swapped)["f1"] == result.metrics["second_f1"]
+    assert "first/untuned_f1" in result.metrics
+    assert "second/untuned_f1" not in result.metrics
+    assert evaluate(model, rows[:12])["f1"] == result.metrics["first/f1"]
+    assert evaluate(model, swapped)["f1"] == result.metrics["second/f1"]
 
 
 def test_balanced_class_weights_become_numbers(checkpoint, tmp_path):

@@ -1,6 +1,7 @@
 """A run that was stopped goes on as if nothing had happened, and says what stands in its way."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from bert_tasks.errors import CheckpointError, StoppedError, UsageError
 from bert_tasks.training import loop, run_folder, run_state
 from bert_tasks.training.checkpointing import read_weights
 from bert_tasks.training.job import Job
+from bert_tasks.training.selection import Rank
 from stopped_runs import KINDS, SETTINGS, STEPS, digests, events, run, stopped
 from task_examples import EXAMPLES
 from training import load_model, weights_of
@@ -72,7 +74,7 @@ def without_moments(stepper, course, state):
 @pytest.mark.parametrize(("remembered", "best_step"), [(True, 3), (False, 6)])
 def test_the_best_of_the_first_part_is_remembered(dropout_checkpoint, tmp_path, monkeypatch, remembered, best_step):
     values = iter([0.9, 0.1])
-    monkeypatch.setattr(loop, "value_of", lambda *_: next(values))
+    monkeypatch.setattr(loop, "rank_of", lambda *_: Rank(value=next(values), loss=1.0))
     stopped(4, tmp_path / "run", dropout_checkpoint)
     if not remembered:
         monkeypatch.setattr(run_state, "_restore_course", lambda course, stored: setattr(course, "step", 4))
@@ -187,13 +189,13 @@ def test_a_run_without_a_checkpoint_starts_again(straight, dropout_checkpoint, t
 
 def test_the_best_of_every_checkpoint_that_stays_stays(dropout_checkpoint, tmp_path, monkeypatch):
     values = iter([0.5, 0.1, 0.9])
-    monkeypatch.setattr(loop, "value_of", lambda *_: next(values))
+    monkeypatch.setattr(loop, "rank_of", lambda *_: Rank(value=next(values), loss=1.0))
     folder = tmp_path / "run"
     run(folder, dropout_checkpoint, epochs=3)
     assert names(folder) == ["best", "ckpt-3", "ckpt-6", "ckpt-9", "latest"]
     (folder / "checkpoints" / "ckpt-9" / "weights.safetensors").write_bytes(b"")
     values = iter([0.2, 0.1])
-    monkeypatch.setattr(loop, "value_of", lambda *_: next(values))
+    monkeypatch.setattr(loop, "rank_of", lambda *_: Rank(value=next(values), loss=1.0))
     _, result = run(folder, dropout_checkpoint, epochs=4)
     assert result.best_step == 3
 
@@ -224,9 +226,19 @@ def test_a_death_while_the_folder_is_opened_is_no_obstacle(dropout_checkpoint, t
     assert not list((tmp_path / "run").glob(".*.tmp-*"))
 
 
+@pytest.mark.parametrize(("first_loss", "best_step"), [(0.1, 3), (0.9, 6), (math.inf, 6)])
+def test_the_loss_of_the_best_model_is_remembered(dropout_checkpoint, tmp_path, monkeypatch, first_loss, best_step):
+    """Equal values are decided by the loss, also if the first of them was measured before the run was stopped."""
+    losses = iter([first_loss, 0.5])
+    monkeypatch.setattr(loop, "rank_of", lambda *_: Rank(value=0.5, loss=next(losses)))
+    stopped(4, tmp_path / "run", dropout_checkpoint)
+    _, result = run(tmp_path / "run", dropout_checkpoint)
+    assert result.best_step == best_step
+
+
 def test_a_damaged_best_checkpoint_leaves_the_model_as_it_is(dropout_checkpoint, tmp_path, monkeypatch, capfd):
     values = iter([0.9, 0.1])
-    monkeypatch.setattr(loop, "value_of", lambda *_: next(values))
+    monkeypatch.setattr(loop, "rank_of", lambda *_: Rank(value=next(values), loss=1.0))
     folder = tmp_path / "run"
     stopped(5, folder, dropout_checkpoint)
     before = (folder / "model" / "model.safetensors").read_bytes()
@@ -302,7 +314,7 @@ def test_other_rows_labels_or_models_are_refused(dropout_checkpoint, checkpoint,
 
 def test_the_newest_and_the_best_checkpoints_are_kept(dropout_checkpoint, tmp_path, monkeypatch):
     values = iter([0.1, 0.2, 0.9, *[0.3] * 7])
-    monkeypatch.setattr(loop, "value_of", lambda *_: next(values))
+    monkeypatch.setattr(loop, "rank_of", lambda *_: Rank(value=next(values), loss=1.0))
     run(tmp_path / "run", dropout_checkpoint, epochs=10, batch_size=8, keep_last=2)
     assert names(tmp_path / "run") == ["best", "ckpt-10", "ckpt-3", "ckpt-9", "latest"]
     pointers = [(tmp_path / "run" / "checkpoints" / name).read_text("utf-8") for name in ("best", "latest")]

@@ -141,12 +141,12 @@ def test_named_validation_sets(folder):
     text = (folder / "recipe.toml").read_text("utf-8")
     named = '[data.validation]\ntrain = "dev.csv"\nother = "train.csv"\n[optim]'
     (folder / "recipe.toml").write_text(text.replace('validation = "dev.csv"\n', "").replace("[optim]", named), "utf-8")
-    assert train_seeds(recipe(folder), [4], progress=False).metric == "train_accuracy"
+    assert train_seeds(recipe(folder), [4], progress=False).metric == "train/accuracy"
     chosen = train_seeds(
-        recipe(folder, "run.metric_for_best_model=other_f1", f"run.output_dir={folder / 'b'}"), [4], progress=False
+        recipe(folder, "run.metric_for_best_model=other/f1", f"run.output_dir={folder / 'b'}"), [4], progress=False
     )
-    assert chosen.metric == "other_f1"
-    assert not math.isnan(chosen.runs[0].value("other_f1"))
+    assert chosen.metric == "other/f1"
+    assert not math.isnan(chosen.runs[0].value("other/f1"))
 
 
 def test_each_seed_is_announced(folder, capsys):
@@ -258,7 +258,8 @@ def test_spread_of_four_runs():
     assert found.std == pytest.approx(math.sqrt((0.175**2 + 0.225**2 + 0.025**2 + 0.075**2) / 3))
     assert found.median == pytest.approx(0.65)
     assert (found.best, found.best_seed, found.runs) == (0.9, 2, 4)
-    assert spreads(runs)["loss"].best_seed == 2
+    assert spreads(runs, {"loss"})["loss"].best_seed == 2
+    assert spreads(runs)["loss"].best_seed == 1  # the name alone says nothing
     assert list(spreads(runs)) == ["accuracy", "loss"]
 
 

@@ -1,0 +1,90 @@
+"""Which model is the best: directions and sets are data, ties are decided by the loss."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_tasks import fit
+from bert_tasks.errors import UsageError
+from bert_tasks.recipe import RunSection
+from bert_tasks.report.curves import loss_chart
+from bert_tasks.report.gathering import gather
+from bert_tasks.tasks.sequence_classification import SequenceClassification
+from bert_tasks.tasks.token_classification import TokenClassification
+from bert_tasks.training.selection import Course, lower_is_better, rank_of
+from training import TASK, load_model, make_rows
+
+TAGGER = TokenClassification(labels=("O", "B-loss", "B-invalid_transitions"))
+SETS = ("dev", "dev_strict")
+
+
+def rank(metrics, metric=None, *, task=TASK, sets=("",)):
+    return rank_of(metrics, task, RunSection(metric_for_best_model=metric), sets)
+
+
+@pytest.mark.parametrize(
+    ("metric", "task", "less"),
+    [
+        ("loss", TASK, True),
+        ("accuracy", TASK, False),
+        ("f1_loss", SequenceClassification(labels=("gain", "loss")), False),
+        ("recall_x_loss", SequenceClassification(labels=("gain", "x_loss")), False),
+        ("loss_f1", TAGGER, False),
+        ("invalid_transitions", TAGGER, True),
+        ("invalid_transitions_f1", TAGGER, False),
+    ],
+)
+@pytest.mark.parametrize("name", ["", *SETS])
+def test_the_direction_of_a_metric_is_that_of_its_task(metric, task, less, name):
+    key, sets = (f"{name}/{metric}", SETS) if name else (metric, ("",))
+    high, low = (rank({key: value}, key, task=task, sets=sets) for value in (0.9, 0.1))
+    assert low.is_above(high.value, high.loss) == less
+    assert high.is_above(low.value, low.loss) != less
+
+
+def test_the_loss_that_decides_is_that_of_the_metrics_own_set():
+    metrics = {"dev/loss": 1.0, "dev_strict/loss": 2.0, "dev/f1": 0.5, "dev_strict/f1": 0.25}
+    assert rank(metrics, "dev_strict/f1", sets=SETS).loss == 2.0
+    assert rank({**metrics, "dev/accuracy": 0.5}, sets=SETS).loss == 1.0
+
+
+VALUES = st.sampled_from([0.0, 0.25, 0.5, math.nan])
+LOSSES = st.sampled_from([0.1, 0.2, math.nan])
+
+
+@given(st.lists(st.tuples(VALUES, LOSSES), min_size=1, max_size=8))
+def test_the_best_has_the_highest_value_then_the_lowest_loss_then_came_first(course_of_run):
+    course = Course(task=TASK)
+    for step, (value, loss) in enumerate(course_of_run):
+        course.step = step
+        metrics = {"accuracy": value, "loss": loss}
+        course.add(metrics, rank(metrics), task=TASK, patience=None)
+    worst = (-math.inf, math.inf)
+    numbers = [tuple(w if math.isnan(x) else x for x, w in zip(pair, worst, strict=True)) for pair in course_of_run]
+    assert course.best_step == min(range(len(numbers)), key=lambda step: (-numbers[step][0], numbers[step][1], step))
+
+
+def test_what_counts_faults_is_declared_by_the_task():
+    assert lower_is_better(TASK) == {"loss"}
+    assert lower_is_better(TAGGER) == {"loss", "invalid_transitions"}
+
+
+def test_sets_whose_names_begin_alike_are_told_apart_in_the_run_and_its_report(checkpoint, tmp_path):
+    rows = {"dev": make_rows(6, seed=1), "dev_strict": make_rows(5, seed=2)}
+    settings = {"epochs": 1, "batch_size": 8, "progress": False, "metric_for_best_model": "dev_strict/accuracy"}
+    result = fit(load_model(checkpoint), make_rows(16), rows, output_dir=tmp_path, **settings)
+    (run,) = gather([tmp_path])
+    assert run.chosen == ("dev_strict", "accuracy")
+    assert run.sets == SETS
+    assert [run.metrics_of(name)["accuracy"] for name in SETS] == [result.metrics[f"{name}/accuracy"] for name in SETS]
+    assert len(run.metrics) == 2 * len(run.metrics_of("dev"))
+    assert [name for name, _ in loss_chart(run).legend] == ["training", "validation dev", "validation dev_strict"]
+
+
+def test_ambiguous_names_of_sets_are_refused_before_training(checkpoint, tmp_path):
+    sets = {"dev": make_rows(3), "dev/strict": make_rows(3)}
+    with pytest.raises(UsageError, match="validation set 'dev/strict'"):
+        fit(load_model(checkpoint), make_rows(8), sets, output_dir=tmp_path / "run", epochs=1, progress=False)
+    assert not (tmp_path / "run").exists()
