@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import DataError
 from bert_tasks.model.predicting import canonical_row
-from bert_tasks.serving.batching import Batcher, QueueFullError
+from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
 from bert_tasks.serving.gate import GONE, PREDICT
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.metrics import ServerMetrics
@@ -167,6 +167,7 @@ def encoded(content: Any) -> bytes:
 async def _answers(request: Request, served: Served, rows: Sequence[Row]) -> Sequence[Prediction]:
     """The batcher's answers, unless the caller leaves or time is up first: then the request leaves the queue."""
     answer = asyncio.ensure_future(served.batcher.answer(rows))
+    answer.add_done_callback(retrieve_exception)
     gone = asyncio.ensure_future(request.receive())  # the body was read: what comes now is that the caller leaves
     try:
         await asyncio.wait({answer, gone}, timeout=served.limits.timeout, return_when=asyncio.FIRST_COMPLETED)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -28,6 +28,12 @@ from bert_tasks.tasks.base import Feature, Prediction
 
 class QueueFullError(Exception):
     """As many requests wait as may; the caller may try again."""
+
+
+def retrieve_exception(future: asyncio.Future[Any]) -> None:
+    """For futures that nobody may be waiting for when they fail: asyncio would log "exception was never retrieved"."""
+    if not future.cancelled():
+        future.exception()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,6 +104,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         arrived = loop.time()
         answer: asyncio.Future[Sequence[Prediction]] = loop.create_future()
+        answer.add_done_callback(retrieve_exception)  # the caller may leave while it fails
         self.waiting += 1
         features: list[Feature] | None = None
         try:
@@ -154,6 +161,7 @@ class Batcher:
         """Runs some requests. If that fails they are run alone, so that one cannot fail the others."""
         loop = asyncio.get_running_loop()
         outcome = loop.run_in_executor(self._running, self._predictions, jobs)
+        outcome.add_done_callback(retrieve_exception)  # a stop does not wait for it
         await asyncio.wait({outcome})
         error = outcome.exception()
         if error is None:

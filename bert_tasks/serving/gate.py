@@ -53,6 +53,9 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, status = time.perf_counter(), GONE
+        no_body = scope["method"] == "HEAD"  # answered as GET is, without the body (RFC 9110, 9.3.2)
+        if no_body:
+            scope = {**scope, "method": "GET"}
 
         async def told(message: Message) -> None:
             nonlocal status
@@ -61,6 +64,8 @@ class Gate:
                 given = {name.lower() for name, _ in message["headers"]}
                 added = [(name, value) for name, value in _HEADERS.items() if name not in given]
                 message = {**message, "headers": [*message["headers"], *added]}
+            elif no_body:
+                message = {**message, "body": b""}
             await send(message)
 
         try:

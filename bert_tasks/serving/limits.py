@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 
 from bert_tasks.errors import UsageError
 
+_LARGEST = 2**53  # what JSON can state exactly: GET /model shows the limits
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -29,8 +31,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not getattr(self, field.name) > 0:
-                raise UsageError(f"{field.name} is {getattr(self, field.name)}, expected more than 0")
+            given = getattr(self, field.name)
+            if not given > 0:
+                raise UsageError(f"{field.name} is {given}, expected more than 0")
+            if isinstance(given, int) and given > _LARGEST:
+                raise UsageError(f"{field.name} is larger than {_LARGEST}; choose a smaller number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +53,7 @@ class Batching:
     max_wait: float = 0.005
 
     def __post_init__(self) -> None:
-        if self.tokens is not None and self.tokens < 1:
-            raise UsageError(f"tokens of a batch is {self.tokens}, expected at least 1")
+        if self.tokens is not None and not 1 <= self.tokens <= _LARGEST:
+            raise UsageError(f"the number of tokens in a batch is outside 1 to {_LARGEST}")
         if not 0 <= self.max_wait <= 60:
             raise UsageError(f"max_wait is {self.max_wait} s, expected 0 to 60")

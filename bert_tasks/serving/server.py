@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isinf
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,10 @@ class Address:
     port: int = 8000
     allowed_hosts: tuple[str, ...] = ()
     grace: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not self.grace > 0:
+            raise UsageError(f"grace is {self.grace} s, expected more than 0; inf waits for every running request")
 
     def names(self, bound: str) -> frozenset[str] | None:
         """The names that a Host header may bear, where ``host`` stands for the address ``bound``; None: any."""
@@ -158,7 +163,7 @@ def _config(gate: Gate, address: Address) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=max(1, round(address.grace)),
+        timeout_graceful_shutdown=None if isinf(address.grace) else max(1, round(address.grace)),
     )
 
 

@@ -286,6 +286,18 @@ def test_health_readiness_and_counters(model_of: ModelOf) -> None:
     visit(model_of("single"), ask)
 
 
+@pytest.mark.parametrize("path", ["/", "/model", "/healthz", "/readyz", "/metrics", "/openapi.json"])
+def test_head_is_answered_as_get_without_a_body(model_of: ModelOf, path: str) -> None:
+    async def ask(served: Application) -> tuple[httpx2.Response, httpx2.Response, int]:
+        there = await served.client.get(path), await served.client.head(path)
+        return *there, (await served.client.head("/predict")).status_code
+
+    whole, head, predict = visit(model_of("single"), ask)
+    assert (whole.status_code, head.status_code, predict) == (200, 200, 405)
+    assert head.headers == whole.headers
+    assert (bool(whole.content), head.content) == (True, b"")
+
+
 def test_while_the_model_is_loaded_only_health_answers() -> None:
     async def ask() -> None:
         gate = Gate(limits=SLOW, metrics=ServerMetrics(), hosts=None)

@@ -1,6 +1,7 @@
 """Dynamic batching: who runs with whom, and that everybody gets his own answers whatever others do."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -267,3 +268,28 @@ def test_a_caller_who_leaves_or_waits_too_long_is_dropped(model_of: ModelOf) -> 
     assert status == 503  # the first one, whose time was up
     assert 'bert_tasks_requests_total{status="499"} 1.0' in counted
     assert gauge.batches == [1]
+
+
+def test_a_stop_while_the_model_runs_leaves_no_unretrieved_exception(model_of: ModelOf) -> None:
+    """asyncio logs an exception that nobody has retrieved when its future is collected."""
+    gauge, logged = Gauge(model_of("single")), list[dict[str, Any]]()
+
+    def run(batch: PackedBatch) -> Tensor:
+        gauge.run(batch)
+        raise RuntimeError("the model failed")
+
+    async def stop() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context))
+        rows = [{"text": " ".join(["word"] * count)} for count in range(1, 40)]
+        batching = Batching(tokens=20, max_wait=0)
+        async with Batcher(gauge.model, run=run, batching=batching, max_queue=9) as served:
+            gauge.free.clear()
+            waiting = asyncio.create_task(served.answer(rows))
+            await until(gauge.entered.is_set)
+            waiting.cancel()
+            threading.Timer(0.2, gauge.free.set).start()  # leaving waits for the model's thread
+        gc.collect()
+
+    asyncio.run(stop())
+    gc.collect()
+    assert logged == []

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import httpx2
@@ -24,9 +24,10 @@ from bert_tasks.model.onnx import Logits
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving import server
 from bert_tasks.serving.limits import Batching, Limits
+from bert_tasks.serving.schemas import request_schema
 from bert_tasks.serving.server import Address
 from runs import PATIENCE, Program
-from serving import Serving, listening
+from serving import SLOW, Serving, listening
 from small_checkpoints import copied
 from task_examples import EXAMPLES, TEXTS
 
@@ -178,8 +179,38 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
         Limits(timeout=float("nan"))
     with pytest.raises(UsageError, match="max_wait"):
         Batching(max_wait=-1)
-    with pytest.raises(UsageError, match="tokens"):
-        Batching(tokens=0)
+    for tokens in (0, 10**5000):
+        with pytest.raises(UsageError, match="tokens"):
+            Batching(tokens=tokens)
+    for grace in (0.0, float("nan")):
+        with pytest.raises(UsageError, match="grace"):
+            Address(grace=grace)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
+def test_a_limit_beyond_every_machine_is_taken_or_refused_by_its_name(
+    name: str, model_of: Callable[[str], TaskModel]
+) -> None:
+    """A number that pydantic or an operating system cannot represent would end in an internal error."""
+    for number in (2**53, 2**63, 10**5000):
+        try:
+            limits = replace(SLOW, **{name: number})
+        except UsageError as error:
+            assert str(error).startswith(f"{name} is larger than")  # noqa: PT017  # refusing it is one of two right answers
+        else:
+            request_schema(model_of("token").task, limits)
+
+
+def test_grace_without_an_end_waits_for_running_requests(folder_of: FolderOf, tmp_path: Path) -> None:
+    served = Serving(folder_of("single"), "--max-wait", 1500, "--grace", "inf", folder=tmp_path)
+    with httpx2.Client(base_url=served.url, timeout=PATIENCE) as client, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(httpx2.post, f"{served.url}/predict", json={"text": TEXTS[1]}, timeout=PATIENCE)
+        while "bert_tasks_queue_depth 1.0" not in client.get("/metrics").text:
+            time.sleep(0.01)
+        served.program.send(signal.SIGTERM)
+        assert waiting.result().status_code == 200
+    ended = served.program.wait()
+    assert (ended.code, ended.err) == (0, "")
 
 
 def test_hosts_that_are_answered_depend_on_the_address() -> None:
