@@ -17,6 +17,7 @@ from bert_tasks.report.results import (
     MOST_POINTS,
     Results,
     TextExample,
+    Verdict,
     cut,
     estimated,
     label_rows,
@@ -70,6 +71,10 @@ def _classes(given: Sequence[_Answer], labels: tuple[str, ...]) -> Results:
         mistakes=len(wrong),
         texts=tuple(_example(one, str(one.truth), str(one.guess.label), one.guess.score) for one in wrong[:EXAMPLES]),
         right=right,
+        verdicts=tuple(
+            Verdict(row=one.row, label=truth, prediction=guess, score=one.guess.score, right=truth == guess)
+            for one, truth, guess in zip(given, truths, guesses, strict=True)
+        ),
     )
 
 
@@ -102,6 +107,16 @@ def _labels(given: Sequence[_Answer], labels: tuple[str, ...]) -> Results:
             for score, one in wrong[:EXAMPLES]
         ),
         right=right,
+        verdicts=tuple(
+            Verdict(
+                row=one.row,
+                label=list(truth),
+                prediction=list(guess),
+                score=_surest_mistake(one, labels),
+                right=set(truth) == set(guess),
+            )
+            for one, truth, guess in zip(given, truths, guesses, strict=True)
+        ),
     )
 
 
@@ -140,6 +155,10 @@ def _numbers(given: Sequence[_Answer]) -> Results:
         pairs=tuple(pairs),
         texts=tuple(
             _example(one, f"{one.truth:.3g}", f"{one.guess.score:.3g}", one.guess.score) for one in far[:EXAMPLES]
+        ),
+        verdicts=tuple(
+            Verdict(row=one.row, label=truth, prediction=guess, score=abs(guess - truth), right=guess == truth)
+            for one, truth, guess in zip(given, truths, guesses, strict=True)
         ),
     )
 

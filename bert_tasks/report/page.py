@@ -6,6 +6,7 @@ know how figures are computed.
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -22,6 +23,7 @@ from bert_tasks.report.curves import (
     runs_chart,
     spoken,
 )
+from bert_tasks.report.files import FileResults
 from bert_tasks.report.gathering import Run
 from bert_tasks.report.results import Results, cut
 from bert_tasks.report.statistics import LEVEL, REPLICATES, Estimate
@@ -34,13 +36,14 @@ _NOTHING = "\N{EN DASH}"
 _HUES = 6  # of entity types in the style sheet
 
 
-def run_page(run: Run, results: Mapping[str, Results]) -> str:
-    """The page about one run."""
+def run_page(run: Run, results: Mapping[str, Results], on_file: FileResults | None = None) -> str:
+    """The page about one run, and about its model on a file."""
     template = _environment().get_template("run.html")
+    sets = [_shown(run, name, one) for name, one in results.items()]
     return template.render(
         title=f"{run.name} · bert-tasks report",
         run=run,
-        sets=[_shown(run, name, one) for name, one in results.items()],
+        sets=sets if on_file is None else [*sets, _shown_file(run, on_file)],
         subtitle=_subtitle(run, results),
         curves=[chart for chart in (loss_chart(run), metric_chart(run)) if chart is not None],
         evaluations=_evaluation_rows(run),
@@ -149,8 +152,11 @@ def _shown(run: Run, name: str, results: Results) -> dict[str, Any]:
     """A validation set's results with their pictures."""
     regression = [pictures.scatter_chart(results), pictures.residual_chart(results)] if results.pairs else []
     return {
-        "name": name,
+        "title": f"Results on {name}" if name else "Results",
+        "of": f" of {name}" if name else "",
         "results": results,
+        "slices": (),
+        "metrics": (),
         "digits": 1 if results.unit == "questions" else 3,
         "headline": _headline(run, name, results),
         "favoured": _favoured(run, name),
@@ -160,6 +166,24 @@ def _shown(run: Run, name: str, results: Results) -> dict[str, Any]:
         "regression": regression,
         "types": {row.label: place % _HUES for place, row in enumerate(results.table)},
     }
+
+
+def _shown_file(run: Run, found: FileResults) -> dict[str, Any]:
+    """The same of a file, on whose rows nothing was chosen, with the scores by its columns."""
+    name = cut(Path(found.source).name, _MOST_NAME)
+    more = {
+        "title": f"On {name}",
+        "of": f" of {name}",
+        "slices": found.slices,
+        "metrics": list(found.table.overall.items()),
+    }
+    results = found.results
+    if results is None:
+        empty = {"results": None, "favoured": "", "digits": 3, "regression": (), "calibration": None, "threshold": None}
+        return {**empty, "headline": (), "types": {}, "tuned_on": "", **more}
+    headline = [(metric, results.estimates[metric]) for metric in results.headline]
+    shown = _shown(run, "", results)
+    return {**shown, "headline": headline, "favoured": "", "tuned_on": "the validation rows", **more}
 
 
 def _side_by_side(name: str, results: Sequence[Mapping[str, Results]]) -> dict[str, Any]:

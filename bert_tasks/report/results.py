@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from bert_tasks.data.columns import Row
 from bert_tasks.metrics.tables import ClassRow, MetricTable
 from bert_tasks.report.confusion import Confusion
 from bert_tasks.report.statistics import Calibration, Estimate, Measure, bootstrap
@@ -27,6 +28,17 @@ class LabelRow:
     recall: Estimate
     f1: Estimate
     support: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A row, its label, what was predicted, and how sure the model was of that (how far off, of a number)."""
+
+    row: Row
+    label: Any
+    prediction: Any
+    score: float
+    right: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +119,7 @@ class Results:
         sure_of: whose confidence the calibration is about.
         pairs: (true, predicted) numbers of a regression.
         right: for each row whether it is right, where rows are right or wrong.
+        verdicts: on every row that has a label, in their order.
     """
 
     measure: Measure
@@ -127,6 +140,7 @@ class Results:
     curve: ThresholdCurve | None = None
     pairs: tuple[tuple[float, float], ...] = ()
     right: tuple[bool, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
     estimates: Mapping[str, Estimate]
 
     def metric_table(self) -> MetricTable:

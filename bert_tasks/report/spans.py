@@ -21,6 +21,7 @@ from bert_tasks.report.results import (
     Results,
     Segment,
     ThresholdCurve,
+    Verdict,
     cut,
     estimated,
 )
@@ -65,6 +66,16 @@ def results(answers: Answers) -> Results:
         questions=tuple(_example(one) for one in [*wrong[: QUESTIONS - len(fine)], *fine]),
         curve=_curve(given, task.null_threshold) if task.version_2_with_negative else None,
         right=tuple(bool(one.score.exact) for one in given),
+        verdicts=tuple(
+            Verdict(
+                row=one.row,
+                label=list(one.golds),
+                prediction=one.guess.answer,
+                score=one.guess.score,
+                right=bool(one.score.exact),
+            )
+            for one in given
+        ),
     )
 
 

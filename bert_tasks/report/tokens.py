@@ -18,6 +18,7 @@ from bert_tasks.report.results import (
     Results,
     Segment,
     SentenceExample,
+    Verdict,
     cut,
     estimated,
     label_rows,
@@ -73,6 +74,16 @@ def results(answers: Answers) -> Results:
         mistakes=len(wrong),
         sentences=tuple(_example(one) for one in [*wrong[:EXAMPLES], *fine[:_RIGHT_EXAMPLES]]),
         right=tuple(one.truth == one.guess for one in judged),
+        verdicts=tuple(
+            Verdict(
+                row=row,
+                label=list(row["tags"]),
+                prediction=list(guess.tags),
+                score=one.surest,
+                right=one.truth == one.guess,
+            )
+            for (row, guess), one in zip(pairs, judged, strict=True)
+        ),
     )
 
 

@@ -1,0 +1,197 @@
+"""A run's model on any labelled file: its figures, the scores by columns, and the mistakes as a file."""
+
+import csv
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from bert_tasks import TaskModel, evaluate
+from bert_tasks.cli.app import app
+from bert_tasks.data.kept import KEPT
+from bert_tasks.data.readers import Reading
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.report import make_report
+from bert_tasks.report.slices import NOTHING, SHOWN, slices_by
+from bert_tasks.report.statistics import Estimate
+from report_runs import HOSTILE, KINDS, write_rows
+
+EXTRA = ("web", "phone", None, "=cmd|' /C calc'!A0")
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def with_columns(rows):
+    """The rows with two columns that no task reads."""
+    return [{**row, "channel": EXTRA[place % len(EXTRA)], "number": place} for place, row in enumerate(rows)]
+
+
+@pytest.fixture
+def file_of(tmp_path):
+    """A labelled file of a kind of task: other rows than those of the run, in another order."""
+
+    def made(name):
+        rows = with_columns(KINDS[name].rows)
+        random.Random(0).shuffle(rows)
+        return write_rows(tmp_path / "test.jsonl", [*rows, *rows[:3]]), [*rows, *rows[:3]]
+
+    return made
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_figures_are_those_of_evaluate(run_of, file_of, tmp_path, name):
+    data, rows = file_of(name)
+    found = make_report(run_of(name), tmp_path / "page.html", data=data, by=["channel"]).on_file
+    metrics = evaluate(run_of(name) / "model", data)
+    assert found.metrics == metrics
+    known = {metric: one.value for metric, one in found.results.estimates.items() if metric in metrics}
+    assert known == pytest.approx({metric: metrics[metric] for metric in known}, abs=1e-6)
+    assert known
+    (channels,) = found.slices
+    counted = {value: sum(row["channel"] == value for row in rows) for value in EXTRA}
+    assert {one.value: one.rows for one in channels.slices} == {NOTHING if v is None else v: counted[v] for v in EXTRA}
+    for one in channels.slices:
+        part = [row for row in rows if (NOTHING if row["channel"] is None else row["channel"]) == one.value]
+        expected = evaluate(run_of(name) / "model", part)
+        for metric, score in zip(channels.names, one.scores, strict=True):
+            if metric in expected and score.value is not None:
+                assert score.value == pytest.approx(expected[metric], abs=1e-4)  # other batches, other last digits
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_page_about_a_file_is_sound(browser, run_of, file_of, tmp_path, name, scheme):
+    data, _ = file_of(name)
+    page = make_report(run_of(name), tmp_path / "page.html", data=data, by=["channel", "number"]).output
+    browser.open(page, scheme=scheme, width=1280)
+    browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert browser.errors() == []
+    assert "On test.jsonl" in [heading.text for heading in browser.find_all("h2")]
+    assert browser.low_contrast() == []
+    assert browser.overflowing() == []
+    assert browser.unreachable() == []
+    assert browser.find_all("script, img, #broken") == []
+    ids = [one.get_attribute("id") for one in browser.find_all("[id]")]
+    assert len(ids) == len(set(ids))
+
+
+def read(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        if path.suffix == ".jsonl":
+            return [json.loads(line) for line in file]
+        return list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("extension", ["csv", "tsv", "jsonl"])
+def test_mistakes_are_the_rows_that_are_wrong(run_of, file_of, tmp_path, name, extension):
+    data, rows = file_of(name)
+    path = tmp_path / f"wrong.{extension}"
+    report = make_report(run_of(name), tmp_path / "page.html", data=data, mistakes=path)
+    written = read(path)
+    assert report.mistakes.rows == len(written) > 0
+    scores = [float(row["score"]) for row in written]
+    assert scores == sorted(scores, reverse=True)
+    assert next(iter(written[0])) == "line"
+    assert list(written[0])[-3:] == ["label", "prediction", "score"]
+    lines = [int(row["line"]) for row in written]
+    model = TaskModel.from_pretrained(run_of(name) / "model")
+    for row in written:
+        own = rows[int(row["line"]) - 1]
+        assert str(row["number"]) == str(own["number"])
+        marked = "'" if extension != "jsonl" and str(own["channel"]).startswith("=") else ""
+        assert row["channel"] in (f"{marked}{own['channel']}", None if own["channel"] is None else "-", "")
+    if name in ("classes", "pairs"):
+        answers = model.predict(rows)
+        assert sorted(lines) == [
+            n for n, (row, one) in enumerate(zip(rows, answers, strict=True), 1) if row["label"] != one.label
+        ]
+        assert all(row["label"] != row["prediction"] for row in written)
+        assert all(row["label"] == rows[line - 1]["label"] for row, line in zip(written, lines, strict=True))
+
+
+def test_mistakes_of_the_validation_rows(run_of, tmp_path):
+    path = tmp_path / "wrong.csv"
+    done = call("report", run_of("classes"), "--output", tmp_path / "page.html", "--mistakes", path)
+    assert done.exit_code == 0
+    written = read(path)
+    assert f"{len(written)} mistakes: {path}" in done.stdout
+    assert list(written[0]) == ["line", "text", "label", "prediction", "score"]
+    assert HOSTILE in {row["text"] for row in written}
+
+
+def test_a_file_with_columns_of_other_names(run_of, tmp_path):
+    rows = KINDS["classes"].rows
+    data, path = tmp_path / "test.csv", tmp_path / "wrong.csv"
+    with data.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter=";")
+        writer.writerows([["review", "grade", "score", "label"], *([r["text"], r["label"], "3", "old"] for r in rows)])
+    names = ["--column", "text=review", "--column", "label=grade", "--delimiter", ";"]
+    done = call(
+        "report", run_of("classes"), "--output", tmp_path / "p.html", "--data", data, "--mistakes", path, *names
+    )
+    assert done.exit_code == 0, done.stderr
+    written = read(path)
+    assert list(written[0]) == ["line", "review", "grade", "input.score", "input.label", "label", "prediction", "score"]
+    assert {row["input.label"] for row in written} == {"old"}
+    assert all(row["grade"] == row["label"] for row in written)
+
+
+def test_the_command_prints_the_figures(run_of, file_of, tmp_path):
+    data, rows = file_of("classes")
+    options = ["report", run_of("classes"), "--output", tmp_path / "page.html", "--data", data, "--by", "channel"]
+    done = call(*options)
+    assert done.exit_code == 0
+    assert f"on {data}:" in done.stdout
+    header = next(line.split() for line in done.stdout.splitlines() if line.startswith("channel"))
+    assert header == ["channel", "accuracy", "macro_f1", "support"]
+    found = json.loads(call(*options, "--json").stdout)["data"]
+    assert found["metrics"] == pytest.approx(evaluate(run_of("classes") / "model", data))
+    assert sum(one["rows"] for one in found["by"][0]["values"]) == len(rows)
+
+
+def test_wrong_options(run_of, file_of, tmp_path):
+    run, page = run_of("classes"), tmp_path / "page.html"
+    data, _ = file_of("classes")
+    with pytest.raises(UsageError, match=r"--by chanel: no row has this column, did you mean 'channel'\?; there are"):
+        make_report(run, page, data=data, by=["chanel"])
+    with pytest.raises(UsageError, match="name it with --data"):
+        make_report(run, page, by=["channel"])
+    with pytest.raises(UsageError, match="for one run, not for 2"):
+        make_report([run, run_of("labels")], page, data=data)
+    with pytest.raises(UsageError, match=r"ends in \.csv, \.tsv or \.jsonl"):
+        make_report(run, page, data=data, mistakes=tmp_path / "wrong.xlsx")
+    with pytest.raises(UsageError, match="would overwrite"):
+        make_report(run, page, data=data, mistakes=tmp_path / ".." / tmp_path.name / data.name)
+    with pytest.raises(UsageError, match="does not exist"):
+        make_report(run, page, data=data, mistakes=tmp_path / "no" / "wrong.csv")
+    with pytest.raises(DataError):
+        make_report(run, page, data=tmp_path / "nothing.csv")
+    assert not page.exists()
+    with pytest.raises(UsageError, match="delimiter: this says how a file is read"):
+        make_report(run, page, reading=Reading(delimiter=";"))
+
+
+@given(st.lists(st.one_of(st.none(), st.text(max_size=3), st.integers(0, 60)), min_size=1, max_size=120))
+def test_every_row_is_in_one_slice(values):
+    rows = [{KEPT: json.dumps({"c": value}), "text": "x", "line": n} for n, value in enumerate(values)]
+    seen = []
+
+    def score(places):
+        seen.extend(places)
+        return {"n": Estimate(value=float(len(places)), low=None, high=None)}
+
+    found = slices_by("c", rows, score, ["n"])
+    assert sorted(seen) == list(range(len(rows)))
+    assert [one.rows for one in found.slices] == [one.scores[0].value for one in found.slices]
+    assert len(found.slices) <= SHOWN
+    distinct = len({NOTHING if v is None or v == "" else str(v) for v in values})
+    assert len(found.slices) + (found.others - 1 if found.others else 0) == distinct
+    assert (distinct > SHOWN) == (found.others > 0)
+    own = found.slices[:-1] if found.others else found.slices
+    assert [one.rows for one in own] == sorted((one.rows for one in own), reverse=True)
