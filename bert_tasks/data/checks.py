@@ -216,6 +216,12 @@ def _split_report(
     )
 
 
+def text_keys(table: "RowTable", columns: Sequence[Column]) -> Keys:
+    """For each row 64 bits that rows with the same texts share, in the sense of ``data_report``."""
+    keys: Keys = _row_keys(table, columns)["text"]
+    return keys
+
+
 def _row_keys(table: "RowTable", columns: Sequence[Column]) -> Keys:
     """For each row digests of its texts and of its target, and whether a required text is empty: 17 bytes a row."""
     kinds = [("text", np.uint64), ("target", np.uint64), ("empty", np.bool_)]

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
+from bert_tasks.data.checks import text_keys
 from bert_tasks.data.columns import Column, column_of
 from bert_tasks.data.row_checks import CONTEXT
 from bert_tasks.data.table import RowTable
@@ -18,25 +19,30 @@ _DOCUMENT, _GROUP = "document", "group"
 def set_aside(table: RowTable, columns: Sequence[Column], share: float, seed: int) -> tuple[RowTable, RowTable]:
     """Training and validation rows.
 
-    Every label is on both sides as far as there are rows of it. Questions on one context stay together, as do rows
-    of one group, and the sentences of a document where there are documents enough (as many as shares in the whole).
+    Every label is on both sides as far as there are rows of it. Rows with the same texts (see ``text_keys``) stay
+    together, as do questions on one context, rows of one group, and the sentences of a document where there are
+    documents enough (as many as shares in the whole).
 
     Raises:
         DataError: if there are too few rows or contexts.
     """
+    keys = text_keys(table, columns).tolist()
     if column_of(columns, "answers") is not None:
-        train, validation = grouped_split(list(table.rows[CONTEXT]), _answerable(table, columns), share, seed)
+        groups = _linked(list(table.rows[CONTEXT]), keys, share)
+        train, validation = grouped_split(groups, _answerable(table, columns), share, seed)
         parts = "on different contexts"
     elif column_of(columns, "tags") is not None:
-        groups = _documents(table, share)
+        documents = _documents(table, share)
+        groups = keys if documents is None else _linked(documents, keys, share)
         train, validation = grouped_split(groups, [""] * len(groups), share, seed)
-        parts = "in all"
+        parts = "with different words"
     elif _GROUP in table.rows.column_names:
-        train, validation = grouped_split(list(table.rows[_GROUP]), _strata(table, columns), share, seed)
+        groups = _linked(list(table.rows[_GROUP]), keys, share)
+        train, validation = grouped_split(groups, _strata(table, columns), share, seed)
         parts = "in different groups"
     else:
-        train, validation = stratified_split(_strata(table, columns), share, seed)
-        parts = "of one class"
+        train, validation = stratified_split(_strata(table, columns), share, seed, groups=keys)
+        parts = "of one class with different texts"
     if not train or not validation:
         raise DataError(
             f"{table.source}: {len(table)} rows, no two {parts}, are too few to set some aside; "
@@ -45,20 +51,41 @@ def set_aside(table: RowTable, columns: Sequence[Column], share: float, seed: in
     return table.select(train), table.select(validation)
 
 
-def stratified_split(labels: Sequence[str], share: float, seed: int) -> tuple[list[int], list[int]]:
-    """Indices of training and validation rows, each in order.
+def stratified_split(
+    labels: Sequence[str], share: float, seed: int, *, groups: Sequence[Hashable] | None = None
+) -> tuple[list[int], list[int]]:
+    """Indices of training and validation rows, each in order; all rows of a group are on one side.
 
-    Every label with two rows or more is on both sides; a single row of its kind trains.
+    Every label with two groups or more is on both sides; a single group of its kind trains. A group counts as its first
+    row's label. Without groups each row is one.
     """
     chance = random.Random(seed)
-    groups: dict[str, list[int]] = {}
-    for index, label in enumerate(labels):
-        groups.setdefault(label, []).append(index)
+    members: dict[Hashable, list[int]] = {}
+    for index, group in enumerate(range(len(labels)) if groups is None else groups):
+        members.setdefault(group, []).append(index)
+    strata: dict[str, list[list[int]]] = {}
+    for indices in members.values():
+        strata.setdefault(labels[indices[0]], []).append(indices)
     validation: set[int] = set()
-    for group in groups.values():
-        count = min(max(round(len(group) * share), 1), len(group) - 1)
-        validation.update(chance.sample(group, count))
+    for stratum in strata.values():
+        for indices in _some_of(stratum, share, chance):
+            validation.update(indices)
     return [index for index in range(len(labels)) if index not in validation], sorted(validation)
+
+
+def _some_of(groups: Sequence[list[int]], share: float, chance: random.Random) -> list[list[int]]:
+    """Random groups that hold about a share of all rows: at least one, and not all; none of a single group."""
+    rows = sum(map(len, groups))
+    count = min(max(round(rows * share), 1), len(groups) - 1)
+    if rows == len(groups):
+        return chance.sample(groups, count)
+    chosen: list[list[int]] = []
+    missing = rows * share
+    for group in chance.sample(groups, len(groups)):
+        if len(chosen) + 1 < len(groups) and len(group) < 2 * missing:  # that brings the rows nearer to their share
+            chosen.append(group)
+            missing -= len(group)
+    return chosen if chosen or len(groups) == 1 else [min(groups, key=len)]
 
 
 def grouped_split(
@@ -106,14 +133,35 @@ def _answerable(table: RowTable, columns: Sequence[Column]) -> list[str]:
     return [] if column is None else [str(len(value["text"]) > 0) for value in table.rows[column.name]]
 
 
-def _documents(table: RowTable, share: float) -> list[Hashable]:
-    """What must stay together of each sentence: its document, or its own number."""
+def _documents(table: RowTable, share: float) -> list[Hashable] | None:
+    """What must stay together of each sentence: its document, or its own number; None: there are too few documents."""
     if _DOCUMENT not in table.rows.column_names:
-        return list(range(len(table)))
+        return None
     documents = list(table.rows[_DOCUMENT])
     if len(set(documents)) * share < 1:
-        return list(range(len(table)))
+        return None
     return [index if document is None else document for index, document in enumerate(documents)]
+
+
+def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Sequence[Hashable]:
+    """The groups, of which those with rows of the same key become one.
+
+    The groups stay as they are if that would link more rows than the validation rows or the largest group have: short
+    sentences that many documents hold would make one group of them all.
+    """
+    parents: dict[tuple[str, Hashable], tuple[str, Hashable]] = {}
+
+    def root(node: tuple[str, Hashable]) -> tuple[str, Hashable]:
+        while (parent := parents.setdefault(node, node)) != node:
+            parents[node] = parents[parent]
+            node = parents[node]
+        return node
+
+    for group, key in zip(groups, keys, strict=True):
+        parents[root(("group", group))] = root(("key", key))
+    linked = [root(("group", group)) for group in groups]
+    most = max([share * len(groups), *Counter(groups).values()])
+    return linked if max(Counter(linked).values(), default=0) <= most else groups
 
 
 def _strata(table: RowTable, columns: Sequence[Column]) -> list[str]:

@@ -46,7 +46,8 @@ class DataSpec:
     columns: dict[str, str] = field(default_factory=dict)
     """The task's columns -> those of the files; a CoNLL file's are called by their number, the word's being "0"."""
     validation_share: float = 0.1
-    """Share of the training rows that is set aside where no validation rows are given or found."""
+    """Share of the training rows that is set aside where no validation rows are given or found; rows with the same
+    texts stay together."""
     encoding: str = "utf-8"
     """Of text files; a byte order mark in a file decides its encoding, whatever stands here."""
     delimiter: str | None = None

@@ -4,11 +4,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from bert_tasks.data.checks import data_report
 from bert_tasks.data.columns import Column
 from bert_tasks.data.set_aside import grouped_split, set_aside, stratified_split
+from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
@@ -103,7 +105,7 @@ def test_questions_on_one_context_stay_together() -> None:
 
 
 def sentences(*documents: Any) -> RowTable:
-    tagged = [{"words": ["a"], "tags": ["O"], "document": document} for document in documents]
+    tagged = [{"words": [str(n)], "tags": ["O"], "document": document} for n, document in enumerate(documents)]
     return RowTable.from_rows(tagged, "train.conll", TAGGED)
 
 
@@ -133,5 +135,64 @@ def test_documents_stay_together_where_there_are_enough() -> None:
     assert documents(sentences(*[None] * 40)) == ({None}, {None})
     mixed = documents(sentences(*[None] * 30, *(str(number // 2) for number in range(10))))
     assert mixed[0] & mixed[1] <= {None}
-    with pytest.raises(DataError, match=r"train.conll: 1 rows, no two in all, are too few"):
+    with pytest.raises(DataError, match=r"train.conll: 1 rows, no two with different words, are too few"):
         set_aside(sentences(None), TAGGED, 0.2, seed=1)
+
+
+LABELLED = (Column(name="text", kind="text"), Column(name="label", kind="label", required=False))
+SOME = st.lists(
+    st.tuples(st.integers(0, 60), st.sampled_from(["{}", " {}", "{}\n"]), st.sampled_from("ab")), min_size=2
+)
+
+
+def spread(kind: str, texts: list[tuple[int, str, str]]) -> tuple[RowTable, tuple[Column, ...]]:
+    """A table in which rows of one number have the same text, but for outer spaces; targets may differ."""
+    if kind == "words":
+        made = [{"words": ["Nr", str(n)], "tags": ["O", f"B-{label.upper()}"]} for n, _, label in texts]
+        return RowTable.from_rows(made, "rows", TAGGED), TAGGED
+    if kind == "questions":
+        asked = [{"question": f"q{n}", "context": f"c{n % 17}", "answers": ""} for n, _, _ in texts]
+        return RowTable.from_rows(asked, "rows", ASKED), ASKED
+    rows = [{"text": form.format(f"Nr {n}"), "label": label} for n, form, label in texts]
+    return RowTable.from_rows(rows, "rows", LABELLED), LABELLED
+
+
+@pytest.mark.parametrize("kind", ["texts", "words", "questions"])
+@given(texts=SOME, share=st.floats(0.05, 0.5), seed=st.integers(0, 9))
+@settings(max_examples=40, deadline=None)
+def test_rows_with_the_same_texts_are_on_one_side(
+    kind: str, texts: list[tuple[int, str, str]], share: float, seed: int
+) -> None:
+    table, columns = spread(kind, texts)
+    held = {n % 17 if kind == "questions" else n for n, _, _ in texts}
+    assume(len(held) > 4)  # two of each label
+    assume(kind != "texts" or all(len({n for n, _, of in texts if of == label}) > 2 for label in "ab"))
+    train, validation = set_aside(table, columns, share, seed)
+    assert sorted([row["line"] for row in [*train, *validation]]) == list(range(1, len(texts) + 1))
+    report = data_report(Splits(train=train, validation={"": validation}), columns=columns)
+    assert report.splits[1].also_in_train == 0
+    assert [row["line"] for row in set_aside(table, columns, share, seed)[1]] == [row["line"] for row in validation]
+    largest = max(Counter((n % 17 if kind == "questions" else n) for n, _, _ in texts).values())
+    assert abs(len(validation) - share * len(texts)) <= 2 * (largest + 1)  # two labels
+
+
+def test_shares_are_kept_with_duplicates() -> None:
+    """A sixth of the rows stands elsewhere too."""
+    texts = [(number % 120, "{}", "ab"[number % 2]) for number in range(144)]
+    table, columns = spread("texts", texts)
+    sizes = {len(set_aside(table, columns, 0.25, seed)[1]) for seed in range(8)}
+    assert sizes <= {35, 36, 37}
+    chosen = {tuple(row["line"] for row in set_aside(table, columns, 0.25, seed)[1]) for seed in range(8)}
+    assert len(chosen) == 8
+
+
+def test_a_sentence_of_many_documents_does_not_link_them() -> None:
+    """Nor does it tear a document apart; in few documents it does link them."""
+    often = [{"words": ["SCORES"], "tags": ["O"], "document": str(n)} for n in range(40)]
+    others = [{"words": [str(n)], "tags": ["O"], "document": str(n % 40)} for n in range(160)]
+    train, validation = set_aside(RowTable.from_rows([*often, *others], "rows", TAGGED), TAGGED, 0.2, 1)
+    assert len(validation) == 40
+    assert {row["document"] for row in train} & {row["document"] for row in validation} == set()
+    train, validation = set_aside(RowTable.from_rows([*often[:2], *others], "rows", TAGGED), TAGGED, 0.2, 1)
+    assert len({row["document"] for row in validation} & {"0", "1"}) in (0, 2)
+    assert len(validation) == pytest.approx(32, abs=6)

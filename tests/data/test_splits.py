@@ -182,7 +182,8 @@ def test_validation_is_set_aside(folder: Path) -> None:
 
 def test_rare_labels_of_sets_stay_in_training(folder: Path) -> None:
     path = folder / "train.csv"
-    path.write_text("text,labels\n" + "a,common\n" * 20 + "b,common;rare\n" + "c,\n" * 4)
+    rows = [*(f"a{n},common" for n in range(20)), "b,common;rare", *(f"c{n}," for n in range(4))]
+    path.write_text("text,labels\n" + "".join(f"{row}\n" for row in rows))
     for seed in range(5):
         splits = load(folder, SETS, train=str(path), seed=seed)
         assert any("rare" in row["labels"] for row in splits.train)
