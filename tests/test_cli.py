@@ -292,7 +292,6 @@ class TestPredict:
     def test_output_is_checked_first(self, model: Path, data: Path, tmp_path: Path, run: Run) -> None:
         message = failure(run("predict", model, "--data", data, "--output", tmp_path / "answers.xlsx"), 2)
         assert "extension must be .jsonl, .csv, .tsv, .parquet, .conll, .json or .txt" in message
-        assert "--output" in failure(run("predict", model, "--data", data), 2)
 
 
 class TestCheckAndInspect:

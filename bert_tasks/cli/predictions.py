@@ -1,5 +1,6 @@
 """The command that writes predictions: predict."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,16 +22,25 @@ from bert_tasks.cli.options import (
     settings,
     task_class,
 )
+from bert_tasks.cli.progress import rows_progress
 
 if TYPE_CHECKING:
     from bert_tasks.inference import Writing
+
+Texts = Annotated[
+    list[str] | None, typer.Option("--text", help="A text to predict instead of a file; may be given often.")
+]
 
 
 @app.command()
 def predict(
     model: ModelName,
-    data: Annotated[str, typer.Option(help="A csv, tsv, jsonl or parquet file, or - for standard input.")],
-    output: Annotated[str, typer.Option(help="A .jsonl, .csv, .tsv or .parquet file, or - for standard output.")],
+    data: Annotated[
+        str | None,
+        typer.Option(help="A csv, tsv, jsonl or parquet file, or - for standard input, the default if it is a pipe."),
+    ] = None,
+    text: Texts = None,
+    output: Annotated[str, typer.Option(help="A .jsonl, .csv, .tsv or .parquet file, or - for standard output.")] = "-",
     format: DataFormat = None,
     column: Columns = None,
     delimiter: Delimiter = None,
@@ -47,6 +57,8 @@ def predict(
     csv_raw: Annotated[
         bool, typer.Option("--csv-raw", help="Write csv cells such as =1+1 as they are; default: with ' in front.")
     ] = False,
+    logits: Annotated[bool, typer.Option("--logits", help="Write the logits, too.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     task: OwnTask = None,
     set_: Settings = None,
     revision: Revision = None,
@@ -55,11 +67,14 @@ def predict(
         float | None, typer.Option(min=1, help="Seconds that processes wait for each other; default: torch's.")
     ] = None,
 ) -> None:
-    """Write a prediction with its probabilities for every row of a file.
+    """Write a prediction with its probabilities for every row of a file, for texts, or for each line of a pipe.
 
-    The same command goes on with an output that was interrupted.
+    The same command goes on with an output that was interrupted. Columns, format, delimiter and encoding that are not
+    given are those of the training file, where they fit.
 
-    Example: bert-tasks predict runs/first/model --data new.csv --output answers.jsonl
+    Example: bert-tasks predict runs/first --data new.csv --output answers.jsonl
+
+    Example: bert-tasks predict runs/first --text "a fine film"
     """
     from bert_tasks.data.readers import Reading
     from bert_tasks.inference import Writing, make_accelerator
@@ -70,12 +85,26 @@ def predict(
         columns=column_names(column), format=format, delimiter=delimiter, encoding=encoding, header=header
     )
     keep = keep_columns if keep_columns in ("all", "none") else tuple(keep_columns.split(","))
-    writing = Writing(keep_columns=keep, on_error=on_error, rejects=rejects, csv_raw=csv_raw, format=output_format)
+    writing = Writing(
+        keep_columns=keep, on_error=on_error, rejects=rejects, csv_raw=csv_raw, format=output_format, logits=logits
+    )
     options: dict[str, Any] = {"task": task_class(task), "settings": settings(set_), "revision": revision}
-    _predict(model, data, output, writing, {**options, "reading": reading, "dtype": dtype})
+    options |= {"reading": reading, "dtype": dtype}
+    with rows_progress(quiet=quiet or (output == "-" and sys.stdout.isatty())) as progress:
+        _predict(model, _source(data, text), output, writing, {**options, "progress": progress})
 
 
-def _predict(model: str, data: str, output: str, writing: "Writing", options: dict[str, Any]) -> None:
+def _source(data: str | None, texts: list[str] | None) -> str | list[str]:
+    if data is not None and texts:
+        raise typer.BadParameter("--data and --text exclude each other: give one of them")
+    if texts:
+        return texts
+    if data is None and sys.stdin.isatty():
+        raise typer.BadParameter("nothing to predict: give --data FILE or --text TEXT, or send rows through a pipe")
+    return "-" if data is None else data
+
+
+def _predict(model: str, data: str | list[str], output: str, writing: "Writing", options: dict[str, Any]) -> None:
     from bert_tasks.inference import predict_file
 
     if output != "-":

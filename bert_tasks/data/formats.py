@@ -124,6 +124,7 @@ _ALL = (
     Format(name="tsv", extensions=(".tsv",), delimiter="\t"),
     Format(name="tsv/plain", extensions=(".tsv",), delimiter="\t", quoted=False),
     Format(name="jsonl", extensions=(".jsonl", ".json")),
+    Format(name="text", extensions=(".text",)),
     Format(name="parquet", extensions=(".parquet",)),
     Format(
         name="conll",

@@ -25,6 +25,7 @@ from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.records import Records, dataset_records, in_batches, json_records, parquet_records
 from bert_tasks.data.squad_json import squad_records
 from bert_tasks.data.table import HubSplit, RowTable, table_schema, without_absent
+from bert_tasks.data.text_lines import text_records
 from bert_tasks.data.values import LABEL_SEPARATOR
 from bert_tasks.errors import DataError
 
@@ -299,6 +300,8 @@ def file_records(
             return json_records(path, encoding=encoding)
         case "squad":
             return squad_records(path, encoding=encoding)
+        case "text":
+            return text_records(path, encoding=encoding)
         case "conll":
             return conll_records(path, encoding=encoding)
         case "conllu":

@@ -136,16 +136,20 @@ def _decompressed(file: io.BufferedReader) -> io.BufferedReader:
 def json_records(path: Path, *, encoding: str) -> Iterator[Records]:
     """One object a line, or a JSON array of objects, which are numbered from 1; the first character decides."""
     with open_text(path, encoding=encoding, newline="\n") as lines:
-        blank, first = 0, ""
-        for line in lines:
-            if not line.isspace():
-                first = line
-                break
-            blank += 1
-        if first.lstrip().startswith("["):
-            yield Records(None, _array_rows("\n" * blank + first + lines.read(), path))
-        else:
-            yield Records(None, _json_rows(chain([first], lines), start=blank + 1))
+        yield json_content(lines, path)
+
+
+def json_content(lines: Iterator[str], path: Path) -> Records:
+    """The rows of a JSON file whose lines these are."""
+    blank, first = 0, ""
+    for line in lines:
+        if not line.isspace():
+            first = line
+            break
+        blank += 1
+    if first.lstrip().startswith("["):
+        return Records(None, _array_rows("\n" * blank + first + "".join(lines), path))
+    return Records(None, _json_rows(chain([first], lines), start=blank + 1))
 
 
 def _array_rows(text: str, path: Path) -> Iterator[Record]:

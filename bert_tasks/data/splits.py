@@ -84,7 +84,7 @@ def stored_reading(spec: DataSpec) -> Reading:
         columns=spec.columns,
         format=spec.format,
         delimiter=spec.delimiter,
-        encoding=None if spec.encoding == "utf-8" else spec.encoding,
+        encoding=spec.encoding,
         header=None if spec.header else False,
         label_separator=None if spec.label_separator == LABEL_SEPARATOR else spec.label_separator,
     )

@@ -36,7 +36,13 @@ def training_reading(given: Reading, train: str | Path | None) -> Reading:
     stated = {} if given.columns is None else given.columns
     columns = {task: name for task, name in {**usual, **stated}.items() if task != name}
     name = None if layout is None else layout.name
-    return replace(given, columns=columns if columns else None, format=name)
+    return replace(given, columns=columns if columns else None, format=name, encoding=_unmarked(given.encoding))
+
+
+def _unmarked(encoding: str | None) -> str | None:
+    """The encoding, but for those whose files begin with a mark that says it: other files have another one."""
+    plain = None if encoding is None else encoding.lower().replace("_", "-").removesuffix("-sig")
+    return None if plain in ("utf-8", "utf8", "utf-16", "utf16", "utf-32", "utf32") else encoding
 
 
 def stored_options(reading: Reading) -> dict[str, Any]:

@@ -26,11 +26,11 @@ from bert_tasks.inference.finish import finish, write_rejects
 from bert_tasks.inference.parts import Part, Parts, unfinished
 from bert_tasks.inference.processes import first_process_first, from_first_process, make_accelerator
 from bert_tasks.inference.rendered import predict_rendered
-from bert_tasks.inference.rows_out import StreamWriter, Writing
+from bert_tasks.inference.rows_out import Progress, StreamWriter, Writing
 from bert_tasks.inference.shards import check_same_rows, part_rows, run_parts
 from bert_tasks.inference.targets import STANDARD, Predicted, Target, target_of
 from bert_tasks.inference.work import Work
-from bert_tasks.model.inputs import Data, as_trained, load_table
+from bert_tasks.model.inputs import Data, as_trained, in_memory, load_table
 from bert_tasks.model.onnx import DType, logits_of
 from bert_tasks.model.predicting import predict_rows
 from bert_tasks.model.task_model import TaskModel
@@ -60,6 +60,7 @@ def predict(
     rejects: str | Path | None = None,
     csv_raw: bool = False,
     output_format: str | None = None,
+    logits: bool = False,
     **reading: Any,
 ) -> list[Prediction] | int:
     """One prediction per row, in row order; with ``output`` they go there as they are made, and only their number back.
@@ -71,13 +72,15 @@ def predict(
     first one writes. Targets in the data are not needed. See ``evaluate`` for the other arguments.
 
     Args:
-        data: with an output also "-" for standard input, whose ``format`` must be given.
+        data: a file, or rows as ``TaskModel.predict`` takes them; with an output also "-" for standard input: JSON
+            lines or one text a line, else its ``format`` must be given.
         output: also "-" for standard output, or an open binary file: rows go there as they come.
         keep_columns: the input's columns that stand before the prediction: "all", "none", or names. See ``Writing``.
         on_error: "skip" leaves rows of a file that cannot be used out, and says why in the file ``rejects`` (default:
             the output's name with .rejects.jsonl after it).
         csv_raw: write texts that a spreadsheet would take for a formula without the ``'`` in front.
         output_format: jsonl, csv, tsv or parquet, where the output's extension does not say it.
+        logits: give the predictions their logits, and write them.
 
     Raises:
         DataError: naming every bad row.
@@ -90,20 +93,24 @@ def predict(
         rejects=None if rejects is None else Path(rejects),
         csv_raw=csv_raw,
         format=output_format,
+        logits=logits,
     )
-    if output is None and writing != Writing():
+    if output is None and writing != Writing(logits=logits):
         raise UsageError("keep_columns, on_error, rejects, csv_raw and output_format are for an output: give one")
     options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
     how = Reading(**reading)
     if output is not None:
         return predict_file(model, data, output, dtype=dtype, writing=writing, reading=how, **options).rows
-    loaded = load_trained(model, data=data, reading=how, **options)
+    return _in_memory(load_trained(model, data=data, reading=how, **options), data, how, dtype, logits=logits)
+
+
+def _in_memory(model: TaskModel, data: Data, reading: Reading, dtype: DType, *, logits: bool) -> list[Prediction]:
     if torch.cuda.is_available():
-        loaded.to("cuda")
-    run = logits_of(loaded, dtype)
-    data, how = as_trained(loaded, data, how)
-    table = load_table(data, loaded.task, reading=how, targets="unread")
-    return list(predict_rows(loaded, table, run=run))
+        model.to("cuda")
+    run = logits_of(model, dtype)
+    data, reading = as_trained(model, data, reading)
+    table = load_table(data, model.task, reading=reading, targets="unread")
+    return list(predict_rows(model, table, run=run, logits=logits))
 
 
 def predict_file(
@@ -117,27 +124,32 @@ def predict_file(
     dtype: DType = "float32",
     writing: Writing | None = None,
     reading: Reading | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Predicted:
-    """``predict`` with an output, and what became of it."""
+    """``predict`` with an output, and what became of it.
+
+    Args:
+        progress: is told, on the first process, how many rows are done, and of how many; None: of a stream.
+    """
     how, writing = Reading() if reading is None else reading, Writing() if writing is None else writing
     own = type(model.task) if isinstance(model, TaskModel) else task
     target = target_of(output, data, writing, own if isinstance(own, type) else None)
-    form = streams.checked_format(how) if data == STANDARD else ""
+    form = streams.checked_format(how) if isinstance(data, str) and data == STANDARD else None
     accelerator = make_accelerator()
     from_first_process(accelerator, partial(target.check_places, data))
     if data == STANDARD and accelerator.num_processes > 1:
         raise UsageError("standard input cannot be shared by several processes: write it to a file first")
     known: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
     loaded = load_trained(model, data=data, reading=how, **known).to(accelerator.device)
-    target.check_task(loaded.task, data)
+    target.check_task(loaded.task, data, logits=writing.logits)
     work = Work(model=loaded, run=logits_of(loaded, dtype), writing=writing, names=how.columns)
-    job = _Job(accelerator=accelerator, work=work, target=target, dtype=dtype)
-    if data != STANDARD:
+    job = _Job(accelerator=accelerator, work=work, target=target, dtype=dtype, progress=progress)
+    if not isinstance(data, str) or data != STANDARD:
         return _predict_table(job, data, how, "rows")
     if target.stream is not None and streams.can_stream(form) and streams.can_open(streams.INPUT):
         return _predict_stream(job, how, target.stream)
     with streams.stored_input(sys.stdin.buffer, form) as path:
-        return _predict_table(job, path, how, streams.CALLED)
+        return _predict_table(job, path, streams.detected(how, path, loaded), streams.CALLED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +158,7 @@ class _Job:
     work: Work
     target: Target
     dtype: DType
+    progress: Progress
 
     def told(self, done: Predicted, notes: tuple[str, ...] = ()) -> Predicted:
         cuts = self.work.model.task.cut_notes(Cuts(rows=done.rows, cut_rows=done.truncated))
@@ -154,13 +167,16 @@ class _Job:
 
 def _predict_stream(job: _Job, reading: Reading, stream: IO[bytes]) -> Predicted:
     out = StreamWriter(stream, form=job.target.form, raw=job.work.writing.csv_raw)
-    done = streams.predict_stream(job.work, reading, out, job.target.rejects, streams.INPUT)
+    done = streams.predict_stream(job.work, reading, out, job.target.rejects, streams.INPUT, job.progress)
     return job.told(Predicted(rows=done.rows, truncated=done.truncated, rejected=done.rejected))
 
 
 def _predict_table(job: _Job, data: Data, reading: Reading, name: str) -> Predicted:
     target, task, skips = job.target, job.work.model.task, job.work.writing.skips
     shows_targets = target.rendered and task.renders_targets
+    if not isinstance(data, str | Path | RowTable):
+        data = in_memory(data, task)
+        job = replace(job, work=replace(job.work, given=data))
     read, reading = as_trained(job.work.model, data, reading)
     job = replace(job, work=replace(job.work, names=reading.columns))
     keep = "none" if target.rendered else job.work.writing.keep_columns
@@ -171,14 +187,12 @@ def _predict_table(job: _Job, data: Data, reading: Reading, name: str) -> Predic
 
     table = first_process_first(job.accelerator, load)
     check_same_rows(job.accelerator, table)
-    if not isinstance(data, str | Path | RowTable):
-        job = replace(job, work=replace(job.work, given=data))
     if target.stream is not None:
         done = _to_stream(job, table, target.stream)
     elif target.path is None:
         raise UsageError("an output is a file or a stream")
     elif target.rendered:
-        done = predict_rendered(job.accelerator, job.work, table, target, target.path)
+        done = predict_rendered(job.accelerator, job.work, table, target, target.path, job.progress)
     else:
         done = _to_file(job, table, target.path)
     return job.told(done, table.notes)
@@ -194,10 +208,12 @@ def _to_stream(job: _Job, table: RowTable, stream: IO[bytes]) -> Predicted:
         for part in parts:
             out.write_lines(part.content)
             rows, truncated = rows + part.rows, truncated + part.truncated
+            job.progress(rows, len(table))
 
     size = part_rows(job.work.model.task, table)
     if job.target.rejects is not None:
         from_first_process(job.accelerator, partial(write_rejects, table, job.target.rejects))
+    job.progress(0, len(table))
     run_parts(job.accelerator, table, size=size, done=0, work=job.work.part, take=take)
     return Predicted(rows=rows, truncated=truncated, rejected=len(table) - rows)
 
@@ -207,7 +223,7 @@ def _to_file(job: _Job, table: RowTable, path: Path) -> Predicted:
     writing, accelerator = job.work.writing, job.accelerator
     size = part_rows(job.work.model.task, table)
     keep = writing.keep_columns if isinstance(writing.keep_columns, str) else list(writing.keep_columns)
-    settings = {"part_rows": size, "keep_columns": keep, "on_error": writing.on_error}
+    settings = {"part_rows": size, "keep_columns": keep, "on_error": writing.on_error, "logits": writing.logits}
     names = None if job.work.names is None else dict(job.work.names)
     with ExitStack() as stack:
 
@@ -217,7 +233,13 @@ def _to_file(job: _Job, table: RowTable, path: Path) -> Predicted:
 
         parts = _on_first(accelerator, begin)
         done = from_first_process(accelerator, lambda: 0 if parts is None else len(parts))
-        take = (lambda found: None) if parts is None else parts.append
+
+        def take(found: Sequence[Part]) -> None:
+            if parts is not None:
+                parts.append(found)
+                job.progress(parts.total("rows"), len(table))
+
+        job.progress(0 if parts is None else parts.total("rows"), len(table))
         run_parts(accelerator, table, size=size, done=done, work=job.work.part, take=take)
         return from_first_process(accelerator, lambda: _finished(job, table, path, parts))
 

@@ -3,6 +3,7 @@
 Owns that such an output is made of all predictions at once, in memory. Must not know the formats.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -11,16 +12,25 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.data.writers import whole_file
 from bert_tasks.inference.finish import write_rejects
 from bert_tasks.inference.processes import from_first_process
+from bert_tasks.inference.rows_out import Progress
 from bert_tasks.inference.shards import part_rows, run_parts
 from bert_tasks.inference.targets import Predicted, Target, beside_output
 from bert_tasks.inference.work import Done, Work
 
 
-def predict_rendered(accelerator: Accelerator, work: Work, table: RowTable, target: Target, path: Path) -> Predicted:
+def predict_rendered(
+    accelerator: Accelerator, work: Work, table: RowTable, target: Target, path: Path, progress: Progress
+) -> Predicted:
     """Predicts all rows and writes the files of the target's format; the one asked for appears last."""
     found: list[Done] = []
     size = part_rows(work.model.task, table)
-    run_parts(accelerator, table, size=size, done=0, work=work.done, take=found.extend)
+
+    def take(parts: Sequence[Done]) -> None:
+        found.extend(parts)
+        progress(sum(len(part.rows) for part in found), len(table))
+
+    progress(0, len(table))
+    run_parts(accelerator, table, size=size, done=0, work=work.done, take=take)
 
     def write() -> Predicted:
         if target.rejects is not None:

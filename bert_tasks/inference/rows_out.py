@@ -5,7 +5,7 @@ Owns the names in the output, and where rows go that are not kept until the end.
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -16,6 +16,7 @@ from bert_tasks.errors import ClosedPipeError, UsageError
 from bert_tasks.tasks.base import Prediction, Task
 
 LINE = "line"
+Progress = Callable[[int, int | None], None]  # gets the rows that are done, and all, if their number is known
 INPUT = "input."  # before the name of a column that a prediction's field has too
 
 
@@ -30,6 +31,7 @@ class Writing:
         rejects: the file for what was left out; default: the output's name with ``.rejects.jsonl`` after it.
         csv_raw: write texts that a spreadsheet would take for a formula as they are.
         format: jsonl, csv, tsv or parquet, where the output's name does not say it.
+        logits: write the logits of every row, too.
     """
 
     keep_columns: Keep = "all"
@@ -37,6 +39,7 @@ class Writing:
     rejects: Path | None = None
     csv_raw: bool = False
     format: str | None = None
+    logits: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.keep_columns, str) and self.keep_columns not in ("all", "none"):

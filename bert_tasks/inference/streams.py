@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -22,12 +22,15 @@ from bert_tasks.data.judge import Judge, Plan, check_columns, make_plan
 from bert_tasks.data.kept import FAULT
 from bert_tasks.data.problems import Problems, raise_problems
 from bert_tasks.data.readers import Reading, file_records, peeked
-from bert_tasks.data.stored_reading import with_columns, with_file_options
-from bert_tasks.errors import BertTasksError, DataError, UsageError
+from bert_tasks.data.records import Records
+from bert_tasks.data.stored_reading import known_names, with_columns, with_file_options
+from bert_tasks.data.text_lines import detected_format, detected_records
+from bert_tasks.errors import BertTasksError, DataError
 from bert_tasks.inference.finish import reject_line
-from bert_tasks.inference.rows_out import LINE, StreamWriter
+from bert_tasks.inference.rows_out import LINE, Progress, StreamWriter
 from bert_tasks.inference.work import Work
 from bert_tasks.model import predicting
+from bert_tasks.model.task_model import TaskModel
 
 INPUT = Path("/dev/stdin")
 CALLED = "standard input"
@@ -38,15 +41,27 @@ _WHOLE = ("parquet", "squad")  # formats that must be read whole
 Row = dict[str, Any]
 
 
-def checked_format(reading: Reading) -> str:
-    """The format of standard input. Raises UsageError if it is not stated."""
-    if reading.format is None:
-        raise UsageError("standard input has no extension that says its format: add --format jsonl, csv, tsv, ...")
-    return named_format(reading.format).name
+def checked_format(reading: Reading) -> str | None:
+    """The format of standard input; None where it is to be detected. Raises DataError for an unknown one."""
+    return None if reading.format is None else named_format(reading.format).name
 
 
-def can_stream(format: str) -> bool:
+def detected(reading: Reading, path: Path, model: TaskModel) -> Reading:
+    """The options with a format for what was stored of standard input."""
+    if reading.format is not None:
+        return reading
+    found = detected_format(path, encoding=reading.codec, headers=_headers(model), called=CALLED)
+    return replace(reading, format=found)
+
+
+def can_stream(format: str | None) -> bool:
     return format not in _WHOLE
+
+
+def _headers(model: TaskModel) -> set[str]:
+    """What a header of a table would name."""
+    inputs = [column for column in model.task.columns if not column.is_target]
+    return {column.name for column in inputs} | set(known_names(model.reading, inputs).values())
 
 
 def can_open(source: Path) -> bool:
@@ -59,14 +74,14 @@ def can_open(source: Path) -> bool:
 
 
 @contextmanager
-def stored_input(source: IO[bytes], format: str) -> Iterator[Path]:
+def stored_input(source: IO[bytes], format: str | None) -> Iterator[Path]:
     """A file of what comes from standard input, in the cache, as long as it is needed; memory does not grow."""
     folder = cache_folder(None, "input")
     for left in folder.iterdir():  # by a process that was killed
         with suppress(OSError):  # another one sweeps, too
             if time.time() - left.stat().st_mtime > _FORGOTTEN:
                 left.unlink()
-    path = folder / f"{uuid.uuid4().hex}{named_format(format).extensions[0]}"
+    path = folder / f"{uuid.uuid4().hex}{'' if format is None else named_format(format).extensions[0]}"
     try:
         _store(source, path)
         yield path
@@ -91,7 +106,14 @@ class Streamed:
     rejected: int = 0
 
 
-def predict_stream(work: Work, reading: Reading, out: StreamWriter, rejects: Path | None, source: Path) -> Streamed:
+def predict_stream(
+    work: Work,
+    reading: Reading,
+    out: StreamWriter,
+    rejects: Path | None,
+    source: Path,
+    progress: Progress = lambda done, total: None,
+) -> Streamed:
     """Predicts rows as they come; a block is written before the next one is predicted.
 
     Raises:
@@ -108,6 +130,7 @@ def predict_stream(work: Work, reading: Reading, out: StreamWriter, rejects: Pat
             work = replace(work, names=reader.names)
             bad = next((number for number, row in enumerate(block) if row.get(FAULT) is not None), len(block))
             _predict_block(work, block if writing.skips else block[:bad], out, done)
+            progress(done.rows, None)
             faults = [row for row in block if row.get(FAULT) is not None]
             if faults and not writing.skips:
                 _refuse(faults)
@@ -174,6 +197,12 @@ class _Reader:
         if not self._complete:
             raise BertTasksError(f"{CALLED}: reading ended before the input did: please report this")
 
+    def _records(self, how: Reading, layout: Format) -> AbstractContextManager[Records]:
+        if how.format is not None:
+            return file_records(self._source, layout, how)
+        headers = _headers(self._work.model)
+        return detected_records(self._source, encoding=how.codec, headers=headers, called=CALLED)
+
     def _plan(self, reading: Reading, layout: Format, present: Collection[str]) -> Plan:
         """``present``: the columns that are there, as far as the first row tells."""
         model = self._work.model
@@ -186,9 +215,10 @@ class _Reader:
 
     def _read(self) -> None:
         how = with_file_options(self._reading, self._work.model.reading, None)
-        layout = named_format(checked_format(how))
+        # What is detected has the columns that it names: no format's own names or labels apply.
+        layout = named_format("jsonl" if how.format is None else how.format)
         try:
-            with file_records(self._source, layout, how) as found:
+            with self._records(how, layout) as found:
                 records, present = peeked(found)
                 plan = self._plan(how, layout, present)
                 if records.columns is not None:

@@ -76,12 +76,15 @@ class Target:
             check_place(self.rejects)
         _check_apart([("output", self.path), ("input", _source(data)), ("rejects", self.rejects)])
 
-    def check_task(self, task: Task, data: Data) -> None:
-        """Raises UsageError if the extension is another task's, or a file beside the output would overwrite one."""
+    def check_task(self, task: Task, data: Data, *, logits: bool = False) -> None:
+        """Raises UsageError if the extension is another task's or has no logits, or a file beside the output would
+        overwrite one."""
         if self.path is None or not self.rendered:
             return
         if self.form not in task.file_formats:
             raise UsageError(f"{self.path}: {task.name} has no output format {self.form!r}; use {_names(FORMS)}")
+        if logits:
+            raise UsageError(f"{self.path}: {self.form} has no place for logits; use {_names(FORMS)}")
         for name in filter(None, task.render(self.form, [], [])):
             beside = beside_output(self.path, name)
             _check_apart([(f"{name} of the output", beside), ("input", _source(data)), ("rejects", self.rejects)])

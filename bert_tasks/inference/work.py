@@ -53,7 +53,8 @@ class Work:
             nonlocal truncated
             truncated += len({feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0})
 
-        predictions = list(predict_rows(self.model, good, run=self.run, first=first, note=count))
+        logits = self.writing.logits
+        predictions = list(predict_rows(self.model, good, run=self.run, first=first, note=count, logits=logits))
         return Done(rows=good, predictions=predictions, truncated=truncated)
 
     def part(self, first: int, rows: Sequence[Row]) -> Part:

@@ -4,7 +4,7 @@ Owns the key under which features are kept. Must not know processes or what is d
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -20,14 +20,14 @@ from bert_tasks.data.stored_reading import known_names, reading_of_file, renamed
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.values import LABEL_SEPARATOR
 from bert_tasks.errors import DataError
-from bert_tasks.model.predicting import tokenizer_of
+from bert_tasks.model.predicting import as_row, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Task
 
 FEATURE_ROWS = 1000  # rows per call of ``Task.features``
 
-Data = str | Path | RowTable | Sequence[Row]
+Data = str | Path | RowTable | Sequence[Row] | Sequence[str] | Sequence[tuple[str, ...]]
 
 
 def as_trained(model: TaskModel, data: Data, given: Reading) -> tuple[Data, Reading]:
@@ -43,13 +43,21 @@ def as_trained(model: TaskModel, data: Data, given: Reading) -> tuple[Data, Read
         return data, given
     stated = {} if given.columns is None else given.columns
     stored = {task: name for task, name in known_names(model.reading, columns).items() if task not in stated}
-    return [_under_task_names(row, stated, stored) for row in data], given
+    return [_under_task_names(row, stated, stored) for row in in_memory(data, model.task)], given
+
+
+def in_memory(data: Iterable[Row | str | tuple[str, ...]], task: Task) -> list[Row]:
+    """Rows in memory, each of which may be the text that it consists of, or a tuple of its texts.
+
+    Raises:
+        DataError: naming the first that is none of these, counted from 0.
+    """
+    columns = [column for column in task.columns if not column.is_target]
+    return [as_row(row, columns, number) for number, row in enumerate(data)]
 
 
 def _under_task_names(row: Row, stated: Mapping[str, str], stored: Mapping[str, str]) -> Row:
-    """The row; a stated name replaces the task's own, a stored one only where the row lacks that. No row: unchanged."""
-    if not isinstance(row, Mapping):
-        return row
+    """The row; a stated name replaces the task's own, a stored one only where the row lacks that."""
     kept = {name: value for name, value in row.items() if name not in stated}
     chosen = {name: row[other] for name, other in stated.items() if other in row}
     return renamed_row({**kept, **chosen}, stored)
@@ -80,7 +88,7 @@ def load_table(
     wanted = [column for column in task.columns if targets != "unread" or not column.is_target]
     needed: Literal["required", "optional"] = "required" if targets == "required" else "optional"
     if not isinstance(data, str | Path):
-        table = RowTable.from_rows(data, name, wanted, needed)
+        table = RowTable.from_rows(in_memory(data, task), name, wanted, needed)
         if task.labels and targets == "required":
             check_labels([table], wanted, task.labels)
         return table

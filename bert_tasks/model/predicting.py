@@ -7,7 +7,7 @@ in order. Memory depends on the chunk, not on the number of rows. Must not know 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from bert_tasks.model.onnx import Logits
     from bert_tasks.model.task_model import TaskModel
 
+# One row or several: mappings, texts, or tuples of the texts that a row needs.
+Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]]
+
 CHUNK_ROWS = 1024
 BATCH_TOKENS = 16384
 CPU_BATCH_TOKENS = 4096  # what a layer makes of so many stays in a processor's cache
@@ -40,6 +43,7 @@ def predict_rows(
     run: "Logits | None" = None,
     first: int = 0,
     note: Callable[[Sequence[Feature]], None] = lambda features: None,
+    logits: bool = False,
 ) -> Iterator[Prediction]:
     """Predictions as a stream; see ``TaskModel.predict``.
 
@@ -47,14 +51,13 @@ def predict_rows(
         run: what runs a batch in place of the model (``model.onnx.logits_of``).
         first: the number of the first row, for messages.
         note: is shown the features of each chunk.
+        logits: give the predictions their logits.
 
     Raises:
-        UsageError: the model has no tokenizer.
+        UsageError: the model has no tokenizer, or gives no logits.
         DataError: a row lacks a column or holds something else than its kind.
         CheckpointError: the model gives scores that are not finite.
     """
-    if isinstance(rows, Mapping | str):
-        raise DataError(f"expected a list of rows such as [{{...}}], got one {type(rows).__name__}; put it in a list")
     tokenizer, task = tokenizer_of(model), model.task
     inputs = [column for column in task.columns if not column.is_target]
     names = known_names(model.reading, inputs)
@@ -69,7 +72,8 @@ def predict_rows(
         features = task.features(read, tokenizer)
         note(features)
         found = feature_summaries(model, features, run=_finite(model.packed_logits if run is None else run))
-        yield from task.decode(found, features, read)
+        predictions = task.decode(found, features, read)
+        yield from task.with_logits(predictions, found, features) if logits else predictions
 
 
 def _finite(forward: "Logits") -> "Logits":
@@ -84,8 +88,42 @@ def _finite(forward: "Logits") -> "Logits":
     return checked
 
 
+def as_row(given: Row | str | tuple[str, ...], columns: Sequence[Column], number: int) -> Row:
+    """The row that is given as such, as its text, or as a tuple of its texts in the order of the task's columns.
+
+    Raises:
+        DataError: naming the row and what it must be.
+    """
+    if isinstance(given, Mapping):
+        return given
+    texts = [column.name for column in columns if column.required and column.kind in ("text", "words")]
+    values = given if isinstance(given, tuple) else (given,)
+    if len(values) == len(texts) and all(isinstance(value, str) for value in values):
+        return dict(zip(texts, values, strict=True))
+    mapping = "{" + ", ".join(f'"{column.name}": ...' for column in columns if column.required) + "}"
+    short = "a text" if len(texts) == 1 else f"a tuple of {' and '.join(texts)}"
+    raise DataError(f"row {number}: expected a mapping such as {mapping}, or {short}, got {type(given).__name__}")
+
+
+def as_rows(inputs: Inputs, columns: Sequence[Column]) -> Iterable[Row]:
+    """The rows of what ``TaskModel.predict`` is given: one row or several.
+
+    Raises:
+        DataError: see ``as_row``.
+    """
+    texts = sum(column.required and column.kind in ("text", "words") for column in columns)
+    is_one = isinstance(inputs, tuple) and texts == len(inputs) > 1 and all(isinstance(part, str) for part in inputs)
+    is_one = is_one or isinstance(inputs, Mapping | str) or not isinstance(inputs, Iterable)
+    several: Iterable[Any] = [inputs] if is_one else inputs
+    return (as_row(given, columns, number) for number, given in enumerate(several))
+
+
 def canonical_row(
-    row: Row, columns: Sequence[Column], number: int, *, names: Mapping[str, str] = MappingProxyType({})
+    row: Row | str | tuple[str, ...],
+    columns: Sequence[Column],
+    number: int,
+    *,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> Row:
     """The row's values of some columns in the form that tasks read.
 
@@ -95,10 +133,7 @@ def canonical_row(
     Raises:
         DataError: naming the row (counted from 0), the column and what is there instead.
     """
-    if not isinstance(row, Mapping):
-        example = ", ".join(f'"{column.name}": ...' for column in columns if column.required)
-        raise DataError(f"row {number}: expected a mapping such as {{{example}}}, got {type(row).__name__}")
-    row = renamed_row(row, names)
+    row = renamed_row(as_row(row, columns, number), names)
     values = {}
     for column in columns:
         if column.name not in row or (row[column.name] is None and not column.required):

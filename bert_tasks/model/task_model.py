@@ -6,7 +6,7 @@ names the family tables map. How a folder becomes a model and back is in pretrai
 Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R rows that the head reads.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,14 +17,13 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.checkpoints.families import encoder_config
 from bert_tasks.checkpoints.hub import Origin
 from bert_tasks.checkpoints.load import LoadReport
-from bert_tasks.data.columns import Row
 from bert_tasks.data.readers import Reading
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import RowHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.encoder.stack import Stack, initialize
 from bert_tasks.errors import UsageError
-from bert_tasks.model.predicting import predict_rows
+from bert_tasks.model.predicting import Inputs, as_rows, predict_rows
 from bert_tasks.model.shaped import shaped_inputs
 from bert_tasks.tasks.base import Prediction, Task
 
@@ -181,16 +180,21 @@ class TaskModel(nn.Module):
         logits: Tensor = self.head(hidden, batch.layout)
         return logits
 
-    def predict(self, rows: Iterable[Row]) -> list[Prediction]:
-        """One prediction per row, in row order.
+    def predict(self, inputs: Inputs, *, logits: bool = False) -> list[Prediction]:
+        """One prediction per row, in row order; a list of one for one row.
 
         Args:
-            rows: mappings with the task's columns, e.g. ``[{"text": "a fine film"}]``.
+            inputs: one or several of: a text (``"a fine film"``), a tuple of the texts that a row of the task needs
+                (``("a premise", "a hypothesis")``), or a mapping with the task's columns or with those of the training
+                data (``{"text": "a fine film"}``).
+            logits: give the predictions their ``logits``, in the order of the labels.
 
         Raises:
             DataError: a row lacks a column or holds something else than its kind.
+            UsageError: the model has no tokenizer, or its task gives no logits.
         """
-        return list(predict_rows(self, rows))
+        columns = [column for column in self.task.columns if not column.is_target]
+        return list(predict_rows(self, as_rows(inputs, columns), logits=logits))
 
     def parameter_depths(self) -> dict[str, int]:
         """Each parameter's place from the input: embeddings 0, layer i (its last use) i + 1, the head one more."""

@@ -69,4 +69,4 @@ def _has_pairs(kind: type[Task], data: Data | None, reading: Reading) -> bool:
     if isinstance(data, str | Path):
         return "text_pair" in column_names(Path(data), reading)
     first = next(iter(data), {})
-    return isinstance(first, Mapping) and "text_pair" in first
+    return (isinstance(first, tuple) and len(first) == 2) or (isinstance(first, Mapping) and "text_pair" in first)

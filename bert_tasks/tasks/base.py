@@ -158,6 +158,16 @@ class Task(ABC):
         ``features`` need not hold tokens: ``row`` (from 0 within ``rows``), ``reads`` and ``origins`` are there.
         """
 
+    def with_logits(
+        self, predictions: Sequence[Prediction], summaries: Sequence[Tensor], features: Sequence[Feature]
+    ) -> Sequence[Prediction]:
+        """The predictions of ``decode`` with the logits that they were made of.
+
+        Raises:
+            UsageError: the task has none for a row.
+        """
+        raise UsageError(f"{self.name} gives no logits: predict without them")
+
     @abstractmethod
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
         """Metrics over labelled rows, keyed and scaled as in HF evaluate."""

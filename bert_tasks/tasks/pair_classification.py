@@ -101,6 +101,11 @@ class PairClassification(Task):
     ) -> list[SequencePrediction]:
         return self.classifier.decode(summaries, features, rows)
 
+    def with_logits(
+        self, predictions: Sequence[Prediction], summaries: Sequence[Tensor], features: Sequence[Feature]
+    ) -> Sequence[Prediction]:
+        return self.classifier.with_logits(predictions, summaries, features)
+
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
         return merged(self.classifier.metrics(predictions, rows), self._ranking(predictions, rows))
 

@@ -53,14 +53,20 @@ class SequencePrediction(Prediction):
         score: its probability (softmax; sigmoid for several labels), or the predicted number.
         scores: every label's probability; empty for regression.
         labels: several labels only: those whose probability reaches their threshold, in label order.
+        logits: every label's logit, in label order, if they were asked for; of regression the predicted number.
     """
 
     label: str | None
     score: float
     scores: Mapping[str, float]
     labels: tuple[str, ...] | None = None
+    logits: tuple[float, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
+        asked = {} if self.logits is None else {"logits": list(self.logits)}
+        return self._answer() | asked
+
+    def _answer(self) -> dict[str, Any]:
         if self.label is None:
             return {"score": self.score}
         chosen = {} if self.labels is None else {"labels": list(self.labels)}
@@ -337,13 +343,20 @@ class SequenceClassification(Task):
     ) -> list[SequencePrediction]:
         if not rows:
             return []
-        starts = [i for i, feature in enumerate(features) if i == 0 or feature["row"] != features[i - 1]["row"]]
-        windows = [end - start for start, end in pairwise([*starts, len(features)])]
-        samples = sample_logits(torch.stack(list(summaries)), windows)  # [S, L]
+        samples = _row_logits(summaries, features)  # [S, L]
         if self._regression:
             return [SequencePrediction(label=None, score=value, scores={}) for value in samples[:, 0].tolist()]
         probabilities = torch.sigmoid(samples) if self._several else torch.softmax(samples, dim=-1)
         return [self._prediction(row) for row in probabilities.tolist()]
+
+    def with_logits(
+        self, predictions: Sequence[Prediction], summaries: Sequence[Tensor], features: Sequence[Feature]
+    ) -> Sequence[Prediction]:
+        if not predictions:
+            return predictions
+        answers = cast("Sequence[SequencePrediction]", predictions)
+        rows = _row_logits(summaries, features).tolist()
+        return [replace(answer, logits=tuple(row)) for answer, row in zip(answers, rows, strict=True)]
 
     def _prediction(self, probabilities: list[float]) -> SequencePrediction:
         scores = dict(zip(self.labels, probabilities, strict=True))
@@ -408,3 +421,10 @@ def sample_logits(logits: Tensor, windows: Sequence[int]) -> Tensor:
     if len(windows) == logits.shape[0]:
         return logits
     return torch.segment_reduce(logits, "mean", lengths=torch.tensor(windows, device=logits.device))
+
+
+def _row_logits(summaries: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
+    """``[S, L]`` the logits of each row, those of its windows as one."""
+    starts = [i for i, feature in enumerate(features) if i == 0 or feature["row"] != features[i - 1]["row"]]
+    windows = [end - start for start, end in pairwise([*starts, len(features)])]
+    return sample_logits(torch.stack(list(summaries)), windows)

@@ -279,6 +279,12 @@ class SpanExtraction(Task):
         )
         return [self._prediction(found, row.get("id")) for found, row in zip(ranked, rows, strict=True)]
 
+    def with_logits(
+        self, predictions: Sequence[Prediction], summaries: Sequence[Tensor], features: Sequence[Feature]
+    ) -> Sequence[Prediction]:
+        """The same: ``n_best`` has the start and end logit of every span."""
+        return predictions
+
     def _prediction(self, found: RankedSpans, name: str | None) -> SpanPrediction:
         answer, null = found.answer(self.null_threshold), found.null
         return SpanPrediction(

@@ -78,19 +78,23 @@ class TokenPrediction(Prediction):
         tags: one of the model's labels for each word.
         scores: the probability of each tag (with a CRF: over all tag sequences).
         entities: what the tags mark, counted as conlleval does; none where labels are raw.
+        logits: for each word every label's logit, in label order, if they were asked for.
     """
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
     scores: tuple[float, ...]
     entities: tuple[EntitySpan, ...]
+    logits: tuple[tuple[float, ...], ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
+        asked = {} if self.logits is None else {"logits": [list(word) for word in self.logits]}
         return {
             "words": list(self.words),
             "tags": list(self.tags),
             "scores": list(self.scores),
             "entities": [asdict(entity) for entity in self.entities],
+            **asked,
         }
 
 
@@ -286,13 +290,30 @@ class TokenClassification(Task):
 
     def _words(self, summaries: Sequence[Tensor], features: Sequence[Feature]) -> tuple[list[int], list[float]]:
         """The best label of each word's first sub-word and its probability, over all rows."""
-        logits = torch.cat(list(summaries))  # [R, L]
-        if self.labelling != "first":
-            firsts = [first for feature in features for first in word_starts(feature.get("origins"))]
-            logits = logits.index_select(0, torch.tensor(firsts, dtype=torch.bool).nonzero().squeeze(1))
+        logits = self._word_logits(summaries, features)
         best = logits.argmax(dim=1)
         scores = torch.softmax(logits, dim=1).gather(1, best[:, None]).squeeze(1)
         return best.tolist(), scores.tolist()
+
+    def _word_logits(self, summaries: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
+        """``[W, L]`` the logits of each word's first sub-word, over all rows."""
+        logits = torch.cat(list(summaries))  # [R, L]
+        if self.labelling == "first":
+            return logits
+        firsts = [first for feature in features for first in word_starts(feature.get("origins"))]
+        return logits.index_select(0, torch.tensor(firsts, dtype=torch.bool).nonzero().squeeze(1))
+
+    def with_logits(
+        self, predictions: Sequence[Prediction], summaries: Sequence[Tensor], features: Sequence[Feature]
+    ) -> Sequence[Prediction]:
+        """See ``Task``. Raises UsageError for a CRF, which scores sequences of tags."""
+        if self.crf:
+            raise UsageError("a tagger with crf = true scores sequences of tags, not words: predict without logits")
+        if not predictions:
+            return predictions
+        answers = cast("Sequence[TokenPrediction]", predictions)
+        words = iter(self._word_logits(summaries, features).tolist())
+        return [replace(answer, logits=tuple(tuple(next(words)) for _ in answer.words)) for answer in answers]
 
     def _chains(
         self, summaries: Sequence[Tensor], features: Sequence[Feature], counts: Sequence[int]

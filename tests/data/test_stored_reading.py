@@ -66,6 +66,12 @@ def test_training_stores_the_files_format_and_all_names_that_are_not_the_tasks()
     assert training_reading(Reading(), None) == Reading()
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "UTF_8", "utf-8-sig", "utf-16", "UTF-32"])
+def test_an_encoding_that_a_file_says_itself_is_not_stored(encoding: str) -> None:
+    assert training_reading(Reading(encoding=encoding), "train.csv").encoding is None
+    assert training_reading(Reading(encoding="utf-16-le"), "train.csv").encoding == "utf-16-le"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "encoding", "given_options", "expected"),
     [
@@ -90,6 +96,7 @@ def test_training_stores_the_files_format_and_all_names_that_are_not_the_tasks()
         ("new.dat", "review\na", "utf-8", {"format": "tsv"}, Reading(format="tsv", columns={"text": "review"})),
         # An extension that says nothing.
         ("new.dat", "review;stars\na;b", "utf-8", {}, STORED),
+        ("new.csv.gz", "review;stars\na;b", "utf-8", {}, STORED),
     ],
 )
 def test_options_count_one_by_one_given_before_stored_before_usual(

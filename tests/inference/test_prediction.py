@@ -353,7 +353,6 @@ class TestRefusals:
         self.refused("expected 'fail' or 'skip'", data, output=tmp_path / "a.csv", on_error="ignore")
         skipping = {"on_error": "skip", "rejects": tmp_path / "a.csv"}
         self.refused("is output and rejects at once", data, output=tmp_path / "a.csv", **skipping)
-        self.refused("standard input has no extension", "-", output=tmp_path / "a.csv")
         assert names(tmp_path) == ["link.csv", "new.csv"]
 
     @pytest.mark.parametrize(("content", "told"), [("", "the file is empty"), ("text,id\n", "no rows")])

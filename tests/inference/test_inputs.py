@@ -1,0 +1,235 @@
+"""What may be predicted besides files of rows: texts, tuples of texts, lines of a pipe; and logits on request."""
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bert_tasks import predict
+from bert_tasks.cli import progress
+from bert_tasks.data.readers import Reading
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.inference import predict_file
+from bert_tasks.inference import streams as streams_module
+from bert_tasks.model import predicting
+from bert_tasks.model.task_model import TaskModel
+from task_contract import unlabelled
+from task_examples import EXAMPLES
+
+ONE_TEXT = ("single", "several", "regression", "windows")
+ModelOf = Callable[[str], TaskModel]
+
+
+@pytest.fixture(scope="module")
+def model_of(base: Path) -> ModelOf:
+    made: dict[str, TaskModel] = {}
+
+    def model(kind: str) -> TaskModel:
+        if kind not in made:
+            torch.manual_seed(3)
+            made[kind] = TaskModel.from_pretrained(base, task=EXAMPLES[kind].task)
+        return made[kind]
+
+    return model
+
+
+def contents(predictions: Any) -> list[dict[str, Any]]:
+    return [prediction.to_json() for prediction in predictions]
+
+
+@pytest.mark.parametrize("kind", ONE_TEXT)
+def test_a_text_is_a_row_alone_or_in_a_list(kind: str, model_of: ModelOf) -> None:
+    model = model_of(kind)
+    rows = unlabelled(EXAMPLES[kind])
+    texts = [row["text"] for row in rows]
+    expected = contents(model.predict(rows))
+    assert contents(model.predict(texts)) == contents(predict(model, texts)) == expected
+    assert contents(model.predict(iter([texts[0], rows[1]]))) == contents(model.predict(rows[:2]))
+    assert contents(model.predict(texts[0])) == contents(model.predict(rows[0])) == contents(model.predict(rows[:1]))
+
+
+@pytest.mark.parametrize(("kind", "names"), [("pair", ("text", "text_pair")), ("span", ("question", "context"))])
+def test_a_tuple_holds_the_texts_of_a_row_in_the_tasks_order(
+    kind: str, names: tuple[str, str], model_of: ModelOf
+) -> None:
+    model = model_of(kind)
+    rows = [{name: row[name] for name in names} for row in unlabelled(EXAMPLES[kind])]
+    pairs = [(row[names[0]], row[names[1]]) for row in rows]
+    expected = contents(model.predict(rows))
+    assert contents(model.predict(pairs)) == contents(predict(model, pairs)) == expected
+    assert contents(model.predict(pairs[0])) == contents(model.predict(rows[:1]))
+    message = rf"row 1: expected a mapping .*, or a tuple of {names[0]} and {names[1]}, got str"
+    with pytest.raises(DataError, match=message):
+        model.predict([rows[0], "one text"])
+
+
+@pytest.mark.parametrize("given", [3, [3], ["a", None], [("a", "b")], [["a"]], [b"a"]])
+def test_what_is_no_row_is_refused(given: Any, model_of: ModelOf) -> None:
+    with pytest.raises(DataError, match="expected a mapping"):
+        model_of("single").predict(given)
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_logits_are_those_that_the_scores_were_made_of(kind: str, model_of: ModelOf) -> None:
+    model, rows = model_of(kind), unlabelled(EXAMPLES[kind])
+    if getattr(model.task, "crf", False):
+        with pytest.raises(UsageError, match="without logits"):
+            model.predict(rows, logits=True)
+        return
+    plain, asked = model.predict(rows), model.predict(rows, logits=True)
+    assert not any("logits" in one for one in contents(plain))
+    for before, after in zip(contents(plain), contents(asked), strict=True):
+        logits = torch.tensor(after.pop("logits", []), dtype=torch.float64)
+        assert after == before
+        if "tags" in before:
+            probabilities = logits.softmax(-1)
+            assert logits.shape == (len(before["words"]), len(model.task.labels))
+            assert probabilities.max(-1).values.tolist() == pytest.approx(before["scores"], abs=1e-6)
+            assert [model.task.labels[best] for best in probabilities.argmax(-1)] == before["tags"]
+        elif "n_best" in before:
+            assert {"start_logit", "end_logit"} <= before["n_best"][0].keys()
+        elif "scores" in before:
+            several = "labels" in before
+            probabilities = logits.sigmoid() if several else logits.softmax(-1)
+            assert dict(zip(model.task.labels, probabilities.tolist(), strict=True)) == pytest.approx(
+                before["scores"], abs=1e-6
+            )
+        else:
+            assert logits.tolist() == [before["score"]]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.parquet"])
+def test_logits_are_written(name: str, model_of: ModelOf, tmp_path: Path) -> None:
+    model, texts = model_of("single"), ["a fine film", "what a bore"]
+    predict(model, texts, output=tmp_path / name, logits=True)
+    expected = [list(one.logits) for one in model.predict(texts, logits=True)]  # type: ignore[attr-defined]
+    if name.endswith("jsonl"):
+        found = [json.loads(line)["logits"] for line in (tmp_path / name).read_text("utf-8").splitlines()]
+    elif name.endswith("csv"):
+        found = [json.loads(row["logits"]) for row in csv.DictReader(io.StringIO((tmp_path / name).read_text("utf-8")))]
+    else:
+        from pyarrow import parquet
+
+        found = parquet.read_table(tmp_path / name)["logits"].to_pylist()
+    assert found == expected
+
+
+def test_a_format_without_a_place_for_logits_is_refused(model_of: ModelOf, tmp_path: Path) -> None:
+    rows = unlabelled(EXAMPLES["token"])
+    with pytest.raises(UsageError, match=r"\.conll has no place for logits"):
+        predict(model_of("token"), rows, output=tmp_path / "out.conll", logits=True)
+
+
+def piped(model: TaskModel, content: str, tmp_path: Path, **options: Any) -> list[dict[str, Any]]:
+    """The rows that ``predict --data -`` writes for what comes through a pipe, in and out."""
+    source = tmp_path / "pipe"
+    source.write_text(content, "utf-8", newline="")
+    out = io.BytesIO()
+    from bert_tasks.inference.rows_out import StreamWriter, Writing
+    from bert_tasks.inference.work import Work
+
+    work = Work(model=model, run=None, writing=Writing())
+    streams_module.predict_stream(work, Reading(**options), StreamWriter(out, form="jsonl", raw=False), None, source)
+    return [json.loads(line) for line in out.getvalue().decode().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ("one\ntwo\r\n", ["one", "two"]),
+        ("one, two; three\n\nfour", ["one, two; three", "", "four"]),
+        ("[laughs] yes\n{no}\n", ["[laughs] yes", "{no}"]),
+        ('{"text": "one"}\n{"text": "two"}\n', ["one", "two"]),
+        ('[{"text": "one"},\n {"text": "two"}]\n', ["one", "two"]),
+        ("3\n[1, 2]\n", ["3", "[1, 2]"]),
+    ],
+)
+def test_lines_of_a_pipe_are_texts_unless_they_are_json(
+    content: str, texts: list[str], model_of: ModelOf, tmp_path: Path
+) -> None:
+    model = model_of("single")
+    assert [row["text"] for row in piped(model, content, tmp_path)] == texts
+    stored = streams_module.detected(Reading(), tmp_path / "pipe", model)
+    assert predict_file(model, tmp_path / "pipe", tmp_path / "out.jsonl", reading=stored).rows == len(texts)
+
+
+@pytest.mark.parametrize("header", ["text", "id,text", '"text";"label"', "review\tstars"])
+def test_a_table_on_a_pipe_is_not_taken_for_texts(header: str, model_of: ModelOf, base: Path, tmp_path: Path) -> None:
+    model = TaskModel.from_pretrained(base, task=EXAMPLES["single"].task)
+    model.reading = Reading(columns={"text": "review"})
+    with pytest.raises(UsageError, match=r"names the column '(text|review)'.*--format text"):
+        piped(model, f"{header}\nx\n", tmp_path)
+    if header == "text":
+        rows = piped(model, f"{header}\nx\n", tmp_path, format="text")
+        assert [row["text"] for row in rows] == ["text", "x"]
+
+
+def test_stored_columns_are_found_in_a_pipe(base: Path, tmp_path: Path) -> None:
+    model = TaskModel.from_pretrained(base, task=EXAMPLES["single"].task)
+    model.reading = Reading(columns={"text": "review"}, format="csv", delimiter=";", encoding="latin-1")
+    rows = piped(model, '{"review": "one", "n": 1}\n', tmp_path)
+    assert [(row["review"], row["n"]) for row in rows] == [("one", 1)]
+    assert [row["review"] for row in piped(model, "n;review\n1;one\n", tmp_path, format="csv")] == ["one"]
+
+
+def test_the_command_line_predicts_texts_and_pipes(model_of: ModelOf, tmp_path: Path) -> None:
+    model_of("single").save_pretrained(tmp_path / "model")
+    command = [sys.executable, "-m", "bert_tasks", "predict", str(tmp_path / "model"), "--logits"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    texts = ["a fine film", "what a bore"]
+
+    def run(*options: str, given: str = "") -> list[dict[str, Any]]:
+        done = subprocess.run(
+            [*command, *options], input=given, capture_output=True, text=True, env=environment, check=True
+        )
+        assert "rows/s" not in done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    named = run("--text", texts[0], "--text", texts[1])
+    assert [row["text"] for row in named] == texts
+    assert len(named[0]["logits"]) == 3
+    assert run(given="\n".join(texts)) == named
+
+
+def test_text_and_data_exclude_each_other(model_of: ModelOf, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from bert_tasks.cli.app import app
+
+    shown = CliRunner().invoke(app, ["predict", "model", "--text", "a", "--data", "b.csv"])
+    assert shown.exit_code == 2
+    assert "exclude each other" in shown.output
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("quiet", "terminal"), [(False, True), (True, True), (False, False)])
+def test_progress_is_shown_on_a_terminal_unless_quiet(
+    quiet: bool, terminal: bool, model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = _Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(predicting, "CHUNK_ROWS", 2)
+    with progress.rows_progress(quiet=quiet) as tell:
+        predict_file(model_of("single"), ["a"] * 5, tmp_path / "out.csv", progress=tell)
+    text = shown.getvalue()
+    if quiet or not terminal:
+        assert text == ""
+        return
+    states = text.split("\r")
+    assert "0 of 5 rows" in text
+    assert re.search(r"5 of 5 rows, [\d,]+ rows/s", text)
+    assert states[-1] == ""
+    assert states[-2].strip() == ""
