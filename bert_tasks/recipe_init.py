@@ -161,8 +161,6 @@ class _Writer:
                 yield _comment('long_texts = "windows" # reads all of a long text; without it the end is cut off')
         for name, value in self.guess.settings.items():
             yield _entry(name, value)
-        if self._is_embedded and self.guess.task in ("sequence-classification", "pair-classification"):
-            yield _entry("pooling", "mean", "suits this model; leave it out for most others")
         if self.guess.labels:
             labels, more = self.guess.labels[:_SHOWN_LABELS], len(self.guess.labels) - _SHOWN_LABELS
             yield _comment(f"labels = {literal(labels)}{f' and {more} more' if more > 0 else ''}")

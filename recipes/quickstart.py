@@ -1,8 +1,9 @@
 """The quickstart: fine-tunes published weights on a small data set, three seeds, and shows what the model does.
 
 Run by ``make quickstart``. Trains recipes/quickstart.toml with seeds 1 to 3, and as a control the same recipe on
-training labels that carry no information: half of each class's rows get each label. Ends with a table and exits with 1
-if the model did not learn or the control did. Finished runs are reused.
+training labels that carry no information: half of each class's rows get each label. Ends with a table, and with
+answers that transformers' pipeline gives too; exits with 1 if the model did not learn, or the control did. Finished
+runs are reused.
 """
 
 import csv
@@ -10,9 +11,11 @@ import random
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from transformers import pipeline
 
 from bert_tasks import TaskModel, load_recipe, train
 
@@ -75,9 +78,10 @@ def main() -> int:
     majority = max(labels.count(label) for label in set(labels)) / len(labels)
     folder = RUNS / "seed-1" / "model"
     console.print(accuracy_table(real, control, majority))
-    console.print(prediction_table(folder))
+    answers, theirs = answers_of(folder)
+    console.print(prediction_table(answers, theirs))
     relative, rows = folder.relative_to(RECIPES.parent), "recipes/data/feedback/validation.csv"
-    console.print(f"model: {relative} (stock transformers opens it too)", highlight=False)
+    console.print(f"model: {relative} (this package and transformers open it)", highlight=False)
     console.print(
         "next:\n"
         f"  .venv/bin/bert-tasks evaluate {relative} --data {rows}\n"
@@ -87,6 +91,9 @@ def main() -> int:
         soft_wrap=True,
     )
     learned = statistics.mean(real) >= majority + 0.25
+    if any(our["label"] != other["label"] for our, other in zip(answers, theirs, strict=True)):
+        console.print("quickstart FAILED: transformers gives other answers from the same folder", style="red")
+        return 1
     if not learned or abs(statistics.mean(control) - majority) > 0.10:
         console.print("quickstart FAILED: the model must learn, and the control must not", style="red")
         return 1
@@ -101,12 +108,17 @@ def accuracy_table(real: list[float], control: list[float], majority: float) -> 
     return table
 
 
-def prediction_table(folder: Path) -> Table:
-    model = TaskModel.from_pretrained(folder)
-    table = Table("text", "label", "probability", title="Three predictions")
-    for text, prediction in zip(TEXTS, model.predict([{"text": text} for text in TEXTS]), strict=True):
-        answer = prediction.to_json()
-        table.add_row(text, answer["label"], f"{answer['score']:.3f}")
+def answers_of(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What this package and the pipeline of transformers say of the texts."""
+    predictions = TaskModel.from_pretrained(folder).predict([{"text": text} for text in TEXTS])
+    classify = pipeline("text-classification", str(folder), device="cpu")
+    return [prediction.to_json() for prediction in predictions], classify(list(TEXTS))
+
+
+def prediction_table(answers: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Table:
+    table = Table("text", "label", "probability", "transformers' pipeline", title="Three predictions")
+    for text, ours, other in zip(TEXTS, answers, theirs, strict=True):
+        table.add_row(text, ours["label"], f"{ours['score']:.3f}", f"{other['label']} {other['score']:.3f}")
     return table
 
 

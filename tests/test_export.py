@@ -172,7 +172,8 @@ def test_a_damaged_folder_is_refused(case: Case, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="No such file"):
         predict(folder, SENTENCES)
     other = copied(case.exported.folder, tmp_path / "labels")
-    edit_config(other, id2label={"0": "O", "1": "B-X"}, label2id={"O": 0, "B-X": 1})
+    entry = json.loads((other / "config.json").read_text())["bert_tasks"]
+    edit_config(other, bert_tasks={**entry, "labels": ["O", "B-X"]})
     with pytest.raises(CheckpointError, match=r"gives 3 logits, config\.json states 2 labels"):
         predict(other, SENTENCES)
 

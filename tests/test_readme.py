@@ -38,7 +38,7 @@ def test_python_blocks_print_what_the_readme_says(readme: list[Block], page: Pag
         if block.following is not None:
             assert agrees(printed, block.following), printed
             compared += 1
-    assert compared == 2
+    assert compared == 3
 
 
 @pytest.mark.slow

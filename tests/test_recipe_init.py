@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import recipe_source
 from bert_tasks.errors import CheckpointError, DataError, UsageError
-from bert_tasks.recipe import load_recipe
+from bert_tasks.recipe import build_task, load_recipe
 from bert_tasks.recipe_guess import Guess, guess_task
 from bert_tasks.recipe_init import EMBEDDED_MODEL, USUAL_MODEL, Draft, init_recipe
 from bert_tasks.recipe_profile import percentile, pieces, profile
@@ -520,11 +520,11 @@ def test_the_model_is_the_one_that_is_there(tmp_path: Path, monkeypatch: pytest.
     path = write_csv(tmp_path / "rows.csv", labelled())
     first = load_recipe(draft_of(path, tmp_path).path)
     assert first.model.name == EMBEDDED_MODEL
-    assert first.settings["pooling"] == "mean"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     second = load_recipe(init_recipe(path, output=tmp_path / "second.toml").path)
     assert second.model.name == USUAL_MODEL
-    assert "pooling" not in second.settings
+    assert build_task(first, ("a", "b")).is_stock_head  # so that the folder answers in stock transformers, too
+    assert build_task(second, ("a", "b")).is_stock_head
     assert second.optim.learning_rate == 2e-5
     with pytest.raises(CheckpointError):
         init_recipe(path, output=tmp_path / "third.toml", model="package:no_such_package/model")

@@ -16,6 +16,7 @@ from bert_tasks.cards.usage import with_bert_tasks, with_transformers
 from bert_tasks.checkpoints.hub import PACKAGE
 from bert_tasks.errors import UsageError
 from bert_tasks.recipe_toml import to_toml
+from bert_tasks.tasks.base import NO_STOCK_HEAD
 from bert_tasks.training import outputs
 from bert_tasks.training.signing import is_ours, signed
 
@@ -92,7 +93,7 @@ def _header(facts: Facts, stated: Mapping[str, Any]) -> Any:
     known: dict[str, Any] = {
         "language": stated.get("language"),
         "license": stated.get("license"),
-        "library_name": "bert-tasks" if facts.head is None else "transformers",
+        "library_name": "transformers" if facts.is_stock_head else "bert-tasks",
         "pipeline_tag": PIPELINES.get(facts.task),
         "tags": ["bert-tasks", visible(facts.family)],
         "base_model": visible(str(facts.base["name"])) if facts.is_hub_base else None,
@@ -186,16 +187,24 @@ def _usage(facts: Facts) -> Iterator[str]:
         yield code("python", ours)
     else:
         yield "The task is not built into bert_tasks: load the model with its class, which the author has."
-    if facts.head is None:
-        yield (
-            "transformers has no head of this kind (it is in task_head.safetensors); its AutoModel opens the folder as "
-            "the encoder and gives the same hidden states:"
-        )
-    elif facts.entry.get("settings", {}).get("crf"):
-        yield "With transformers, without the CRF (in task_head.safetensors), so that single tags may differ:"
-    else:
+    if facts.is_stock_head:
         yield "With transformers, which gives the same logits:"
+    else:
+        yield NO_STOCK_HEAD
+        yield _part_for_transformers(facts)
     yield code("python", with_transformers(facts.task, facts.head))
+
+
+def _part_for_transformers(facts: Facts) -> str:
+    if facts.head is None:
+        return (
+            "The head is in task_head.safetensors; transformers' AutoModel opens the folder as the encoder and gives "
+            "the same hidden states:"
+        )
+    return (
+        "A part of the head, the CRF, is in task_head.safetensors; without it transformers gives the scores of single "
+        "tags, whose ids are those of the table of labels:"
+    )
 
 
 def _labels(facts: Facts) -> str:

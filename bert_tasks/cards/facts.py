@@ -68,6 +68,11 @@ class Facts:
         return str(name) if self.is_hub_base or str(name).startswith(PACKAGE) else None
 
     @property
+    def is_stock_head(self) -> bool:
+        """Whether transformers gives the same answers from the model's folder."""
+        return self.head is not None and "labels" not in self.entry
+
+    @property
     def is_hub_base(self) -> bool:
         return self.base.get("commit") is not None
 

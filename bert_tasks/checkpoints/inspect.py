@@ -186,8 +186,9 @@ def _model_files(folder: Path) -> dict[str, int]:
 
 def _labels(hf_config: Mapping[str, Any], head: HeadKind) -> tuple[str, ...]:
     """Label names by id; for a classifier transformers' default names where the config has only a number."""
-    if isinstance(hf_config.get("id2label"), dict):
-        return label_names(hf_config)
+    names = label_names(hf_config)
+    if names or isinstance(hf_config.get("id2label"), dict):
+        return names
     number = hf_config.get("num_labels", 2) if head in ("sequence", "token") else 0
     if not isinstance(number, int) or not 0 <= number <= _MOST_LABELS:
         raise CheckpointError(f"config.json: num_labels = {number!r}, expected 1 to {_MOST_LABELS}")

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from bert_tasks.checkpoints.families import CONFIG_KEY
 from bert_tasks.errors import CheckpointError
 
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -45,11 +46,17 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def label_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The labels of ``id2label`` in the order of their ids; empty if the config has none.
+    """The labels under our key, else those of ``id2label`` in the order of their ids; empty if the config has none.
 
     Raises:
-        CheckpointError: the ids are not numbers.
+        CheckpointError: the ids are not numbers, or our labels are no list of texts.
     """
+    entry = hf_config.get(CONFIG_KEY)
+    if isinstance(entry, dict) and "labels" in entry:
+        own = entry["labels"]
+        if not isinstance(own, list) or not all(isinstance(label, str) for label in own):
+            raise CheckpointError(f"config.json, key {CONFIG_KEY}: labels must be a list of texts")
+        return tuple(own)
     names = hf_config.get("id2label")
     if not isinstance(names, dict):
         return ()

@@ -11,6 +11,7 @@ from bert_tasks.errors import DivergedError
 
 if TYPE_CHECKING:
     from bert_tasks.recipe import Recipe
+    from bert_tasks.tasks.base import Task
 
 
 @app.command()
@@ -66,7 +67,14 @@ def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool,
         lines += table.lines(name)
     lines += ["this run was complete already; nothing was trained"] if result.reused else []
     lines += [] if page is None else [f"report: {page}"]
-    show(summary | {"report": page}, [*lines, f"model: {result.output_dir / 'model'}"], as_json=as_json)
+    lines += [f"model: {result.output_dir / 'model'}", *_stock_note(result.task)]
+    show(summary | {"report": page}, lines, as_json=as_json)
+
+
+def _stock_note(task: "Task") -> list[str]:
+    from bert_tasks.tasks.base import NO_STOCK_HEAD
+
+    return [] if task.is_stock_head else [f"note: {NO_STOCK_HEAD}"]
 
 
 def _train_seeds(
@@ -78,6 +86,8 @@ def _train_seeds(
     result = train_seeds(loaded, seeds, overwrite=overwrite, progress=not quiet)
     page = report_on(result.output_dir) if report and len(result.failed) < len(result.runs) else None
     lines = ([] if page is None else [f"report: {page}"]) + result.lines()[-1:]
+    tasks = [run.result.task for run in result.runs if run.result is not None]
+    lines += _stock_note(tasks[0]) if tasks else []
     show(result.to_json(), [*result.lines()[:-1], *lines], as_json=as_json)
     if result.failed:
         raise typer.Exit(DivergedError.exit_code)

@@ -247,7 +247,8 @@ def _stored_fields(folder: _Folder, kind: type[Task]) -> dict[str, Any]:
     settings = folder.stored.get("settings", {})
     if not isinstance(settings, dict):
         raise CheckpointError(f"{folder.path}: config.json, key {CONFIG_KEY}: settings must be an object")
-    return {**settings, **{key: value for key, value in folder.stored.items() if key in kind.tuned}}
+    beside = {key: value for key, value in folder.stored.items() if key in ("labels", *kind.tuned)}
+    return {**settings, **beside}
 
 
 def _checked_fields(kind: type[Task], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -431,9 +432,28 @@ def saved_config(model: "TaskModel") -> dict[str, Any]:
     options = stored_options(model.reading)
     if options:
         entry[READING_KEY] = options
-    unwanted = ("_name_or_path", "num_labels", "finetuning_task")
+    unwanted = ["_name_or_path", "num_labels", "finetuning_task"]
+    if not task.is_stock_head:
+        entry["labels"] = list(task.labels)
+        unwanted += ["id2label", "label2id", "problem_type"]
     kept = {key: value for key, value in model.hf_config.items() if key not in unwanted}
-    return {**kept, **task.hf_config, "architectures": [family.architectures[head]], CONFIG_KEY: entry}
+    return {**kept, **_stock_config(task), "architectures": [family.architectures[head]], CONFIG_KEY: entry}
+
+
+def _stock_config(task: Task) -> dict[str, Any]:
+    """What transformers is told of the task. Of a head that it lacks it learns no label, only how many outputs it has.
+
+    Otherwise its pipelines would print our labels beside the scores of a head that they have drawn at random.
+    """
+    if task.is_stock_head:
+        return task.hf_config
+    if task.hf_head is None:
+        return {}
+    names = [f"LABEL_{index}" for index in range(len(task.hf_config.get("id2label", {})))]
+    return {
+        "id2label": {str(index): name for index, name in enumerate(names)},
+        "label2id": {name: index for index, name in enumerate(names)},
+    }
 
 
 def registered_name(kind: type[Task]) -> str:

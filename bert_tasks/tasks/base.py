@@ -25,6 +25,12 @@ from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import UsageError
 from bert_tasks.metrics.tables import MetricTable
 
+# Said of a saved model whose head transformers lacks.
+NO_STOCK_HEAD = (
+    "transformers lacks this model's head: use the folder with bert_tasks. Pipelines of transformers end in an error "
+    "or give other answers, with LABEL_0, LABEL_1, ... in place of the labels."
+)
+
 
 class Feature(TypedDict):
     """One window of one row: flat, so that Arrow stores it as it is.
@@ -121,6 +127,15 @@ class Task(ABC):
     @abstractmethod
     def hf_head(self) -> Literal["sequence", "token", "span"] | None:
         """The head of transformers that equals ours; None where transformers has none."""
+
+    @property
+    def is_stock_head(self) -> bool:
+        """Whether transformers has the head, so that it computes the same logits from a saved folder.
+
+        Otherwise the folder holds the labels under our key only: transformers must not print them beside the scores of
+        a head that it draws at random.
+        """
+        return self.hf_head is not None
 
     @property
     @abstractmethod
@@ -222,7 +237,7 @@ class Task(ABC):
         raise UsageError(f"{self.name} has no output format {extension!r}")
 
     def settings(self) -> dict[str, Any]:
-        """The fields a user states: all but ``labels`` (stored as id2label) and what validation tunes."""
+        """The fields a user states: all but ``labels`` (stored apart) and what the data set."""
         names = [field.name for field in fields(self) if field.name not in ("labels", *self.tuned)]
         return {name: getattr(self, name) for name in names}
 

@@ -165,6 +165,11 @@ class TokenClassification(Task):
         return "token"
 
     @property
+    def is_stock_head(self) -> bool:
+        """transformers has the scores of single tags, not the CRF over them."""
+        return not self.crf
+
+    @property
     def hf_config(self) -> dict[str, Any]:
         return {
             "id2label": {str(index): label for index, label in enumerate(self.labels)},

@@ -21,6 +21,7 @@ from bert_tasks.cards.facts import read_facts
 from bert_tasks.cards.markdown import code, plain, table, visible
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.runs import train_seeds
+from bert_tasks.tasks.base import NO_STOCK_HEAD
 from bert_tasks.training.signing import is_ours
 from runs import write_recipe
 from small_checkpoints import copied
@@ -86,6 +87,8 @@ def test_the_code_of_a_card_runs(name: str, checkpoint: Path, tmp_path: Path, mo
     result = fit(model, list(example.rows), list(example.rows), output_dir=tmp_path / "run", epochs=1, progress=False)
     found = blocks(card_of(result.output_dir).text, "python")
     assert len(found) == 2
+    card = card_of(result.output_dir)
+    assert (NO_STOCK_HEAD in card.text) == (not example.task.is_stock_head) == (card.data.library_name == "bert-tasks")
     monkeypatch.chdir(result.output_dir / "model")
     printed = []
     for block in found:

@@ -173,6 +173,7 @@ def test_an_unregistered_task_is_stored_by_name_only(folder: Path, tmp_path: Pat
         ({"settings": {"speed": 1}}, "has no setting 'speed'"),
         ({"settings": {"max_length": "x"}}, "key bert_tasks: sequence-classification"),
         ({"settings": {"pooling": "x"}}, "pooling is 'x'"),
+        ({"labels": "ab"}, "key bert_tasks: labels must be a list of texts"),
         ({"thresholds": [0.5]}, "for multi-label classification only"),
     ],
 )
@@ -189,7 +190,10 @@ def test_damaged_entries_are_named(change: dict[str, Any], message: str, folder:
 def test_own_head_missing_or_of_another_shape(folder: Path, tmp_path: Path) -> None:
     model = albert(folder, pooling="mean")
     model.save_pretrained(tmp_path / "saved")
-    edit_config(tmp_path / "saved", id2label={"0": "a", "1": "b"})
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert config.keys().isdisjoint({"id2label", "label2id", "problem_type"})
+    assert config["bert_tasks"]["labels"] == list(LABELS)
+    edit_config(tmp_path / "saved", bert_tasks={**config["bert_tasks"], "labels": ["a", "b"]})
     with pytest.raises(CheckpointError, match=r"task_head\.safetensors is missing or does not fit"):
         TaskModel.from_pretrained(tmp_path / "saved")
     (tmp_path / "saved" / "task_head.safetensors").unlink()
