@@ -4,14 +4,16 @@ Owns the rules that turn columns into a task with its columns and settings, and 
 files, models or how a recipe is written.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import permutations
+from types import MappingProxyType
 from typing import Any
 
 from bert_tasks.data.columns import Kind
+from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.tags import detect_scheme, entities, to_iob2
-from bert_tasks.data.values import BadValueError, canonical
+from bert_tasks.data.values import LABEL_SEPARATOR, BadValueError, canonical
 from bert_tasks.errors import DataError
 from bert_tasks.recipe_profile import Profile, listed, percentile, pieces, profile
 
@@ -21,12 +23,22 @@ _COMPARED_ROWS = 1000  # where two columns must fit together
 _MOST_TAGS = 200
 _LEAST_CONTEXT = 10  # words on average
 _FOUND = 0.9  # share of the answers that must stand in their context
+_FOUND_IF_NAMED = 0.3  # where the columns are called so
+_FOUND_IF_STATED = 0.0  # where the user says so; one at least
 
 # Column names that people use, in lower case.
 _TARGETS = (
     *("label", "labels", "class", "category", "target", "gold_label", "y", "score", "similarity", "rating"),
     *("sentiment", "intent", "topic", "relation", "relevant", "is_duplicate"),
+    *("quality", "emotion", "stance", "topics", "tags", "categories", "classes", "intents", "emotions"),
 )
+_LEFT_OUT = "`check` names them, and such rows cannot be trained on"
+_NEEDS = {
+    "token-classification": "as many words as tags in every row",
+    "span-extraction": "a question, its context, and answers that are copied from it",
+    "sequence-classification": "a text and a label or number",
+    "pair-classification": "two texts and a label or number",
+}
 _WORDS = ("words", "tokens", "form")
 _TAGS = ("tags", "ner_tags", "upos", "pos_tags", "chunk_tags", "labels", "slots")
 _QUESTIONS = ("question", "query")
@@ -57,6 +69,8 @@ class Guess:
         reasons: what was seen and what follows from it.
         alternatives: other readings; none where there is no doubt.
         spare: (task's column, column, remark) of columns that could be read instead or as well.
+        separator: what stands between several labels in a cell.
+        unusable: how many of the rows the readers will refuse, as far as the task knows.
     """
 
     task: str
@@ -67,32 +81,90 @@ class Guess:
     reasons: tuple[str, ...] = ()
     alternatives: tuple[str, ...] = ()
     spare: tuple[tuple[str, str, str], ...] = ()
+    separator: str = LABEL_SEPARATOR
+    unusable: int = 0
 
 
-def guess_task(rows: Rows) -> Guess:
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """What is known of the rows before anyone looks at them; what is not stated is found out.
+
+    Attributes:
+        task: a name of the task.
+        texts: columns: one text or two, the words, or the question and its context.
+        label: the column of the labels, numbers, tags or answers.
+        separator: what stands between several labels in a cell of it.
+    """
+
+    task: str | None = None
+    texts: tuple[str, ...] = ()
+    label: str | None = None
+    separator: str | None = None
+
+
+def guess_task(rows: Rows, stated: Stated = Stated()) -> Guess:  # it is frozen
     """The task that fits the rows best.
 
+    Args:
+        rows: A sample of the file's.
+        stated: What the caller knows.
+
+    Returns:
+        The task, with other tasks that fit among the alternatives.
+
     Raises:
-        DataError: there is nothing to read or nothing to learn from; it says what there is.
+        DataError: There is nothing to read or nothing to learn from; it says what there is.
     """
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if name.strip()]
-    profiles = [profile(name, [row.get(name) for row in rows]) for name in names]
-    for rule in (_tagged_words, _spans, _texts):
-        guess = rule(profiles, rows)
-        if guess is not None:
-            return guess
+    for name in (*stated.texts, *([] if stated.label is None else [stated.label])):
+        if name not in names:
+            raise DataError(f"no column {name!r}{did_you_mean(name, names)}; there are {', '.join(map(repr, names))}")
+    profiles = [
+        profile(name, [row.get(name) for row in rows], stated.separator if name == stated.label else None)
+        for name in names
+    ]
+    rules = [rule for rule, tasks in _RULES.items() if stated.task is None or stated.task in tasks]
+    guesses = [guess for rule in rules for guess in [rule(profiles, rows, stated)] if guess is not None]
+    if not guesses:
+        raise _nothing_fits(profiles, stated)
+    best, *others = guesses
+    known = stated.task is not None or (stated.label is not None and stated.texts)
+    doubts = [] if known else [_described(other) for other in others if _may_be_meant(other, best)]
+    return replace(best, alternatives=(*best.alternatives, *doubts))
+
+
+def _may_be_meant(other: Guess, best: Guess) -> bool:
+    """Whether the other task learns a column of its own that is called as labels are."""
+    target, taken = list(other.columns.values())[-1], set(best.columns.values())
+    return target not in taken and target.strip().lower() in _TARGETS
+
+
+def _described(guess: Guess) -> str:
+    columns = ", ".join(f'{column} = "{name}"' for column, name in guess.columns.items())
+    return f'task = "{guess.task}" with {columns}'
+
+
+def _nothing_fits(profiles: Sequence[Profile], stated: Stated) -> DataError:
     has_text = any(column.is_text for column in profiles)
     missing = "no column to learn (labels, numbers, tags or answers)" if has_text else "no column of texts"
+    if stated.task is not None or stated.texts or stated.label is not None:
+        task = "no task that init knows" if stated.task is None else stated.task
+        missing = f"the columns do not fit {task}: {_NEEDS.get(task, missing)}"
     seen = "".join(f"\n  {column.name!r}: {column.described()}" for column in profiles)
-    raise DataError(f"{missing}; there are{seen}\n  write a recipe by hand, which names its columns in [data.columns]")
+    return DataError(
+        f"{missing}; there are{seen}\n  name the columns with --text and --label, or write a recipe by hand"
+    )
 
 
 # One tag for each word
 
 
-def _tagged_words(profiles: Sequence[Profile], rows: Rows) -> Guess | None:
+def _tagged_words(profiles: Sequence[Profile], rows: Rows, stated: Stated) -> Guess | None:
     some = rows[:_COMPARED_ROWS]
-    pair = next((pair for pair in _word_columns(profiles) if _are_tagged(some, *pair)), None)
+    named = stated.task is not None and stated.label is not None and len(stated.texts) == 1
+    asked = ((words, tags) for words, tags in _word_columns(profiles) if _is_asked((words,), tags, stated))
+    tried = [(stated.texts[0], str(stated.label))] if named else asked
+    pair = next((pair for pair in tried if _are_tagged(some, *pair, is_stated=named)), None)
     if pair is None:
         return None
     words, tags = pair
@@ -120,7 +192,12 @@ def _word_columns(profiles: Sequence[Profile]) -> Iterator[tuple[str, str]]:
     yield from permutations(lists, 2)
 
 
-def _are_tagged(rows: Rows, words: str, tags: str) -> bool:
+def _is_asked(texts: tuple[str, ...], label: str, stated: Stated) -> bool:
+    """Whether the columns are those that are stated, as far as any are."""
+    return (not stated.texts or stated.texts == texts) and stated.label in (None, label)
+
+
+def _are_tagged(rows: Rows, words: str, tags: str, *, is_stated: bool = False) -> bool:
     """Whether there are as many tags as words; columns that are not called so also need fewer different tags."""
     pairs = [(_listed_cell(row, words, "words"), _cell(row, tags, "tags")) for row in rows]
     known = [(sentence, names) for sentence, names in pairs if names is not None]
@@ -128,7 +205,7 @@ def _are_tagged(rows: Rows, words: str, tags: str) -> bool:
     found = {name for _, names in known for name in names}
     if not found or any(len(sentence) != len(names) for sentence, names in known):
         return False
-    is_named = words.strip().lower() in _WORDS and tags.strip().lower() in _TAGS
+    is_named = is_stated or (words.strip().lower() in _WORDS and tags.strip().lower() in _TAGS)
     are_numbers = all(name.isdecimal() for name in found)
     return is_named or (len(found) <= _MOST_TAGS and len(found) < len(vocabulary) and not are_numbers)
 
@@ -170,16 +247,21 @@ def _pieces(row: Mapping[str, Any], columns: Sequence[str]) -> int:
 # Answers that stand in a text
 
 
-def _spans(profiles: Sequence[Profile], rows: Rows) -> Guess | None:
-    found = next(_span_columns(profiles, rows[:_COMPARED_ROWS]), None)
+def _spans(profiles: Sequence[Profile], rows: Rows, stated: Stated) -> Guess | None:
+    found = next(_span_columns(profiles, rows[:_COMPARED_ROWS], stated), None)
     if found is None:
         return None
     question, context, answers = found
     texts = [_cell(row, answers, "answers") for row in rows]
     none = sum(given is not None and not given["text"] for given in texts)
+    bad = sum(_is_elsewhere(row.get(context), given) for row, given in zip(rows, texts, strict=True))
+    where = "the answers stand in the texts" if bad == 0 else "most answers stand in the texts"
     reasons = [
-        f"{context}, {answers}: the answers stand in the texts -> spans of {context} that answer {question}",
+        f"{context}, {answers}: {where} -> spans of {context} that answer {question}",
     ]
+    if bad:
+        share = f"{bad} of {len(rows)} rows ({bad / len(rows):.0%})"
+        reasons.append(f"{answers}: in {share} the answer is not in {context} letter for letter; {_LEFT_OUT}")
     reasons += [f"{answers}: {none} of {len(rows)} are empty -> questions without an answer"] if none else []
     return Guess(
         task="span-extraction",
@@ -187,41 +269,60 @@ def _spans(profiles: Sequence[Profile], rows: Rows) -> Guess | None:
         words=percentile([_pieces(row, (question, context)) for row in rows]),
         settings={"version_2_with_negative": none > 0},
         reasons=tuple(reasons),
+        unusable=bad,
     )
 
 
-def _span_columns(profiles: Sequence[Profile], rows: Rows) -> Iterator[tuple[str, str, str]]:
+def _is_elsewhere(context: Any, answers: Any) -> bool:
+    return answers is not None and any(text not in str(context) for text in answers["text"])
+
+
+def _span_columns(profiles: Sequence[Profile], rows: Rows, stated: Stated) -> Iterator[tuple[str, str, str]]:
     """Columns that may be question, context and answers, best first."""
-    texts = sorted((c for c in profiles if c.is_text or c.known in _CONTEXTS), key=lambda column: -column.words)
-    for context in sorted(texts, key=lambda column: column.known not in _CONTEXTS):
+    asked, read = stated.texts if len(stated.texts) == 2 else (None, *stated.texts, None)[:2]
+    longest = sorted(profiles, key=lambda column: (column.known not in _CONTEXTS, -column.words))
+    contexts = [c for c in longest if c.name == read or (read is None and (c.is_text or c.known in _CONTEXTS))]
+    for context in contexts:
         others = [column for column in profiles if column is not context]
-        asking = (c for c in others if c.is_text or c.known in _QUESTIONS)
+        asking = [c for c in others if c.name == asked or (asked is None and (c.is_text or c.known in _QUESTIONS))]
         questions = sorted(asking, key=lambda column: column.known not in _QUESTIONS)
-        for answers in sorted(others, key=lambda column: column.known not in _ANSWERS):
+        learnt = [column for column in others if stated.label in (None, column.name)]
+        for answers in sorted(learnt, key=lambda column: column.known not in _ANSWERS):
             question = next((column for column in questions if column is not answers), None)
-            if question is not None and _is_answered(context, answers, rows):
+            if question is not None and _is_answered(context, answers, rows, stated):
                 yield question.name, context.name, answers.name
 
 
-def _is_answered(context: Profile, answers: Profile, rows: Rows) -> bool:
-    named = context.known in _CONTEXTS and answers.known in _ANSWERS
+def _is_answered(context: Profile, answers: Profile, rows: Rows, stated: Stated) -> bool:
+    is_stated = stated.task is not None and stated.label is not None
+    named = is_stated or (context.known in _CONTEXTS and answers.known in _ANSWERS)
     plain = context.words >= _LEAST_CONTEXT and not answers.is_classes and answers.words < context.words / 2
-    if not (named or (plain and answers.distinct > 1)):
+    if not (named or (plain and answers.distinct > 1 and not answers.is_number)):
         return False
     given = [(row.get(context.name), _cell(row, answers.name, "answers")) for row in rows]
     found = [text in str(place) for place, cell in given if cell is not None for text in cell["text"]]
-    return bool(found) and sum(found) >= _FOUND * len(found)
+    least = _FOUND_IF_STATED if is_stated else _FOUND_IF_NAMED if named and not answers.is_classes else _FOUND
+    return any(found) and sum(found) >= least * len(found)
 
 
 # A label, several, or a number for each text or pair of texts
 
 
-def _texts(profiles: Sequence[Profile], rows: Rows) -> Guess | None:
-    targets = _targets(profiles)
+def _texts(profiles: Sequence[Profile], rows: Rows, stated: Stated) -> Guess | None:
+    if stated.label is None:
+        targets = _targets([column for column in profiles if column.name not in stated.texts])
+    else:
+        targets = [column for column in profiles if column.name == stated.label]
+    wanted = {"sequence-classification": 1, "pair-classification": 2}.get(str(stated.task), 0)
     for target in targets:
-        texts = _text_columns([column for column in profiles if column is not target])
-        if texts:
-            return _classified(texts, target, [other for other in targets if other is not target], rows)
+        if stated.texts:
+            texts = [column for name in stated.texts for column in profiles if column.name == name]
+        else:
+            texts = _text_columns([column for column in profiles if column is not target])
+        if wanted == 1:
+            texts = sorted(texts, key=lambda column: -column.words)[:1]
+        if texts and len(texts) >= wanted:
+            return _classified(texts, target, [other for other in targets if other is not target], rows, stated)
     return None
 
 
@@ -251,10 +352,10 @@ def _text_columns(profiles: Sequence[Profile]) -> list[Profile]:
     return sorted(short, key=lambda column: (column.is_id, -column.words))[:1]
 
 
-def _classified(texts: list[Profile], target: Profile, others: Sequence[Profile], rows: Rows) -> Guess:
+def _classified(texts: list[Profile], target: Profile, others: Sequence[Profile], rows: Rows, stated: Stated) -> Guess:
     chosen = texts if len(texts) < 2 else sorted(texts, key=lambda column: -column.words)[:2]
     chosen = [column for column in texts if column in chosen]  # in the order of the file, or of the pair's names
-    problem, reason = _problem(target)
+    problem, reason = _problem(target, joined=stated.separator is not None)
     is_pair = len(chosen) == 2
     columns = dict(zip(("text", "text_pair"), (column.name for column in chosen), strict=False))
     several = problem == "multi_label_classification"
@@ -266,15 +367,17 @@ def _classified(texts: list[Profile], target: Profile, others: Sequence[Profile]
         settings={"problem_type": problem},
         labels=() if problem == "regression" else labels,
         reasons=(*_texts_seen(chosen), reason, *_missing(target, several=several)),
-        alternatives=tuple(_alternatives(texts, chosen, target, others)),
+        alternatives=tuple(_alternatives(texts, chosen, target, others, stated)),
         spare=_group(chosen, target) if is_pair else (),
+        separator=target.separator if several and target.lists < 1 else LABEL_SEPARATOR,
     )
 
 
-def _problem(target: Profile) -> tuple[str, str]:
-    """The problem type, and the reason for it."""
-    if target.is_sets:
-        what = f"{len(target.names)} names, several in a cell ({listed(target.names)})"
+def _problem(target: Profile, *, joined: bool = False) -> tuple[str, str]:
+    """The problem type, and the reason for it; ``joined``: someone says that a cell may hold several labels."""
+    if target.is_sets or joined:
+        joint = "in a list" if target.lists > 0 else f"in a cell, with {target.separator!r} between them"
+        what = f"{len(target.names)} names, several {joint} ({listed(target.names)})"
         return "multi_label_classification", f"{target.name}: {what} -> any number of labels per row"
     if target.is_amount and not (target.is_repeated and _is_count_of_classes(target)):
         kind = "with decimals" if target.decimals else f"{target.distinct} different"
@@ -305,10 +408,12 @@ def _missing(target: Profile, *, several: bool) -> Iterator[str]:
 
 
 def _alternatives(
-    texts: Sequence[Profile], chosen: Sequence[Profile], target: Profile, others: Sequence[Profile]
+    texts: Sequence[Profile], chosen: Sequence[Profile], target: Profile, others: Sequence[Profile], stated: Stated
 ) -> Iterator[str]:
     names = tuple(column.known for column in chosen)
-    if len(chosen) == 2 and names not in _PAIRS:
+    if target.is_sets and target.separator == "," and target.lists == 0 and stated.separator is None:
+        yield 'settings.problem_type = "single_label_classification", if a cell with a comma is one label'
+    if len(chosen) == 2 and names not in _PAIRS and not stated.texts and stated.task is None:
         for column in texts:
             yield f'task = "sequence-classification" with text = "{column.name}"'
     if target.is_number and target.is_classes and target.distinct > 2:
@@ -318,6 +423,16 @@ def _alternatives(
     for column in others:
         if _is_named(column) or not _is_named(target):
             yield f'label = "{column.name}" ({column.described()})'
+
+
+_RULES: Mapping[Callable[[Sequence[Profile], Rows, Stated], Guess | None], tuple[str, ...]] = MappingProxyType(
+    {
+        _tagged_words: ("token-classification",),
+        _spans: ("span-extraction",),
+        _texts: ("sequence-classification", "pair-classification"),
+    }
+)
+RECOGNISED = tuple(task for tasks in _RULES.values() for task in tasks)
 
 
 def _group(chosen: Sequence[Profile], target: Profile) -> tuple[tuple[str, str, str], ...]:

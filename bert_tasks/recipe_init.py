@@ -7,13 +7,16 @@ task is guessed (recipe_guess.py) or how training works.
 import importlib.util
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bert_tasks.data.formats import GZIP_EXTENSION, uncompressed
+from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.readers import Reading, column_names
+from bert_tasks.data.values import LABEL_SEPARATOR
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.recipe_guess import Guess, guess_task
+from bert_tasks.recipe_guess import RECOGNISED, Guess, Stated, guess_task
 from bert_tasks.recipe_source import Source, check_file, read_source
 from bert_tasks.recipe_toml import literal
 
@@ -69,10 +72,17 @@ def init_recipe(
     model: str | None = None,
     output: str | Path = "recipe.toml",
     format: str | None = None,
-    encoding: str = "utf-8",
+    encoding: str | None = None,
     delimiter: str | None = None,
+    header: bool | None = None,
+    task: str | None = None,
+    text: str | Sequence[str] = (),
+    label: str | None = None,
+    label_separator: str | None = None,
 ) -> Draft:
     """Writes a recipe for a file of labelled rows, which ``check`` accepts if the rows are clean.
+
+    What is not given is found out from the rows.
 
     Args:
         file: csv, tsv, jsonl, parquet, CoNLL, CoNLL-U or SQuAD's json; by its extension, else by ``format``.
@@ -80,6 +90,14 @@ def init_recipe(
         model: a hub id, a folder or ``package:NAME/PATH``; default: the embedded small model if its package is
             installed, else bert-base-uncased.
         output: the recipe, which must not exist yet.
+        format, encoding, delimiter, header: see `Reading`.
+        task: sequence-classification, pair-classification, token-classification or span-extraction.
+        text: the column of the texts or words; two for a pair, and the question and the context of a span.
+        label: the column of the labels, numbers, tags or answers.
+        label_separator: what stands between several labels in a cell.
+
+    Returns:
+        The recipe that was written.
 
     Raises:
         DataError: the file cannot be read, or no task fits its columns.
@@ -88,13 +106,13 @@ def init_recipe(
     """
     target = Path(output)
     _check_target(target)
-    source = read_source(Path(file), format=format, encoding=encoding, delimiter=delimiter)
+    given = Reading(format=format, encoding=encoding, delimiter=delimiter, header=header)
+    texts = (text,) if isinstance(text, str) else tuple(text)
+    stated = _checked(Stated(task=task, texts=texts, label=label, separator=label_separator))
+    source = read_source(Path(file), given)
+    guess = _guessed(source, stated)
     if validation is not None:
-        check_file(Path(validation))
-    try:
-        guess = guess_task(source.rows)
-    except DataError as error:
-        raise DataError(f"{source.path}: {error}") from None
+        _check_validation(Path(validation), source, guess)
     writer = _Writer(
         source=source,
         guess=guess,
@@ -103,12 +121,57 @@ def init_recipe(
         validation=None if validation is None else Path(validation),
     )
     text = "\n".join([*_heading(target, source, guess), *writer.sections()]) + "\n"
+    _write(target, text)
+    return Draft(path=target, source=source, guess=guess, text=text)
+
+
+def _guessed(source: Source, stated: Stated) -> Guess:
+    try:
+        return guess_task(source.rows, _with_format(stated, source))
+    except DataError as error:
+        raise DataError(f"{source.path}: {error}") from None
+
+
+def _write(target: Path, text: str) -> None:
     try:
         with target.open("x", encoding="utf-8") as recipe:
             recipe.write(text)
     except OSError as error:
         raise UsageError(f"{target}: cannot be written ({error.strerror}); choose another --output") from None
-    return Draft(path=target, source=source, guess=guess, text=text)
+
+
+def _checked(stated: Stated) -> Stated:
+    task = None if stated.task is None else stated.task.strip()
+    if task is not None and task not in RECOGNISED:
+        meant = did_you_mean(task, RECOGNISED)
+        raise UsageError(f"init writes recipes for {', '.join(RECOGNISED)}, not for {task!r}{meant}")
+    if len(stated.texts) > 2:
+        raise UsageError(f"{len(stated.texts)} columns of texts; a task reads one or two")
+    if stated.separator is not None and stated.separator.strip() == "":
+        raise UsageError("the label separator must be a visible character or several, such as '|'")
+    return replace(stated, task=task)
+
+
+def _with_format(stated: Stated, source: Source) -> Stated:
+    """What is stated, and the columns of the format that was named, if the file has them."""
+    usual = source.layout.columns if source.is_given else {}
+    present = {name for row in source.rows for name in row}
+    if "text" not in usual or stated.texts or stated.label is not None or not present >= set(usual.values()):
+        return stated
+    texts = tuple(usual[name] for name in ("text", "text_pair") if name in usual)
+    return replace(stated, texts=texts, label=usual["label"])
+
+
+def _check_validation(path: Path, source: Source, guess: Guess) -> None:
+    """Raises DataError if the file cannot be read as the training file is, or lacks a column."""
+    check_file(path)
+    present = column_names(path, source.reading)
+    for name in guess.columns.values():
+        if present and name not in present:
+            raise DataError(
+                f"{path}: no column {name!r}{did_you_mean(name, present)}, which {source.path} has; the columns there "
+                f"are {', '.join(map(repr, present))}"
+            )
 
 
 def _check_target(target: Path) -> None:
@@ -162,7 +225,8 @@ class _Writer:
         for name, value in self.guess.settings.items():
             yield _entry(name, value)
         if self.guess.labels:
-            labels, more = self.guess.labels[:_SHOWN_LABELS], len(self.guess.labels) - _SHOWN_LABELS
+            known = dict.fromkeys(self.source.layout.label_names.get(name, name) for name in self.guess.labels)
+            labels, more = tuple(known)[:_SHOWN_LABELS], len(known) - _SHOWN_LABELS
             yield _comment(f"labels = {literal(labels)}{f' and {more} more' if more > 0 else ''}")
             yield _comment("  found in the rows; state them to fix their order and to find misspelt ones")
 
@@ -183,6 +247,8 @@ class _Writer:
             yield _entry("validation", self._relative(self.validation))
         for name, value in self.source.stated.items():
             yield _entry(name, value)
+        if self.guess.separator != LABEL_SEPARATOR:
+            yield _entry("label_separator", self.guess.separator)
 
     def _beside(self) -> Path:
         """The validation file that seems to belong to the rows, or what one might be called."""

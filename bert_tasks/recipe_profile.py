@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bert_tasks.data.values import label_parts
+from bert_tasks.data.values import label_parts, list_in_cell
 
 MOST_CLASSES = 20  # more different numbers than this are amounts
+SEPARATORS = (";", "|", ",")  # of several labels in a cell, in the order in which they are tried
 _LONGEST_NAME = 60
 _SHOWN = 6
 # Characters of scripts that put no spaces between words count as words.
@@ -30,8 +31,9 @@ class Profile:
         distinct: how many different values; ``common``: those short enough for a name, most frequent first.
         words: mean number of words.
         numbers: share of numbers, from ``low`` to ``high``; ``decimals``: some are no whole numbers.
-        sets: share of cells with several names; ``names``: the different ones in all cells.
-        nested: share of lists and objects.
+        sets: share of cells with several names; ``names``: the different ones in all cells, none where any cell is
+            something else; ``separator``: what stands between them.
+        nested: share of lists and objects; ``lists``: of lists, also those that a text cell holds.
     """
 
     name: str
@@ -46,7 +48,9 @@ class Profile:
     decimals: bool
     sets: float
     names: tuple[str, ...]
+    separator: str
     nested: float
+    lists: float
 
     @property
     def known(self) -> str:
@@ -80,8 +84,8 @@ class Profile:
 
     @property
     def is_sets(self) -> bool:
-        """Names that come back in other company, several in some cells."""
-        return self.sets > 0 and 2 <= len(self.names) <= min(self.distinct, max(2, self.rows / 5))
+        """Names that come back in other company, several in some cells, or lists of them."""
+        return (self.sets > 0 or self.lists > 0) and _come_back(self.names, self.distinct, self.rows)
 
     @property
     def is_amount(self) -> bool:
@@ -102,14 +106,24 @@ class Profile:
         return f"{self.distinct} different values in {self.rows} rows, {self.words:.1f} words on average"
 
 
-def profile(name: str, values: Sequence[Any]) -> Profile:
-    """The profile of a column; None and the empty text are no values."""
+def profile(name: str, values: Sequence[Any], separator: str | None = None) -> Profile:
+    """The profile of a column; None and the empty text are no values.
+
+    Args:
+        name: Of the column.
+        values: Its cells.
+        separator: What stands between several names in a cell; None: found out.
+
+    Returns:
+        The figures.
+    """
     filled = [value for value in values if value is not None and value != ""]
     texts = [str(value) for value in filled]
     counts = Counter(texts)
     lengths = [len(_WORD.findall(text)) for text in texts]
     numbers = [float(text) for text in texts if _NUMBER.fullmatch(text.strip())]
-    sets = [_names(value) for value in filled]
+    tried = SEPARATORS if separator is None else (separator,)
+    separator, sets = _name_sets(filled, tried, distinct=len(counts), rows=len(values))
     return Profile(
         name=name,
         rows=len(values),
@@ -122,8 +136,10 @@ def profile(name: str, values: Sequence[Any]) -> Profile:
         high=max(numbers, default=0.0),
         decimals=len(numbers) == len(texts) and any(not number.is_integer() for number in numbers),
         sets=_share(sum(len(names) > 1 for names in sets), filled),
-        names=tuple(sorted({part for names in sets for part in names})),
+        names=_different(sets),
+        separator=separator,
         nested=_share(sum(isinstance(value, list | dict) for value in filled), filled),
+        lists=_share(sum(_list_of(value) is not None for value in filled), filled),
     )
 
 
@@ -142,12 +158,50 @@ def listed(parts: Sequence[str]) -> str:
     return ", ".join([*parts[:_SHOWN], *(["..."] if len(parts) > _SHOWN else [])])
 
 
-def _names(value: Any) -> list[str]:
-    """The names in a cell that may hold a set of them; none if it is another kind of cell."""
-    parts = value if isinstance(value, list) else label_parts(str(value))
-    names = [part.strip() for part in parts if isinstance(part, str)]
-    fits = len(names) == len(parts) and all(0 < len(name) <= _LONGEST_NAME for name in names)
-    return names if fits and len(set(names)) == len(names) else []
+def _name_sets(
+    values: Sequence[Any], separators: Sequence[str], *, distinct: int, rows: int
+) -> tuple[str, list[list[str]]]:
+    """The first separator that parts the cells into names that come back, with these names; without one no names."""
+    for separator in separators:
+        sets = [_names(value, separator) for value in values]
+        known = [names for names in sets if names is not None]
+        if len(known) < len(sets) or (separator == "," and _are_decimals(known)):
+            continue
+        if len(separators) == 1 or (
+            any(len(names) > 1 for names in known) and _come_back(_different(known), distinct, rows)
+        ):
+            return separator, known
+        if all(_list_of(value) is not None for value in values):
+            return separator, known
+    return separators[0], []
+
+
+def _names(value: Any, separator: str) -> list[str] | None:
+    """The names in a cell that may hold a set of them; None if it is another kind of cell."""
+    parts = value if isinstance(value, list) else label_parts(str(value), separator)
+    names = [str(part).strip() for part in parts if isinstance(part, str | int)]
+    if len(names) < len(parts) or any(len(name) > _LONGEST_NAME for name in names):
+        return None
+    return [name for name in dict.fromkeys(names) if name != ""]
+
+
+def _different(sets: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(sorted({name for names in sets for name in names}))
+
+
+def _come_back(names: Sequence[str], distinct: int, rows: int) -> bool:
+    return 2 <= len(names) <= min(distinct, max(2, rows / 5))
+
+
+def _are_decimals(sets: Sequence[Sequence[str]]) -> bool:
+    """Whether commas part whole numbers from decimals, as many languages write them."""
+    return all(len(names) <= 2 and all(name.lstrip("+-").isdecimal() for name in names) for names in sets)
+
+
+def _list_of(value: Any) -> list[Any] | None:
+    if isinstance(value, str):
+        return list_in_cell(value)
+    return value if isinstance(value, list) else None
 
 
 def _share(count: int, of: Sequence[Any]) -> float:

@@ -215,18 +215,6 @@ def test_a_missing_header_is_noted(tmp_path: Path) -> None:
     assert "is the header missing?" in "\n".join(draft.lines())
 
 
-def test_a_first_line_that_is_a_row_is_refused(tmp_path: Path) -> None:
-    """Its label stands in other rows as well: a recipe would lose the row and name its columns after it."""
-    file = tmp_path / "rows.csv"
-    file.write_text("".join(f"room {number},{('good', 'bad')[number % 2]}\n" for number in range(30)))
-    with pytest.raises(
-        DataError, match=r"rows.csv: the first line should name the columns, but 'good' stands in 14 ro"
-    ):
-        draft_of(file, tmp_path)
-    file.write_text(f"text,label\n{file.read_text()}")
-    assert draft_of(file, tmp_path).guess.columns == {"text": "text", "label": "label"}
-
-
 def test_label_sets_may_be_json_lists(tmp_path: Path) -> None:
     sets = (["a", "b"], ["b"], [], ["c", "a"])
     rows = [{"text": f"{LINES[i % len(LINES)]} {i}", "labels": json.dumps(sets[i % 4])} for i in range(24)]

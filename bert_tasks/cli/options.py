@@ -25,8 +25,11 @@ Columns = Annotated[
     ),
 ]
 Delimiter = Annotated[str | None, typer.Option(help="Of a csv file, e.g. ';'.")]
-Encoding = Annotated[str, typer.Option(help="Of a text file; a byte order mark in it decides.")]
-LabelSeparator = Annotated[str | None, typer.Option(help="Between several labels in one cell, e.g. '|'; default: ';'.")]
+Encoding = Annotated[str | None, typer.Option(help="Of a text file; a byte order mark in it decides.")]
+Header = Annotated[
+    bool | None, typer.Option("--header/--no-header", help="Whether the first line of a csv file names the columns.")
+]
+LabelSeparator = Annotated[str | None, typer.Option(help="Between several labels in one cell, e.g. '|'.")]
 TrainedEncoding = Annotated[
     str | None, typer.Option("--encoding", help="Of a text file; default: as in training, else utf-8.")
 ]

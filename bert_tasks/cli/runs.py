@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bert_tasks.cli.app import app, show
-from bert_tasks.cli.options import AsJson, DataFormat, Delimiter, Encoding, OutputDir, Overrides, RecipeFile
+from bert_tasks.cli.options import (
+    AsJson,
+    DataFormat,
+    Delimiter,
+    Encoding,
+    Header,
+    LabelSeparator,
+    OutputDir,
+    Overrides,
+    RecipeFile,
+)
 from bert_tasks.errors import DivergedError
 
 if TYPE_CHECKING:
@@ -113,12 +123,21 @@ def init(
     validation: Annotated[Path | None, typer.Option(help="A second file; default: set rows aside.")] = None,
     model: Annotated[str | None, typer.Option(help="A folder, a hub id, or package:NAME/PATH.")] = None,
     output: Annotated[Path, typer.Option(help="The recipe to write; it must not exist.")] = Path("recipe.toml"),
+    task: Annotated[str | None, typer.Option(metavar="NAME", help="E.g. sequence-classification.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Of the texts or words; twice for two texts.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Of the labels, numbers, tags or answers.")
+    ] = None,
+    label_separator: LabelSeparator = None,
     format: DataFormat = None,
     delimiter: Delimiter = None,
-    encoding: Encoding = "utf-8",
+    encoding: Encoding = None,
+    header: Header = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at a data file, guess its task and write a commented recipe for it.
+    """Look at a data file, guess its task and write a commented recipe for it; options say what is known.
 
     Example: bert-tasks init reviews.csv --output reviews.toml
     """
@@ -132,5 +151,10 @@ def init(
         format=format,
         delimiter=delimiter,
         encoding=encoding,
+        header=header,
+        task=task,
+        text=[] if text is None else text,
+        label=label,
+        label_separator=label_separator,
     )
     show(draft.to_json(), draft.lines(), as_json=as_json)

@@ -1,0 +1,238 @@
+"""``init`` on the files that people have: its recipe says what the readers need, so that ``check`` accepts it."""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.checks import DataReport
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.recipe import load_recipe
+from bert_tasks.recipe_guess import RECOGNISED
+from bert_tasks.recipe_init import Draft, init_recipe
+from bert_tasks.training.run import check
+from small_checkpoints import save_checkpoint
+from small_tokenizers import LINES
+
+MOODS = ("calm", "glad", "sad")
+SINGLE, SEVERAL = "single_label_classification", "multi_label_classification"
+ROWS = 30
+Init = Callable[..., tuple[Draft, DataReport]]
+
+
+@pytest.fixture(scope="module")
+def base(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("albert")
+    save_checkpoint(folder, "albert", unigram_tokenizer)
+    return str(folder)
+
+
+@pytest.fixture
+def init(base: str, tmp_path: Path) -> Init:
+    """``init`` on a file with this content, and ``check`` on its recipe."""
+
+    def run(content: str | bytes, name: str, **options: Any) -> tuple[Draft, DataReport]:
+        file, recipe = tmp_path / name, tmp_path / "made.toml"
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+        recipe.unlink(missing_ok=True)
+        draft = init_recipe(file, output=recipe, model=base, **options)
+        return draft, check(load_recipe(recipe))
+
+    return run
+
+
+def table(rows: Sequence[Mapping[str, Any]], *, delimiter: str = ",", header: bool = True) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+    writer.writerows([rows[0]] if header else [])
+    writer.writerows(row.values() for row in rows)
+    return file.getvalue()
+
+
+def text(number: int) -> str:
+    return f"{LINES[number % len(LINES)]} {number}"
+
+
+def moods() -> list[dict[str, str]]:
+    return [{"source": f"gj{i // 9}", "text": f"{text(i)}, or; not", "label": MOODS[i % 3]} for i in range(ROWS)]
+
+
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.csv.gz"])
+def test_tables_of_any_layout(name: str, delimiter: str, header: bool, init: Init) -> None:
+    content = table(moods(), delimiter=delimiter, header=header).encode()
+    draft, report = init(gzip.compress(content) if name.endswith(".gz") else content, name)
+    names = {"text": "text", "label": "label"} if header else {"text": "1", "label": "2"}
+    assert (draft.guess.columns, draft.guess.labels, draft.source.count) == (names, MOODS, ROWS)
+    assert load_recipe(draft.path).data.header is header
+    assert sum(split.rows for split in report.splits) == ROWS
+
+
+def test_cells_of_the_first_row_may_be_equal(init: Init) -> None:
+    rows = [{"a": MOODS[i % 3], "b": text(i), "c": MOODS[i % 3]} for i in range(ROWS)]
+    draft, report = init(table(rows, header=False), "rows.csv")
+    assert load_recipe(draft.path).data.header is False
+    assert sum(split.rows for split in report.splits) == ROWS
+    with pytest.raises(DataError, match="the header names 'a' twice"):
+        init("a,b,a\n" + table(rows, header=False).replace("calm,", "quiet,"), "rows.csv")
+
+
+def test_a_header_may_be_stated(init: Init) -> None:
+    """Nothing in this file shows that the first line is a row."""
+    content = table([{"a": f"{text(i)} and so on", "b": i + 0.5} for i in range(ROWS)], header=False)
+    assert "--no-header" in "\n".join(init(content, "rows.csv")[0].lines())
+    draft, report = init(content, "rows.csv", header=False)
+    assert sum(split.rows for split in report.splits) == draft.source.count == ROWS
+
+
+GLUE = {
+    "mrpc": (
+        "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+        lambda i: f'{i % 2}\t{702876 + i // 2}\t{702977 + i}\t"{text(i)}; he said\t{text(i + 1)}; {text(i)}"; {i}',
+        "pair-classification",
+        {"text": "#1 String", "text_pair": "#2 String", "label": "Quality"},
+    ),
+    "cola": (
+        None,
+        lambda i: f'gj0{i % 4}\t{i % 2}\t{"*" if i % 2 else ""}\t"{text(i)}',
+        "sequence-classification",
+        {"text": "sentence", "label": "label"},
+    ),
+    "rte": (
+        "index\tsentence1\tsentence2\tlabel",
+        lambda i: f"{i}\t{text(i)}\t{text(i + 1)}\t{('entailment', 'not_entailment')[i % 2]}",
+        "pair-classification",
+        {"text": "sentence1", "text_pair": "sentence2", "label": "label"},
+    ),
+}
+
+
+@pytest.mark.parametrize("stated", [True, False])
+@pytest.mark.parametrize("name", GLUE)
+def test_glue_files(name: str, stated: bool, init: Init) -> None:
+    header, line, task, columns = GLUE[name]
+    content = "\n".join([*([] if header is None else [header]), *map(line, range(ROWS))]) + "\n"
+    draft, report = init(content, "rows.tsv", **({"format": f"glue/{name}"} if stated else {}))
+    expected = {"text": "3", "label": "1"} if header is None and not stated else columns
+    assert (draft.guess.task, draft.guess.columns) == (task, expected)
+    assert draft.guess.settings == {"problem_type": SINGLE}
+    assert sum(split.rows for split in report.splits) == ROWS
+
+
+JOINED: dict[str, Callable[[list[str]], str]] = {
+    ";": ";".join,
+    "|": "|".join,
+    ",": ",".join,
+    ", ": ", ".join,
+    "json": json.dumps,
+    "python": repr,
+}
+
+
+@pytest.mark.parametrize("name", ["labels", "anything"])
+@pytest.mark.parametrize("join", JOINED)
+def test_several_labels_in_a_cell(join: str, name: str, init: Init) -> None:
+    sets = [[mood for j, mood in enumerate(MOODS) if (i % 6 + 1) >> j & 1] for i in range(ROWS)]
+    rows = [{"text": text(i), name: JOINED[join](names)} for i, names in enumerate(sets)]
+    draft, report = init(table(rows), "rows.csv")
+    assert draft.guess.settings == {"problem_type": SEVERAL}
+    assert draft.guess.labels == MOODS
+    counts = [sum(split.label_counts[mood] for split in report.splits) for mood in MOODS]
+    assert counts == [sum(mood in names for names in sets) for mood in MOODS]
+
+
+@pytest.mark.parametrize("lists", [json.dumps, repr])
+def test_lists_of_one_label_each(lists: Callable[[list[str]], str], init: Init) -> None:
+    draft, _ = init(table([{"text": text(i), "label": lists([MOODS[i % 3]])} for i in range(ROWS)]), "rows.csv")
+    assert (draft.guess.settings["problem_type"], draft.guess.labels) == (SEVERAL, MOODS)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("Bern, Switzerland", "Paris, France", "Rome, Italy"),
+        ("rent; water", "other"),
+        ("1,5", "2,5", "1,0", "2,0"),
+        ("and/or", "neither"),
+    ],
+)
+def test_marks_inside_a_label_do_not_part_it(names: tuple[str, ...], init: Init) -> None:
+    rows = [{"text": text(i), "label": names[i % len(names)]} for i in range(ROWS)]
+    draft, _ = init(table(rows), "rows.csv")
+    assert (draft.guess.settings["problem_type"], set(draft.guess.labels)) == (SINGLE, set(names))
+    if ", " in names[0]:
+        parted, _ = init(table(rows), "rows.csv", label_separator=",", label="label")
+        assert len(parted.guess.labels) == 6
+
+
+def test_columns_and_task_may_be_stated(init: Init) -> None:
+    rows = [
+        {"a": f"{text(i)} first", "b": f"{text(i)} and a second", "c": MOODS[i % 3], "label": i % 2}
+        for i in range(ROWS)
+    ]
+    pair, _ = init(table(rows), "rows.csv")
+    assert (pair.guess.task, pair.guess.columns["label"]) == ("pair-classification", "label")
+    assert any("sequence-classification" in other for other in pair.guess.alternatives)
+    one, _ = init(table(rows), "rows.csv", text="a", label="c")
+    assert (one.guess.task, one.guess.columns) == ("sequence-classification", {"text": "a", "label": "c"})
+    assert one.guess.alternatives == ()
+    both, _ = init(table(rows), "rows.csv", text=["b", "a"], label="c")
+    assert both.guess.columns == {"text": "b", "text_pair": "a", "label": "c"}
+    single, _ = init(table(rows), "rows.csv", task="sequence-classification")
+    assert single.guess.task == "sequence-classification"
+    assert single.guess.columns["label"] == "label"
+
+
+def test_what_is_stated_must_fit(init: Init) -> None:
+    content = table(moods())
+    for task in set(RECOGNISED) - {"sequence-classification"}:
+        with pytest.raises(DataError, match=f"the columns do not fit {task}: .*; there are\n  'source'"):
+            init(content, "rows.csv", task=task)
+    with pytest.raises(DataError, match="no column 'tekst', did you mean 'text'"):
+        init(content, "rows.csv", text="tekst")
+    with pytest.raises(UsageError, match=r"init writes recipes for .*, did you mean 'span-extraction'"):
+        init(content, "rows.csv", task="span-extractoin")
+    with pytest.raises(UsageError, match="3 columns of texts"):
+        init(content, "rows.csv", text=["a", "b", "c"])
+    with pytest.raises(UsageError, match="must be a visible character"):
+        init(content, "rows.csv", label_separator=" ")
+
+
+def asked(i: int, answer: str) -> dict[str, str]:
+    said = f"The ferry {i} leaves the old harbour of Oslo at seven in the morning and returns late at night"
+    return {"question": f"What about number {i}?", "context": said, "answer": answer}
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "json", "json.gz", "jsonl.gz"])
+def test_questions_in_every_kind_of_file(kind: str, init: Init) -> None:
+    rows = [asked(i, f"ferry {i}") for i in range(ROWS)]
+    content = table(rows) if "csv" in kind else json.dumps(rows) if "json" in kind else ""
+    if "jsonl" in kind:
+        content = "\n".join(map(json.dumps, rows))
+    draft, report = init(gzip.compress(content.encode()) if kind.endswith("gz") else content, f"rows.{kind}")
+    assert draft.guess.task == "span-extraction"
+    assert draft.guess.columns == {"question": "question", "context": "context", "answers": "answer"}
+    assert sum(split.rows for split in report.splits) == ROWS
+
+
+def test_two_tasks_that_fit_are_both_named(init: Init) -> None:
+    rows = [{**asked(i, f"ferry {i}"), "topic": MOODS[i % 3]} for i in range(ROWS)]
+    draft, _ = init(table(rows), "rows.csv")
+    assert draft.guess.task == "span-extraction"
+    assert any('task = "pair-classification"' in other and "topic" in other for other in draft.guess.alternatives)
+    assert "not sure, it could also be:" in draft.lines()
+    chosen, _ = init(table(rows), "rows.csv", task="pair-classification")
+    assert chosen.guess.columns["label"] == "topic"
+
+
+def test_a_validation_file_must_have_the_columns(init: Init, tmp_path: Path) -> None:
+    (tmp_path / "dev.csv").write_text(table([{"txt": text(i), "label": MOODS[i % 3]} for i in range(ROWS)]))
+    with pytest.raises(DataError, match=r"dev.csv: no column 'text', did you mean 'txt'"):
+        init(table(moods()), "rows.csv", validation=tmp_path / "dev.csv")
