@@ -47,11 +47,11 @@ class MetricTable:
         lines = [f"{metric:<{width}}  {value:.6g}" for metric, value in named]
         return [*lines, "", *self.class_lines(), ""] if self.rows else lines
 
-    def class_lines(self) -> list[str]:
-        """The table of the classes with its header; empty without classes."""
+    def class_lines(self, count: str = "support") -> list[str]:
+        """The table of the classes with its header; empty without classes. ``count`` names its last column."""
         if not self.rows:
             return []
-        cells: list[tuple[str, ...]] = [(self.word, *self.columns, "support"), *map(_cells, self.rows)]
+        cells: list[tuple[str, ...]] = [(self.word, *self.columns, count), *map(_cells, self.rows)]
         first, *others = (max(map(len, column)) for column in zip(*cells, strict=True))
         return ["  ".join([head.ljust(first), *map(str.rjust, rest, others)]) for head, *rest in cells]
 

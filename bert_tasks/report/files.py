@@ -136,4 +136,4 @@ def _lines(one: Slices) -> list[str]:
             for each in one.slices
         ),
     )
-    return [*table.class_lines(), ""]
+    return [*table.class_lines("rows"), ""]

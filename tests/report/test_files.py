@@ -149,7 +149,7 @@ def test_the_command_prints_the_figures(run_of, file_of, tmp_path):
     assert done.exit_code == 0
     assert f"on {data}:" in done.stdout
     header = next(line.split() for line in done.stdout.splitlines() if line.startswith("channel"))
-    assert header == ["channel", "accuracy", "macro_f1", "support"]
+    assert header == ["channel", "accuracy", "macro_f1", "rows"]
     found = json.loads(call(*options, "--json").stdout)["data"]
     assert found["metrics"] == pytest.approx(evaluate(run_of("classes") / "model", data))
     assert sum(one["rows"] for one in found["by"][0]["values"]) == len(rows)
