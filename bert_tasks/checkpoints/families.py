@@ -39,6 +39,8 @@ class Family:
         pretraining: prefixes of pre-training heads, dropped on load.
         head_activation, dropout_before_dense: see ``HeadConfig``.
         dropout_after_attention, dropout_after_feed_forward: whether the layers drop out there at all.
+        has_segments: the family tells the second text of a pair by its segment id; RoBERTa and DistilBERT do not, even
+            where a config has more than one.
         head_dropouts: HF config fields for the (sequence, token, span) dropout, the first that is set counts.
     """
 
@@ -54,6 +56,7 @@ class Family:
     dropout_before_dense: bool
     head_dropouts: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
     dropout_after_attention: bool = True
+    has_segments: bool = True
     dropout_after_feed_forward: bool = True
 
 
@@ -159,6 +162,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 prefix="roberta.",
                 fields=_FIELDS | {"vocab_size": ("vocab_size", 50265), "pad_token_id": ("pad_token_id", 1)},
                 modules=_TABLES | _BERT_LAYER,
+                has_segments=False,
                 pooler="pooler.dense",
                 heads={"sequence": _DENSE_CLASSIFIER, "token": _TOKEN_HEAD, "span": _SPAN_HEAD},
                 architectures=_architectures("Roberta"),
@@ -183,6 +187,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                     "layer_norm_eps": ("", 1e-12),
                 },
                 modules={k: v for k, v in _TABLES.items() if k != "stack.embeddings.token_type"} | _DISTILBERT_LAYER,
+                has_segments=False,
                 pooler=None,
                 heads={
                     "sequence": {"head.dense": "pre_classifier", "head.output": "classifier"},
@@ -318,6 +323,16 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
         )
     except ValueError as error:
         raise CheckpointError(f"config.json: {error}") from None
+
+
+def second_segment(hf_config: Mapping[str, Any]) -> int:
+    """The segment id of the second text of a pair: 1 where the family has segments and the model a row for it, else 0.
+
+    Raises:
+        CheckpointError: as for ``encoder_config``.
+    """
+    has_two = family_of(hf_config).has_segments and encoder_config(hf_config).type_vocab_size >= 2
+    return 1 if has_two else 0
 
 
 def _field(hf_config: Mapping[str, Any], name: str, default: Any) -> Any:

@@ -22,11 +22,12 @@ from bert_tasks.checkpoints.families import (
     head_kind,
     parameter_map,
     pooler_is_there,
+    second_segment,
 )
 from bert_tasks.checkpoints.hub import is_model_file, resolve
 from bert_tasks.checkpoints.load import LoadReport, compare_weights
 from bert_tasks.checkpoints.save import read_head_tensors
-from bert_tasks.checkpoints.tokenizers import load_tokenizer
+from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
 from bert_tasks.checkpoints.weights import label_names, read_config, read_weights
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import RowHead, SequenceHead
@@ -128,7 +129,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     shapes, names = _expected(family, config, head, tensors, num_labels=len(labels))
     matched, problems = compare_weights(tensors, names, shapes=shapes, family=family)
     head_tensors = read_head_tensors(folder)
-    tokenizer, refusal = _tokenizer(folder, config.vocab_size)
+    tokenizer, refusal = _tokenizer(folder, config.vocab_size, second_segment(hf_config))
     settings = hf_config.get(CONFIG_KEY)
     return Inspection(
         folder=str(folder),
@@ -166,9 +167,10 @@ def _expected(
     return shapes, parameter_map(family, config, head=head, pooler=pooler)
 
 
-def _tokenizer(folder: Path, vocab_size: int) -> tuple[PreTrainedTokenizerBase | None, tuple[str, ...]]:
+def _tokenizer(folder: Path, vocab_size: int, second: int) -> tuple[PreTrainedTokenizerBase | None, tuple[str, ...]]:
     try:
-        return load_tokenizer(folder, vocab_size=vocab_size, required=False), ()
+        tokenizer = load_tokenizer(folder, vocab_size=vocab_size, required=False)
+        return None if tokenizer is None else with_segments(tokenizer, second=second), ()
     except CheckpointError as error:
         return None, (str(error),)
 

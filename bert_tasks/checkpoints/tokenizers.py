@@ -1,19 +1,23 @@
 """A folder's tokenizer: loaded through AutoTokenizer, never with code of the checkpoint, checked, and written back.
 
-Owns the checks that AutoTokenizer lacks: without vocabulary files it silently gives a tokenizer of five tokens. Must
-not know what a task does with tokens. The backend object is never used: files may have truncation and padding inside.
+Owns the checks that AutoTokenizer lacks (without vocabulary files it silently gives a tokenizer of five tokens), and
+which segment ids a tokenizer gives. Must not know what a task does with tokens. Texts are never given to the backend
+object itself: files may have truncation and padding inside.
 """
 
+import copy
 import errno
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from bert_tasks.checkpoints.weights import checked_file, read_json
 from bert_tasks.errors import CheckpointError
@@ -55,6 +59,107 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
     return tokenizer
 
 
+def with_segments(tokenizer: PreTrainedTokenizerBase, *, second: int) -> PreTrainedTokenizerBase:
+    """The tokenizer, or a copy of it, that gives segment 0 to a single text and to the first of a pair.
+
+    Tokenizers of published models disagree with their models: a template gives RoBERTa segment 1, for which it has no
+    row, or ALBERT's class in transformers leaves segment ids out, so that stock code feeds zeros. What is decided here
+    is stored in the tokenizer's files, and stock transformers then gives the same ids.
+
+    Args:
+        second: the segment of the second text of a pair, 0 or 1 (``families.second_segment``). 0: the tokenizer gives
+            stock models no segment ids, which they take for zeros.
+
+    Raises:
+        CheckpointError: the tokenizer gives other ids, and they cannot be changed.
+    """
+    if not tokenizer.is_fast:
+        raise CheckpointError(_slow(tokenizer))
+    are_right = _gives_segments(tokenizer, second)
+    if are_right and ("token_type_ids" in tokenizer.model_input_names) == bool(second):
+        return tokenizer
+    changed = copy.deepcopy(tokenizer)
+    if not are_right:
+        changed.backend_tokenizer.post_processor = _post_processor(changed, second)
+        if second:  # read back, transformers' own classes would put their template in the place of the stored one
+            changed = _without_class(changed)
+    names = [name for name in changed.model_input_names if name != "token_type_ids"]
+    changed.model_input_names = [*names, "token_type_ids"] if second else names
+    changed.init_kwargs["model_input_names"] = changed.model_input_names  # what is saved
+    if not _gives_segments(changed, second):
+        raise CheckpointError(
+            f"the tokenizer ({type(tokenizer).__name__}) gives other segment ids than the model expects: 0 for "
+            f"the first text of a pair and {second} for the second. Choose the tokenizer of the model's family"
+        )
+    return changed
+
+
+def _without_class(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The same tokenizer as a plain fast one, which transformers reads from tokenizer.json alone."""
+    sides = {name: getattr(tokenizer, name) for name in ("padding_side", "truncation_side", "model_max_length")}
+    special = dict(tokenizer.special_tokens_map)
+    kind: Callable[..., PreTrainedTokenizerBase] = PreTrainedTokenizerFast  # transformers leaves it untyped
+    return kind(tokenizer_object=tokenizer.backend_tokenizer, **sides, **special)
+
+
+def _gives_segments(tokenizer: PreTrainedTokenizerBase, second: int) -> bool:
+    quiet: dict[str, Any] = {"truncation": False, "padding": False, "return_token_type_ids": True}
+    single, pair = tokenizer("a", **quiet), tokenizer("a", "a", **quiet)
+    place = pair.sequence_ids(0).index(1)
+    expected = [0] * place + [second] * (len(pair["input_ids"]) - place)
+    return not any(single["token_type_ids"]) and bool(pair["token_type_ids"] == expected)
+
+
+def _post_processor(tokenizer: PreTrainedTokenizerBase, second: int) -> Any:
+    """The tokenizer's post-processor with other segment ids."""
+    backend = tokenizer.backend_tokenizer
+    stated = json.loads(backend.to_str())["post_processor"]
+    outline = json.loads(Tokenizer(type(backend.model)()).to_str())
+    return Tokenizer.from_str(json.dumps(outline | {"post_processor": _resegmented(stated, second)})).post_processor
+
+
+def _resegmented(stated: dict[str, Any] | None, second: int) -> dict[str, Any]:
+    """A post-processor in the JSON of tokenizers, as a template that gives the second text of a pair its segment."""
+    if stated is None:
+        return _template([], [], [], second)
+    match stated["type"]:
+        case "Sequence":
+            return {**stated, "processors": [_resegmented(part, second) for part in stated["processors"]]}
+        case "TemplateProcessing":
+            return {**stated, "single": _placed(stated["single"], 0), "pair": _placed(stated["pair"], second)}
+        case "BertProcessing":
+            return _template([stated["cls"]], [stated["sep"]], [], second)
+        case "RobertaProcessing":
+            trim = {key: stated[key] for key in ("trim_offsets", "add_prefix_space")}
+            template = _template([stated["cls"]], [stated["sep"]], [stated["sep"]], second)
+            return {"type": "Sequence", "processors": [{"type": "ByteLevel", "use_regex": True, **trim}, template]}
+    return stated
+
+
+def _template(before: list[Any], after: list[Any], between: list[Any], second: int) -> dict[str, Any]:
+    """Special tokens ``(text, id)`` before the first text, after each text, and once more between two."""
+
+    def special(tokens: list[Any]) -> list[dict[str, Any]]:
+        return [{"SpecialToken": {"id": text, "type_id": 0}} for text, _ in tokens]
+
+    texts: list[dict[str, Any]] = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+    single = [*special(before), texts[0], *special(after)]
+    known = {text: {"id": text, "ids": [number], "tokens": [text]} for text, number in [*before, *after]}
+    pair = _placed([*single, *special(between), texts[1], *special(after)], second)
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": known}
+
+
+def _placed(pieces: list[dict[str, Any]], second: int) -> list[dict[str, Any]]:
+    """The pieces of a template with segment 0, and ``second`` from the second text on."""
+    segment, placed = 0, []
+    for piece in pieces:
+        ((kind, content),) = piece.items()
+        if kind == "Sequence" and content["id"] == "B":
+            segment = second
+        placed.append({kind: {**content, "type_id": segment}})
+    return placed
+
+
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes the tokenizer's files, without the truncation and padding that its last call left in it.
 
@@ -78,7 +183,7 @@ def _rewrite(path: Path, changes: dict[str, None], *, without: tuple[str, ...]) 
 def _problem(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> str | None:
     """What makes a tokenizer useless for this package, in words."""
     if not tokenizer.is_fast:
-        return f"{type(tokenizer).__name__} is written in Python and knows no offsets; expected a tokenizer.json"
+        return _slow(tokenizer)
     needed = max(tokenizer.get_vocab().values(), default=-1) + 1
     if needed > vocab_size:
         return f"the tokenizer has {needed} tokens, the model's vocabulary {vocab_size}: they do not belong together"
@@ -94,6 +199,10 @@ def _problem(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> str | None:
     if set(ids) <= {tokenizer.unk_token_id}:
         return f"the tokenizer ({needed} tokens) knows nothing of ordinary text: its vocabulary is missing"
     return None
+
+
+def _slow(tokenizer: PreTrainedTokenizerBase) -> str:
+    return f"{type(tokenizer).__name__} is written in Python and knows no offsets; expected a tokenizer.json"
 
 
 @contextmanager

@@ -11,11 +11,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.checkpoints.families import CONFIG_KEY, encoder_config, family_of, parameter_map, pooler_is_there
+from bert_tasks.checkpoints.families import (
+    CONFIG_KEY,
+    encoder_config,
+    family_of,
+    parameter_map,
+    pooler_is_there,
+    second_segment,
+)
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.checkpoints.load import LoadReport, match_weights
 from bert_tasks.checkpoints.save import hf_tensors, save_folder
-from bert_tasks.checkpoints.tokenizers import load_tokenizer
+from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
 from bert_tasks.checkpoints.weights import read_config, read_weights
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.stack import Stack, initialize
@@ -38,7 +45,7 @@ class Encoder(nn.Module):
         self.config: EncoderConfig = encoder_config(hf_config)
         self.stack = Stack(self.config)
         self.pooler = nn.Linear(self.config.hidden_size, self.config.hidden_size) if pooler else None
-        self.tokenizer: PreTrainedTokenizerBase | None = None
+        self.tokenizer = None
         self.load_report: LoadReport | None = None
         initialize(self, std=self.config.initializer_range)
 
@@ -67,6 +74,16 @@ class Encoder(nn.Module):
         model.load_report = matched.report
         model.tokenizer = load_tokenizer(folder, vocab_size=config.vocab_size, required=False)
         return model.eval()
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer, with the segment ids of the model's family; setting one that gives others stores a copy."""
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        fits = None if tokenizer is None else with_segments(tokenizer, second=second_segment(self.hf_config))
+        self._tokenizer: PreTrainedTokenizerBase | None = fits
 
     def forward(
         self,

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.checkpoints.families import encoder_config
+from bert_tasks.checkpoints.families import encoder_config, second_segment
 from bert_tasks.checkpoints.hub import Origin
 from bert_tasks.checkpoints.load import LoadReport
+from bert_tasks.checkpoints.tokenizers import with_segments
 from bert_tasks.data.readers import Reading
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import RowHead
@@ -139,6 +140,16 @@ class TaskModel(nn.Module):
         for name in self._drawn:
             state[name].copy_(head[name.removeprefix("head.")])
         self.mark_drawn(self._drawn.keys())
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer, with the segment ids of the model's family; setting one that gives others stores a copy."""
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        fits = None if tokenizer is None else with_segments(tokenizer, second=second_segment(self.hf_config))
+        self._tokenizer: PreTrainedTokenizerBase | None = fits
 
     def forward(
         self,

@@ -1,0 +1,191 @@
+"""Segment ids are the family's, whatever a tokenizer's template says; stock transformers gives those of our folder."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers.processors import BertProcessing, ByteLevel, RobertaProcessing, Sequence, TemplateProcessing
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from bert_tasks.errors import CheckpointError
+from bert_tasks.model.encoder import Encoder
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import PairClassification, SpanExtraction
+from hf_models import FAMILIES
+from small_checkpoints import save_checkpoint
+from small_tokenizers import LINES
+
+LABELS = ("calm", "glad", "sad")
+ROWS = [
+    {"text": "the old ferry", "text_pair": "at seven"},
+    {"text": "", "text_pair": "the ferry"},
+    {"text": "a", "text_pair": ""},
+]
+# kind of post-processor -> the segment of each piece: before, first text, its end, second text, its end
+TEMPLATES = {"zeros": (0, 0, 0, 0, 0), "bert": (0, 0, 0, 1, 1), "late": (0, 0, 1, 1, 1), "far": (2, 1, 1, 3, 3)}
+PROCESSORS = (*TEMPLATES, "roberta", "bert processing", "sequence", "own class")
+WIDTHS = (0, 1, 2, 3)
+
+
+def processor(kind: str, tokenizer: PreTrainedTokenizerBase) -> Any:
+    cls, sep = tokenizer.cls_token, tokenizer.sep_token
+    ends: Any = ((sep, tokenizer.sep_token_id), (cls, tokenizer.cls_token_id))
+    if kind == "roberta":
+        return RobertaProcessing(*ends)
+    if kind == "bert processing":
+        return BertProcessing(*ends)
+    before, first, middle, second, after = TEMPLATES["far" if kind == "sequence" else kind]
+    template = TemplateProcessing(
+        single=f"{cls}:{before} $A:{first} {sep}:{middle}",
+        pair=f"{cls}:{before} $A:{first} {sep}:{middle} $B:{second} {sep}:{after}",
+        special_tokens=list(ends),
+    )
+    return Sequence([ByteLevel(trim_offsets=True), template]) if kind == "sequence" else template
+
+
+def plain(tokenizer: PreTrainedTokenizerBase, kind: str) -> PreTrainedTokenizerBase:
+    """A tokenizer that tokenizer.json alone describes, with that post-processor."""
+    if kind == "own class":
+        return tokenizer
+    special = dict(tokenizer.special_tokens_map)
+    changed = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, **special, model_max_length=tokenizer.model_max_length
+    )
+    changed.backend_tokenizer.post_processor = processor(kind, changed)
+    return changed
+
+
+@pytest.fixture
+def fresh(by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path) -> Any:
+    """A copy of a tokenizer that a test may change."""
+
+    def load(name: str) -> PreTrainedTokenizerBase:
+        by_kind[name].save_pretrained(tmp_path / "tokenizer")
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+        return tokenizer
+
+    return load
+
+
+def segments_of(ids: list[list[int]], tokenizer: PreTrainedTokenizerBase, second: int) -> list[list[int]]:
+    """What the rule says: 0 until the second text begins, which is after the separators behind the first."""
+    expected = []
+    for row, given in zip(ROWS, ids, strict=True):
+        pair = tokenizer([row["text"]], [row["text_pair"]])
+        assert pair["input_ids"] == [given]
+        behind = len(tokenizer(row["text_pair"], add_special_tokens=False)["input_ids"]) + 1
+        expected.append([0] * (len(given) - behind) + [second] * behind)
+    return expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("kind", "name"), [*product(PROCESSORS, ["bpe"]), ("own class", "wordpiece"), ("own class", "unigram")]
+)
+def test_segments_are_the_familys_here_and_in_stock(
+    kind: str, family: str, name: str, fresh: Any, tmp_path: Path
+) -> None:
+    tokenizer = plain(fresh(name), kind)
+    save_checkpoint(tmp_path / "stock", family, tokenizer, head="sequence", labels=LABELS, wide=True)
+    model = TaskModel.from_pretrained(
+        tmp_path / "stock",
+        task=PairClassification(labels=LABELS, max_length=40, problem_type="multi_label_classification"),
+    )
+    second = 0 if family in ("roberta", "distilbert") else 1
+    assert model.tokenizer is not None
+    features = model.task.features(ROWS, model.tokenizer)
+    segments = [feature["token_type_ids"] for feature in features]
+    assert segments == segments_of([feature["input_ids"] for feature in features], tokenizer, second)
+    model.save_pretrained(tmp_path / "ours")
+    again = TaskModel.from_pretrained(tmp_path / "ours")
+    assert again.tokenizer is not None
+    assert [feature["token_type_ids"] for feature in again.task.features(ROWS, again.tokenizer)] == segments
+    stock = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours").eval()
+    for row, feature, prediction in zip(ROWS, features, model.predict(ROWS), strict=True):
+        inputs = stock([row["text"]], [row["text_pair"]], return_tensors="pt")
+        assert inputs["input_ids"].tolist() == [feature["input_ids"]]
+        assert inputs.get("token_type_ids", torch.zeros(1, len(feature["input_ids"]))).tolist() == [
+            feature["token_type_ids"]
+        ]
+        with torch.no_grad():
+            scores = classifier(**inputs).logits.sigmoid()[0]
+        assert list(prediction.scores.values()) == pytest.approx(scores.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_segment_is_beyond_the_models_table(width: int, family: str, fresh: Any, tmp_path: Path) -> None:
+    if family == "distilbert" or (family != "roberta" and width == 0):
+        pytest.skip("there is no such configuration")
+    save_checkpoint(tmp_path, family, fresh("wordpiece"))
+    resize(tmp_path, family, width)
+    task = SpanExtraction(max_length=40, doc_stride=5, max_query_length=10)
+    model = TaskModel.from_pretrained(tmp_path, task=task)
+    rows = [{"question": LINES[0], "context": LINES[1]}]
+    second = 1 if family != "roberta" and width > 1 else 0
+    assert model.tokenizer is not None
+    segments = {kind for feature in task.features(rows, model.tokenizer) for kind in feature["token_type_ids"]}
+    assert segments == {0, second}
+    assert len(model.predict(rows)) == 1
+
+
+def resize(folder: Path, family: str, width: int) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from small_checkpoints import edit_config
+
+    weights = load_file(folder / "model.safetensors")
+    key = "embeddings.token_type_embeddings.weight"
+    table = weights.pop(key)
+    if width:
+        weights[key] = table[:1].repeat(width, 1)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_config(folder, type_vocab_size=width)
+
+
+def test_a_tokenizer_that_is_set_is_fitted_and_the_callers_stays(fresh: Any, tmp_path: Path) -> None:
+    tokenizer = plain(fresh("wordpiece"), "far")
+    save_checkpoint(tmp_path, "bert", tokenizer)
+    encoder = Encoder.from_pretrained(tmp_path)
+    assert encoder.tokenizer is not None
+    assert encoder.tokenizer("a", "b")["token_type_ids"] == [0, 0, 0, 1, 1]
+    encoder.tokenizer = tokenizer
+    assert encoder.tokenizer("a", "b")["token_type_ids"] == [0, 0, 0, 1, 1]
+    assert tokenizer("a", "b", return_token_type_ids=True)["token_type_ids"] == [2, 1, 1, 3, 3]
+    right = fresh("wordpiece")
+    encoder.tokenizer = right
+    assert encoder.tokenizer is right
+
+
+def test_what_cannot_be_changed_is_refused(fresh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = plain(fresh("wordpiece"), "zeros")
+    save_checkpoint(tmp_path, "bert", tokenizer)
+    monkeypatch.setattr("bert_tasks.checkpoints.tokenizers._resegmented", lambda stated, second: stated)
+    with pytest.raises(
+        CheckpointError, match=r"than the model expects: 0 for the first text of a pair and 1 for the second"
+    ):
+        Encoder.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_nothing_but_segments_changes(kind: str, fresh: Any, tmp_path: Path) -> None:
+    """Ids and offsets, which answers and words are found by."""
+    tokenizer = plain(fresh("bpe"), kind)
+    save_checkpoint(tmp_path, "bert", tokenizer)
+    fitted = Encoder.from_pretrained(tmp_path).tokenizer
+    assert fitted is not None
+    assert fitted.special_tokens_map == tokenizer.special_tokens_map
+    assert fitted.model_max_length == tokenizer.model_max_length
+    for texts in ((" a  café 😀", "the  ferry "), ("", "b"), ("x",)):
+        wanted, found = (each(*texts, return_offsets_mapping=True) for each in (tokenizer, fitted))
+        assert found["input_ids"] == wanted["input_ids"]
+        assert found["offset_mapping"] == wanted["offset_mapping"]
+        assert found.sequence_ids() == wanted.sequence_ids()
