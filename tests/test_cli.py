@@ -308,6 +308,11 @@ class TestCheckAndInspect:
         result = run("inspect", model)
         assert result.code == 0, result.err
         assert "sequence-classification" in result.out
+        assert len(result.out.splitlines()) < 25
+        named = run("inspect", model, "--verbose").out
+        loaded = json.loads(run("inspect", model, "--json").out)["report"]["loaded"]
+        assert [key for key in loaded if f"  {key}\n" in result.out] == []
+        assert [key for key in loaded if f"  {key}\n" not in named] == []
         inspection = json.loads(run("inspect", model, "--json").out)
         assert inspection["family"] == "albert"
         assert inspection["labels"] == list(LABELS)

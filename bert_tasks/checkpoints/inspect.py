@@ -86,9 +86,10 @@ class Inspection:
         """Plain values for one JSON object."""
         return asdict(self)
 
-    def lines(self) -> list[str]:
-        """The report for a terminal."""
-        return [*self._facts(), *_keys(self.report, self.head_keys), *_listed("problem", self.problems)]
+    def lines(self, *, verbose: bool = False) -> list[str]:
+        """The report for a terminal. ``verbose``: every key's name and not their numbers alone."""
+        keys = _keys(self.report, self.head_keys, verbose=verbose)
+        return [*self._facts(), *keys, *_listed("problem", self.problems, verbose=True)]
 
     def _facts(self) -> list[str]:
         sizes = self.sizes
@@ -209,18 +210,20 @@ def _sizes(config: EncoderConfig, shapes: Mapping[str, torch.Size]) -> Sizes:
     )
 
 
-def _keys(report: LoadReport, head_keys: tuple[str, ...]) -> list[str]:
+def _keys(report: LoadReport, head_keys: tuple[str, ...], *, verbose: bool) -> list[str]:
     renamed = f" ({report.renamed} under another name in the file)" if report.renamed else ""
     return [
-        *_listed(f"loaded{renamed}", report.loaded),
-        *_listed("dropped", report.dropped),
-        *_listed("ignored", report.ignored),
-        *_listed("in task_head.safetensors", head_keys),
+        *_listed(f"loaded{renamed}", report.loaded, verbose=verbose),
+        *_listed("dropped", report.dropped, verbose=verbose),
+        *_listed("ignored", report.ignored, verbose=verbose),
+        *_listed("in task_head.safetensors", head_keys, verbose=verbose),
     ]
 
 
-def _listed(title: str, names: tuple[str, ...]) -> list[str]:
-    return [f"{title}: {len(names)}", *(f"  {name}" for name in names)] if names else []
+def _listed(title: str, names: tuple[str, ...], *, verbose: bool) -> list[str]:
+    if not names:
+        return []
+    return [f"{title}: {len(names)}", *(f"  {name}" for name in names if verbose)]
 
 
 def _strings(value: object) -> tuple[str, ...]:

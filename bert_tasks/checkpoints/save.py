@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.checkpoints.durable import failure, sync
 from bert_tasks.checkpoints.hub import is_model_file
 from bert_tasks.checkpoints.tokenizers import save_tokenizer
-from bert_tasks.checkpoints.weights import checked_file, read_safetensors
+from bert_tasks.checkpoints.weights import DIGEST, checked_file, read_safetensors, tensors_digest
 from bert_tasks.errors import CheckpointError
 
 WEIGHTS, HEAD = "model.safetensors", "task_head.safetensors"
@@ -65,8 +65,9 @@ def save_folder(
 ) -> None:
     """Writes config.json, model.safetensors, the tokenizer's files and, for heads that HF lacks, task_head.safetensors.
 
-    Each file appears whole or not at all. Weights that an earlier save left under other names are removed. ``tensors``:
-    None for a folder whose weights lie elsewhere.
+    Each file appears whole or not at all, and the metadata of weights hold a digest of them, which reading compares.
+    Weights that an earlier save left under other names are removed. ``tensors``: None for a folder whose weights lie
+    elsewhere.
 
     Raises:
         CheckpointError: the folder cannot be written.
@@ -119,9 +120,9 @@ def _write(
     text = json.dumps(kept | dtype, indent=2, sort_keys=True, ensure_ascii=False)
     (staging / "config.json").write_text(text + "\n", "utf-8")
     if tensors is not None:
-        save_file(dict(tensors), staging / WEIGHTS, metadata={"format": "pt"})
+        save_file(dict(tensors), staging / WEIGHTS, metadata={"format": "pt", DIGEST: tensors_digest(tensors)})
     if head_tensors is not None:
-        save_file(dict(head_tensors), staging / HEAD, metadata={"format": "pt"})
+        save_file(dict(head_tensors), staging / HEAD, metadata={"format": "pt", DIGEST: tensors_digest(head_tensors)})
     if tokenizer is not None:
         save_tokenizer(tokenizer, staging)
 

