@@ -31,7 +31,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "accelerate": ("training", "inference"),
     "huggingface_hub": ("checkpoints.hub", "data.readers", "cards"),
 }
-TOKENIZER_NAMES = {"AutoTokenizer", "PreTrainedTokenizerBase"}
+TOKENIZER_NAMES = {"AutoTokenizer", "PreTrainedTokenizerBase", "PreTrainedTokenizerFast"}
 
 
 def unit_of(module: str) -> str:
