@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from bert_tasks.inference import evaluate as evaluate
     from bert_tasks.inference import predict as predict
     from bert_tasks.model.encoder import Encoder as Encoder
@@ -29,10 +30,14 @@ __all__ = ["Encoder", "TaskModel", "evaluate", "fit", "load_recipe", "predict", 
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("bert-tasks")
     if name not in _HOMES:
         raise AttributeError(f"module 'bert_tasks' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_HOMES, "__version__"])

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bert_tasks.data.columns import Kind
+from bert_tasks.data.labels import imbalance_hint
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.tags import detect_scheme, entities, to_iob2
 from bert_tasks.data.values import LABEL_SEPARATOR, BadValueError, canonical
@@ -366,7 +367,7 @@ def _classified(texts: list[Profile], target: Profile, others: Sequence[Profile]
         words=percentile([_pieces(row, [column.name for column in chosen]) for row in rows]),
         settings={"problem_type": problem},
         labels=() if problem == "regression" else labels,
-        reasons=(*_texts_seen(chosen), reason, *_missing(target, several=several)),
+        reasons=(*_texts_seen(chosen), reason, *_missing(target, several=several), *_imbalance(target, problem)),
         alternatives=tuple(_alternatives(texts, chosen, target, others, stated)),
         spare=_group(chosen, target) if is_pair else (),
         separator=target.separator if several and target.lists < 1 else LABEL_SEPARATOR,
@@ -405,6 +406,12 @@ def _missing(target: Profile, *, several: bool) -> Iterator[str]:
         yield f"{target.name}: {count} empty cells -> rows without any label"
     elif count:
         yield f"{target.name}: {count} empty cells, which `check` will name; fill them in or take the rows out"
+
+
+def _imbalance(target: Profile, problem: str) -> Iterator[str]:
+    hint = imbalance_hint(dict(target.common)) if problem == "single_label_classification" else None
+    if hint is not None:
+        yield f"{target.name}: {hint}"
 
 
 def _alternatives(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+import bert_tasks
 from bert_tasks import inference
 from bert_tasks.cli import main
 from bert_tasks.inference import evaluation, prediction
@@ -456,6 +457,17 @@ class TestOutput:
             assert page.code == 0
             assert "Example: bert-tasks" in page.out
             assert run(command, "-h").out == page.out
+
+    def test_flags_show_no_type_of_a_value(self, run: Run) -> None:
+        for command in ((), *((name,) for name in COMMANDS)):
+            page = run(*command, "--help").out
+            assert "--help" in page
+            assert "<bool>" not in page
+        assert "<path>" in run("train", "--help").out
+
+    def test_the_package_has_a_version(self) -> None:
+        assert bert_tasks.__version__ == version("bert-tasks")
+        assert "__version__" in dir(bert_tasks)
 
     def test_other_processes_of_a_launch_are_silent(
         self, model: Path, data: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch

@@ -236,3 +236,14 @@ def test_a_validation_file_must_have_the_columns(init: Init, tmp_path: Path) -> 
     (tmp_path / "dev.csv").write_text(table([{"txt": text(i), "label": MOODS[i % 3]} for i in range(ROWS)]))
     with pytest.raises(DataError, match=r"dev.csv: no column 'text', did you mean 'txt'"):
         init(table(moods()), "rows.csv", validation=tmp_path / "dev.csv")
+
+
+@pytest.mark.parametrize(("rare", "is_hinted"), [(3, True), (8, False), (15, False)])
+def test_rare_labels_are_mentioned(rare: int, is_hinted: bool, init: Init) -> None:
+    rows = [{"text": text(i), "label": "ny"[i % (ROWS // rare) == 0]} for i in range(ROWS)]
+    draft, report = init(table(rows), "rows.csv", validation=None)
+    hints = [line for line in (*draft.lines(), *report.lines()) if "imbalanced: 'n'" in line]
+    assert len(hints) == (2 if is_hinted else 0)
+    for hint in hints:
+        assert 'settings.class_weights = "balanced"' in hint
+        assert "macro_f1" in hint

@@ -7,15 +7,42 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, BinaryIO, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.models import CommandFunctionType
 
 from bert_tasks.errors import ClosedPipeError, UsageError
 
-app = typer.Typer(
+
+def _without_flag_types(params: list[Any]) -> list[Any]:
+    """The parameters as ``--help`` shows them: a flag takes no value, so it shows no type of one."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_types(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_types(super().get_params(ctx))
+
+
+class _App(typer.Typer):
+    def command(self, name: str | None = None, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        return super().command(name, **{"cls": _Command, **options})
+
+
+app = _App(
+    cls=_Group,
     help="Fine-tune, evaluate and run BERT-family encoders.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

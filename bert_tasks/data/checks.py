@@ -14,7 +14,7 @@ import numpy as np
 
 from bert_tasks.data.batching import Cuts, Numbers
 from bert_tasks.data.columns import Column, column_of
-from bert_tasks.data.labels import LABEL_KINDS, MOST_LABELS, LabelCensus, is_integer, known_tags
+from bert_tasks.data.labels import LABEL_KINDS, MOST_LABELS, LabelCensus, imbalance_hint, is_integer, known_tags
 from bert_tasks.data.problems import SHOWN, Problems, raise_problems, suggestion
 from bert_tasks.data.tags import label_scheme
 from bert_tasks.errors import DataError
@@ -43,7 +43,7 @@ class SplitReport:
         words: of sentences; None for other rows.
         label_counts: rows with each label; words with each tag, in IOB2; answerable and unanswerable questions.
         truncated_share: of the rows that have tokens which no window holds.
-        notes: what was left out when the rows were read, tags that no training row has, and what was cut.
+        notes: what was left out when the rows were read, tags that no training row has, what was cut, and rare labels.
     """
 
     name: str
@@ -212,7 +212,12 @@ def _split_report(
         conflicts=int(np.sum(keys["target"] != keys["target"][first[text]])),
         empty_texts=int(keys["empty"].sum()),
         also_in_train=int(np.isin(keys["text"], train_keys).sum()),
-        notes=table.notes + _new_tags(counts, trained, columns) + (() if tokens is None else tokens.notes),
+        notes=(
+            *table.notes,
+            *_new_tags(counts, trained, columns),
+            *(() if tokens is None else tokens.notes),
+            *_imbalance(name, counts, columns),
+        ),
     )
 
 
@@ -270,6 +275,12 @@ def _new_tags(counts: Counter[str], trained: Counter[str], columns: Sequence[Col
     new = [f"{tag!r} ({counts[tag]} words)" for tag in sorted(counts) if tag not in trained]
     shown = ", ".join(new[:SHOWN]) + (", ..." if len(new) > SHOWN else "")
     return (f"tags that no training row has: {shown}",) if new else ()
+
+
+def _imbalance(split: str, counts: Counter[str], columns: Sequence[Column]) -> tuple[str, ...]:
+    """Of the training rows: others are judged as they are."""
+    hint = imbalance_hint(counts) if split == "train" and column_of(columns, "label") is not None else None
+    return () if hint is None else (hint,)
 
 
 def _values(table: "RowTable", column: Column) -> Iterator[Any]:

@@ -16,7 +16,29 @@ from bert_tasks.data.tags import is_chunk_tag, label_scheme, to_iob2
 LABEL_KINDS: tuple[Kind, ...] = ("label", "labels", "tags")
 MOST_LABELS = 1000
 _MOST_COUNTED = 100_000
+_IMBALANCED = 5  # times as many rows as the rarest label
 _FEW = 10  # one odd tag in so many is taken for a mistake
+
+
+def imbalance_hint(counts: Mapping[str, int]) -> str | None:
+    """What to do about one label per row of which some are rare; None where none is.
+
+    Args:
+        counts: The rows of each label.
+
+    Returns:
+        The most frequent label and the rarest, the setting that weighs them, and the metric that counts them alike.
+    """
+    seen = {label: count for label, count in counts.items() if count > 0}
+    if len(seen) < 2:
+        return None
+    most, least = max(seen, key=lambda label: seen[label]), min(seen, key=lambda label: seen[label])
+    if seen[most] < _IMBALANCED * seen[least]:
+        return None
+    return (
+        f"imbalanced: {most!r} has {seen[most]} rows, {least!r} {seen[least]}; consider settings.class_weights = "
+        '"balanced" and run.metric_for_best_model = "macro_f1", which counts every label alike'
+    )
 
 
 def is_integer(value: str) -> bool:
