@@ -1,40 +1,32 @@
 """The HTTP interface of a loaded model.
 
-Owns the routes, their documents, and what each failure is for a caller: a status and one sentence, or for a body that
-does not fit the path of each fault. What a caller sent is never sent back. Must not know how batches are formed.
+Owns the routes, their documents, and what each failure is for a caller: a status and one sentence. What a caller sent
+is never sent back. Must not know how batches are formed, or what is in a body.
 """
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Body, FastAPI, HTTPException, Request, Response
-from fastapi.exception_handlers import http_exception_handler
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from fastapi.routing import APIRoute
 
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import DataError
-from bert_tasks.model.predicting import canonical_row
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
+from bert_tasks.serving.bodies import BodyError, BodyReader
 from bert_tasks.serving.gate import GONE, PREDICT
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.metrics import ServerMetrics
 from bert_tasks.serving.page import page
-from bert_tasks.serving.schemas import MANY, ONE, answer_schema, answers_schema, example_rows, request_schema, rows_of
+from bert_tasks.serving.schemas import answer_schema, answers_schema, example_rows, request_schema
 from bert_tasks.tasks.base import Prediction, Task
 
-ERRORS_SHOWN = 20
-_LONGEST_KEY = 100
-_UNREADABLE = "the body is not JSON that can be read: nested too deeply, a number too long, or not UTF-8"
-_WORDS = {  # of pydantic's messages, those that say too little to a caller
-    "json_invalid": "not JSON; the number is the place of the first character that does not fit",
-    "model_attributes_type": "expected an object with the task's columns, sent as application/json",
-    "string_unicode": "half a character (a lone surrogate such as \\ud800); replace it",
-}
+T = TypeVar("T")
+_LARGE_BODY = 2**16  # bytes; beyond them reading and encoding would hold up the event loop
 _REFUSALS = {
     400: "The body is not JSON that can be read.",
     408: "The body did not arrive in time.",
@@ -78,9 +70,8 @@ def build_app(served: Served) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(StarletteHTTPException, _refused)
-    app.add_exception_handler(DataError, _unreadable)
+    app.add_exception_handler(BodyError, _bad_body)
+    app.add_exception_handler(DataError, _bad_row)
     app.add_exception_handler(NotFiniteError, _not_finite)
     app.add_exception_handler(Exception, _internal)
     served.metrics.watch(queue_depth=lambda: served.batcher.waiting, ready=lambda: served.ready)
@@ -93,23 +84,52 @@ def _add_predict(app: FastAPI, served: Served) -> None:
     examples = example_rows(served.task)
     shown: dict[str, Any] = {"one row": {"value": examples[0]}, "several rows": {"value": {"inputs": examples}}}
 
-    async def predict(request: Request, body: Any) -> Response:
-        rows, several = rows_of(body)
-        predictions = await _answers(request, served, canonical_rows(rows, served.task))
-        answers = [prediction.to_json() for prediction in predictions]
-        return Response(encoded({"predictions": answers} if several else answers[0]), media_type="application/json")
+    reader, threads = BodyReader(served.task, served.limits, served.columns), asyncio.Lock()
+
+    async def answer(request: Request) -> Response:
+        body, content_type = await request.body(), request.headers.get("content-type", "")
+        large = len(body) > _LARGE_BODY
+        rows, several = await _call(large, threads, lambda: reader.rows(body, content_type))
+        predictions = await _answers(request, served, rows)
+        content = await _call(large, threads, lambda: _encoded_predictions(predictions, several))
+        return Response(content, media_type="application/json")
+
+    class PredictRoute(APIRoute):
+        """Documents the body by its type. FastAPI would read it on the event loop, and list every fault."""
+
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            return answer
+
+    def predict(body: Any) -> None:
+        """For the documents only."""
 
     # The type depends on the task, so that it cannot stand in the signature.
-    schema = request_schema(served.task, served.limits, served.columns)
-    predict.__annotations__["body"] = Annotated[schema, Body(openapi_examples=shown)]
-    app.add_api_route(
+    predict.__annotations__["body"] = Annotated[
+        request_schema(served.task, served.limits, served.columns), Body(openapi_examples=shown)
+    ]
+    app.router.add_api_route(
         PREDICT,
         predict,
         methods=["POST"],
         summary="Predict one row, or several",
+        description="",
         response_model=answer_schema(served.task) | answers_schema(served.task),
         responses={status: {"description": text} for status, text in _REFUSALS.items()},
+        route_class_override=PredictRoute,
     )
+
+
+async def _call(large: bool, threads: asyncio.Lock, work: Callable[[], T]) -> T:
+    """What ``work`` returns; of large requests in a thread, one at a time: each holds the interpreter for long."""
+    if not large:
+        return work()
+    async with threads:
+        return await asyncio.to_thread(work)
+
+
+def _encoded_predictions(predictions: Sequence[Prediction], several: bool) -> bytes:
+    answers = [prediction.to_json() for prediction in predictions]
+    return encoded({"predictions": answers} if several else answers[0])
 
 
 def _add_state(app: FastAPI, served: Served) -> None:
@@ -150,12 +170,6 @@ def description(served: Served) -> dict[str, Any]:
     }
 
 
-def canonical_rows(rows: Sequence[Row], task: Task) -> list[Row]:
-    """The rows as the task reads them. Raises DataError for one that it cannot read."""
-    columns = [column for column in task.columns if not column.is_target]
-    return [canonical_row(row, columns, number) for number, row in enumerate(rows)]
-
-
 def encoded(content: Any) -> bytes:
     """JSON. Raises NotFiniteError for a number that JSON cannot say."""
     try:
@@ -185,33 +199,14 @@ async def _answers(request: Request, served: Served, rows: Sequence[Row]) -> Seq
     raise HTTPException(503, detail, headers={"Retry-After": "5"})
 
 
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    """Where each fault is, without what stood there."""
-    faults = error.errors() if isinstance(error, RequestValidationError) else []
-    told = [
-        {"loc": _path(fault["loc"]), "msg": _WORDS.get(fault["type"], fault["msg"]), "type": fault["type"]}
-        for fault in faults[:ERRORS_SHOWN]
-    ]
-    if len(faults) > ERRORS_SHOWN:
-        told.append({"loc": ["body"], "msg": f"{len(faults) - ERRORS_SHOWN} more", "type": "more"})
-    return JSONResponse({"detail": told}, 422)
+async def _bad_body(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, BodyError):  # it is registered for no other
+        raise error
+    return JSONResponse({"detail": error.detail}, error.status)
 
 
-def _path(place: Sequence[str | int]) -> list[str | int]:
-    """The keys and positions that lead to a fault. Keys are the caller's own: cut, and never half a character."""
-    steps = [step for number, step in enumerate(place) if number != 1 or step not in (ONE, MANY)]
-    return [step if isinstance(step, int) else step[:_LONGEST_KEY].encode(errors="replace").decode() for step in steps]
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    if (
-        isinstance(error, StarletteHTTPException) and error.status_code == 400
-    ):  # FastAPI's own, for a body that json cannot read
-        return JSONResponse({"detail": _UNREADABLE}, 400)
-    return await http_exception_handler(request, error)  # type: ignore[arg-type]  # registered for this type
-
-
-async def _unreadable(request: Request, error: Exception) -> JSONResponse:
+async def _bad_row(request: Request, error: Exception) -> JSONResponse:
+    """What a task refuses only while it makes features."""
     return JSONResponse({"detail": [{"loc": ["body"], "msg": str(error), "type": "value_error"}]}, 422)
 
 

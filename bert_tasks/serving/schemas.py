@@ -14,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Discriminator,
+    FailFast,
     Field,
     StrictInt,
     StringConstraints,
@@ -29,7 +30,8 @@ from bert_tasks.serving.limits import Limits
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
 from bert_tasks.tasks.base import Task
 
-ONE, MANY = "one", "many"  # tags of the two forms of a request; errors do not show them
+INPUTS = "inputs"  # the key of several rows
+ONE, MANY = "(one row)", "(several rows)"  # tags of the two forms of a request; errors do not show them
 
 
 class LabelAnswer(BaseModel):
@@ -146,7 +148,7 @@ def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = Mappin
     told = "; ".join([f"What {task.name} reads; other keys are not read", *others])
     made = create_model("Row", __base__=base, __doc__=f"{told}.", **fields)
     row: Any = Annotated[made, BeforeValidator(_renaming(names), json_schema_input_type=made)]
-    inputs = Annotated[list[row], Field(min_length=1, max_length=limits.max_rows)]
+    inputs = Annotated[list[row], Field(min_length=1, max_length=limits.max_rows), FailFast()]
     rows = create_model("Rows", __base__=_Envelope, __doc__="Several rows.", inputs=(inputs, ...))
     return Annotated[Annotated[row, Tag(ONE)] | Annotated[rows, Tag(MANY)], Discriminator(_form)]
 
@@ -163,11 +165,11 @@ def _renaming(names: Mapping[str, str]) -> Any:
 def rows_of(body: BaseModel) -> tuple[list[Row], bool]:
     """The rows of a request, and whether it was a list."""
     content = body.model_dump(exclude_none=True)
-    return (content["inputs"], True) if isinstance(body, _Envelope) else ([content], False)
+    return (content[INPUTS], True) if isinstance(body, _Envelope) else ([content], False)
 
 
 def _form(body: Any) -> str:
-    return MANY if isinstance(body, dict) and "inputs" in body else ONE
+    return MANY if isinstance(body, dict) and INPUTS in body else ONE
 
 
 def _field(column: Column, limits: Limits) -> tuple[Any, Any]:
@@ -175,7 +177,7 @@ def _field(column: Column, limits: Limits) -> tuple[Any, Any]:
     text = Annotated[str, StringConstraints(max_length=most)]
     kinds: dict[str, Any] = {
         "id": text | StrictInt,
-        "words": Annotated[list[text], Field(max_length=most), AfterValidator(_shorter_than(most))],
+        "words": Annotated[list[text], Field(max_length=most), FailFast(), AfterValidator(_shorter_than(most))],
     }
     kind = kinds.get(column.kind, text)
     return (kind, ...) if column.required else (kind | None, None)

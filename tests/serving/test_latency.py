@@ -1,0 +1,113 @@
+"""The event loop stays free: the worst bodies of each schema, several at once, do not keep /healthz waiting."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from bert_tasks.model.task_model import TaskModel
+from runs import PATIENCE
+from serving import listening
+
+SIZE = 2**20 - 64  # just below the limit of a body
+TOGETHER = 6
+PROMISED = 0.1  # seconds
+PARSES = 5  # on a slow or busy machine: as many times as long as it takes json to read one body
+
+
+def promised(body: bytes) -> float:
+    started = time.perf_counter()
+    with suppress(ValueError, RecursionError):
+        json.loads(body)
+    return max(PROMISED, PARSES * (time.perf_counter() - started))
+
+
+def repeated(start: bytes, part: bytes, end: bytes) -> bytes:
+    return start + part * ((SIZE - len(start) - len(end)) // len(part)) + end
+
+
+def keys(start: bytes) -> bytes:
+    names = b",".join(b'"%d":1' % number for number in range(SIZE // 12))
+    return start + names + b"}"
+
+
+WORST: dict[str, bytes] = {
+    "wrong words": repeated(b'{"words":[1', b",1", b"]}"),
+    "words that are lists": repeated(b'{"words":[[]', b",[]", b"]}"),
+    "rows without columns": repeated(b'{"inputs":[{}', b",{}", b"]}"),
+    "rows that are numbers": repeated(b'{"inputs":[1', b",1", b"]}"),
+    "rows of wrong words": repeated(b'{"inputs":[{"words":[1]}', b',{"words":[1]}', b"]}"),
+    "unknown keys beside inputs": keys(b'{"inputs":[],'),
+    "unknown keys of a row": keys(b'{"text":5,'),
+    "a long key": repeated(b'{"', b"k", b'":1}'),
+    "deep lists": repeated(b"", b"[", b""),
+    "deep objects": repeated(b"", b'{"a":', b""),
+    "many deep lists": repeated(b'{"text":[0', b"," + b"[" * 900 + b"]" * 900, b"]}"),
+    "a number of a million digits": repeated(b'{"text":', b"9", b"}"),
+    "a fraction of a million digits": repeated(b'{"id":0.', b"1", b"}"),
+    "large numbers": repeated(b'{"text":[1', b"," + b"9" * 4000, b"]}"),
+    "escapes": repeated(b'{"text":"', b"\\u00e9", b'"}'),
+    "lone surrogates": repeated(b'{"text":"', b"\\ud800", b'"}'),
+    "a text too long": repeated(b'{"text":"', b"a", b'"}'),
+    "one word too long": repeated(b'{"words":["', b"a", b'"]}'),
+    "too many words": repeated(b'{"words":["a"', b',"a"', b"]}"),
+}
+
+
+def post(address: tuple[str, int], body: bytes, statuses: list[int]) -> None:
+    head = "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(address, PATIENCE) as connection:
+        connection.sendall(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        statuses.append(int(connection.recv(100).split()[1]))
+
+
+def slowest_answer(address: tuple[str, int], body: bytes) -> tuple[float, list[int]]:
+    """The slowest /healthz, in seconds, while several of a body are sent, and their statuses."""
+    statuses, slowest = list[int](), 0.0
+    callers = [threading.Thread(target=post, args=(address, body, statuses)) for _ in range(TOGETHER)]
+    with socket.create_connection(address, PATIENCE) as connection:
+        for caller in callers:
+            caller.start()
+        while any(caller.is_alive() for caller in callers):
+            started = time.perf_counter()
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            found = b""
+            while not found.endswith(b'{"status":"ok"}'):
+                found += connection.recv(2000)
+            slowest = max(slowest, time.perf_counter() - started)
+            time.sleep(0.005)
+    return slowest, statuses
+
+
+@pytest.fixture(scope="module")
+def addresses(model_of: Callable[[str], TaskModel]) -> Iterator[dict[str, tuple[str, int]]]:
+    kinds = ("single", "pair", "token", "span")
+    with listening([model_of(kind) for kind in kinds]) as urls:
+        ports = [int(url.rpartition(":")[2]) for url in urls]
+        yield {kind: ("127.0.0.1", port) for kind, port in zip(kinds, ports, strict=True)}
+
+
+def test_the_bodies_are_json_of_nearly_the_largest_size() -> None:
+    for name, body in WORST.items():
+        assert 0.7 * SIZE < len(body) <= SIZE, name
+    assert json.loads(WORST["too many words"])["words"][-1] == "a"
+
+
+@pytest.mark.parametrize("kind", ["single", "pair", "token", "span"])
+def test_the_worst_bodies_do_not_hold_up_the_event_loop(addresses: dict[str, tuple[str, int]], kind: str) -> None:
+    """The best of some tries: other processes of the machine may take the processor meanwhile."""
+    slow = dict[str, float]()
+    for name, body in WORST.items():
+        for _ in range(4):
+            seconds, statuses = slowest_answer(addresses[kind], body)
+            assert len(statuses) == TOGETHER
+            assert set(statuses) <= {400, 422}, name
+            if seconds < promised(body):
+                slow.pop(name, None)
+                break
+            slow[name] = seconds
+    assert slow == {}
