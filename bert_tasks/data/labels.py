@@ -65,9 +65,10 @@ class _Tally:
     def report(self, odd: Mapping[str, str], problems: Problems, column: str) -> None:
         """Adds the rows of names that are ``odd``: name -> what is wrong with it."""
         for value, what in odd.items():
-            for line in self.lines[value]:
+            lines = self.lines[value]
+            problems.add(lines[0], what, column=column, value=value, times=self.counts[value] - len(lines) + 1)
+            for line in lines[1:]:
                 problems.add(line, what, column=column, value=value)
-            problems.count += self.counts[value] - len(self.lines[value])
 
 
 @dataclass

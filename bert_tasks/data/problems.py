@@ -12,15 +12,30 @@ from bert_tasks.errors import DataError
 
 SHOWN = 20
 _VALUE_WIDTH = 60
+_LINES_SHOWN = 5
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Problem:
+    """One fault, of one row or the same of several.
+
+    Attributes:
+        line: Of the first row.
+        count: How many rows have it; ``others``: the next few of their lines.
+    """
+
     source: str
     line: int
     what: str
     column: str | None = None
     value: str | None = None
+    count: int = 0
+    others: list[int] = field(default_factory=list)
+
+    def add(self, line: int, times: int) -> None:
+        self.count += times
+        lines = sorted({*self.others, line} | ({self.line} if self.count > times else set()))
+        self.line, self.others = lines[0], lines[1:_LINES_SHOWN]
 
     def __str__(self) -> str:
         parts = [f"{self.source}:{self.line}"]
@@ -28,25 +43,41 @@ class Problem:
             parts.append(f"column {self.column!r}")
         if self.value is not None:
             parts.append(shortened(self.value))
-        return ": ".join([*parts, self.what])
+        return ": ".join([*parts, self.what]) + self._also()
+
+    def _also(self) -> str:
+        if self.count < 2:
+            return ""
+        more = ", ..." if self.count > len(self.others) + 1 else ""
+        also = f", also in line {', '.join(map(str, self.others))}{more}" if self.others else ""
+        return f" ({self.count} times{also})"
 
 
 @dataclass(kw_only=True)
 class Problems:
-    """The problems of one file: the earliest few in full, the others counted, so that memory stays flat."""
+    """The problems of one file, equal ones as one: the earliest few in full, the others counted: memory stays flat."""
 
     source: str
-    first: list[Problem] = field(default_factory=list)
     count: int = 0
+    groups: dict[tuple[str, str | None, str | None], Problem] = field(default_factory=dict)
 
-    def add(self, line: int, what: str, *, column: str | None = None, value: object = None) -> None:
-        self.count += 1
-        if len(self.first) >= SHOWN and line > self.first[-1].line:
-            return
+    @property
+    def first(self) -> list[Problem]:
+        """The problems that are kept, by the line of the first row that has each."""
+        return sorted(self.groups.values(), key=lambda problem: problem.line)
+
+    def add(self, line: int, what: str, *, column: str | None = None, value: object = None, times: int = 1) -> None:
+        self.count += times
         shown = None if value is None else str(value)
-        self.first.append(Problem(source=self.source, line=line, what=what, column=column, value=shown))
-        self.first.sort(key=lambda problem: problem.line)
-        del self.first[SHOWN:]
+        key = (what, column, shown)
+        if key not in self.groups:
+            if len(self.groups) >= SHOWN:
+                last = max(self.groups, key=lambda other: self.groups[other].line)
+                if line > self.groups[last].line:
+                    return
+                del self.groups[last]
+            self.groups[key] = Problem(source=self.source, line=line, what=what, column=column, value=shown)
+        self.groups[key].add(line, times)
 
 
 class BadRowsError(DataError):
@@ -86,8 +117,9 @@ def shortened(value: str) -> str:
 
 def _report(found: Sequence[Problems]) -> str:
     count = sum(problems.count for problems in found)
-    shown = [str(problem) for problems in found for problem in problems.first][:SHOWN]
+    kept = [problem for problems in found for problem in problems.first][:SHOWN]
+    shown, told = list(map(str, kept)), sum(problem.count for problem in kept)
     heading = f"{count} problem{'s' if count != 1 else ''} in the data; mend the rows and start again"
-    if count > len(shown):
-        shown.append(f"... and {count - len(shown)} more")
+    if count > told:
+        shown.append(f"... and {count - told} more")
     return "\n".join([heading, *(f"  {line}" for line in shown)])

@@ -217,15 +217,18 @@ def test_one_report_names_every_bad_row(read: Read) -> None:
     ]
 
 
-def test_only_the_first_twenty_problems_are_shown(read: Read) -> None:
-    content = "text,label\n" + "a,\n" * 30 + "b,c,d\n" * 7 + "good,x\n"
+def test_equal_problems_are_one_line_and_only_the_first_twenty_are_shown(read: Read) -> None:
+    content = "text,label\n" + "a,\n" * 30 + "b,c,d\n" * 3 + "".join(f"x,{n} \n" for n in range(25)) + "good,x\n"
     with pytest.raises(BadRowsError) as error:
         read(content)
     lines = message(error).splitlines()
-    assert lines[0].startswith("37 problems")
+    assert lines[0].startswith("58 problems")
     assert len(lines) == 22
-    assert lines[20].startswith("  rows.csv:21:")
-    assert lines[21] == "  ... and 17 more"
+    assert lines[1] == "  rows.csv:2: column 'label': '': missing label (30 times, also in line 3, 4, 5, 6, ...)"
+    assert lines[2].startswith("  rows.csv:32: 3 cells where the header has 2;")
+    assert lines[2].endswith("(3 times, also in line 33, 34)")
+    assert lines[20].startswith("  rows.csv:52:")
+    assert lines[21] == "  ... and 7 more"
 
 
 def test_numbers_among_names_are_refused_when_labels_are_inferred(read: Read) -> None:
@@ -374,11 +377,12 @@ def test_bad_json_lines_are_all_reported(read: Read) -> None:
     with pytest.raises(BadRowsError) as error:
         read("\n".join(lines), "rows.jsonl")
     said = message(error).splitlines()[1:]
-    assert [line.split(":")[1] for line in said] == ["2", "3", "4", "5", "5", "6", "7", "8"]
+    assert [line.split(":")[1] for line in said] == ["2", "3", "4", "5", "5", "7", "8"]
+    assert said[2].endswith("(2 times, also in line 6)")
     assert "not valid JSON" in said[0]
     assert "expected an object" in said[1]
     assert "problem_type = 'regression'" in said[4]
-    assert "surrogate U+D800" in said[6]
+    assert "surrogate U+D800" in said[5]
 
 
 def test_json_files_of_another_shape(read: Read) -> None:
