@@ -14,6 +14,7 @@ from bert_tasks.data.batching import Samples
 from bert_tasks.data.checks import check_labels
 from bert_tasks.data.columns import Row
 from bert_tasks.data.features_cache import cached_features
+from bert_tasks.data.frames import Frame, rows_in_memory
 from bert_tasks.data.kept import Keep
 from bert_tasks.data.readers import Reading, read_table
 from bert_tasks.data.stored_reading import known_names, reading_of_file, renamed_row
@@ -27,7 +28,7 @@ from bert_tasks.tasks.base import Task
 
 FEATURE_ROWS = 1000  # rows per call of ``Task.features``
 
-Data = str | Path | RowTable | Sequence[Row] | Sequence[str] | Sequence[tuple[str, ...]]
+Data = str | Path | RowTable | Sequence[Row] | Sequence[str] | Sequence[tuple[str, ...]] | Frame
 
 
 def as_trained(model: TaskModel, data: Data, given: Reading) -> tuple[Data, Reading]:
@@ -46,14 +47,22 @@ def as_trained(model: TaskModel, data: Data, given: Reading) -> tuple[Data, Read
     return [_under_task_names(row, stated, stored) for row in in_memory(data, model.task)], given
 
 
-def in_memory(data: Iterable[Row | str | tuple[str, ...]], task: Task) -> list[Row]:
+def renamed(data: Data, task: Task, columns: Mapping[str, str] | None, source: str = "rows") -> Data:
+    """The data, rows in memory under the task's names; ``columns``: the task's -> those of the rows."""
+    if isinstance(data, str | Path | RowTable):
+        return data
+    stated = {} if columns is None else columns
+    return [_under_task_names(row, stated, {}) for row in in_memory(data, task, source)]
+
+
+def in_memory(data: Iterable[Row | str | tuple[str, ...]] | Frame, task: Task, source: str = "rows") -> list[Row]:
     """Rows in memory, each of which may be the text that it consists of, or a tuple of its texts.
 
     Raises:
-        DataError: naming the first that is none of these, counted from 0.
+        DataError: naming the first that is none of these, counted from 0; or ``data`` holds no rows.
     """
     columns = [column for column in task.columns if not column.is_target]
-    return [as_row(row, columns, number) for number, row in enumerate(data)]
+    return [as_row(row, columns, number) for number, row in enumerate(rows_in_memory(data, source))]
 
 
 def _under_task_names(row: Row, stated: Mapping[str, str], stored: Mapping[str, str]) -> Row:
@@ -88,7 +97,7 @@ def load_table(
     wanted = [column for column in task.columns if targets != "unread" or not column.is_target]
     needed: Literal["required", "optional"] = "required" if targets == "required" else "optional"
     if not isinstance(data, str | Path):
-        table = RowTable.from_rows(in_memory(data, task), name, wanted, needed)
+        table = RowTable.from_rows(in_memory(data, task, name), name, wanted, needed)
         if task.labels and targets == "required":
             check_labels([table], wanted, task.labels)
         return table

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bert_tasks.data.frames import rows_in_memory
 from bert_tasks.data.readers import Reading, column_names
+from bert_tasks.data.table import RowTable
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.exported import ExportedModel, is_exported
 from bert_tasks.model.inputs import Data
@@ -68,5 +70,5 @@ def _has_pairs(kind: type[Task], data: Data | None, reading: Reading) -> bool:
         return False
     if isinstance(data, str | Path):
         return "text_pair" in column_names(Path(data), reading)
-    first = next(iter(data), {})
+    first = next(iter(data if isinstance(data, RowTable) else rows_in_memory(data)), {})
     return (isinstance(first, tuple) and len(first) == 2) or (isinstance(first, Mapping) and "text_pair" in first)

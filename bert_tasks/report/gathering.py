@@ -15,6 +15,7 @@ import torch
 
 from bert_tasks.checkpoints.weights import read_config
 from bert_tasks.data.columns import Row
+from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.metrics.keys import metric_key, metrics_by_set, metrics_of_set, split_key
 from bert_tasks.model.predicting import predict_rows
@@ -38,6 +39,14 @@ class Answers:
     rows: Sequence[Row]
     predictions: Sequence[Prediction]
     task: Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenRows:
+    """Validation set -> its rows, of a run that keeps no recipe, and its task."""
+
+    validation: Mapping[str, RowTable]
+    task: type[Task]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +113,11 @@ class Run:
         return {split: data["fingerprint"] for split, data in self.facts["data"].items() if split != "train"}
 
 
-def gather(folders: Sequence[Path]) -> list[Run]:
+def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]:
     """The runs in these folders; a folder that ``train --seeds`` made stands for its runs.
+
+    Args:
+        given: what the runs were validated on; None: the rows that each run's recipe names.
 
     Raises:
         UsageError: a folder holds no run, or one is given twice.
@@ -117,7 +129,7 @@ def gather(folders: Sequence[Path]) -> list[Run]:
     if twice:
         raise UsageError(f"{twice[0]} is given twice: name every run once")
     facts = [_facts(folder) for folder in chosen]
-    return [_run(folder, name, known) for folder, name, known in zip(chosen, _names(chosen), facts, strict=True)]
+    return [_run(folder, name, known, given) for folder, name, known in zip(chosen, _names(chosen), facts, strict=True)]
 
 
 def _resolved(folders: Sequence[Path]) -> set[Path]:
@@ -148,9 +160,9 @@ def _facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _run(folder: Path, name: str, facts: dict[str, Any]) -> Run:
+def _run(folder: Path, name: str, facts: dict[str, Any], given: GivenRows | None) -> Run:
     recipe, summary = folder / outputs.RECIPE, outputs.read_summary(folder)
-    answers, missing = _answers(folder, facts)
+    answers, missing = _answers(folder, facts, given)
     unfinished = (
         []
         if summary is not None
@@ -179,25 +191,27 @@ def _stated_task(model: Path) -> Task | None:
         return None
 
 
-def _answers(folder: Path, facts: Mapping[str, Any]) -> tuple[list[Answers], list[str]]:
+def _answers(folder: Path, facts: Mapping[str, Any], given: GivenRows | None) -> tuple[list[Answers], list[str]]:
     """The answers to each validation set, and why there are none to others."""
-    if not (folder / outputs.RECIPE).is_file():
+    if given is None and not (folder / outputs.RECIPE).is_file():
         return [], [
             "The run was started from Python with rows or files of its own and keeps no recipe, so its validation rows "
-            "are not known: no examples, tables by class or intervals."
+            "are not known: no examples, tables by class or intervals. fit(..., report=True) makes a report with them."
         ]
     if not (folder / outputs.MODEL).is_dir():
         return [], ["There is no model yet: no examples, tables by class or intervals."]
     try:
-        prepared = prepare(load_recipe(folder / outputs.RECIPE))
-        model = TaskModel.from_pretrained(folder / outputs.MODEL, task=type(prepared.task))
+        if given is None:
+            prepared = prepare(load_recipe(folder / outputs.RECIPE))
+            given = GivenRows(validation=prepared.splits.validation, task=type(prepared.task))
+        model = TaskModel.from_pretrained(folder / outputs.MODEL, task=given.task)
     except (BertTasksError, OSError) as error:
         return [], [f"The model could not answer its validation rows again: {error}"]
     if torch.cuda.is_available():
         model.to("cuda")
     found: list[Answers] = []
     missing: list[str] = []
-    for name, table in prepared.splits.validation.items():
+    for name, table in given.validation.items():
         split = f"validation_{name}" if name else "validation"
         if facts["data"].get(split, {}).get("fingerprint") != table.fingerprint:
             missing.append(

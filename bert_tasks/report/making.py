@@ -15,7 +15,7 @@ from bert_tasks.errors import UsageError
 from bert_tasks.report import classification, spans, tokens
 from bert_tasks.report.comparison import Comparison, check_comparable, compared
 from bert_tasks.report.files import FileResults, results_on_file
-from bert_tasks.report.gathering import Answers, Run, gather
+from bert_tasks.report.gathering import Answers, GivenRows, Run, gather
 from bert_tasks.report.mistakes import check_mistakes_file, write_mistakes
 from bert_tasks.report.page import comparison_page, run_page
 from bert_tasks.report.results import Results
@@ -104,6 +104,7 @@ def make_report(
     by: Sequence[str] = (),
     mistakes: str | Path | None = None,
     reading: Reading | None = None,
+    given: GivenRows | None = None,
 ) -> Report:
     """Writes one HTML file that needs nothing else: no script, no network, light and dark.
 
@@ -112,6 +113,7 @@ def make_report(
 
     Args:
         runs: output folders of ``train``; that of ``train --seeds`` stands for all of its runs.
+        given: the rows that the run was validated on, for one of ``fit``, which keeps no recipe.
         output: default: ``report.html`` in the folder that was given, in the current folder for several.
         data: a file with labels that the model answers too; of one run only.
         by: columns of that file: the scores are told for each of their values.
@@ -133,7 +135,7 @@ def make_report(
         _refuse_without_data(by, reading)
     if wrong is not None:
         check_mistakes_file(wrong, [target, *([] if data is None else [Path(data)])])
-    found = gather(folders)
+    found = gather(folders, given)
     if len(found) > 1:
         if data is not None or wrong is not None:
             raise UsageError(f"--data and --mistakes are for one run, not for {len(found)}: name one of them")

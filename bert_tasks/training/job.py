@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from bert_tasks.data.splits import Splits
 from bert_tasks.errors import UsageError
@@ -87,6 +87,17 @@ def prepare_model(model: TaskModel, *, seed: int) -> None:
     model.draw_new_head(seed)
 
 
+class Callback(Protocol):
+    """What a run calls on its first process with each line that it adds to metrics.jsonl, once it is written.
+
+    ``record["event"]`` is "step" (with step, epoch, loss, learning_rate, grad_norm, tokens_per_second) or "evaluation"
+    (with step, epoch, metrics). A true answer to an evaluation ends the run as early stopping does: the best model so
+    far is its result. Answers to steps do not count.
+    """
+
+    def __call__(self, record: dict[str, Any], /) -> object: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """Everything a run needs, loaded and checked.
@@ -104,3 +115,4 @@ class Job:
     gradient_checkpointing: bool = False
     source: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
+    callback: Callback | None = None

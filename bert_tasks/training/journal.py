@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from bert_tasks.training import outputs
+from bert_tasks.training.job import Callback
 from bert_tasks.training.progress import Reporter
 from bert_tasks.training.tracking import Trackers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Journal:
-    """The three listeners of one process; only the first process's are not silent."""
+    """The listeners of one process; only the first process's are not silent. ``callback``: the user's own, if any."""
 
     folder: Path
     reporter: Reporter
     trackers: Trackers
+    callback: Callback | None = None
 
     def note(self, text: str) -> None:
         """Tells people."""
@@ -33,6 +35,10 @@ class Journal:
         """
         outputs.append_event(self.folder, event)
         self.trackers.log(event)
+
+    def call_back(self, event: Mapping[str, Any]) -> bool:
+        """Shows the user's callback what was recorded; whether it asks to stop."""
+        return self.callback is not None and bool(self.callback(dict(event)))
 
     def close(self) -> None:
         self.reporter.close()

@@ -1,4 +1,4 @@
-"""``fit``: the training loop.
+"""The training loop.
 
 The main path of the package: prepare data and optimizer, begin or go on with the run in the folder, then for every
 optimizer step accumulate gradients, check the step before, update; evaluate after each epoch or every ``eval_steps``;
@@ -11,26 +11,24 @@ which model is the best (selection.py) or what is on the disk (run_folder.py).
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any, NoReturn
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast
 
 from bert_tasks.data.batching import Samples
-from bert_tasks.data.checks import check_splits
 from bert_tasks.data.splits import Splits
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.inference import first_process_first, from_first_process, make_accelerator
 from bert_tasks.locking import locked
 from bert_tasks.metrics.keys import check_set_names
-from bert_tasks.model.inputs import Data, load_table, tokenized
+from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.recipe import OptimSection, RunSection, sections
+from bert_tasks.recipe import OptimSection, RunSection
 from bert_tasks.training import outputs, run_folder
 from bert_tasks.training.agreement import check_agreement
 from bert_tasks.training.facts import announce, run_facts, tracker_config
-from bert_tasks.training.job import FitResult, Job, prepare_model
+from bert_tasks.training.job import FitResult, Job
 from bert_tasks.training.journal import Journal
 from bert_tasks.training.optim import build_optimizer, freeze, parameter_groups
 from bert_tasks.training.progress import Clock, make_reporter
@@ -39,69 +37,15 @@ from bert_tasks.training.sampling import total_steps
 from bert_tasks.training.selection import Course, Validation, check_metric, evaluate_all, overall_metrics, rank_of
 from bert_tasks.training.steps import Stepper, StepResult, accumulate, settle, update
 from bert_tasks.training.stopping import StopSignals
-from bert_tasks.training.tracking import Trackers, check_installed
-
-
-def fit(
-    model: TaskModel,
-    train: Data,
-    validation: Data | Mapping[str, Data],
-    *,
-    output_dir: str | Path,
-    overwrite: bool = False,
-    progress: bool = True,
-    gradient_checkpointing: bool = False,
-    **settings: Any,
-) -> FitResult:
-    """Fine-tunes a model; afterwards it holds the best weights, which ``output_dir/model`` holds too.
-
-    A run that was stopped or killed goes on from its newest checkpoint when it is called again with the same
-    settings and rows; a finished one is not repeated. SIGTERM and SIGINT save the run after the step.
-
-    Args:
-        model: with a task; its task's data-dependent settings (balanced weights, thresholds) are set here.
-        train, validation: files or rows with the task's columns; several validation sets by name.
-        overwrite: replace an earlier run in ``output_dir`` instead of going on with it.
-        gradient_checkpointing: compute layers twice to save memory.
-        settings: fields of a recipe's ``[optim]`` (learning_rate, epochs, batch_size, ...) and ``[run]`` (seed,
-            eval_steps, save_steps, keep_last, early_stopping_patience, metric_for_best_model, logging_steps, trackers,
-            project). A new head is drawn from the seed; one that was trained before is trained further.
-
-    Raises:
-        RecipeError: an unknown or impossible setting.
-        DataError: rows that cannot be used, all of them named.
-        UsageError: the output folder is in use or holds a run with other settings, the launcher does not fit, or a
-            library (peft, ...) has wrapped modules of the model.
-        CheckpointError: the run cannot be saved or gone on with.
-        DivergedError: a loss or gradient was not finite.
-        StoppedError: a signal asked the run to stop; it is saved.
-    """
-    optim, run = sections(**settings)
-    prepare_model(model, seed=run.seed)
-    check_installed(run.trackers)
-    sets = validation if isinstance(validation, Mapping) else {"": validation}
-    accelerator = make_accelerator(optim.mixed_precision)
-
-    def load() -> Splits:
-        rows = load_table(train, model.task, name="train")
-        tables = {key: load_table(data, model.task, name=f"validation {key}".strip()) for key, data in sets.items()}
-        splits = Splits(train=rows, validation=tables)
-        check_splits(splits, columns=model.task.columns, labels=model.task.labels)
-        return splits
-
-    job = Job(
-        model=model,
-        splits=first_process_first(accelerator, load),
-        optim=optim,
-        run=run,
-        output_dir=Path(output_dir),
-        gradient_checkpointing=gradient_checkpointing,
-    )
-    return run_job(job, overwrite=overwrite, progress=progress)
+from bert_tasks.training.tracking import Trackers
 
 
 def run_job(job: Job, *, overwrite: bool = False, progress: bool = True) -> FitResult:
-    """Trains what ``fit`` or a recipe has prepared; see ``fit``."""
+    """Trains what ``fit`` or a recipe has prepared.
+
+    Raises:
+        DataError, UsageError, CheckpointError, DivergedError, StoppedError: as ``fit`` in runs.py.
+    """
     accelerator = make_accelerator(job.optim.mixed_precision)
     from_first_process(accelerator, lambda: outputs.check_folder(job.output_dir))
     model = job.model
@@ -190,7 +134,8 @@ def _journal(job: Job, stepper: Stepper, *, progress: bool) -> Journal:
     )
     names, project = job.run.trackers if first else (), job.run.project
     trackers = Trackers(names, project=project, folder=job.output_dir, silent=not progress)
-    return Journal(folder=job.output_dir, reporter=reporter, trackers=trackers)
+    callback = job.callback if first else None
+    return Journal(folder=job.output_dir, reporter=reporter, trackers=trackers, callback=callback)
 
 
 def _begin(job: Job, stepper: Stepper, earlier: Earlier | None, journal: Journal) -> Course:
@@ -298,7 +243,9 @@ def _settle(job: Job, stepper: Stepper, course: Course, result: StepResult, jour
     if stepper.accelerator.is_main_process and (_is_multiple(log.step + 1, job.run.logging_steps) or last):
         event = {"event": "step", "step": log.step + 1, "epoch": epoch + 1, "loss": log.loss}
         rates = {"learning_rate": log.learning_rate, "grad_norm": log.grad_norm}
-        journal.record({**event, **rates, "tokens_per_second": round(speed, 1)})
+        record = {**event, **rates, "tokens_per_second": round(speed, 1)}
+        journal.record(record)
+        journal.call_back(record)
     return log.stop
 
 
@@ -329,9 +276,13 @@ def _evaluate(
     _save(job, stepper, course)
     if best:
         from_first_process(accelerator, lambda: run_folder.publish(job, course))
+    asked = from_first_process(accelerator, lambda: journal.call_back(event))
     journal.reporter.evaluation(course.step, overall_metrics(metrics, tuned, tuple(validation)), best=best)
     if course.stopped:
         journal.note(f"no better model in {course.since_best} evaluations: stopped early")
+    elif asked:
+        course.stopped = True
+        journal.note("the callback asked to stop")
     model.train()
 
 

@@ -33,7 +33,7 @@ HEADINGS = ("Args", "Attributes", "Returns", "Yields", "Raises")
 PREDICTIONS = (SequencePrediction, TokenPrediction, EntitySpan, SpanPrediction, Span)
 WRITTEN = "Written by `make docs` from the package; change the docstrings, not this page."
 # What signatures would say at length.
-DATA = "str | Path | RowTable | Sequence[Mapping[str, Any]]"
+DATA = "str | Path | RowTable | Sequence[Mapping[str, Any]] | Sequence[str] | Sequence[tuple[str, ...]] | Frame"
 # Public methods of the public classes, beside what a reader finds in the class itself.
 METHODS = ("from_pretrained", "forward", "predict", "save_pretrained")
 
@@ -97,7 +97,7 @@ def signature(of: Callable[..., Any], name: str) -> str:
     shown = inspect.signature(of)
     given = [part for part in shown.parameters.values() if part.name != "self"]
     parts = [
-        re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", str(part)).replace(DATA, "Data").replace("NoneType", "None")
+        re.sub(r"\b(?:[A-Za-z_]\w*\.)+(\w+)", r"\1", str(part)).replace(DATA, "Data").replace("NoneType", "None")
         for part in given
     ]
     keywords = [i for i, part in enumerate(given) if part.kind is part.KEYWORD_ONLY]

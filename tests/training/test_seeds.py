@@ -228,7 +228,7 @@ def test_parse_seeds():
 
 
 def test_fit_is_one_run(checkpoint, tmp_path):
-    with pytest.raises(RecipeError, match="seeds"):
+    with pytest.raises(UsageError, match="unknown argument 'seeds', did you mean 'seed'"):
         fit(load_model(checkpoint), make_rows(4), make_rows(4), output_dir=tmp_path / "out", seeds=(1, 2))
 
 

@@ -1,0 +1,162 @@
+"""What ``fit`` takes beside a model: rows in many forms, the settings of recipes by name, a report and a callback."""
+
+import inspect
+import json
+from typing import get_type_hints
+
+import pandas as pd
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from bert_tasks import TaskModel, evaluate, fit
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.recipe import OptimSection, RunSection
+from bert_tasks.training.fit_settings import HF_ARGUMENTS, FitSettings
+from training import LABELS, distance, load_model, make_rows, weights_of
+
+QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
+ROWS, OTHERS = make_rows(16), make_rows(9, seed=1)
+NAMES = {"text": "review", "label": "stars"}
+
+
+def renamed(rows):
+    return [{NAMES[name]: value for name, value in row.items()} for row in rows]
+
+
+def csv_of(path, rows):
+    pd.DataFrame(renamed(rows)).to_csv(path, sep="|", index=False, encoding="utf-16")
+    return path
+
+
+def classes(rows):
+    kinds = Features({"review": Value("string"), "stars": ClassLabel(names=list(LABELS))})
+    return Dataset.from_list(renamed(rows)).cast(kinds)
+
+
+FORMS = {
+    "rows": lambda rows, folder: renamed(rows),
+    "frame": lambda rows, folder: pd.DataFrame(renamed(rows), index=range(5, 5 + len(rows))),
+    "dataset": lambda rows, folder: Dataset.from_list(renamed(rows)),
+    "classes": lambda rows, folder: classes(rows),
+    "file": lambda rows, folder: csv_of(folder / f"{len(rows)}.csv", rows),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint, tmp_path_factory):
+    """The weights that rows under the task's own names give, and their metrics."""
+    model = load_model(checkpoint)
+    result = fit(model, ROWS, OTHERS, output_dir=tmp_path_factory.mktemp("plain"), **QUICK)
+    return weights_of(model), result.metrics
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_of_the_rows_changes_nothing(checkpoint, tmp_path, plain, form):
+    train, validation = (FORMS[form](rows, tmp_path) for rows in (ROWS, OTHERS))
+    reading = {"delimiter": "|", "encoding": "utf-16"} if form == "file" else {}
+    model = load_model(checkpoint)
+    result = fit(model, train, validation, output_dir=tmp_path / "run", columns=NAMES, **reading, **QUICK)
+    assert (distance(weights_of(model), plain[0]), result.metrics) == (0, plain[1])
+    saved = TaskModel.from_pretrained(tmp_path / "run" / "model")  # it knows how its data were read
+    assert evaluate(saved, validation) == result.metrics
+
+
+def test_missing_values_of_a_frame_are_missing(checkpoint, tmp_path):
+    frame = pd.DataFrame([*ROWS, {"text": float("nan"), "label": "positive"}])
+    with pytest.raises(DataError, match="train:17: column 'text'"):
+        fit(load_model(checkpoint), frame, OTHERS, output_dir=tmp_path, **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (DatasetDict(train=Dataset.from_list(ROWS)), "train: a DatasetDict holds several splits: give one of train"),
+        (Dataset.from_list(ROWS).to_iterable_dataset(), "train: an IterableDataset has no length"),
+        (3, "train: expected a file, a list of dicts .* not int"),
+        (pd.DataFrame({"text": ["a", 1], "label": ["b", "c"]}), "train: the DataFrame has a column of mixed types"),
+    ],
+)
+def test_what_holds_no_rows_is_named(checkpoint, tmp_path, rows, said):
+    with pytest.raises(DataError, match=said):
+        fit(load_model(checkpoint), rows, OTHERS, output_dir=tmp_path, **QUICK)
+
+
+def test_without_validation_rows_a_share_is_set_aside(checkpoint, tmp_path):
+    fit(load_model(checkpoint), make_rows(40), output_dir=tmp_path, validation_share=0.25, **QUICK)
+    data = json.loads((tmp_path / "run.json").read_text("utf-8"))["data"]
+    assert {name: table["rows"] for name, table in data.items()} == {"train": 30, "validation": 10}
+    with pytest.raises(UsageError, match=r"validation_share = 1\.5"):
+        fit(load_model(checkpoint), make_rows(40), output_dir=tmp_path / "b", validation_share=1.5, **QUICK)
+
+
+def test_every_setting_of_a_recipe_is_an_argument_that_editors_know():
+    sections = {**OptimSection.model_fields, **RunSection.model_fields}
+    expected = sections.keys() - {"seeds", "output_dir"}
+    assert FitSettings.__annotations__.keys() == expected
+    shown = inspect.signature(fit).parameters
+    assert {name: shown[name].default for name in expected} == {name: sections[name].default for name in expected}
+    assert not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in shown.values())
+    hints = {**get_type_hints(OptimSection), **get_type_hints(RunSection)}
+    assert get_type_hints(FitSettings) == {name: hints[name] for name in expected}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("num_train_epochs", "transformers' num_train_epochs is epochs"),
+        ("per_device_train_batch_size", "transformers' per_device_train_batch_size is batch_size, which counts"),
+        ("lr", "transformers' lr is learning_rate"),
+        ("load_best_model_at_end", "the model ends with the best weights"),
+        ("learning_rat", "did you mean 'learning_rate'"),
+        ("seeds", "did you mean 'seed'"),
+    ],
+)
+def test_an_argument_of_transformers_or_a_slip_is_told_ours(checkpoint, tmp_path, name, said):
+    with pytest.raises(UsageError, match=f"fit: unknown argument '{name}'.*{said}"):
+        fit(load_model(checkpoint), ROWS, OTHERS, output_dir=tmp_path / "run", **{name: 1}, **QUICK)
+    assert not (tmp_path / "run").exists()
+
+
+def test_hints_name_arguments_that_exist():
+    shown = inspect.signature(fit).parameters
+    assert not HF_ARGUMENTS.keys() & shown.keys()
+    named = [ours.partition("=")[0].partition(",")[0].partition(";")[0] for ours in HF_ARGUMENTS.values()]
+    unknown = {name for name in named if name not in shown and not name.startswith("nothing: ")}
+    assert unknown == {"the setting label_smoothing of the model's task"}
+
+
+def test_the_report_holds_what_that_of_a_recipe_holds(checkpoint, tmp_path):
+    fit(load_model(checkpoint), ROWS, {"near": OTHERS, "far": ROWS[:6]}, output_dir=tmp_path, report=True, **QUICK)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "keeps no recipe" not in page
+    for part in ("Confusion", "Expected calibration error", "near", "far", "positive"):
+        assert part in page
+    assert not (tmp_path / "checkpoints" / "report.html").exists()
+
+
+def test_no_report_is_made_unasked(checkpoint, tmp_path):
+    fit(load_model(checkpoint), ROWS, OTHERS, output_dir=tmp_path, **QUICK)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_the_callback_sees_every_line_that_is_recorded(checkpoint, tmp_path):
+    seen = []
+    settings = {**QUICK, "epochs": 2, "logging_steps": 1}
+    result = fit(load_model(checkpoint), ROWS, OTHERS, output_dir=tmp_path, callback=seen.append, **settings)
+    lines = (tmp_path / "metrics.jsonl").read_text("utf-8").splitlines()
+    assert seen == [json.loads(line) for line in lines]
+    assert [record["event"] for record in seen] == ["step", "step", "evaluation"] * 2
+    assert not result.stopped_early
+
+
+@pytest.mark.parametrize(("event", "steps"), [("evaluation", 4), ("step", 6)])
+def test_the_callback_may_end_the_run_at_an_evaluation(checkpoint, tmp_path, event, steps):
+    def stop(record):
+        return record["event"] == event and record["step"] >= 4
+
+    settings = {**QUICK, "epochs": 3, "logging_steps": 1}
+    model = load_model(checkpoint)
+    result = fit(model, ROWS, OTHERS, output_dir=tmp_path, callback=stop, **settings)
+    assert (result.steps, result.stopped_early) == (steps, steps == 4)
+    assert evaluate(model, OTHERS) == result.metrics
+    assert fit(load_model(checkpoint), ROWS, OTHERS, output_dir=tmp_path, **settings).reused
