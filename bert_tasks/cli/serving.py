@@ -21,6 +21,10 @@ def serve(
     max_characters: Annotated[int, typer.Option(min=1, help="Of one text.")] = 20_000,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests that may wait.")] = 128,
     timeout: Annotated[float, typer.Option(min=0.01, help="Seconds until a request is given up.")] = 30.0,
+    max_connections: Annotated[int, typer.Option(min=1, help="Connections that may be open.")] = 512,
+    max_total_body: Annotated[int, typer.Option(min=1, help="Bytes of all requests that are not answered yet.")] = 2
+    ** 25,
+    header_timeout: Annotated[float, typer.Option(min=0.01, help="Seconds for the header of a request.")] = 10.0,
     batch_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens run together; 1: one request at a time. Default: by the device.")
     ] = None,
@@ -37,12 +41,21 @@ def serve(
     """
     from bert_tasks.serving import Batching, Limits, serve
 
-    limits = {"max_body_bytes": max_body, "max_rows": max_rows, "max_characters": max_characters}
+    limits = Limits(
+        max_body_bytes=max_body,
+        max_rows=max_rows,
+        max_characters=max_characters,
+        max_queue=max_queue,
+        timeout=timeout,
+        max_connections=max_connections,
+        max_total_body_bytes=max_total_body,
+        header_timeout=header_timeout,
+    )
     still_loading = serve(
         model,
         host=host,
         port=port,
-        limits=Limits(**limits, max_queue=max_queue, timeout=timeout),
+        limits=limits,
         batching=Batching(tokens=batch_tokens, max_wait=max_wait / 1000),
         grace=grace,
         allowed_hosts=[] if allow_host is None else allow_host,

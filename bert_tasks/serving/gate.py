@@ -8,6 +8,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
+from typing import Self
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +20,7 @@ PREDICT = "/predict"
 GONE = 499  # what is counted for a caller who did not wait
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _UNREAD = 2**26  # bytes of a body too large that are read and thrown away, so that its sender reads the answer
+_FULL = "the bodies of other requests fill the memory that is set aside for them; try again in a moment"
 _HEADERS = {
     b"cache-control": b"no-store",
     b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
@@ -50,6 +52,7 @@ class Gate:
     def __init__(self, *, limits: Limits, metrics: ServerMetrics, hosts: frozenset[str] | None) -> None:
         self.app: ASGIApp | None = None
         self._limits, self._metrics, self._hosts = limits, metrics, hosts
+        self._held = _HeldBytes(limits.max_total_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, status = time.perf_counter(), GONE
@@ -81,8 +84,9 @@ class Gate:
             if self.app is None:
                 await self._while_loading(scope, send)
             else:
-                body = await self._body(headers, receive)
-                await self.app(scope, _replayed(body, receive), send)
+                with _Body(self._held) as body:  # until the request is answered
+                    content = await self._read(headers, receive, body)
+                    await self.app(scope, _replayed(content, receive), send)
         except _RefusedError as refusal:
             await _send(send, refusal.status, {"detail": refusal.detail}, refusal.headers)
         except _GoneError:
@@ -103,27 +107,71 @@ class Gate:
         else:
             raise _RefusedError(503, "the model is being loaded", {"retry-after": "2"})
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """The whole body. One that is too large is read to its end, within reason, and thrown away."""
-        most = self._limits.max_body_bytes
-        refusal = _RefusedError(413, f"the body is larger than {most} bytes", {"connection": "close"})
-        if headers.get("expect", "").lower() == "100-continue" and _declared(headers) > most:
-            raise refusal  # its sender waits to be asked for the body
-        parts, size = [], 0
+    async def _read(self, headers: Headers, receive: Receive, body: "_Body") -> bytes:
+        """The whole body. One that does not fit is read to its end, within reason, and thrown away."""
+        limits = self._limits
+        too_large = _RefusedError(
+            413, f"the body is larger than {limits.max_body_bytes} bytes", {"connection": "close"}
+        )
+        if headers.get("expect", "").lower() == "100-continue" and _declared(headers) > limits.max_body_bytes:
+            raise too_large  # its sender waits to be asked for the body
+        size, refusal = 0, None
         try:
-            async with asyncio.timeout(self._limits.timeout):
+            async with asyncio.timeout(limits.timeout):
                 async for part in _parts(receive):
                     size += len(part)
-                    if size <= most:
-                        parts.append(part)
-                    elif size > most + _UNREAD:
-                        raise refusal
+                    if refusal is None and size > limits.max_body_bytes:
+                        refusal = too_large
+                    if refusal is None and not body.add(part):
+                        refusal = _RefusedError(503, _FULL, {"retry-after": "1", "connection": "close"})
+                    if refusal is not None:
+                        body.clear()
+                        if size > limits.max_body_bytes + _UNREAD:
+                            break
         except TimeoutError:
-            detail = f"the body did not arrive within {self._limits.timeout:g} seconds"
+            detail = f"the body did not arrive within {limits.timeout:g} seconds"
             raise _RefusedError(408, detail, {"connection": "close"}) from None
-        if size > most:
+        if refusal is not None:
             raise refusal
-        return b"".join(parts)
+        return body.content()
+
+
+class _HeldBytes:
+    """The bytes of bodies that all requests hold together."""
+
+    def __init__(self, most: int) -> None:
+        self.free = most
+
+
+class _Body:
+    """The parts of one body, counted among those of all requests while it is entered."""
+
+    def __init__(self, held: _HeldBytes) -> None:
+        self._held, self._parts, self._size = held, list[bytes](), 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.clear()
+
+    def add(self, part: bytes) -> bool:
+        """Whether there was room for it."""
+        if len(part) > self._held.free:
+            return False
+        self._held.free -= len(part)
+        self._size += len(part)
+        self._parts.append(part)
+        return True
+
+    def clear(self) -> None:
+        self._held.free += self._size
+        self._parts, self._size = [], 0
+
+    def content(self) -> bytes:
+        """The whole body; its parts are given back, its bytes stay counted."""
+        whole, self._parts = b"".join(self._parts), []
+        return whole
 
 
 def host_name(host: str) -> str:

@@ -12,7 +12,7 @@ _LARGEST = 2**53  # what JSON can state exactly: GET /model shows the limits
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one caller may ask for.
+    """What one caller may ask for, and all of them together.
 
     Attributes:
         max_body_bytes: of a request; more is refused (413). What follows is read and thrown away, up to 64 MiB, so that
@@ -20,7 +20,10 @@ class Limits:
         max_rows: of a request (422).
         max_characters: of one text, or of a row's words with a space between them (422).
         max_queue: requests that wait for the model; one more is refused (429).
-        timeout: seconds for a body to arrive (408), and then for its answer (503).
+        timeout: seconds for a body to arrive (408), then for its answer (503), and then for its reader to take it.
+        max_connections: that are open at once; one more gets a 503. Fewer, where fewer files may be open.
+        max_total_body_bytes: of all requests that are not answered yet; one that does not fit gets a 503.
+        header_timeout: seconds for the first byte on a connection, and for the whole header of a request.
     """
 
     max_body_bytes: int = 2**20
@@ -28,6 +31,9 @@ class Limits:
     max_characters: int = 20_000
     max_queue: int = 128
     timeout: float = 30.0
+    max_connections: int = 512
+    max_total_body_bytes: int = 2**25
+    header_timeout: float = 10.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -30,6 +30,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.model.trained import load_trained
 from bert_tasks.serving.app import NotFiniteError, Served, build_app, encoded
 from bert_tasks.serving.batching import Batcher
+from bert_tasks.serving.connections import ACCEPTED_AT_ONCE, WAITING, Connections, Server, allowed_connections
 from bert_tasks.serving.gate import LOOPBACK, Gate, host_name
 from bert_tasks.serving.limits import Batching, Limits
 from bert_tasks.serving.metrics import ServerMetrics
@@ -94,8 +95,11 @@ async def _serve(
 ) -> bool:
     metrics = ServerMetrics()
     gate = Gate(limits=limits, metrics=metrics, hosts=address.names(listener.getsockname()[0]))
-    server = uvicorn.Server(_config(gate, address))
+    connections = Connections(limits=limits, most=allowed_connections(limits.max_connections))
+    asyncio.get_running_loop().set_exception_handler(connections.handle_exception)
+    server = Server(_config(gate, address, connections))
     with _signals_to(server):
+        closing = asyncio.create_task(connections.close_expired())
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         loader = ThreadPoolExecutor(1, "loader")  # the loop's own would be waited for at the loop's end
         try:
@@ -124,6 +128,7 @@ async def _serve(
             server.should_exit = True
             loader.shutdown(wait=False)
             await serving
+            closing.cancel()
     tell(f"stopped; {metrics.answered} requests answered")
     return False
 
@@ -150,12 +155,13 @@ def _loaded(wanted: Wanted) -> tuple[TaskModel, Logits]:
     return model, run
 
 
-def _config(gate: Gate, address: Address) -> uvicorn.Config:
+def _config(gate: Gate, address: Address, connections: Connections) -> uvicorn.Config:
     """The plain parser and loop, which every installation has, so that all behave as tested."""
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return uvicorn.Config(
         gate,
-        http="h11",
+        http=connections.protocol,  # type: ignore[arg-type]  # called as the class would be
+        backlog=ACCEPTED_AT_ONCE,
         loop="asyncio",
         ws="none",
         lifespan="off",
@@ -179,7 +185,7 @@ def _listener(address: Address) -> Iterator[socket.socket]:
         kind, _, _, _, place = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.create_server(place[:2], family=kind, backlog=2048)
+        listener = socket.create_server(place[:2], family=kind, backlog=WAITING)
     except (OSError, OverflowError, ValueError) as error:  # ValueError: no name, such as a..b
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot listen on {where}: {reason}; choose another --port or --host") from None

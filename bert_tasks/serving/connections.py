@@ -1,0 +1,159 @@
+"""Connections of the server: how many may be open, and how long each may keep the server waiting.
+
+Owns what uvicorn does not limit: connections that send nothing or half a header, readers that do not take their answer,
+and descriptors that run out. The time for a body and for its answer is the gate's (``gate.py``); the time between two
+requests is uvicorn's. Must not know routes or bodies.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+import time
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from bert_tasks.errors import UsageError
+from bert_tasks.serving.limits import Limits
+
+try:
+    import resource
+except ImportError:  # Windows has no such limit
+    resource = None  # type: ignore[assignment]
+
+ACCEPTED_AT_ONCE = 16  # asyncio accepts so many in one turn, before any of them can be refused
+WAITING = 2048  # connections that the kernel keeps until they are accepted
+_RESERVED = 128  # descriptors for the model's files, libraries, and connections that are being refused
+_CHECK_SECONDS = 0.25
+_MESSAGE_SECONDS = 60.0
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_FULL = b'{"detail": "too many connections are open; try again in a moment"}'
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_FULL), _FULL)
+)
+_LOGGER = logging.getLogger("bert_tasks.serving")
+
+
+def allowed_connections(wanted: int) -> int:
+    """``wanted``, or fewer where the limit of open files (``ulimit -n``) leaves no room for so many.
+
+    Raises:
+        UsageError: it leaves room for none.
+    """
+    if resource is None:
+        return wanted
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files == resource.RLIM_INFINITY:
+        return wanted
+    if files <= _RESERVED:
+        needed = f"serving needs more than {_RESERVED}; raise the limit"
+        raise UsageError(f"only {files} files may be open (ulimit -n), {needed}")
+    return min(wanted, files - _RESERVED)
+
+
+class Connections:
+    """How many connections of a server may be open, and for how long each may keep it waiting.
+
+    Args:
+        most: one more gets a 503 and is closed.
+    """
+
+    def __init__(self, *, limits: Limits, most: int) -> None:
+        self.limits, self.most = limits, most
+        self._open: set[Connection] = set()
+        self._told = float("-inf")
+
+    def protocol(self, **options: Any) -> asyncio.Protocol:
+        """What uvicorn makes for every connection (its ``http``)."""
+        return Connection(self, **options)
+
+    def admit(self, connection: "Connection") -> bool:
+        """Whether one more may be open."""
+        if len(self._open) >= self.most:
+            self.warn(f"{self.most} connections are open, as many as may be; others are refused (--max-connections)")
+            return False
+        self._open.add(connection)
+        return True
+
+    def discard(self, connection: "Connection") -> None:
+        self._open.discard(connection)
+
+    async def close_expired(self) -> None:
+        """Closes, until it is cancelled, what keeps the server waiting for too long."""
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            now = time.monotonic()
+            for connection in [found for found in self._open if found.expired(now)]:
+                connection.transport.abort()
+
+    def warn(self, message: str) -> None:
+        """Logs a message, or nothing where it logged one just now: callers decide how often there is a reason."""
+        now = time.monotonic()
+        if now - self._told >= _MESSAGE_SECONDS:
+            self._told = now
+            _LOGGER.warning("%s; told once in %g seconds", message, _MESSAGE_SECONDS)
+
+    def handle_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The event loop's handler: connections that cannot be accepted are one line, not a traceback each."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in _NO_RESOURCES:
+            self.warn(
+                f"a connection could not be accepted: {error.strerror}; lower --max-connections or raise ulimit -n"
+            )
+        else:
+            loop.default_exception_handler(context)
+
+
+class Connection(H11Protocol):
+    """One connection; it knows since when it keeps the server waiting."""
+
+    def __init__(self, connections: Connections, **options: Any) -> None:
+        super().__init__(**options)
+        self._all = connections
+        self._admitted = False
+        self._request_since: float | None = None  # when a request was due that has no whole header yet
+        self._answer_since: float | None = None  # when an answer was first seen waiting for its reader
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        self._admitted = self._all.admit(self)
+        if self._admitted:
+            self._request_since = time.monotonic()
+            super().connection_made(transport)
+        else:
+            transport.write(_REFUSAL)
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._request_since = None
+        elif self._request_since is None:
+            self._request_since = time.monotonic()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._all.discard(self)
+        if self._admitted:
+            super().connection_lost(exc)
+
+    def expired(self, now: float) -> bool:
+        """Whether the first byte or the rest of a header, or the reader of an answer, is overdue."""
+        limits = self._all.limits
+        if self._request_since is not None and now - self._request_since > limits.header_timeout:
+            return True
+        if not self.transport.get_write_buffer_size():
+            self._answer_since = None
+        elif self._answer_since is None:
+            self._answer_since = now
+        return self._answer_since is not None and now - self._answer_since > limits.timeout
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which accepts few connections at a time while many wait: asyncio takes both from one number."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in [] if sockets is None else sockets:
+            listener.listen(WAITING)
