@@ -133,7 +133,8 @@ def _read_better(source: Source) -> Source:
     if "delimiter" not in source.stated:
         source = _with_delimiter(source)
     wrapped = any("\n" in str(value) for row in source.rows for value in row.values())
-    if "format" in source.stated or source.layout.name != "tsv" or not (source.faults or wrapped):
+    mark = source.stated.get("delimiter", source.layout.delimiter)
+    if "format" in source.stated or mark != "\t" or not (source.faults or wrapped):
         return source
     plain = _read(source.path, FORMATS["tsv/plain"], {**source.stated, "format": "tsv/plain"})
     is_better = len(plain.faults) < len(source.faults) or (wrapped and not plain.faults)
@@ -163,12 +164,24 @@ def _with_delimiter(source: Source) -> Source:
     for mark in _DELIMITERS:
         if mark != usual and mark in line:
             with suppress(DataError):  # by this mark the header has names that appear twice
-                tried.append(_read(source.path, source.layout, {**source.stated, "delimiter": mark}))
+                tried.append(_cut_by(mark, source))
     columned = [other for other in tried if other.rows and len(other.columns) > 1]
     best = min(columned, key=lambda other: len(other.faults), default=None)
     if best is None or (len(names) != 1 and len(best.faults) >= len(source.faults)):
         return source
-    return replace(best, notes=(f"the columns are parted by {best.stated['delimiter']!r}",))
+    return replace(best, notes=(f"the columns are parted by {best.stated.get('delimiter', best.layout.delimiter)!r}",))
+
+
+def _cut_by(mark: str, source: Source) -> Source:
+    """The file with a delimiter; one with tabs that csv's rules of quoting do not fit is read without them."""
+    try:
+        cut = _read(source.path, source.layout, {**source.stated, "delimiter": mark})
+        if mark != "\t" or len(cut.faults) * 2 <= cut.count:
+            return cut
+    except DataError:
+        if mark != "\t":
+            raise
+    return _read(source.path, FORMATS["tsv/plain"], {**source.stated, "format": "tsv/plain"})
 
 
 def _read(path: Path, layout: Format, stated: Stated) -> Source:

@@ -114,12 +114,12 @@ GLUE = {
 }
 
 
-@pytest.mark.parametrize("stated", [True, False])
+@pytest.mark.parametrize(("file", "stated"), [("rows.tsv", True), ("rows.tsv", False), ("rows.csv", False)])
 @pytest.mark.parametrize("name", GLUE)
-def test_glue_files(name: str, stated: bool, init: Init) -> None:
+def test_glue_files(name: str, file: str, stated: bool, init: Init) -> None:
     header, line, task, columns = GLUE[name]
     content = "\n".join([*([] if header is None else [header]), *map(line, range(ROWS))]) + "\n"
-    draft, report = init(content, "rows.tsv", **({"format": f"glue/{name}"} if stated else {}))
+    draft, report = init(content, file, **({"format": f"glue/{name}"} if stated else {}))
     expected = {"text": "3", "label": "1"} if header is None and not stated else columns
     assert (draft.guess.task, draft.guess.columns) == (task, expected)
     assert draft.guess.settings == {"problem_type": SINGLE}
