@@ -120,11 +120,24 @@ def _write(
     text = json.dumps(kept | dtype, indent=2, sort_keys=True, ensure_ascii=False)
     (staging / "config.json").write_text(text + "\n", "utf-8")
     if tensors is not None:
-        save_file(dict(tensors), staging / WEIGHTS, metadata={"format": "pt", DIGEST: tensors_digest(tensors)})
+        _save_tensors(tensors, staging / WEIGHTS)
     if head_tensors is not None:
-        save_file(dict(head_tensors), staging / HEAD, metadata={"format": "pt", DIGEST: tensors_digest(head_tensors)})
+        _save_tensors(head_tensors, staging / HEAD)
     if tokenizer is not None:
         save_tokenizer(tokenizer, staging)
+
+
+def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """A safetensors file with the digest of its tensors; the same tensors give the same bytes."""
+    save_file(dict(tensors), path, metadata={"format": "pt", DIGEST: tensors_digest(tensors)})
+    with path.open("r+b") as file:  # safetensors writes the metadata in another order each time
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        metadata = dict(sorted(header.pop("__metadata__").items()))
+        text = json.dumps({"__metadata__": metadata, **header}, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= length:
+            file.seek(8)
+            file.write(text.ljust(length))
 
 
 def _publish(staging: Path, folder: Path) -> None:

@@ -105,6 +105,14 @@ def test_the_digest_does_not_depend_on_the_order_and_sees_names_shapes_and_dtype
     assert tensors_digest(TENSORS) == tensors_digest(dict(reversed(TENSORS.items())))
 
 
+def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
+    written = set()
+    for number in range(12):  # 1 in 2048 for two metadata in random order to agree by chance
+        save_folder(tmp_path / str(number), config={}, tensors=TENSORS, tokenizer=None)
+        written.add((tmp_path / str(number) / "model.safetensors").read_bytes())
+    assert len(written) == 1
+
+
 def test_files_of_others_have_no_digest(saved: Path, tmp_path: Path) -> None:
     """transformers' metadata, none at all, and a folder of ours that another program saved anew."""
     folder = copied(saved, tmp_path / "model")
