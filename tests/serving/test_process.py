@@ -16,6 +16,7 @@ import httpx2
 import pytest
 import uvicorn
 
+import serve_soak
 from bert_tasks import serving
 from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, UsageError
@@ -292,6 +293,24 @@ def test_sigterm_under_load_loses_nothing_that_was_accepted(folder_of: FolderOf,
     assert served.answered() == len(answered) + 1
     for number, score in answered:
         assert score == pytest.approx(expected[number], abs=2e-5)
+
+
+@pytest.mark.slow
+def test_a_short_soak_loses_nothing_and_uses_no_more_memory_or_files(
+    folder_of: FolderOf, model_of: Callable[[str], TaskModel], tmp_path: Path
+) -> None:
+    served = Serving(folder_of("single"), "--header-timeout", 2, folder=tmp_path)
+    rows = [{"text": text} for text in serve_soak.TEXTS]
+    scores = [prediction.to_json()["scores"] for prediction in model_of("single").predict(rows)]
+    port = int(served.url.rpartition(":")[2])
+    found = serve_soak.soak(port, served.program.process.pid, scores, 30.0)
+    served.program.send(signal.SIGTERM)
+    assert served.program.wait().code == 0
+    assert (found.failures, found.lost, found.exchanged) == (0, 0, 0)
+    assert found.requests["good"] > 100
+    assert found.slowest_health < 5  # 0.5 s on an idle machine
+    assert found.memory_mib[1] - found.memory_mib[0] < 100
+    assert found.open_files[1] - found.open_files[0] < 60  # as many as there are clients
 
 
 def test_settings_of_the_command_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
