@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import ParamSpec, TypeVar, Unpack, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, get_type_hints
 
 from bert_tasks.cards.card import write_card
 from bert_tasks.data.checks import check_splits
+from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.readers import Reading
 from bert_tasks.data.set_aside import set_aside
 from bert_tasks.data.splits import Splits
@@ -52,6 +53,7 @@ def fit(
     header: bool | None = None,
     label_separator: str | None = None,
     validation_share: float = 0.1,
+    on_error: Literal["fail", "skip"] = "fail",
     overwrite: bool = False,
     progress: bool = True,
     gradient_checkpointing: bool = False,
@@ -70,7 +72,7 @@ def fit(
         train, validation: files, lists of dicts, pandas DataFrames or data sets of `datasets`; several validation sets
             by name. Without validation rows ``validation_share`` of the training rows is set aside.
         columns: the task's columns -> those of the rows, where they differ.
-        format, delimiter, encoding, header, label_separator: of files, as in a recipe's ``[data]``.
+        format, delimiter, encoding, header, label_separator, on_error: as in a recipe's ``[data]``.
         overwrite: replace an earlier run in ``output_dir`` instead of resuming it.
         gradient_checkpointing: compute layers twice to save memory.
         report: write ``output_dir/report.html`` at the end, as the command ``train`` does.
@@ -86,15 +88,14 @@ def fit(
         DivergedError: a loss or gradient was not finite.
         StoppedError: a signal asked the run to stop; it is saved.
     """
-    how = Reading(
-        columns=columns,
-        format=format,
-        delimiter=delimiter,
-        encoding=encoding,
-        header=header,
-        label_separator=label_separator,
-    )
-    load = partial(_splits, model, train, validation, how, validation_share)
+    of_files: dict[str, Any] = {
+        "delimiter": delimiter,
+        "encoding": encoding,
+        "header": header,
+        "label_separator": label_separator,
+    }
+    how = Reading(columns=columns, format=format, **of_files)
+    load = partial(_splits, model, train, validation, how, validation_share, on_error)
     job = _fit_job(model, load, settings, Path(output_dir), gradient_checkpointing, callback)
     result = run_job(job, overwrite=overwrite, progress=progress)
     _write_beside(result, job, report=report)
@@ -142,13 +143,20 @@ def _splits(
     validation: Data | Mapping[str, Data] | None,
     how: Reading,
     validation_share: float,
+    on_error: Literal["fail", "skip"],
     seed: int,
 ) -> Splits:
     """The rows, checked; the model remembers how they were read."""
-    task = model.task
+    task, skips = model.task, on_error == "skip"
+    if on_error not in ("fail", "skip"):
+        raise UsageError(f"on_error is {on_error!r}, expected 'fail' or 'skip'")
 
     def read(data: Data, name: str) -> RowTable:
-        return load_table(renamed(data, task, how.columns, name), task, reading=how, name=name)
+        given = renamed(data, task, how.columns, name)
+        try:
+            return load_table(given, task, reading=how, name=name, skips=skips).without_faults()
+        except BadRowsError as error:
+            raise BadRowsError(error.found, None if skips else 'on_error="skip" leaves such rows out') from None
 
     rows = read(train, "train")
     if validation is None:

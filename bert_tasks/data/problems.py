@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from bert_tasks.errors import DataError
 
 SHOWN = 20
+SKIP_HINT = 'data.on_error = "skip" leaves such rows out'
 _VALUE_WIDTH = 60
 _LINES_SHOWN = 5
 
@@ -36,6 +37,11 @@ class Problem:
         self.count += times
         lines = sorted({*self.others, line} | ({self.line} if self.count > times else set()))
         self.line, self.others = lines[0], lines[1:_LINES_SHOWN]
+
+    @property
+    def reason(self) -> str:
+        """What is wrong, without the place: as reject files have it."""
+        return self.what if self.column is None else f"column {self.column!r}: {self.what}"
 
     def __str__(self) -> str:
         parts = [f"{self.source}:{self.line}"]
@@ -79,13 +85,22 @@ class Problems:
             self.groups[key] = Problem(source=self.source, line=line, what=what, column=column, value=shown)
         self.groups[key].add(line, times)
 
+    def extend(self, others: "Problems") -> None:
+        """Adds the problems of later lines of the same file."""
+        for problem in others.first:
+            self.add(problem.line, problem.what, column=problem.column, value=problem.value, times=problem.count)
+        self.count += others.count - sum(problem.count for problem in others.first)
+
 
 class BadRowsError(DataError):
-    """Rows that cannot be used, over one or more files; ``found`` keeps them apart by file."""
+    """Rows that cannot be used, over one or more files; ``found`` keeps them apart by file.
 
-    def __init__(self, found: Iterable[Problems]) -> None:
+    ``hint`` says what one can do other than fix them.
+    """
+
+    def __init__(self, found: Iterable[Problems], hint: str | None = None) -> None:
         self.found = tuple(found)
-        super().__init__(_report(self.found))
+        super().__init__(_report(self.found, hint))
 
 
 def raise_problems(found: Sequence[Problems]) -> None:
@@ -115,11 +130,12 @@ def shortened(value: str) -> str:
     return f"{value[:_VALUE_WIDTH]!r}... ({len(value)} characters)"
 
 
-def _report(found: Sequence[Problems]) -> str:
+def _report(found: Sequence[Problems], hint: str | None) -> str:
     count = sum(problems.count for problems in found)
     kept = [problem for problems in found for problem in problems.first][:SHOWN]
     shown, told = list(map(str, kept)), sum(problem.count for problem in kept)
-    heading = f"{count} problem{'s' if count != 1 else ''} in the data; mend the rows and start again"
+    heading = f"{count} problem{'s' if count != 1 else ''} in the data; fix the rows and start again"
+    heading += "" if hint is None else f"; {hint}"
     if count > told:
         shown.append(f"... and {count - told} more")
     return "\n".join([heading, *(f"  {line}" for line in shown)])

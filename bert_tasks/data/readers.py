@@ -150,6 +150,7 @@ def read_hub(
     targets: Targets = "required",
     labels: Sequence[str] | None = None,
     cache_dir: Path | None = None,
+    skips: bool = False,
 ) -> RowTable:
     """Reads one split of a data set on the hub (or in a folder laid out like one); see `read_table`.
 
@@ -158,7 +159,7 @@ def read_hub(
     layout = None if format is None else named_format(format)
     hub_columns: Mapping[str, str] = {} if layout is None else layout.hub_columns
     source = "/".join(part for part in (dataset, config, split) if part is not None)
-    plan = make_plan(columns, names, hub_columns, layout, targets, labels, source)
+    plan = make_plan(columns, names, hub_columns, layout, targets, labels, source, skips=skips)
     rows = _hub_rows(dataset, config, split, revision)
     records = dataset_records(rows)
     stored = store(cache_folder(cache_dir, "tables"), None, lambda target: _write_rows(records, plan, target))

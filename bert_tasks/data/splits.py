@@ -7,11 +7,11 @@ are laid out, models or training.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
-from bert_tasks.data.problems import BadRowsError, Problems, did_you_mean
+from bert_tasks.data.problems import SKIP_HINT, BadRowsError, Problems, did_you_mean
 from bert_tasks.data.readers import Reading, hub_splits, read_hub, read_table
 from bert_tasks.data.set_aside import set_aside
 from bert_tasks.data.stored_reading import training_reading
@@ -56,6 +56,11 @@ class DataSpec:
     """Whether the first line of csv and tsv files names the columns; without a header these are called "0", "1", ..."""
     label_separator: str = LABEL_SEPARATOR
     """What stands between several labels in one cell, such as `|`; lists of JSON or Python need none."""
+
+    on_error: Literal["fail", "skip"] = "fail"
+    """What becomes of rows that cannot be used: `fail` names them all and stops; `skip` leaves them out of training and
+    validation, counts them, and writes each with its reason to `rejects.jsonl` in the output folder. A label that is
+    none of the stated labels stops the run in any case."""
 
     def __post_init__(self) -> None:
         sources = {"dataset": self.dataset, "dir": self.dir, "train": self.train}
@@ -107,7 +112,7 @@ def load_splits(
     """
     train, validation = _places(spec)
     shared: dict[str, Any] = {"columns": columns, "names": spec.columns, "format": spec.format}
-    shared |= {"labels": labels, "cache_dir": cache_dir}
+    shared |= {"labels": labels, "cache_dir": cache_dir, "skips": spec.on_error == "skip"}
 
     of_files = {name: getattr(spec, name) for name in ("encoding", "delimiter", "header", "label_separator")}
 
@@ -116,23 +121,23 @@ def load_splits(
             return read_table(place, **shared, **of_files)
         return read_hub(spec.dataset, config=spec.config, split=place, revision=spec.revision, **shared)
 
-    tables = _read_all(read, [train, *validation.values()])
+    tables = _read_all(read, [train, *validation.values()], hint=SKIP_HINT if spec.on_error == "fail" else None)
     if not validation:
         train_rows, validation_rows = set_aside(tables[0], columns, spec.validation_share, seed)
         return Splits(train=train_rows, validation={"": validation_rows})
     return Splits(train=tables[0], validation=dict(zip(validation, tables[1:], strict=True)))
 
 
-def _read_all(read: Callable[[str], RowTable], places: Iterable[str]) -> list[RowTable]:
+def _read_all(read: Callable[[str], RowTable], places: Iterable[str], *, hint: str | None) -> list[RowTable]:
     tables: list[RowTable] = []
     bad: list[Problems] = []
     for place in places:
         try:
-            tables.append(read(place))
+            tables.append(read(place).without_faults())
         except BadRowsError as error:
             bad.extend(error.found)
     if bad:
-        raise BadRowsError(bad)
+        raise BadRowsError(bad, hint)
     return tables
 
 

@@ -4,6 +4,7 @@ Owns access to rows by number, in order and in batches. Must not know where they
 for.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bert_tasks.data.arrow_cache import blocks, digest, streamed
 from bert_tasks.data.columns import Column
+from bert_tasks.data.kept import FAULT, fault_of
 from bert_tasks.data.problems import Problems, raise_problems
-from bert_tasks.data.records import rows_of
+from bert_tasks.data.records import Record, rows_of
 from bert_tasks.data.row_checks import checked_together
 from bert_tasks.data.values import BadValueError, canonical
 from bert_tasks.errors import DataError
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, Features
 
 _BATCH = 1000
+_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,7 @@ class RowTable:
     the file in messages. ``fingerprint`` is a sha256 over the contents and the way they were read. ``notes`` are for
     people: what was left out when the rows were read. ``file`` is the Arrow file that holds these rows and no others,
     if there is one: reading them in order then leaves no pages of it in memory. ``hub`` says where on the hub they are.
+    ``faults`` holds what is wrong with rows that were left out (``without_faults``).
     """
 
     rows: "Dataset"
@@ -50,6 +54,7 @@ class RowTable:
     notes: tuple[str, ...] = ()
     file: Path | None = None
     hub: HubSplit | None = None
+    faults: "Dataset | None" = None
 
     @classmethod
     def from_rows(
@@ -58,11 +63,14 @@ class RowTable:
         source: str = "rows",
         columns: Sequence[Column] | None = None,
         targets: Literal["required", "optional"] = "optional",
+        *,
+        skips: bool = False,
     ) -> "RowTable":
         """A table of rows in memory; with ``columns`` values are checked and made canonical as in files.
 
         Raises:
             BadRowsError: naming all the rows that cannot be used; with ``targets="required"`` those without one too.
+                With ``skips`` only if no row can be used; else such rows are in the table, with a column ``FAULT``.
         """
         from datasets import Dataset
 
@@ -73,9 +81,9 @@ class RowTable:
         if columns is None:
             table = Dataset.from_list(numbered)
         else:
-            numbered = _checked(numbered, columns, source, targets)
-            schema = table_schema(columns)
-            table = Dataset.from_dict({name: [row[name] for row in numbered] for name in schema}, features=schema)
+            numbered = _checked(numbered, columns, source, targets, skips=skips)
+            schema = table_schema(columns, [FAULT] if skips else [])
+            table = Dataset.from_dict({name: [row.get(name) for row in numbered] for name in schema}, features=schema)
             table = without_absent(table, columns)
         return cls(rows=table, source=source, fingerprint=digest(numbered))
 
@@ -108,6 +116,29 @@ class RowTable:
         for batch in self.rows.iter(batch_size=size):
             yield rows_of(batch)
 
+    def without_faults(self) -> "RowTable":
+        """The rows that can be used, without the column ``FAULT``; the others are counted in a note."""
+        if FAULT not in self.rows.column_names:
+            return self
+        lines = [fault is not None for fault in self.rows[FAULT]]
+        good = replace(self, rows=self.rows.remove_columns([FAULT]))
+        if not any(lines):
+            return good
+        bad = [index for index, is_bad in enumerate(lines) if is_bad]
+        shown = ", ".join(str(line) for line in self.rows.select(bad[:_SHOWN])["line"]) + (
+            ", ..." if len(bad) > _SHOWN else ""
+        )
+        note = f"{len(bad)} of {len(lines)} rows cannot be used and were left out (line {shown})"
+        kept = good.select([index for index, is_bad in enumerate(lines) if not is_bad])
+        return replace(kept, notes=(*self.notes, note), faults=self.rows.select(bad).select_columns([FAULT]))
+
+    def reject_lines(self) -> Iterator[str]:
+        """A JSON line for each row that was left out: its file, its line, what is wrong with it, and the row itself."""
+        if self.faults is not None:
+            for batch in self.faults.iter(batch_size=_BATCH):
+                for fault in batch[FAULT]:
+                    yield json.dumps({"file": self.source, **json.loads(fault)}) + "\n"
+
     def select(self, indices: Sequence[int]) -> "RowTable":
         chosen = [int(index) for index in indices]
         fingerprint = digest(self.fingerprint, chosen)
@@ -133,12 +164,23 @@ def without_absent(rows: "Dataset", columns: Sequence[Column]) -> "Dataset":
 
 
 def _checked(
-    rows: Sequence[dict[str, Any]], columns: Sequence[Column], source: str, targets: str
+    rows: Sequence[dict[str, Any]], columns: Sequence[Column], source: str, targets: str, *, skips: bool
 ) -> list[dict[str, Any]]:
     problems = Problems(source=source)
     needed = {column.name for column in columns if column.is_target and targets == "required"}
-    checked = [_checked_row(row, columns, problems, needed) for row in rows]
-    raise_problems([problems])
+    checked = []
+    rejected = 0
+    for row in rows:
+        of_row = Problems(source=source)
+        values = _checked_row(row, columns, of_row, needed)
+        problems.extend(of_row)
+        if skips and of_row.count:
+            rejected += 1
+            record = Record(row["line"], {name: value for name, value in row.items() if name != "line"})
+            values = {"line": row["line"], FAULT: fault_of(record, [problem.reason for problem in of_row.first])}
+        checked.append(values)
+    if not skips or rejected == len(rows):
+        raise_problems([problems])
     return checked
 
 

@@ -87,7 +87,8 @@ def load_table(
     Args:
         targets: whether every row must have its target, one of the task's labels, or may; or targets are not read.
         name: of the file, or of rows in memory, for messages, which count these from 1.
-        keep, skips: of files, see ``read_table``.
+        keep: of files, see ``read_table``.
+        skips: bad rows are in the table, too, unless all are bad; see ``read_table``.
 
     Raises:
         DataError: naming every bad row.
@@ -97,9 +98,9 @@ def load_table(
     wanted = [column for column in task.columns if targets != "unread" or not column.is_target]
     needed: Literal["required", "optional"] = "required" if targets == "required" else "optional"
     if not isinstance(data, str | Path):
-        table = RowTable.from_rows(in_memory(data, task, name), name, wanted, needed)
+        table = RowTable.from_rows(in_memory(data, task, name), name, wanted, needed, skips=skips)
         if task.labels and targets == "required":
-            check_labels([table], wanted, task.labels)
+            check_labels([table.without_faults()], wanted, task.labels)
         return table
     how = Reading() if reading is None else reading
     unread = {column.name for column in task.columns} - {column.name for column in wanted}

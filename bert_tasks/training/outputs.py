@@ -39,9 +39,10 @@ RUN = "run.json"
 TRACKERS = "trackers.json"
 TENSORBOARD = "tensorboard"
 REPORT = "report.html"  # made from the others when the run is done
+REJECTS = "rejects.jsonl"  # rows that were left out (data.on_error = "skip")
 _TRACKED = (TENSORBOARD, "wandb")  # folders that trackers make
-_OURS = (MODEL, EVENTS, SUMMARY, RECIPE, RUN, REPORT, LOCK, TRACKERS, *_TRACKED, checkpointing.FOLDER)
-_LEFTOVER = re.compile(r"\.(metrics\.jsonl?|(run|trackers)\.json|recipe\.toml|report\.html)\.tmp-[0-9]+")
+_OURS = (MODEL, EVENTS, SUMMARY, RECIPE, RUN, REPORT, REJECTS, LOCK, TRACKERS, *_TRACKED, checkpointing.FOLDER)
+_LEFTOVER = re.compile(r"\.((metrics|rejects)\.jsonl?|(run|trackers)\.json|recipe\.toml|report\.html)\.tmp-[0-9]+")
 _VERSIONED = ("bert-tasks", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
 
 
@@ -67,8 +68,19 @@ def data_facts(splits: Splits) -> dict[str, dict[str, Any]]:
 
 
 def _table_facts(table: RowTable) -> dict[str, Any]:
-    facts = {"source": table.source, "fingerprint": table.fingerprint, "rows": len(table)}
+    facts: dict[str, Any] = {"source": table.source, "fingerprint": table.fingerprint, "rows": len(table)}
+    facts |= {} if table.faults is None else {"rows_left_out": len(table.faults)}
     return facts if table.hub is None else {**facts, "hub": asdict(table.hub)}
+
+
+def write_rejects(folder: Path, splits: Splits) -> None:
+    """Writes the rows that were left out, each file's once; without any the file is not there."""
+    tables = {table.source: table for _, table in named_splits(splits)}  # of rows set aside the source is the same
+    text = "".join(line for table in tables.values() for line in table.reject_lines())
+    if text:
+        write_text(folder / REJECTS, text)
+    else:
+        (folder / REJECTS).unlink(missing_ok=True)
 
 
 def check_folder(folder: Path) -> None:
@@ -125,7 +137,7 @@ def clear(folder: Path) -> None:
         elif (folder / name).exists():
             shutil.rmtree(folder / name)
     checkpointing.remove_all(folder / checkpointing.FOLDER)
-    for name in (EVENTS, RECIPE, TRACKERS, REPORT):
+    for name in (EVENTS, RECIPE, TRACKERS, REPORT, REJECTS):
         (folder / name).unlink(missing_ok=True)
 
 

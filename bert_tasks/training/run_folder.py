@@ -144,6 +144,7 @@ def _write_origin(job: Job, facts: Mapping[str, Any]) -> None:
     outputs.write_json(job.output_dir / outputs.RUN, facts)
     for name, text in job.provenance.items():
         outputs.write_text(job.output_dir / name, text)
+    outputs.write_rejects(job.output_dir, job.splits)
 
 
 def _cut_back(job: Job, course: Course, facts: Mapping[str, Any], earlier: Earlier) -> list[str]:

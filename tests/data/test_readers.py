@@ -206,7 +206,7 @@ def test_one_report_names_every_bad_row(read: Read) -> None:
     with pytest.raises(BadRowsError) as error:
         read(content, labels=("negative", "positive"))
     assert message(error).splitlines() == [
-        "7 problems in the data; mend the rows and start again",
+        "7 problems in the data; fix the rows and start again",
         "  rows.csv:3: column 'label': '': missing label",
         "  rows.csv:4: 1 cell where the header has 2",
         "  rows.csv:5: column 'label': 'postive': 'postive' -> 'positive'?",

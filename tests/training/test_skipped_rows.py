@@ -1,0 +1,137 @@
+"""Training on data with rows that cannot be used: left out, counted, and written down with what is wrong with them."""
+
+import json
+
+import pytest
+
+from bert_tasks import TaskModel, fit, load_recipe, train
+from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import RecipeError, UsageError
+from bert_tasks.tasks.span_extraction import SpanExtraction
+from bert_tasks.training.outputs import read_facts
+from bert_tasks.training.run import check
+from training import load_model, make_rows
+
+QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
+BAD = [{"text": None, "label": "positive"}, {"text": "b", "label": None}, {"text": 3, "label": "negative"}]
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+
+
+def rejects(folder):
+    return [json.loads(line) for line in (folder / "rejects.jsonl").read_text("utf-8").splitlines()]
+
+
+@pytest.fixture
+def folder(tmp_path, checkpoint, monkeypatch):
+    """A recipe whose training rows have bad ones at lines 1, 6 and 12, and whose validation rows at line 2."""
+    monkeypatch.chdir(tmp_path)
+    rows = make_rows(9)
+    write_jsonl(tmp_path / "train.jsonl", [BAD[0], *rows[:4], BAD[1], *rows[4:], BAD[2]])
+    first, *others = make_rows(5, seed=1)
+    write_jsonl(tmp_path / "dev.jsonl", [first, BAD[0], *others])
+    (tmp_path / "recipe.toml").write_text(
+        f'task = "sequence-classification"\n[model]\nname = "{checkpoint}"\n[settings]\nmax_length = 40\n'
+        '[data]\ntrain = "train.jsonl"\nvalidation = "dev.jsonl"\n'
+        '[optim]\nepochs = 1\nbatch_size = 6\nlearning_rate = 1e-3\n[run]\noutput_dir = "out"\n',
+        "utf-8",
+    )
+    return tmp_path
+
+
+def recipe(folder, *overrides):
+    return load_recipe(folder / "recipe.toml", overrides=overrides)
+
+
+def test_bad_rows_stop_a_run_that_says_how_to_skip_them(folder):
+    with pytest.raises(BadRowsError, match=r'4 problems .*; data.on_error = "skip" leaves such rows out\n'):
+        train(recipe(folder), progress=False)
+    with pytest.raises(RecipeError, match="on_error"):
+        recipe(folder, "data.on_error=drop")
+
+
+def test_bad_rows_are_left_out_counted_and_written_down(folder, capsys):
+    skipping = recipe(folder, "data.on_error=skip")
+    train(skipping)
+    note = "train: 3 of 12 rows cannot be used and were left out (line 1, 6, 12)"
+    assert note in " ".join(capsys.readouterr().err.split())
+    found = rejects(folder / "out")
+    assert [(line["file"], line["line"]) for line in found] == [
+        ("train.jsonl", 1),
+        ("train.jsonl", 6),
+        ("train.jsonl", 12),
+        ("dev.jsonl", 2),
+    ]
+    assert [line["raw"] for line in found] == [*BAD, BAD[0]]
+    assert found[1]["reason"] == "column 'label': missing label"
+    facts = read_facts(folder / "out")["data"]
+    assert [(facts[name]["rows"], facts[name]["rows_left_out"]) for name in ("train", "validation")] == [(9, 3), (5, 1)]
+    assert "  3 of 12 rows cannot be used and were left out (line 1, 6, 12)" in check(skipping).lines()
+
+
+def test_a_run_without_bad_rows_has_no_reject_file(folder):
+    skipping = recipe(folder, "data.on_error=skip")
+    train(skipping, progress=False)
+    write_jsonl(folder / "train.jsonl", make_rows(9))
+    write_jsonl(folder / "dev.jsonl", make_rows(5, seed=1))
+    train(skipping, progress=False, overwrite=True)
+    assert not (folder / "out" / "rejects.jsonl").exists()
+
+
+def test_a_run_resumes_with_the_same_rows_only(folder):
+    skipping = recipe(folder, "data.on_error=skip")
+    train(skipping, progress=False)
+    assert train(skipping, progress=False).reused
+    lines = (folder / "train.jsonl").read_text("utf-8").splitlines()
+    write_jsonl(folder / "train.jsonl", [{"text": "fixed", "label": "positive"}, *map(json.loads, lines[1:])])
+    with pytest.raises(UsageError, match="the rows of train changed"):
+        train(skipping, progress=False)
+
+
+def test_validation_rows_are_set_aside_from_the_rows_that_can_be_used(folder):
+    text = (folder / "recipe.toml").read_text("utf-8").replace('validation = "dev.jsonl"\n', "validation_share = 0.4\n")
+    (folder / "recipe.toml").write_text(text, "utf-8")
+    train(recipe(folder, "data.on_error=skip"), progress=False)
+    assert [line["line"] for line in rejects(folder / "out")] == [1, 6, 12]
+    facts = read_facts(folder / "out")["data"]
+    assert facts["train"]["rows"] + facts["validation"]["rows"] == 9
+
+
+@pytest.mark.parametrize("source", ["rows", "file"])
+def test_fit_leaves_bad_rows_out(checkpoint, tmp_path, source):
+    data, rows = tmp_path / "train.jsonl", [*make_rows(8), *BAD]
+    write_jsonl(data, rows)
+    given = rows if source == "rows" else data
+    with pytest.raises(BadRowsError, match=r'3 problems .*; on_error="skip" leaves such rows out\n'):
+        fit(load_model(checkpoint), given, make_rows(3), output_dir=tmp_path / "run", **QUICK)
+    skipping, clean = load_model(checkpoint), load_model(checkpoint)
+    found = fit(skipping, given, make_rows(3), output_dir=tmp_path / "run", on_error="skip", **QUICK)
+    expected = fit(clean, make_rows(8), make_rows(3), output_dir=tmp_path / "clean", **QUICK)
+    assert found.metrics == expected.metrics
+    assert [line["line"] for line in rejects(tmp_path / "run")] == [9, 10, 11]
+    assert isinstance(TaskModel.from_pretrained(tmp_path / "run" / "model"), TaskModel)
+
+
+def test_fit_refuses_when_no_row_is_left(checkpoint, tmp_path):
+    for data in (BAD, tmp_path / "bad.jsonl"):
+        write_jsonl(tmp_path / "bad.jsonl", BAD)
+        with pytest.raises(BadRowsError, match="3 problems"):
+            fit(load_model(checkpoint), data, make_rows(3), output_dir=tmp_path / "run", on_error="skip", **QUICK)
+    with pytest.raises(UsageError, match="on_error is 'ignore', expected 'fail' or 'skip'"):
+        fit(load_model(checkpoint), BAD, BAD, output_dir=tmp_path / "run", on_error="ignore", **QUICK)
+
+
+def test_answers_that_are_not_in_their_context_can_be_left_out():
+    context = "The ferry leaves at seven."
+    rows = [
+        {"question": "When?", "context": context, "answers": {"text": [text], "answer_start": [start]}}
+        for text, start in (("at seven", 17), ("at eight", 17), ("The ferry", 0))
+    ]
+    table = RowTable.from_rows(rows, "train", SpanExtraction().columns, "required", skips=True).without_faults()
+    assert [row["line"] for row in table] == [1, 3]
+    (line,) = map(json.loads, table.reject_lines())
+    assert (line["file"], line["line"]) == ("train", 2)
+    assert "the context has 'at seven'" in line["reason"]
