@@ -16,6 +16,7 @@ from bert_tasks.data.problems import Problems, did_you_mean, raise_problems
 from bert_tasks.data.records import Record
 from bert_tasks.data.row_checks import checked_together
 from bert_tasks.data.tags import label_scheme
+from bert_tasks.data.text_words import text_of_words, with_words
 from bert_tasks.data.values import LABEL_SEPARATOR, BadValueError, canonical
 from bert_tasks.errors import DataError
 
@@ -128,7 +129,8 @@ class Judge:
             self._add(record, record.fault)
             return {}
         self.seen.update(record.cells)
-        values = {field.column.name: self._value(record, field) for field in self.plan.fields}
+        cells = with_words(record.cells, self.columns, self.names)
+        values = {field.column.name: self._value(record, cells.get(field.name), field) for field in self.plan.fields}
         row, faults = checked_together(values, self.columns)
         for fault in faults:
             self._add(record, fault.what, column=self.names[fault.column], value=fault.value)
@@ -173,8 +175,7 @@ class Judge:
         self.reasons.append(what if column is None else f"column {column!r}: {what}")
         self.problems.add(record.line, named, column=column, value=value)
 
-    def _value(self, record: Record, field: Field) -> Any:
-        raw = record.cells.get(field.name)
+    def _value(self, record: Record, raw: Any, field: Field) -> Any:
         if raw is None and not field.column.required and not field.needed:
             return None
         try:
@@ -206,6 +207,9 @@ def check_columns(present: tuple[str, ...], plan: Plan) -> None:
         told = f"{plan.source}: no column {unkept[0]!r} to keep{did_you_mean(unkept[0], present)}"
         raise DataError(f"{told}; the columns there are: {there}")
     missing = [field for field in plan.fields if field.needed and field.name not in present]
+    words, text = text_of_words([field.column for field in plan.fields])
+    if any(field.column == text and field.name in present for field in plan.fields):
+        missing = [field for field in missing if field.column != words]
     if not missing:
         return
     if len(present) == 1:

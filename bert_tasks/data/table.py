@@ -16,6 +16,7 @@ from bert_tasks.data.kept import FAULT, fault_of
 from bert_tasks.data.problems import Problems, raise_problems
 from bert_tasks.data.records import Record, rows_of
 from bert_tasks.data.row_checks import checked_together
+from bert_tasks.data.text_words import with_words
 from bert_tasks.data.values import BadValueError, canonical
 from bert_tasks.errors import DataError
 
@@ -188,8 +189,9 @@ def _checked_row(
     row: dict[str, Any], columns: Sequence[Column], problems: Problems, needed: set[str]
 ) -> dict[str, Any]:
     values: dict[str, Any] = {"line": row["line"]}
+    cells = with_words(row, columns, {})
     for column in columns:
-        value = row.get(column.name)
+        value = cells.get(column.name)
         values[column.name] = None
         if value is None and column.name in needed:
             others = ", ".join(name for name in row if name != "line")

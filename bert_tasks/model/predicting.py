@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.data.batching import longest_first
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.stored_reading import known_names, renamed_row
+from bert_tasks.data.text_words import text_of_words, with_words
 from bert_tasks.data.values import BadValueError, canonical
 from bert_tasks.encoder.heads import ChainHead, RowHead
 from bert_tasks.encoder.packing import PackedBatch
@@ -96,7 +97,9 @@ def as_row(given: Row | str | tuple[str, ...], columns: Sequence[Column], number
     """
     if isinstance(given, Mapping):
         return given
+    words, text = text_of_words(columns)
     texts = [column.name for column in columns if column.required and column.kind in ("text", "words")]
+    texts = [text.name if text is not None and words is not None and name == words.name else name for name in texts]
     values = given if isinstance(given, tuple) else (given,)
     if len(values) == len(texts) and all(isinstance(value, str) for value in values):
         return dict(zip(texts, values, strict=True))
@@ -133,7 +136,7 @@ def canonical_row(
     Raises:
         DataError: naming the row (counted from 0), the column and what is there instead.
     """
-    row = renamed_row(as_row(row, columns, number), names)
+    row = with_words(renamed_row(as_row(row, columns, number), names), columns, {})
     values = {}
     for column in columns:
         if column.name not in row or (row[column.name] is None and not column.required):

@@ -26,6 +26,7 @@ from pydantic_core import PydanticCustomError
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.stored_reading import renamed_row
+from bert_tasks.data.text_words import text_of_words, with_words
 from bert_tasks.serving.limits import Limits
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
 from bert_tasks.tasks.base import Task
@@ -55,7 +56,7 @@ class NumberAnswer(BaseModel):
 
 
 class Entity(BaseModel):
-    """``start`` and ``end`` count characters of the row's words with a space between them."""
+    """``start`` and ``end`` count characters of the row's text; without one of its words with a space between them."""
 
     entity_group: str
     score: float
@@ -147,19 +148,28 @@ def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = Mappin
     others = [f"{name} may be called {names[name]}" for name in fields if name in names]
     told = "; ".join([f"What {task.name} reads; other keys are not read", *others])
     made = create_model("Row", __base__=base, __doc__=f"{told}.", **fields)
-    row: Any = Annotated[made, BeforeValidator(_renaming(names), json_schema_input_type=made)]
+    shown = create_model("Row", __base__=base, __doc__=f"{told}.", **_either(columns, fields))
+    row: Any = Annotated[made, BeforeValidator(_reader(columns, names), json_schema_input_type=shown)]
     inputs = Annotated[list[row], Field(min_length=1, max_length=limits.max_rows), FailFast()]
     rows = create_model("Rows", __base__=_Envelope, __doc__="Several rows.", inputs=(inputs, ...))
     return Annotated[Annotated[row, Tag(ONE)] | Annotated[rows, Tag(MANY)], Discriminator(_form)]
 
 
-def _renaming(names: Mapping[str, str]) -> Any:
-    """A validator that gives a row the task's names."""
+def _reader(columns: Sequence[Column], names: Mapping[str, str]) -> Any:
+    """A validator that gives a row the task's names, and the words of its text where it has no words."""
 
-    def rename(row: Any) -> Any:
-        return renamed_row(row, names) if isinstance(row, Mapping) else row
+    def read(row: Any) -> Any:
+        return with_words(renamed_row(row, names), columns, {}) if isinstance(row, Mapping) else row
 
-    return rename
+    return read
+
+
+def _either(columns: Sequence[Column], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, of which words need not be there if there may be a text in their place."""
+    words, _ = text_of_words(columns)
+    if words is None:
+        return dict(fields)
+    return {**fields, words.name: (fields[words.name][0], None)}
 
 
 def rows_of(body: BaseModel) -> tuple[list[Row], bool]:
@@ -185,7 +195,7 @@ def _field(column: Column, limits: Limits) -> tuple[Any, Any]:
 
 def _shorter_than(most: int) -> Any:
     def check(words: list[str]) -> list[str]:
-        characters = sum(map(len, words)) + max(0, len(words) - 1)
+        characters = sum(map(len, words))  # as many as a text has at most whose words these are
         if characters > most:
             raise ValueError(f"the words have {characters} characters, at most {most} are read")
         return words

@@ -32,6 +32,7 @@ from bert_tasks.data.tags import (
     to_iob2,
     to_labels,
 )
+from bert_tasks.data.text_words import place_words
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import ChainHead, RowHead
 from bert_tasks.encoder.packing import PackedBatch
@@ -59,8 +60,9 @@ class EntitySpan:
 
     Attributes:
         score: the mean of its words' scores.
-        word: its words with a space between them.
-        start, end: its characters in all of the row's words with a space between them.
+        word: the characters of the row's text from ``start`` to ``end``; without a text its words with a space between
+            them.
+        start, end: its characters in the row's text; without one in all of the row's words with a space between them.
     """
 
     entity_group: str
@@ -145,6 +147,7 @@ class TokenClassification(Task):
             Column(name="words", kind="words"),
             Column(name="tags", kind="tags", required=False),
             Column(name="document", kind="id", required=False),
+            Column(name="text", kind="text", required=False),  # in place of the words, or where they stand
         )
 
     @property
@@ -289,7 +292,7 @@ class TokenClassification(Task):
         for row, (start, end) in zip(rows, pairwise(accumulate(counts, initial=0)), strict=True):
             words, sure = tuple(row["words"]), tuple(scores[start:end])
             tags = tuple(self.labels[index] for index in best[start:end])
-            found = () if raw else entity_spans(words, tags, sure)
+            found = () if raw else entity_spans(words, tags, sure, row.get("text"))
             predictions.append(TokenPrediction(words=words, tags=tags, scores=sure, entities=found))
         return predictions
 
@@ -422,16 +425,25 @@ class TokenClassification(Task):
         return {"": "".join(f"{line}\n" for line in lines)}
 
 
-def entity_spans(words: Sequence[str], tags: Sequence[str], scores: Sequence[float]) -> tuple[EntitySpan, ...]:
-    """The entities that tags mark, with their characters in all words with a space between them."""
-    starts = list(accumulate((len(word) + 1 for word in words), initial=0))
+def entity_spans(
+    words: Sequence[str], tags: Sequence[str], scores: Sequence[float], text: str | None = None
+) -> tuple[EntitySpan, ...]:
+    """The entities that tags mark, with their characters in the text.
+
+    Without a text, or where the words are not those of the text, it is all words with a space between them.
+    """
+    places = None if text is None else place_words(words, text)
+    if text is None or places is None:
+        text = " ".join(words)
+        starts = accumulate((len(word) + 1 for word in words), initial=0)
+        places = [(start, start + len(word)) for start, word in zip(starts, words, strict=False)]
     return tuple(
         EntitySpan(
             entity_group=entity.type,
             score=fmean(scores[entity.start : entity.end]),
-            word=" ".join(words[entity.start : entity.end]),
-            start=starts[entity.start],
-            end=starts[entity.end] - 1,
+            word=text[places[entity.start][0] : places[entity.end - 1][1]],
+            start=places[entity.start][0],
+            end=places[entity.end - 1][1],
         )
         for entity in entities(tags)
     )

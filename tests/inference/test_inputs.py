@@ -37,6 +37,7 @@ def model_of(base: Path) -> ModelOf:
         if kind not in made:
             torch.manual_seed(3)
             made[kind] = TaskModel.from_pretrained(base, task=EXAMPLES[kind].task)
+            torch.nn.init.normal_(made[kind].head.output.weight, std=0.5)
         return made[kind]
 
     return model
@@ -233,3 +234,36 @@ def test_progress_is_shown_on_a_terminal_unless_quiet(
     assert re.search(r"5 of 5 rows, [\d,]+ rows/s", text)
     assert states[-1] == ""
     assert states[-2].strip() == ""
+
+
+TEXT = "  Nobody told the  baker's wife: \U0001f600 the ferry, at seven."
+
+
+@pytest.mark.parametrize("kind", [kind for kind in EXAMPLES if kind.startswith("token")])
+def test_a_tagger_takes_a_text_and_says_where_in_it_entities_are(kind: str, model_of: ModelOf, tmp_path: Path) -> None:
+    model = model_of(kind)
+    (found,) = contents(model.predict(TEXT))
+    words = [word for word in found["words"] if not word.isspace()]
+    assert "".join(words) == "".join(TEXT.split())
+    assert words[3:6] == ["baker", "'s", "wife"]
+    (split,) = contents(model.predict([{"words": words}]))
+    assert (found["tags"], found["scores"]) == (split["tags"], split["scores"])
+    assert len(found["entities"]) == len(split["entities"]) > 0
+    for entity, by_words in zip(found["entities"], split["entities"], strict=True):
+        assert entity["word"] == TEXT[entity["start"] : entity["end"]]
+        assert "".join(entity["word"].split()) == "".join(by_words["word"].split())
+    for rows in ([{"text": TEXT}], [TEXT], [{"words": words, "text": TEXT}]):
+        assert contents(model.predict(rows)) == contents(predict(model, rows)) == [found]
+    lines = piped(model, TEXT + "\n", tmp_path)
+    assert [{name: row[name] for name in found} for row in lines] == [found]
+    (tmp_path / "new.csv").write_text('text\n"' + TEXT + '"\n', "utf-8")
+    assert contents(predict(model, tmp_path / "new.csv")) == [found]
+
+
+def test_words_that_are_not_in_the_text_have_their_own_places(model_of: ModelOf) -> None:
+    words = ["the", "baker"]
+    assert contents(model_of("token").predict([{"words": words, "text": "another"}])) == contents(
+        model_of("token").predict([{"words": words}])
+    )
+    with pytest.raises(DataError, match="no column 'words'"):
+        model_of("token").predict([{"tokens": words}])

@@ -18,7 +18,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.gate import Gate, host_name
 from bert_tasks.serving.limits import Limits
 from bert_tasks.serving.metrics import ServerMetrics
-from bert_tasks.serving.schemas import answer_schema, answers_schema
+from bert_tasks.serving.schemas import answer_schema, answers_schema, request_schema
 from serving import SLOW, Application, application, errors_of
 from task_contract import unlabelled
 from task_examples import EXAMPLES
@@ -126,7 +126,7 @@ def test_what_json_cannot_read_is_a_clean_400(model_of: ModelOf, body: bytes) ->
 
 def test_words_are_counted_together_and_ids_may_be_numbers(model_of: ModelOf) -> None:
     async def tags(served: Application) -> httpx2.Response:
-        return await served.post({"words": ["word"] * 11})
+        return await served.post({"words": ["word"] * 13})
 
     async def spans(served: Application) -> list[httpx2.Response]:
         row = {"question": "who", "context": "the baker"}
@@ -362,3 +362,23 @@ def test_rows_may_have_the_names_of_the_training_data(model_of: ModelOf) -> None
     assert alone.json() == own.json() == both.json() == rounded(expected)
     assert several.json() == {"predictions": [rounded(expected)]}
     assert errors_of(unknown) == {"body.text": "missing"}
+
+
+def test_a_tagger_takes_a_text(model_of: ModelOf) -> None:
+    model, text = model_of("token"), "Nobody told the baker's wife, and the ferry left."
+    (expected,) = (one.to_json() for one in model.predict([text]))
+
+    async def ask(served: Application) -> list[httpx2.Response]:
+        bodies: list[Any] = [{"text": text}, {"inputs": [{"text": text}]}, {}, {"text": "x" * 51}]
+        return [await served.post(body) for body in bodies]
+
+    one, many, empty, long = visit(model, ask, limits=SMALL)
+    assert one.json() == rounded(expected)
+    assert many.json() == {"predictions": [rounded(expected)]}
+    assert [text[entity["start"] : entity["end"]] for entity in one.json()["entities"]] == [
+        entity["word"] for entity in one.json()["entities"]
+    ]
+    assert (empty.status_code, long.status_code) == (422, 422)
+    assert errors_of(empty) == {"body.words": "missing"}
+    documented = TypeAdapter(request_schema(model.task, SMALL)).json_schema()["$defs"]["Row"]
+    assert "words" not in documented.get("required", [])

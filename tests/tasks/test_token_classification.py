@@ -235,6 +235,7 @@ class TestSettings:
             ("words", "words", True, False),
             ("tags", "tags", False, True),
             ("document", "id", False, False),
+            ("text", "text", False, False),
         ]
 
     @pytest.mark.parametrize("usable", [3, 4, 16, 48, 512])
