@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from onnx import ModelProto
+from onnx.external_data_helper import set_external_data
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
@@ -26,8 +28,8 @@ from bert_tasks.locking import locked
 from bert_tasks.model import onnx
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.runs import fit
 from bert_tasks.tasks.sequence_classification import SequencePrediction
-from bert_tasks.training.loop import fit
 from small_checkpoints import copied, edit_config, save_checkpoint
 from small_tokenizers import LINES
 
@@ -166,6 +168,10 @@ def test_a_damaged_folder_is_refused(case: Case, tmp_path: Path) -> None:
         predict(folder, SENTENCES)
     record = json.loads((folder / "export.json").read_text())
     (folder / "export.json").write_text(json.dumps({**record, "sha256": sha256(content[:-100]).hexdigest()}))
+    with pytest.raises(CheckpointError, match=r"model\.onnx: not an ONNX graph \(a field that is longer"):
+        predict(folder, SENTENCES)
+    (folder / "model.onnx").write_bytes(b"")
+    (folder / "export.json").write_text(json.dumps({**record, "sha256": sha256(b"").hexdigest()}))
     with pytest.raises(CheckpointError, match="onnxruntime does not take the graph"):
         predict(folder, SENTENCES)
     (folder / "model.onnx").unlink()
@@ -176,6 +182,23 @@ def test_a_damaged_folder_is_refused(case: Case, tmp_path: Path) -> None:
     edit_config(other, bert_tasks={**entry, "labels": ["O", "B-X"]})
     with pytest.raises(CheckpointError, match=r"gives 3 logits, config\.json states 2 labels"):
         predict(other, SENTENCES)
+
+
+def test_a_graph_reads_no_other_file(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime opens what the graph names, here beside the process; a matching sha256 says nothing about it."""
+    folder = copied(case.exported.folder, tmp_path / "external")
+    graph = ModelProto.FromString((folder / "model.onnx").read_bytes())
+    tensor = max(graph.graph.initializer, key=lambda one: len(one.raw_data))
+    (tmp_path / "elsewhere.bin").write_bytes(tensor.raw_data)
+    set_external_data(tensor, "elsewhere.bin")
+    tensor.ClearField("raw_data")
+    (folder / "model.onnx").write_bytes(graph.SerializeToString())
+    record = json.loads((folder / "export.json").read_text())
+    digest = sha256((folder / "model.onnx").read_bytes()).hexdigest()
+    (folder / "export.json").write_text(json.dumps({**record, "sha256": digest}))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"model\.onnx: the values of the tensor .* are outside the file"):
+        predict(folder, SENTENCES)
 
 
 def test_running_needs_onnxruntime_alone(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

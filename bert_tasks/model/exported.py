@@ -18,9 +18,11 @@ from bert_tasks.checkpoints.load import checked_tensors
 from bert_tasks.checkpoints.save import read_head_tensors
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.checkpoints.weights import checked_file, read_config, read_json
+from bert_tasks.data.problems import shortened
 from bert_tasks.encoder.heads import ChainHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model.graph_file import external_tensor
 from bert_tasks.model.onnx import GraphModel, check_libraries
 from bert_tasks.model.pretrained import stated_task, stored_reading
 from bert_tasks.model.task_model import TaskModel
@@ -124,9 +126,22 @@ def _refuse(what: str) -> NoReturn:
 
 
 def _checked_graph(path: Path) -> bytes:
-    """The graph's file, whole and unchanged."""
+    """The graph's file, whole and unchanged, which holds all of its tensors.
+
+    Raises:
+        CheckpointError: it is not, or a tensor is in another file: a runtime would read any file that the graph names.
+    """
     stated = read_json(checked_file(path, RECORD), max_bytes=_MAX_RECORD_BYTES).get("sha256")
     content = checked_file(path, GRAPH).read_bytes()
     if sha256(content).hexdigest() != stated:
         raise CheckpointError(f"{path / GRAPH}: damaged or changed, its sha256 is not that of {RECORD}: export anew")
+    try:
+        external = external_tensor(content)
+    except ValueError as error:
+        raise CheckpointError(f"{path / GRAPH}: not an ONNX graph ({error}): export anew") from None
+    if external is not None:
+        raise CheckpointError(
+            f"{path / GRAPH}: the values of the tensor {shortened(external)} are outside the file (external data), "
+            "which is refused, because a graph could name any file of this machine: export the model anew"
+        )
     return content

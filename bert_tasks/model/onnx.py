@@ -226,6 +226,7 @@ def _session(content: bytes) -> "onnxruntime.InferenceSession":
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # never onnxruntime's own, found by its bytes
     try:
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except (errors.Fail, errors.InvalidArgument, errors.InvalidGraph, errors.InvalidProtobuf) as error:
