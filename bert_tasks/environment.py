@@ -40,7 +40,7 @@ PACKAGES = (
 )
 # A variable is of interest if its name begins like one of these.
 _VARIABLES = re.compile(
-    r"ACCELERATE_|AIM_|BERT_TASKS_|CUBLAS_|CUDA_|GLOO_|GOMP_|HF_|HUGGING_?FACE|KMP_|LANG$|LC_|LOCAL_RANK$|MASTER_|MKL_|MLFLOW_"
+    r"ACCELERATE_|AIM_|BERT_TASKS_|CUBLAS_|CUDA_|GLOO_|GOMP_|HF_|HUGGING_?FACE|KMP_|LANG$|LC_|LOCAL_RANK$|MASTER_|MKL_|MLFLOW_|ORT_"
     r"|NCCL_|NO_COLOR$|NVIDIA_|OMP_|ONEDNN_|OPENBLAS_|PYTHON|PYTORCH_|RANK$|REQUESTS_CA|SLURM_(NNODES|NTASKS|PROCID)|SSL_"
     r"|TENSORBOARD|TERM$|TMPDIR$|TOKENIZERS_|TORCH|TRACKIO_|TRANSFORMERS_|WANDB_|WORLD_SIZE$|XDG_CACHE_HOME$|\w*_PROXY$",
     re.IGNORECASE,
@@ -57,7 +57,25 @@ _SECRET_VALUE = (
     (re.compile(r"\b(?:hf|api|sk|ghp|gho|glpat|github_pat|xox[a-z])[_\-][A-Za-z0-9_\-]{16,}"), "***"),
     (re.compile(r"\bAKIA[A-Z0-9]{12,}\b|\b[0-9a-fA-F]{40}\b"), "***"),
 )
+# What keeps libraries from reporting to their makers. A tracker that a recipe names still gets the run's metrics.
+TELEMETRY_OFF: Mapping[str, str] = {
+    "ORT_DISABLE_TELEMETRY": "1",  # onnxruntime >= 1.29: a device id, the interpreter's path, facts about the graph
+    "HF_HUB_DISABLE_TELEMETRY": "1",  # huggingface_hub: library versions in the header of every request
+    "HF_XET_TELEMETRY_ENABLED": "false",  # hf_xet: figures about a transfer
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # mlflow >= 3.2
+    "WANDB_ERROR_REPORTING": "false",  # wandb: its own crashes
+    "GRADIO_ANALYTICS_ENABLED": "False",  # gradio, which trackio imports
+}
 _ASSIGNED = re.compile(r"^(--?[\w.\-]+|[\w.\-]+)=(.*)$", re.DOTALL)
+
+
+def disable_telemetry() -> None:
+    """Tells the libraries of this process not to report to their makers, before they are imported.
+
+    They read these variables when they are imported or first used. One that the user has set stays as it is.
+    """
+    for name, value in TELEMETRY_OFF.items():
+        os.environ.setdefault(name, value)
 
 
 def environment(*, devices: bool = True) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from bert_tasks.data.batching import token_batches
 from bert_tasks.data.columns import Row
 from bert_tasks.data.readers import Reading
 from bert_tasks.encoder.heads import ChainHead
+from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.locking import locked
 from bert_tasks.model.exported import GRAPH, RECORD
@@ -153,6 +154,7 @@ def export(
 
 def _versions() -> dict[str, str]:
     """Of a module, whatever package it came with: onnxruntime-gpu is one of several."""
+    disable_telemetry()
     modules = {name: str(import_module(name).__version__) for name in ("torch", *LIBRARIES)}
     return {"bert-tasks": version("bert-tasks"), **modules}
 

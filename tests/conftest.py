@@ -46,6 +46,7 @@ os.environ.update(
     HF_HOME=str(HF_HOME),
     HF_HUB_OFFLINE="1",
     HF_HUB_DISABLE_TELEMETRY="1",
+    ORT_DISABLE_TELEMETRY="1",
     OMP_NUM_THREADS="1",
     TOKENIZERS_PARALLELISM="false",
 )

@@ -30,6 +30,7 @@ RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
 CONFINED: dict[str, tuple[str, ...]] = {
     "accelerate": ("training", "inference"),
     "huggingface_hub": ("checkpoints.hub", "data.readers", "cards"),
+    "onnxruntime": ("model.onnx",),
 }
 TOKENIZER_NAMES = {"AutoTokenizer", "PreTrainedTokenizerBase", "PreTrainedTokenizerFast"}
 
@@ -114,6 +115,7 @@ def test_package_imports_only_downwards() -> None:
         ("model.encoder", "from transformers.models.bert import BertModel"),
         ("surprise", "import json"),
         ("model.encoder", "from bert_tasks.surprise import x"),
+        ("export", "def late():\n    import onnxruntime"),
     ],
 )
 def test_forbidden_import_is_found(name: str, text: str) -> None:

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from bert_tasks.cli.app import app, forget_stdout, leave, processes
 from bert_tasks.cli.crash import write_crash
-from bert_tasks.environment import masked
+from bert_tasks.environment import disable_telemetry, masked
 from bert_tasks.errors import BertTasksError, ClosedPipeError, StoppedError
 
 # oneDNN keeps the code that it makes for each shape, of 1024 shapes if nobody says otherwise: 50 MiB over a large file.
@@ -22,6 +22,7 @@ _LOST = ("closed by peer", "reset by peer", "onnection refused", "Timed out", "t
 def main() -> None:
     """The console script. ``--debug`` may stand before or after the command."""
     os.environ.setdefault(*PRIMITIVES)
+    disable_telemetry()
     given = sys.argv[1:]
     arguments = [argument for argument in given if argument != "--debug"]
     debug = len(arguments) < len(given)

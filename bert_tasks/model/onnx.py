@@ -12,10 +12,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import ChainHead, Head, RowHead
 from bert_tasks.encoder.packing import Packed, PackedBatch
+from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -129,17 +131,16 @@ def quantized_graph(graph: "onnx.ModelProto") -> bytes:
 
     The scale of activations is one for a padded rectangle: a row's scores move a little with the rows beside it.
     """
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
+    quantization = import_onnxruntime("onnxruntime.quantization")
     with TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "int8.onnx"
-        quantize_dynamic(
+        quantization.quantize_dynamic(
             graph,
             path,
             op_types_to_quantize=["MatMul", "Gemm"],
             per_channel=True,
             reduce_range=True,
-            weight_type=QuantType.QInt8,
+            weight_type=quantization.QuantType.QInt8,
             nodes_to_exclude=_head_products(graph),
         )
         return path.read_bytes()
@@ -220,9 +221,8 @@ def logits_of(model: "TaskModel", dtype: DType) -> Logits:
 
 
 def _session(content: bytes) -> "onnxruntime.InferenceSession":
-    import onnxruntime
-    from onnxruntime.capi import onnxruntime_pybind11_state as errors
-
+    onnxruntime = import_onnxruntime()
+    errors = import_onnxruntime("onnxruntime.capi.onnxruntime_pybind11_state")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors
@@ -233,6 +233,16 @@ def _session(content: bytes) -> "onnxruntime.InferenceSession":
         raise CheckpointError(
             f"onnxruntime does not take the graph: {str(error).partition(chr(10))[0][:300]}"
         ) from None
+
+
+def import_onnxruntime(module: str = "onnxruntime") -> Any:
+    """Imports onnxruntime or a module of it; the package imports it nowhere else.
+
+    Without ``disable_telemetry`` before it, its Linux wheels (1.29 and later) resolve a name of Microsoft's, write a
+    device id below the user's cache folder and send events, also where HF_HUB_OFFLINE is set.
+    """
+    disable_telemetry()
+    return import_module(module)
 
 
 def check_libraries(

@@ -29,7 +29,7 @@ from accelerate.tracking import (
     get_available_trackers,
 )
 
-from bert_tasks.environment import masked
+from bert_tasks.environment import disable_telemetry, masked
 from bert_tasks.errors import UsageError
 from bert_tasks.training import outputs
 
@@ -135,6 +135,7 @@ class Trackers:
         """
         if not self._names:
             return
+        disable_telemetry()
         stored = {} if changed else _stored(self._folder)
         for name in self._names:
             with self._survived(name, "cannot start", fatal=step == 0):

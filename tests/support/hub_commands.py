@@ -35,11 +35,19 @@ class Ended:
 
 
 def run_commands(
-    environment: Mapping[str, str], commands: Sequence[tuple[Mapping[str, str | None], Sequence[object]]], *, cwd: Path
+    environment: Mapping[str, str],
+    commands: Sequence[tuple[Mapping[str, str | None], Sequence[object]]],
+    *,
+    cwd: Path,
+    tracer: Sequence[str] = (),
 ) -> list[Ended]:
-    """Runs ``bert-tasks`` with each list of arguments, after its changes to the environment (None: unset)."""
+    """Runs ``bert-tasks`` with each list of arguments, after its changes to the environment (None: unset).
+
+    Args:
+        tracer: a command that runs the whole as its last arguments.
+    """
     listed: list[Any] = [[dict(changes), list(map(str, arguments))] for changes, arguments in commands]
-    program = [sys.executable, "-W", "ignore", "-c", _RUN, json.dumps(listed)]
+    program = [*tracer, sys.executable, "-W", "ignore", "-c", _RUN, json.dumps(listed)]
     variables = {**environment, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(program, env=variables, cwd=cwd, capture_output=True, text=True, timeout=240)
     before, mark, after = done.stdout.rpartition("ENDED")
