@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert_tasks.cli.app import app, show
+from bert_tasks.cli.app import app, show, tell
 from bert_tasks.cli.options import (
     AsJson,
     DataFormat,
@@ -71,7 +71,16 @@ def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool,
     result = train(loaded, overwrite=overwrite, progress=not quiet)
     known = result.reused and (result.output_dir / "report.html").exists()
     page = report_on(result.output_dir) if report and not known else None
-    summary = {"metrics": result.metrics, "best_step": result.best_step, "model": str(result.output_dir / "model")}
+    if quiet or result.reused:  # otherwise the run itself has said so
+        for note in result.notes:
+            tell(f"note: {note}")
+    summary = {
+        "metrics": result.metrics,
+        "best_step": result.best_step,
+        "collapse": result.collapse,
+        "notes": list(result.notes),
+        "model": str(result.output_dir / "model"),
+    }
     lines = [f"best model after step {result.best_step} of {result.steps}"]
     for name, table in result.metric_tables().items():
         lines += table.lines(name)

@@ -39,11 +39,15 @@ DECODED_ROWS = 1000  # rows per call of ``Task.decode``
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Metrics of one data set (with ``loss`` where rows have targets), and the prediction of every row."""
+    """Metrics of one data set (with ``loss`` where rows have targets), and the prediction of every row.
+
+    ``collapse``: see ``Task.collapse``.
+    """
 
     metrics: dict[str, float]
     predictions: list[Prediction]
     task: Task
+    collapse: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +120,7 @@ def _evaluation(
     count = sum(result.count for result in ordered)
     loss = {LOSS: sum(result.loss for result in ordered) / count} if count else {}
     metrics = merged(loss, task.metrics(predictions, rows), extra)
-    return Evaluation(metrics=metrics, predictions=predictions, task=task)
+    return Evaluation(metrics=metrics, predictions=predictions, task=task, collapse=task.collapse(predictions, rows))
 
 
 def _by_feature(samples: Samples, results: Sequence[_BatchResult]) -> list[Tensor]:

@@ -91,6 +91,11 @@ class Run:
         name, metric = split_key(self.facts["metrics"]["best"], self.sets)
         return name, self._shown_as(metric)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the metrics must know, as the finished run recorded it."""
+        return () if self.summary is None else tuple(self.summary["notes"])
+
     def metrics_of(self, name: str) -> dict[str, float | None]:
         """The metrics of a validation set, without its name."""
         return metrics_of_set(self.metrics, name)

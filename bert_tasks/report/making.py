@@ -68,6 +68,7 @@ class Report:
                 "folder": str(run.folder),
                 "metrics": dict(run.metrics),
                 "validation": {name: one.to_json() for name, one in found.items()},
+                "notes": list(run.notes),
                 "missing": list(run.missing),
             }
             for run, found in zip(self.runs, self.results, strict=True)
@@ -84,7 +85,7 @@ class Report:
 
     def lines(self) -> list[str]:
         """For people."""
-        notes = [f"{run.name}: {note}" for run in self.runs for note in run.missing]
+        notes = [f"{run.name}: {note}" for run in self.runs for note in (*run.notes, *run.missing)]
         tables = (
             []
             if self.comparisons

@@ -8,10 +8,10 @@ Shape legend: N tokens, B sequences (windows), S samples (rows or windows), R to
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from itertools import groupby
-from typing import Any, ClassVar, Literal, NotRequired, Self, TypedDict, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NotRequired, Self, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
@@ -24,6 +24,8 @@ from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import UsageError
 from bert_tasks.metrics.tables import MetricTable
+
+Answer = TypeVar("Answer", bound=Hashable)
 
 # Said of a saved model whose head transformers lacks.
 NO_STOCK_HEAD = (
@@ -191,6 +193,19 @@ class Task(ABC):
         """What ``metrics`` gave (and the loss) for people: each number once, those of single classes in a table."""
         return MetricTable(overall=metrics)
 
+    def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
+        """What the model predicts for every row although the labels differ, such as "predicts 'calm' for every row".
+
+        None where the predictions differ, where all labels are equal, and where a task has no such rule. Rows without
+        a label do not count.
+        """
+        return None
+
+    @property
+    def collapse_remedies(self) -> tuple[str, ...]:
+        """Settings that are not in use and may keep a model from predicting one label only, as a recipe states them."""
+        return ()
+
     def unfitted(self) -> Self:
         """The task without what an earlier training run fitted to its data: the ``tuned`` fields at their defaults."""
         defaults: dict[str, Any] = {
@@ -248,6 +263,12 @@ def label_places(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None
         if sorted(known) == sorted(wanted) and len(set(known)) == len(known):
             return [known.index(label) for label in wanted]
     return None
+
+
+def sole_prediction(predictions: Iterable[Answer], labels: Iterable[Hashable]) -> Answer | None:
+    """The prediction that all rows (or words) share although their labels differ; None if there is no such one."""
+    found = set(predictions)
+    return found.pop() if len(found) == 1 and len(set(labels)) > 1 else None
 
 
 def typed_setting(kind: type[Task], name: str, value: Any) -> Any:

@@ -113,6 +113,14 @@ class PairClassification(Task):
         """See ``SequenceClassification.metric_table``."""
         return self.classifier.metric_table(metrics)
 
+    def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
+        """See ``SequenceClassification.collapse``."""
+        return self.classifier.collapse(predictions, rows)
+
+    @property
+    def collapse_remedies(self) -> tuple[str, ...]:
+        return self.classifier.collapse_remedies
+
     def _ranking(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
         if self.problem_type != "single_label_classification" or len(self.labels) != 2:
             return {}

@@ -30,10 +30,11 @@ from bert_tasks.metrics.classification import (
     tune_thresholds,
 )
 from bert_tasks.metrics.tables import MetricTable
-from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task, label_places
+from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task, label_places, sole_prediction
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
+_NO_SPREAD = 0.01  # of the labels' range: predicted numbers that differ by less count as one number
 _CLASSES: tuple[ProblemType, ...] = ("single_label_classification", "multi_label_classification")
 # The fields that only some problems have.
 _APPLY_TO: Mapping[str, tuple[ProblemType, ...]] = {
@@ -386,6 +387,25 @@ class SequenceClassification(Task):
         repeated = {} if len(self.labels) == 2 or "macro_f1" not in metrics else {"f1": "macro_f1"}
         return label_table(metrics, self.labels, word="class", repeated=repeated)
 
+    def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
+        """See ``Task``. Numbers count as equal if they differ by less than a hundredth of the labels' range."""
+        pairs = self._answered(predictions, rows)
+        if self._regression:
+            return _collapsed_numbers([guess.score for guess, _ in pairs], [float(value) for _, value in pairs])
+        if self._several:
+            chosen = sole_prediction((_chosen(guess) for guess, _ in pairs), (frozenset(value) for _, value in pairs))
+            if chosen is None:
+                return None
+            return (
+                f"predicts {', '.join(map(repr, chosen))} for every row" if chosen else "predicts no label for any row"
+            )
+        label = sole_prediction((guess.label for guess, _ in pairs), (value for _, value in pairs))
+        return None if label is None else f"predicts {label!r} for every row"
+
+    @property
+    def collapse_remedies(self) -> tuple[str, ...]:
+        return () if self._regression or self.class_weights is not None else ('class_weights = "balanced"',)
+
     def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
         """Several labels: the threshold of each label that gives it the best F1 on these rows."""
         pairs = self._answered(predictions, rows)
@@ -410,6 +430,12 @@ def _per_label(known: Mapping[str, Any], places: Sequence[int] | None) -> dict[s
         if isinstance(values, tuple) and values:
             moved[name] = nothing if places is None else tuple(values[place] for place in places)
     return moved
+
+
+def _collapsed_numbers(predictions: Sequence[float], labels: Sequence[float]) -> str | None:
+    if not predictions or max(predictions) - min(predictions) >= _NO_SPREAD * (max(labels) - min(labels)):
+        return None
+    return f"predicts a number close to {sum(predictions) / len(predictions):.4g} for every row"
 
 
 def _chosen(prediction: SequencePrediction) -> tuple[str, ...]:

@@ -325,6 +325,13 @@ class SpanExtraction(Task):
         """With ``version_2_with_negative`` a row for questions with an answer and one for those without."""
         return squad_table(metrics)
 
+    def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
+        """See ``Task``: "no answer" to every question although some have one."""
+        given = _with_targets(predictions, rows)
+        answerable = any(row["answers"]["text"] for _, row in given)
+        is_silent = len(given) > 1 and answerable and not any(guess.answer for guess, _ in given)
+        return 'predicts "no answer" for every question' if is_silent else None
+
     def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
         """With ``version_2_with_negative``: the threshold that gives the best F1 on these rows."""
         given = _with_targets(predictions, rows)

@@ -9,7 +9,7 @@ Shape legend: B windows, R sub-words read (words, for a CRF), W words, L labels.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from statistics import fmean
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -40,7 +40,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.metrics.tagging import check_names, tagging_metrics, tagging_table
 from bert_tasks.tasks import chain as crf
-from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
+from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task, sole_prediction
 from bert_tasks.tasks.word_windows import (
     SubWords,
     WindowRules,
@@ -367,6 +367,13 @@ class TokenClassification(Task):
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """A row for each entity type, or for each tag where the labels mark no entities."""
         return tagging_table(metrics, word="tag" if self._spoken == "raw" else "type")
+
+    def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
+        """See ``Task``; here it is the words that all have one tag."""
+        answers = cast("Sequence[TokenPrediction]", predictions)
+        pairs = [(a.tags, row["tags"]) for a, row in zip(answers, rows, strict=True) if row.get("tags") is not None]
+        tag = sole_prediction(chain.from_iterable(a for a, _ in pairs), chain.from_iterable(tags for _, tags in pairs))
+        return None if tag is None else f"predicts {tag!r} for every word"
 
     def _as_compared(self, tags: Sequence[str]) -> list[str]:
         """True tags in IOB2; as they are where the labels are raw."""

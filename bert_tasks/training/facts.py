@@ -17,7 +17,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.training import outputs
 from bert_tasks.training.job import Job
 from bert_tasks.training.journal import Journal
-from bert_tasks.training.selection import best_metric, lower_is_better
+from bert_tasks.training.selection import Course, best_metric, chosen_set, lower_is_better
 from bert_tasks.training.steps import Stepper
 
 _DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -100,6 +100,23 @@ def announce(job: Job, stepper: Stepper, journal: Journal) -> None:
             journal.note(f"{name}: {note}")
     for note in job.model.task.cut_notes(Cuts.of(stepper.samples.features, rows=len(job.splits.train))):
         journal.note(f"train: {note}")
+
+
+def collapse_notes(course: Course, job: Job) -> tuple[str, ...]:
+    """That the best model predicts one label only, and what may help; nothing where it does not."""
+    if course.best_collapse is None:
+        return ()
+    name = chosen_set(course.task, job.run, list(job.splits.validation))
+    where = f" of the validation set {name!r}" if name else ""
+    *first, last = (
+        f"a lower learning_rate (now {job.optim.learning_rate:g})",
+        f"more epochs (now {job.optim.epochs})",
+        *course.task.collapse_remedies,
+    )
+    return (
+        f"the best model {course.best_collapse}{where}, although the labels of the validation rows differ. "
+        f"Try {', '.join(first)} or {last}",
+    )
 
 
 def _attention(job: Job, accelerator: Accelerator) -> str:

@@ -31,6 +31,9 @@ class FitResult:
         train_seconds: without evaluation and saving.
         task: of the best model, with its tuned thresholds.
         validation_sets: the names of the validation sets, which their metrics begin with; a single one may be "".
+        collapse: what the best model predicts for every row if it does so although the labels differ, such as "predicts
+            'calm' for every row"; else None. On the validation set whose metric picks the best model.
+        notes: sentences on what a reader of the metrics must know.
         reused: the run was complete already; nothing was trained.
     """
 
@@ -43,6 +46,8 @@ class FitResult:
     output_dir: Path
     task: Task
     validation_sets: tuple[str, ...]
+    collapse: str | None = None
+    notes: tuple[str, ...] = ()
     reused: bool = False
 
     def summary(self) -> dict[str, Any]:
@@ -61,6 +66,7 @@ class FitResult:
         values = dict(summary)
         for name in ("metrics", "last_metrics"):
             values[name] = {key: math.nan if value is None else value for key, value in summary[name].items()}
+        values["notes"] = tuple(summary["notes"])
         return cls(
             **values,
             output_dir=job.output_dir,

@@ -27,14 +27,22 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import OptimSection, RunSection
 from bert_tasks.training import outputs, run_folder
 from bert_tasks.training.agreement import check_agreement
-from bert_tasks.training.facts import announce, run_facts, tracker_config
+from bert_tasks.training.facts import announce, collapse_notes, run_facts, tracker_config
 from bert_tasks.training.job import FitResult, Job
 from bert_tasks.training.journal import Journal
 from bert_tasks.training.optim import build_optimizer, freeze, parameter_groups
 from bert_tasks.training.progress import Clock, make_reporter
 from bert_tasks.training.run_folder import Earlier
 from bert_tasks.training.sampling import total_steps
-from bert_tasks.training.selection import Course, Validation, check_metric, evaluate_all, overall_metrics, rank_of
+from bert_tasks.training.selection import (
+    Course,
+    Validation,
+    check_metric,
+    chosen_set,
+    evaluate_all,
+    overall_metrics,
+    rank_of,
+)
 from bert_tasks.training.steps import Stepper, StepResult, accumulate, settle, update
 from bert_tasks.training.stopping import StopSignals
 from bert_tasks.training.tracking import Trackers
@@ -62,7 +70,10 @@ def run_job(job: Job, *, overwrite: bool = False, progress: bool = True) -> FitR
             with closing(_journal(job, stepper, progress=progress)) as journal, StopSignals() as signals:
                 course = _begin(job, stepper, earlier, journal)
                 _train(job, stepper, course, validation, journal, signals)
-                return _finish(job, stepper, course)
+                result = _finish(job, stepper, course)
+                for note in result.notes:
+                    journal.note(f"note: {note}")
+                return result
         finally:
             for parameter in trainable:
                 parameter.requires_grad_(True)
@@ -264,12 +275,15 @@ def _evaluate(
     """
     model, accelerator = stepper.model, stepper.accelerator
     try:
-        metrics, tuned = evaluate_all(model, validation, accelerator, stop=lambda: signals.received is not None)
+        found = evaluate_all(model, validation, accelerator, stop=lambda: signals.received is not None)
     except GivenUpError:
         _save(job, stepper, course)
         _stop(job, stepper, course, signals)
-    rank = rank_of(metrics, model.task, job.run, list(validation))
-    best = course.add(metrics, rank, task=tuned, patience=job.run.early_stopping_patience)
+    metrics, sets = found.metrics, list(validation)
+    collapse = found.collapses[chosen_set(model.task, job.run, sets)]
+    patience = job.run.early_stopping_patience
+    rank = rank_of(metrics, model.task, job.run, sets)
+    best = course.add(metrics, rank, task=found.task, collapse=collapse, patience=patience)
     epoch = (course.step - 1) // stepper.epoch_steps
     event = {"event": "evaluation", "step": course.step, "epoch": epoch + 1, "metrics": metrics}
     from_first_process(accelerator, lambda: journal.record(event))
@@ -277,7 +291,7 @@ def _evaluate(
     if best:
         from_first_process(accelerator, lambda: run_folder.publish(job, course))
     asked = from_first_process(accelerator, lambda: journal.call_back(event))
-    journal.reporter.evaluation(course.step, overall_metrics(metrics, tuned, tuple(validation)), best=best)
+    journal.reporter.evaluation(course.step, overall_metrics(metrics, found.task, sets), best=best)
     if course.stopped:
         journal.note(f"no better model in {course.since_best} evaluations: stopped early")
     elif asked:
@@ -309,6 +323,8 @@ def _finish(job: Job, stepper: Stepper, course: Course) -> FitResult:
         output_dir=job.output_dir,
         task=course.task,
         validation_sets=tuple(job.splits.validation),
+        collapse=course.best_collapse,
+        notes=collapse_notes(course, job),
     )
     from_first_process(accelerator, lambda: outputs.write_json(job.output_dir / outputs.SUMMARY, result.summary()))
     return result

@@ -1,7 +1,6 @@
 """What several runs of one recipe say together: figures over the seeds, and which runs collapsed.
 
-Owns the statistics, how a collapsed run is told from its metrics, and the tables for people and programs. Must not know
-how runs are made or where they are kept.
+Owns the statistics and the tables for people and programs. Must not know how runs are made or where they are kept.
 """
 
 import math
@@ -22,14 +21,17 @@ class SeedRun:
 
     Attributes:
         result: None where the run diverged; ``failure`` says at which step.
-        collapse: what the best model answers everywhere, where it answers the same to everything.
     """
 
     seed: int
     output_dir: Path
     result: FitResult | None = None
     failure: str | None = None
-    collapse: str | None = None
+
+    @property
+    def collapse(self) -> str | None:
+        """See ``FitResult``."""
+        return None if self.result is None else self.result.collapse
 
     def value(self, metric: str) -> float:
         """The best model's metric; not a number where there is none."""
@@ -138,44 +140,8 @@ class SeedsResult:
             spread = spreads(self.sound, self.lower_is_better).get(self.metric)
             rest = "no other is left" if spread is None else f"without: {self.metric} {_mean_and_std(spread)}"
             yield f"{_counted(self.collapsed, self.runs)} collapsed; {rest}"
+        yield from dict.fromkeys(note for run in self.runs if run.result is not None for note in run.result.notes)
         yield from self.notes
-
-
-def collapse(metrics: Mapping[str, float]) -> str | None:
-    """What a model answers everywhere if it answers the same to all validation rows, told from its metrics.
-
-    Classes (of texts, or of words): one has recall 1 and all others 0, and its precision is the accuracy, which
-    then is its share of the rows. Several labels: at most one is ever found, and that in all its rows. Entities: none
-    is found. Spans: no answer is right, and all questions without one are. Numbers: a correlation does not exist.
-    """
-    if "overall_f1" in metrics:
-        return "finds no entity" if metrics["overall_f1"] == 0 else None
-    if "HasAns_f1" in metrics or "exact_match" in metrics:
-        found = metrics.get("HasAns_f1", metrics.get("f1"))
-        return "answers no question" if found == 0 and metrics.get("NoAns_exact", 100.0) == 100.0 else None
-    if "pearson" in metrics:
-        return "gives one number to all rows" if math.isnan(metrics["pearson"]) else None
-    return _one_class(metrics)
-
-
-def _one_class(metrics: Mapping[str, float]) -> str | None:
-    recalls, precisions = _by_class(metrics, "recall"), _by_class(metrics, "precision")
-    found = [name for name, recall in recalls.items() if recall > 0]
-    if "micro_f1" in metrics and not found:
-        return "finds no label"
-    if len(found) != 1 or len(recalls) < 2 or recalls[found[0]] < 1:
-        return None
-    precision = precisions.get(found[0], 1.0)
-    accuracy = metrics.get("overall_accuracy", metrics.get("accuracy"))
-    is_share = "micro_f1" in metrics or precision == accuracy
-    return f"answers {found[0]!r} to everything" if is_share and precision < 1 else None
-
-
-def _by_class(metrics: Mapping[str, float], score: str) -> dict[str, float]:
-    """Class -> score. A classifier of texts names it ``recall_CLASS``, one of words ``CLASS_recall``."""
-    if "overall_accuracy" in metrics:
-        return {key.removesuffix(f"_{score}"): value for key, value in metrics.items() if key.endswith(f"_{score}")}
-    return {key.removeprefix(f"{score}_"): value for key, value in metrics.items() if key.startswith(f"{score}_")}
 
 
 def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) -> dict[str, Spread]:

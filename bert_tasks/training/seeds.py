@@ -16,14 +16,14 @@ from pydantic import ValidationError
 from bert_tasks.errors import DivergedError, RecipeError, UsageError
 from bert_tasks.inference import from_first_process, make_accelerator
 from bert_tasks.locking import locked
-from bert_tasks.metrics.keys import metric_key, metrics_of_set
+from bert_tasks.metrics.keys import metric_key
 from bert_tasks.recipe import Recipe, RunSection, load_recipe
 from bert_tasks.recipe_errors import schema_problems
 from bert_tasks.training import outputs
 from bert_tasks.training.progress import PlainReporter
 from bert_tasks.training.resuming import changes, stated_settings
 from bert_tasks.training.run import DryRun, dry_run, train
-from bert_tasks.training.seed_results import SeedRun, SeedsResult, collapse
+from bert_tasks.training.seed_results import SeedRun, SeedsResult
 
 SEEDS = "seeds.json"
 _SEED_FOLDER = re.compile(r"seed-\d+")
@@ -169,8 +169,7 @@ def _run(recipe: Recipe, *, overwrite: bool, progress: bool) -> SeedRun:
         result = train(recipe, overwrite=overwrite, progress=progress)
     except DivergedError as error:
         return SeedRun(seed=seed, output_dir=folder, failure=str(error))
-    first = metrics_of_set(result.metrics, result.validation_sets[0])
-    return SeedRun(seed=seed, output_dir=folder, result=result, collapse=collapse(first))
+    return SeedRun(seed=seed, output_dir=folder, result=result)
 
 
 def _compared(folder: Path, runs: Sequence[SeedRun]) -> SeedsResult:

@@ -38,6 +38,21 @@ class Rank:
         return self.value > value or (self.value == value and self.loss < loss)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """One evaluation of all validation sets.
+
+    Attributes:
+        metrics: under their ``metric_key``.
+        task: tuned on the first set.
+        collapses: validation set -> see ``Task.collapse``.
+    """
+
+    metrics: dict[str, float]
+    task: Task
+    collapses: Mapping[str, str | None]
+
+
 @dataclass(kw_only=True)
 class Course:
     """How a run has gone so far.
@@ -46,6 +61,7 @@ class Course:
         step: optimizer steps done; ``evaluated_step``: those of the last evaluation.
         task: of the best evaluation, with its tuned thresholds.
         best_value: what the best model has most of; ``best_loss``: its validation loss.
+        best_collapse: see ``Task.collapse``; of the best model on the validation set that its metric belongs to.
         seconds: spent on training, without evaluation and saving.
         overflows: steps in a row that fp16 skipped.
     """
@@ -57,20 +73,23 @@ class Course:
     best_value: float = -math.inf
     best_loss: float = math.inf
     best_step: int = 0
+    best_collapse: str | None = None
     last: dict[str, float] = field(default_factory=dict)
     since_best: int = 0
     seconds: float = 0.0
     overflows: int = 0
     stopped: bool = False
 
-    def add(self, metrics: dict[str, float], rank: Rank, *, task: Task, patience: int | None) -> bool:
+    def add(
+        self, metrics: dict[str, float], rank: Rank, *, task: Task, collapse: str | None, patience: int | None
+    ) -> bool:
         """Takes in an evaluation; True if it is the best so far. Of equals the first is."""
         is_best = rank.is_above(self.best_value, self.best_loss) or not self.best
         self.last, self.evaluated_step = metrics, self.step
         self.since_best = 0 if is_best else self.since_best + 1
         if is_best:
             self.best, self.best_step, self.task = metrics, self.step, task
-            self.best_value, self.best_loss = rank.value, rank.loss
+            self.best_value, self.best_loss, self.best_collapse = rank.value, rank.loss, collapse
         self.heed(patience)
         return is_best
 
@@ -81,23 +100,24 @@ class Course:
 
 def evaluate_all(
     model: TaskModel, validation: Validation, accelerator: Accelerator, *, stop: Callable[[], bool] = lambda: False
-) -> tuple[dict[str, float], Task]:
-    """Metrics of all validation sets under their ``metric_key``, and the task tuned on the first.
+) -> Evaluated:
+    """Evaluates the model on all validation sets and tunes the task on the first.
 
     Raises:
         GivenUpError: see ``evaluate_samples``. The model's task is then the one it came with.
     """
     plain, task = model.task, model.task
     metrics: dict[str, float] = {}
+    collapses: dict[str, str | None] = {}
     try:
         for position, (name, (samples, table)) in enumerate(validation.items()):
             model.task = task
             result = evaluate_samples(model, samples, table, accelerator, tune=position == 0, stop=stop)
-            task = result.task
+            task, collapses[name] = result.task, result.collapse
             metrics |= {metric_key(name, metric): value for metric, value in result.metrics.items()}
     finally:
         model.task = plain
-    return metrics, task
+    return Evaluated(metrics=metrics, task=task, collapses=collapses)
 
 
 def overall_metrics(metrics: Mapping[str, float], task: Task, sets: Sequence[str]) -> dict[str, float]:
@@ -137,7 +157,7 @@ def _metric_names(
     some = {name: table if rows is None else table.select(range(rows)) for name, table in validation.items()}
     samples = {name: (tokenized(table, model.task, model), table) for name, table in some.items()}
     try:
-        return list(evaluate_all(model, samples, accelerator)[0])
+        return list(evaluate_all(model, samples, accelerator).metrics)
     except DataError:
         if rows is None:
             raise
@@ -148,6 +168,11 @@ def best_metric(task: Task, run: RunSection, sets: Iterable[str]) -> str:
     """The key of the metric that picks the best model: by default the task's main one on the first validation set."""
     stated = run.metric_for_best_model
     return metric_key(next(iter(sets)), task.primary_metric) if stated is None else stated
+
+
+def chosen_set(task: Task, run: RunSection, sets: Sequence[str]) -> str:
+    """The validation set whose metric picks the best model."""
+    return split_key(best_metric(task, run, sets), sets)[0]
 
 
 def lower_is_better(task: Task) -> frozenset[str]:

@@ -11,17 +11,12 @@ from hypothesis import strategies as st
 
 from bert_tasks import fit, load_recipe, train
 from bert_tasks.errors import RecipeError, UsageError
-from bert_tasks.metrics.classification import classification_metrics, multilabel_metrics, regression_metrics
-from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics
-from bert_tasks.metrics.tagging import tagging_metrics
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.training import seeds as module
 from bert_tasks.training.job import FitResult
-from bert_tasks.training.seed_results import SeedRun, SeedsResult, collapse, spreads
+from bert_tasks.training.seed_results import SeedRun, SeedsResult, spreads
 from bert_tasks.training.seeds import dry_run_seeds, parse_seeds, seed_recipes, train_seeds
 from training import load_model, make_rows
-
-LABELS = ("calm", "glad", "sad")
 
 
 def write_csv(path, rows):
@@ -291,7 +286,9 @@ def test_metrics_of_some_runs_only():
 
 
 def test_collapsed_runs_are_told_apart():
-    collapsed = replace(made(2, accuracy=0.5), collapse="answers 'calm' to everything")
+    whole = made(2, accuracy=0.5)
+    said = replace(whole.result, collapse="predicts 'calm' for every row", notes=("try more epochs",))
+    collapsed = replace(whole, result=said)
     result = SeedsResult(
         output_dir=None,
         metric="accuracy",
@@ -300,68 +297,14 @@ def test_collapsed_runs_are_told_apart():
     assert result.metrics["accuracy"].mean == pytest.approx(2.2 / 3)
     content = result.to_json()
     assert content["metrics_without_collapsed"]["accuracy"]["mean"] == pytest.approx(0.85)
-    assert content["collapsed"] == {"2": "answers 'calm' to everything"}
+    assert content["collapsed"] == {"2": "predicts 'calm' for every row"}
     assert [run["value"] for run in content["runs"][:3]] == [0.8, 0.5, 0.9]
     assert math.isnan(content["runs"][3]["value"])
     lines = result.lines()
     assert lines[0].split() == ["seed", "accuracy", "best", "step"]
-    assert "collapsed: answers 'calm' to everything" in lines[2]
+    assert "collapsed: predicts 'calm' for every row" in lines[2]
     assert "1 of 4 runs (seed 2) collapsed; without: accuracy mean 0.85, std 0.0707107" in lines
+    assert "try more epochs" in lines
     alone = replace(result, runs=(collapsed,))
     assert "1 of 1 runs (seed 2) collapsed; no other is left" in alone.lines()
     assert replace(result, runs=result.runs[:1]).to_json()["metrics_without_collapsed"] is None
-
-
-# Collapse, from the metrics that models get
-
-rows = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=2, max_size=30)
-
-
-@given(rows)
-def test_a_classifier_collapses_exactly_if_it_names_one_class(pairs):
-    references, guesses = (list(side) for side in zip(*pairs, strict=True))
-    seen = set(guesses)
-    only = len(seen) == 1 and len(set(references)) > 1 and seen < set(references)
-    expected = f"answers {LABELS[guesses[0]]!r} to everything" if only else None
-    assert collapse(classification_metrics(references, guesses, LABELS)) == expected
-
-
-@given(rows)
-def test_a_tagger_of_classes_collapses_likewise(pairs):
-    references, guesses = ([LABELS[number] for number in side] for side in zip(*pairs, strict=True))
-    only = len(set(guesses)) == 1 and set(guesses) < set(references)
-    expected = f"answers {guesses[0]!r} to everything" if only else None
-    assert collapse(tagging_metrics([references], [guesses], raw=True)) == expected
-
-
-def test_a_tagger_of_entities_collapses_if_it_finds_none():
-    references = [["B-PER", "I-PER", "O"], ["O", "B-LOC"]]
-    assert collapse(tagging_metrics(references, [["O", "O", "O"], ["O", "O"]])) == "finds no entity"
-    assert collapse(tagging_metrics(references, [["B-PER", "I-PER", "O"], ["O", "O"]])) is None
-
-
-def test_several_labels():
-    targets = [[1, 0], [0, 1], [1, 1]]
-    assert collapse(multilabel_metrics(targets, [[0, 0]] * 3, ("a", "b"))) == "finds no label"
-    assert collapse(multilabel_metrics(targets, [[1, 0]] * 3, ("a", "b"))) == "answers 'a' to everything"
-    assert collapse(multilabel_metrics(targets, [[1, 0], [0, 0], [1, 0]], ("a", "b"))) is None
-    assert collapse(multilabel_metrics(targets, [[1, 0], [0, 1], [1, 0]], ("a", "b"))) is None
-
-
-def test_numbers():
-    assert collapse(regression_metrics([1.0, 2.0, 3.0], [0.7, 0.7, 0.7])) == "gives one number to all rows"
-    assert collapse(regression_metrics([1.0, 2.0, 3.0], [0.7, 0.7, 0.8])) is None
-
-
-def test_spans():
-    golds, answers = [["a blue boat"], [], ["noon"]], ["boat", "rain", "at one"]
-    assert collapse(squad_v2_metrics(golds, answers, [5.0, 5.0, 5.0])) == "answers no question"
-    assert collapse(squad_v2_metrics(golds, answers, [5.0, -5.0, 5.0])) is None
-    assert collapse(squad_v2_metrics(golds, answers, [-5.0, 5.0, 5.0])) is None
-    assert collapse(squad_v1_metrics(golds[::2], ["", ""])) == "answers no question"
-    assert collapse(squad_v1_metrics(golds[::2], ["boat", ""])) is None
-
-
-def test_what_is_not_known_is_not_judged():
-    assert collapse({"loss": 0.1, "accuracy": 0.0, "my_score": 0.0}) is None
-    assert collapse({"recall_a": 1.0, "recall_b": 0.0}) is None

@@ -60,10 +60,11 @@ def test_the_best_has_the_highest_value_then_the_lowest_loss_then_came_first(cou
     for step, (value, loss) in enumerate(course_of_run):
         course.step = step
         metrics = {"accuracy": value, "loss": loss}
-        course.add(metrics, rank(metrics), task=TASK, patience=None)
+        course.add(metrics, rank(metrics), task=TASK, collapse=str(step), patience=None)
     worst = (-math.inf, math.inf)
     numbers = [tuple(w if math.isnan(x) else x for x, w in zip(pair, worst, strict=True)) for pair in course_of_run]
     assert course.best_step == min(range(len(numbers)), key=lambda step: (-numbers[step][0], numbers[step][1], step))
+    assert course.best_collapse == str(course.best_step)
 
 
 def test_what_counts_faults_is_declared_by_the_task():

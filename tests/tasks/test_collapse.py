@@ -1,0 +1,125 @@
+"""What each task says of predictions that are the same for every row."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
+from bert_tasks.tasks.sequence_classification import SequencePrediction
+from bert_tasks.tasks.span_extraction import SpanPrediction
+from bert_tasks.tasks.span_search import Span
+from bert_tasks.tasks.token_classification import TokenPrediction
+
+LABELS = ("calm", "glad", "sad")
+CLASSIFIER = SequenceClassification(labels=LABELS)
+SEVERAL = SequenceClassification(labels=LABELS, problem_type="multi_label_classification")
+REGRESSION = SequenceClassification(problem_type="regression")
+TAGGER = TokenClassification(labels=("O", "B-PER", "I-PER", "B-LOC"))
+QUESTIONS = SpanExtraction(version_2_with_negative=True)
+
+classes = st.sampled_from(LABELS)
+subsets = st.sets(classes).map(lambda chosen: tuple(label for label in LABELS if label in chosen))
+
+
+def of_class(label):
+    return SequencePrediction(label=label, score=1.0, scores={label: 1.0})
+
+
+def of_labels(labels):
+    return SequencePrediction(label="calm", score=1.0, scores={}, labels=labels)
+
+
+def of_number(number):
+    return SequencePrediction(label=None, score=number, scores={})
+
+
+def of_tags(tags):
+    return TokenPrediction(words=("w",) * len(tags), tags=tuple(tags), scores=(1.0,) * len(tags), entities=())
+
+
+def of_answer(text):
+    span = Span(text=text, start=0, end=len(text), probability=1.0, start_logit=0.0, end_logit=0.0)
+    return SpanPrediction(id=None, answer=text, start=0, end=len(text), score=1.0, n_best=[span], best=span)
+
+
+def collapsed(predictions, labels):
+    return len(set(predictions)) == 1 and len(set(labels)) > 1
+
+
+@given(st.lists(st.tuples(classes, classes), max_size=8))
+def test_a_classifier_collapses_exactly_if_it_predicts_one_of_several_classes(pairs):
+    labels, guesses = [label for label, _ in pairs], [guess for _, guess in pairs]
+    expected = f"predicts {guesses[0]!r} for every row" if collapsed(guesses, labels) else None
+    rows, answers = [{"label": label} for label in labels], [of_class(guess) for guess in guesses]
+    assert CLASSIFIER.collapse(answers, rows) == expected
+    assert PairClassification(labels=LABELS).collapse(answers, rows) == expected
+
+
+@given(st.lists(st.tuples(subsets, subsets), max_size=8))
+def test_a_classifier_of_several_labels_collapses_exactly_if_it_predicts_one_set_of_them(pairs):
+    labels, guesses = [label for label, _ in pairs], [guess for _, guess in pairs]
+    found = SEVERAL.collapse([of_labels(guess) for guess in guesses], [{"labels": list(label)} for label in labels])
+    assert (found is not None) == collapsed(guesses, labels)
+    if found is not None:
+        assert all(repr(label) in found for label in guesses[0])
+        assert ("no label" in found) == (guesses[0] == ())
+
+
+def test_a_label_that_is_found_in_all_its_rows_and_in_others_is_no_collapse():
+    rows = [{"labels": labels} for labels in (["calm"], ["calm"], [], ["sad"])]
+    predictions = [of_labels(labels) for labels in (("calm",), ("calm",), ("calm",), ())]
+    assert SEVERAL.collapse(predictions, rows) is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ((0.7, 0.7, 0.7), "predicts a number close to 0.7 for every row"),
+        ((0.7, 0.701, 0.702), "predicts a number close to 0.701 for every row"),
+        ((0.7, 0.7, 0.73), None),
+        ((1.0, 2.0, 3.0), None),
+    ],
+)
+def test_numbers_collapse_where_they_hardly_differ_beside_the_labels(numbers, expected):
+    rows = [{"label": label} for label in (1.0, 2.0, 3.0)]
+    assert REGRESSION.collapse([of_number(number) for number in numbers], rows) == expected
+    assert REGRESSION.collapse([of_number(number) for number in numbers], [{"label": 1.0}] * 3) is None
+
+
+tags = st.sampled_from(TAGGER.labels)
+
+
+@given(st.lists(st.lists(st.tuples(tags, tags), max_size=4), max_size=4))
+def test_a_tagger_collapses_exactly_if_all_words_have_one_tag(sentences):
+    rows = [{"tags": [tag for tag, _ in sentence]} for sentence in sentences]
+    answers = [of_tags([tag for _, tag in sentence]) for sentence in sentences]
+    labels = [tag for sentence in sentences for tag, _ in sentence]
+    guesses = [tag for sentence in sentences for _, tag in sentence]
+    expected = f"predicts {guesses[0]!r} for every word" if collapsed(guesses, labels) else None
+    assert TAGGER.collapse(answers, rows) == expected
+
+
+def test_a_tagger_whose_entities_are_all_wrong_has_not_collapsed():
+    assert TAGGER.collapse([of_tags(["B-LOC", "O"])], [{"tags": ["O", "B-PER"]}]) is None
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=6))
+def test_questions_collapse_exactly_if_none_is_answered(pairs):
+    texts = [["noon"] if has_answer else [] for has_answer, _ in pairs]
+    rows = [{"answers": {"text": text, "answer_start": [0] * len(text)}} for text in texts]
+    found = QUESTIONS.collapse([of_answer("noon" if answers else "") for _, answers in pairs], rows)
+    silent = len(pairs) > 1 and any(texts) and not any(answers for _, answers in pairs)
+    assert found == ('predicts "no answer" for every question' if silent else None)
+
+
+def test_rows_without_a_label_do_not_count():
+    rows = [{"label": "calm"}, {"label": None}, {"label": "sad"}]
+    assert CLASSIFIER.collapse([of_class("calm"), of_class("sad"), of_class("calm")], rows) is not None
+    assert CLASSIFIER.collapse([of_class("calm")] * 2, rows[:2]) is None
+
+
+def test_balanced_weights_are_named_where_they_apply_and_are_not_used():
+    assert CLASSIFIER.collapse_remedies == PairClassification(labels=LABELS).collapse_remedies
+    assert CLASSIFIER.collapse_remedies == ('class_weights = "balanced"',)
+    weighted = SequenceClassification(labels=LABELS, class_weights="balanced")
+    assert weighted.collapse_remedies == REGRESSION.collapse_remedies == TAGGER.collapse_remedies == ()
