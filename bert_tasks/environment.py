@@ -242,7 +242,7 @@ def _folders() -> dict[str, Path]:
 
 
 def _folder(path: Path) -> str:
-    existing = next((parent for parent in (path, *path.absolute().parents) if parent.exists()), None)
+    existing = next((parent for parent in (path, *path.absolute().parents) if os.path.exists(parent)), None)
     if existing is None:
         return f"{path} (cannot be made)"
     room = _known(lambda: f"{_gib(shutil.disk_usage(existing).free)} free")

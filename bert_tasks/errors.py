@@ -22,6 +22,15 @@ class UsageError(BertTasksError):
     collective = True  # the command and its surroundings are the same for all
 
 
+class PathError(UsageError):
+    """A path that the system does not let this process examine: its permissions, its length, links in a circle.
+
+    Another process of the job may see another disk, so each tells its own.
+    """
+
+    collective = False
+
+
 class RecipeError(BertTasksError):
     """A recipe that cannot be read or does not fit the schema (exit code 2)."""
 

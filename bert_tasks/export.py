@@ -48,6 +48,7 @@ from bert_tasks.model.predicting import batch_logits, canonical_row, predict_row
 from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.model.trained import load_trained
+from bert_tasks.paths import exists, is_folder, resolved
 from bert_tasks.tasks.base import Feature, Prediction, Task
 from bert_tasks.tasks.sequence_classification import SequencePrediction
 from bert_tasks.tasks.span_extraction import SpanPrediction
@@ -170,9 +171,9 @@ def _check_arguments(to: str, data: Data | None) -> None:
 
 def _checked_folder(target: Path, *, overwrite: bool) -> Path:
     """Refuses an output before any work is done for it."""
-    if target.exists() and not target.is_dir():
+    if exists(target) and not is_folder(target):
         raise UsageError(f"{target} is a file, expected a folder for the exported model")
-    there = {path.name for path in target.iterdir()} if target.is_dir() else set()
+    there = {path.name for path in target.iterdir()} if is_folder(target) else set()
     if there and RECORD not in there:
         raise UsageError(f"{target} is not empty and holds no export ({min(there)}): choose another folder")
     foreign = sorted(there - _own_files(target))
@@ -180,8 +181,8 @@ def _checked_folder(target: Path, *, overwrite: bool) -> Path:
         raise UsageError(f"{target} holds an export, but {foreign[0]} is not of it: choose another folder")
     if there and not overwrite:
         raise UsageError(f"{target} holds an export already: choose another folder, or --overwrite to replace it")
-    parent = next(path for path in target.absolute().parents if path.exists())
-    if not parent.is_dir():
+    parent = next(path for path in target.absolute().parents if exists(path))
+    if not is_folder(parent):
         raise UsageError(f"{parent} is a file, expected a folder: choose another output folder")
     if not os.access(parent, os.W_OK):
         raise UsageError(f"{parent} is not writable: choose another output folder")
@@ -364,7 +365,7 @@ def _held(target: Path) -> Iterator[Path]:
 
     A killed export leaves at most this folder behind; the next one to the same target takes it over.
     """
-    target = target.resolve()
+    target = resolved(target)
     place = target.with_name(f".{target.name}.exporting")
     try:
         with locked(place):
@@ -377,19 +378,19 @@ def _held(target: Path) -> Iterator[Path]:
 @contextmanager
 def _renamed(target: Path, place: Path) -> Iterator[Path]:
     """A folder in ``place`` that becomes the target at the end, or is removed. An earlier export leaves last."""
-    target, staging, old = target.resolve(), place / "new", place / "replaced"
+    target, staging, old = resolved(target), place / "new", place / "replaced"
     for left in (staging, old):
         shutil.rmtree(left, ignore_errors=True)
     staging.mkdir()
     try:
         yield staging
         sync(staging)
-        if target.exists():
+        if exists(target):
             target.rename(old)
         try:
             staging.rename(target)
         except OSError:
-            if old.exists():
+            if exists(old):
                 old.rename(target)
             raise
         sync(target.parent)

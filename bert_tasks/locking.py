@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from bert_tasks.errors import UsageError
+from bert_tasks.paths import exists
 
 LOCK = "run.lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
@@ -45,7 +46,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _make(folder: Path) -> list[Path]:
     """Makes the folder; returns what was missing, the innermost first."""
-    missing = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
+    missing = [path for path in (folder.absolute(), *folder.absolute().parents) if not exists(path)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -14,6 +14,7 @@ from typing import Any
 
 from bert_tasks.data.problems import suggestion
 from bert_tasks.errors import RecipeError
+from bert_tasks.paths import is_folder
 from bert_tasks.recipe_toml import parse_key, parse_value
 
 Document = dict[str, Any]
@@ -44,7 +45,7 @@ def read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        if not file.parent.is_dir():
+        if not is_folder(file.parent):
             raise RecipeError(f"no recipe {file}: there is no folder {file.parent}") from None
         meant = suggestion(file.name, sorted(other.name for other in file.parent.glob("*.toml")))
         hint = "" if meant is None else f", did you mean {file.with_name(meant)}?"
@@ -129,4 +130,4 @@ def _absolute(value: Any, start: Path, only_folders: bool) -> Any:
     if not isinstance(value, str) or not value:
         return value
     path = os.path.abspath(start / os.path.expanduser(value))
-    return path if not only_folders or Path(path).is_dir() else value
+    return path if not only_folders or is_folder(Path(path)) else value

@@ -16,6 +16,7 @@ from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.readers import Reading, column_names
 from bert_tasks.data.values import LABEL_SEPARATOR
 from bert_tasks.errors import DataError, UsageError
+from bert_tasks.paths import exists, is_file, is_folder, with_home
 from bert_tasks.recipe_guess import RECOGNISED, Guess, Stated, guess_task
 from bert_tasks.recipe_source import Source, check_file, read_source
 from bert_tasks.recipe_toml import literal
@@ -175,9 +176,9 @@ def _check_validation(path: Path, source: Source, guess: Guess) -> None:
 
 
 def _check_target(target: Path) -> None:
-    if target.exists():
+    if exists(target):
         raise UsageError(f"{target} is there already: choose another --output, or move it away")
-    if not target.absolute().parent.is_dir():
+    if not is_folder(target.absolute().parent):
         raise UsageError(f"{target}: there is no folder {target.parent}")
 
 
@@ -205,8 +206,8 @@ class _Writer:
 
     def _model(self) -> Iterator[str]:
         name = self.model
-        if Path(name).expanduser().is_dir():
-            name = self._relative(Path(name).expanduser())
+        if is_folder(with_home(name)):
+            name = self._relative(with_home(name))
         yield _entry("name", name, "a hub id, a folder, or package:NAME/PATH")
 
     def _settings(self) -> Iterator[str]:
@@ -255,7 +256,7 @@ class _Writer:
         path = self.source.path
         extension = "".join(path.suffixes[-2:]) if path.suffix == GZIP_EXTENSION else path.suffix
         candidates = [path.with_name(f"{stem}{extension}") for stem in _VALIDATION_STEMS]
-        return next((other for other in candidates if other.is_file() and other != path), candidates[0])
+        return next((other for other in candidates if is_file(other) and other != path), candidates[0])
 
     def _columns(self) -> Iterator[str]:
         usual = self.source.layout.columns
@@ -300,7 +301,7 @@ class _Writer:
 
 def _positions(model: str) -> int:
     """The longest input of a model that lies here; one on the hub is taken for one of the usual length."""
-    if not (model.startswith("package:") or Path(model).expanduser().is_dir()):
+    if not (model.startswith("package:") or is_folder(with_home(model))):
         return _USUAL_LENGTH
     from bert_tasks.checkpoints.families import encoder_config  # imported late: torch comes with them
     from bert_tasks.checkpoints.hub import resolve

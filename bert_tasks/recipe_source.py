@@ -16,6 +16,7 @@ from bert_tasks.data.problems import did_you_mean, shortened
 from bert_tasks.data.readers import Reading, file_records
 from bert_tasks.data.records import Record, found_encoding, is_encodable
 from bert_tasks.errors import DataError
+from bert_tasks.paths import exists, is_folder
 
 _MOST_ROWS = 20_000
 _LONGEST_HEADER = 5  # words
@@ -212,10 +213,10 @@ def _sample(records: Iterator[Record], faults: list[str]) -> tuple[list[Mapping[
 
 
 def check_file(path: Path) -> None:
-    if path.is_dir():
+    if is_folder(path):
         raise DataError(f"{path}: a folder where a file was expected")
-    if not path.exists():
-        near = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    if not exists(path):
+        near = [entry.name for entry in path.parent.iterdir()] if is_folder(path.parent) else []
         raise DataError(f"{path}: no such file{did_you_mean(path.name, near)}")
 
 

@@ -23,6 +23,7 @@ from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.inference import first_process_first, is_first_process, make_accelerator
 from bert_tasks.model.inputs import Data, load_table, renamed
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.paths import exists
 from bert_tasks.recipe import OptimSection, RunSection, sections
 from bert_tasks.report import make_report
 from bert_tasks.report.gathering import GivenRows
@@ -203,7 +204,7 @@ def _write_beside(result: FitResult, job: Job, *, report: bool) -> None:
     folder = result.output_dir
     if is_first_process():
         _try_card(folder)
-        if report and not (result.reused and (folder / REPORT).exists()):
+        if report and not (result.reused and exists(folder / REPORT)):
             _try_report(folder, job)
 
 

@@ -16,6 +16,7 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.paths import exists, is_file, is_folder
 from bert_tasks.recipe import load_recipe
 from bert_tasks.tasks.sequence_classification import SequencePrediction
 
@@ -105,7 +106,7 @@ def glue_submission(runs: Sequence[str | Path], output: str | Path) -> Submissio
         DataError: the test rows cannot be read.
     """
     target = Path(output)
-    if target.suffix != ".zip" or not target.absolute().parent.is_dir():
+    if target.suffix != ".zip" or not is_folder(target.absolute().parent):
         raise UsageError(f"{target}: expected a name that ends in .zip, in a folder that exists")
     plans = [(run, _spec(run)) for run in map(Path, runs)]
     texts: dict[str, str] = {}
@@ -119,7 +120,7 @@ def glue_submission(runs: Sequence[str | Path], output: str | Path) -> Submissio
 
 def _spec(run: Path) -> DataSpec:
     """The data of a finished run on a GLUE recipe."""
-    if not (run / "recipe.toml").is_file() or not (run / "metrics.json").is_file():
+    if not is_file(run / "recipe.toml") or not is_file(run / "metrics.json"):
         raise UsageError(f"{run} holds no finished run: no recipe.toml and metrics.json")
     spec = load_recipe(run / "recipe.toml").data
     if spec.format is None or spec.format not in TEST_SETS:
@@ -164,8 +165,8 @@ def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable 
     if spec.dir is None:
         raise DataError("the run read single files; train it with data.dir or data.dataset, which have test rows too")
     paths = [Path(spec.dir, file) for file in test_set.files]
-    path = next((path for path in paths if path.exists()), paths[0])
-    if test_set.config is not None and not path.exists():
+    path = next((path for path in paths if exists(path)), paths[0])
+    if test_set.config is not None and not exists(path):
         return None
     table = read_table(path, columns=columns, format=test_set.format, targets="optional")
     if table.notes:

@@ -22,6 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"tasks"}),
     frozenset({"metrics", "data"}),
     frozenset({"encoder", "locking"}),
+    frozenset({"paths"}),
     frozenset({"errors", "environment"}),
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}

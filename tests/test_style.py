@@ -14,6 +14,10 @@ MAX_CONSTRUCTOR_ARGUMENTS = 8
 FORBIDDEN_MODULES = {"utils", "util", "helpers", "helper", "common", "misc"}
 FORBIDDEN_CLASS = re.compile(r"Manager$|Helper$|^Base|Base$|Utils?$")
 PRINTING_MODULES = {"cli.app"}
+# Where the file system may be asked; the environment's pieces are best effort, each behind ``_known``.
+PROBING_MODULES = {"paths", "environment"}
+PATHLIB_PROBES = {"exists", "is_file", "is_dir", "is_symlink", "is_mount", "resolve", "expanduser", "lexists"}
+OS_PATH_PROBES = {"exists", "lexists", "isfile", "isdir", "islink", "realpath"}
 # Methods through which gradients flow, outside of encoder/, where every function counts.
 DIFFERENTIATED = re.compile(r"^(forward|_?loss\w*|\w+_loss)$")
 # Forms layouts from Python lists on the host, before any gradient.
@@ -79,6 +83,18 @@ def no_assert(source: Source) -> Iterator[str]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Assert):
             yield f"{source.name}:{node.lineno}: assert"
+
+
+def no_bare_probe(source: Source) -> Iterator[str]:
+    """Whether a path is there is asked in ``paths`` only: pathlib raises for some of them, and os.path says no."""
+    if source.name in PROBING_MODULES:
+        return
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Attribute):
+            continue
+        of_os = isinstance(node.value, ast.Attribute) and ast.unparse(node.value) == "os.path"
+        if node.attr in (OS_PATH_PROBES if of_os else PATHLIB_PROBES):
+            yield f"{source.name}:{node.lineno}: {ast.unparse(node)}, use bert_tasks.paths"
 
 
 def good_names(source: Source) -> Iterator[str]:
@@ -178,6 +194,12 @@ BROKEN: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
     (no_broad_except, "model.x", "try:\n    f()\nexcept (OSError, BaseException) as error:\n    g()"),
     (no_broad_except, "model.x", "try:\n    f()\nexcept:\n    g()"),
     (no_assert, "model.x", "def f(x):\n    assert x"),
+    (no_bare_probe, "model.x", "def f(path):\n    return path.exists()"),
+    (no_bare_probe, "model.x", "def f(folder):\n    return (folder / 'x').is_file() or None"),
+    (no_bare_probe, "model.x", "def f(paths):\n    return list(filter(Path.is_dir, paths))"),
+    (no_bare_probe, "model.x", "def f(path):\n    return os.path.isfile(path)"),
+    (no_bare_probe, "model.x", "def f(path):\n    return Path(path).expanduser()"),
+    (no_bare_probe, "model.x", "def f(path):\n    return path.parent.resolve()"),
     (good_names, "model.utils", "x = 1"),
     (good_names, "model.x", "class ModelManager: ..."),
     (good_names, "model.x", "class BaseTask: ..."),
@@ -200,6 +222,8 @@ BROKEN: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
 ]
 ALLOWED: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
     (no_print, "cli.app", "print('x')"),
+    (no_bare_probe, "model.x", "def f(path):\n    return exists(path), os.path.expanduser(path), path.stat()"),
+    (no_bare_probe, "paths", "def f(path):\n    return path.resolve()"),
     (no_broad_except, "model.x", "try:\n    f()\nexcept (OSError, ValueError):\n    g()"),
     (
         no_differentiated_advanced_indexing,

@@ -15,6 +15,7 @@ from bert_tasks.cards.markdown import code, plain, table, visible
 from bert_tasks.cards.usage import with_bert_tasks, with_transformers
 from bert_tasks.checkpoints.hub import PACKAGE
 from bert_tasks.errors import UsageError
+from bert_tasks.paths import is_file, is_link, lexists
 from bert_tasks.recipe_toml import to_toml
 from bert_tasks.tasks.base import NO_STOCK_HEAD
 from bert_tasks.training import outputs
@@ -53,7 +54,7 @@ def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licen
     if licence is not None:
         stated["license"] = visible(licence)
     text = card_text(facts, stated)
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+    if not is_file(path) or path.read_text(encoding="utf-8") != text:
         outputs.write_text(path, text)
     for leftover in path.parent.glob(f".{CARD}.tmp-*"):  # of a process that was killed here
         leftover.unlink()
@@ -73,13 +74,13 @@ def _stated(path: Path) -> dict[str, Any]:
     """Language and licence of the card that will be replaced."""
     from huggingface_hub import ModelCard
 
-    if not path.exists() and not path.is_symlink():
+    if not lexists(path):
         return {}
     try:
         text = path.read_bytes().decode("utf-8", errors="replace")
     except OSError:
         text = ""
-    if path.is_symlink() or not is_ours(text):
+    if is_link(path) or not is_ours(text):
         raise UsageError(f"{path} was written or edited by somebody: it is kept; move it away to get a new card")
     data = dict(vars(ModelCard(text).data))
     return {key: data[key] for key in ("language", "license") if data.get(key) is not None}

@@ -16,6 +16,7 @@ from bert_tasks.checkpoints.hub import CONFIG, PICKLES, REFUSED_TOKEN, is_model_
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.paths import is_file, is_folder, is_link
 from bert_tasks.training import outputs
 
 if TYPE_CHECKING:
@@ -88,13 +89,13 @@ def push(
 
 def _model_folder(path: Path) -> Path:
     """The model's folder, which can be loaded."""
-    if not path.is_dir():
+    if not is_folder(path):
         raise UsageError(f"{path}: no such folder; expected the folder of a model or of a finished run")
-    if not (path / CONFIG).is_file():
-        if (path / outputs.RUN).is_file() and outputs.read_summary(path) is None:
+    if not is_file(path / CONFIG):
+        if is_file(path / outputs.RUN) and outputs.read_summary(path) is None:
             raise UsageError(f"{path}: the run is not finished; train it to its end, or push {path / outputs.MODEL}")
         path = model_folder(path)
-    if not (path / CONFIG).is_file():
+    if not is_file(path / CONFIG):
         raise UsageError(f"{path} is no model: it has no config.json; expected a folder that save_pretrained wrote")
     problems = inspect_checkpoint(path).problems
     if problems:
@@ -127,11 +128,11 @@ def _chosen(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
     names = sorted(path.name for path in folder.iterdir())
     chosen = [name for name in names if is_model_file(name) or _accompanies(name)]
     for name in chosen:
-        if (folder / name).is_symlink():
+        if is_link(folder / name):
             raise UsageError(f"{folder / name} is a link; push a copy of the folder: cp -rL {folder} COPY")
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in PICKLES):
             raise UsageError(f"{folder / name} holds pickled weights; load the model and save it with save_pretrained")
-    files = {name: (folder / name).stat().st_size for name in chosen if (folder / name).is_file()}
+    files = {name: (folder / name).stat().st_size for name in chosen if is_file(folder / name)}
     return files, tuple(name for name in names if name not in files)
 
 

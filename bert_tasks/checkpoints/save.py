@@ -22,6 +22,7 @@ from bert_tasks.checkpoints.hub import is_model_file
 from bert_tasks.checkpoints.tokenizers import save_tokenizer
 from bert_tasks.checkpoints.weights import DIGEST, checked_file, read_safetensors, tensors_digest
 from bert_tasks.errors import CheckpointError
+from bert_tasks.paths import is_file, is_folder, lexists
 
 WEIGHTS, HEAD = "model.safetensors", "task_head.safetensors"
 # Files are written here first, then renamed into the folder; a killed save leaves at most this one folder behind.
@@ -92,7 +93,7 @@ def remove_saved(folder: Path) -> None:
     """Removes what ``save_folder`` wrote; other files stay, and the folder with them."""
     shutil.rmtree(folder / _STAGING, ignore_errors=True)
     for path in folder.iterdir():
-        if is_model_file(path.name) and not path.is_dir():
+        if is_model_file(path.name) and not is_folder(path):
             path.unlink()
     if not any(folder.iterdir()):
         folder.rmdir()
@@ -104,7 +105,7 @@ def read_head_tensors(folder: Path) -> dict[str, Tensor] | None:
     Raises:
         CheckpointError: the file is damaged.
     """
-    return read_safetensors(checked_file(folder, HEAD)) if os.path.lexists(folder / HEAD) else None
+    return read_safetensors(checked_file(folder, HEAD)) if lexists(folder / HEAD) else None
 
 
 def _write(
@@ -146,7 +147,7 @@ def _publish(staging: Path, folder: Path) -> None:
     safetensors makes its files private; all get the mode of config.json, which the umask decided.
     """
     mode = (staging / "config.json").stat().st_mode & 0o777
-    files = sorted(filter(Path.is_file, staging.iterdir()), key=lambda file: (file.suffix != ".safetensors", file.name))
+    files = sorted(filter(is_file, staging.iterdir()), key=lambda file: (file.suffix != ".safetensors", file.name))
     for file in files:
         file.chmod(mode)
         sync(file)

@@ -9,7 +9,6 @@ import copy
 import errno
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from bert_tasks.checkpoints.weights import checked_file, read_json
 from bert_tasks.errors import CheckpointError
+from bert_tasks.paths import exists, lexists
 
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 _COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
@@ -41,13 +41,13 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
     Raises:
         CheckpointError: a file is missing or damaged, or the tokenizer does not fit the model.
     """
-    vocabularies = [name for name in _VOCABULARIES if os.path.lexists(folder / name)]
+    vocabularies = [name for name in _VOCABULARIES if lexists(folder / name)]
     if not vocabularies:
         if not required:
             return None
         raise CheckpointError(f"{folder}: no tokenizer; looked for {', '.join(_VOCABULARIES)}")
     for name in (*vocabularies, *_COMPANIONS):
-        if os.path.lexists(folder / name):
+        if lexists(folder / name):
             path = checked_file(folder, name)
             if path.suffix == ".json":
                 read_json(path, max_bytes=_MAX_BYTES)
@@ -173,7 +173,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def _rewrite(path: Path, changes: dict[str, None], *, without: tuple[str, ...]) -> None:
-    if not path.exists():
+    if not exists(path):
         return
     content = json.loads(path.read_text("utf-8")) | changes
     kept = {key: value for key, value in content.items() if key not in without}

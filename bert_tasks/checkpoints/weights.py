@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_tasks.checkpoints.families import CONFIG_KEY
-from bert_tasks.errors import CheckpointError
+from bert_tasks.errors import CheckpointError, PathError
+from bert_tasks.paths import exists, is_file, is_link, lexists, resolved
 
 # In the metadata of a safetensors file that this package wrote: ``tensors_digest`` of what the file holds.
 DIGEST = "tensors_sha256"
@@ -41,9 +42,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is missing, too large or not a JSON object.
     """
-    if not os.path.lexists(folder / "config.json"):
+    if not lexists(folder / "config.json"):
         inner = folder / "model"
-        hint = f"; did you mean {inner}?" if (inner / "config.json").is_file() else ""
+        hint = f"; did you mean {inner}?" if is_file(inner / "config.json") else ""
         raise CheckpointError(f"{folder}: no config.json; expected a folder that `save_pretrained` wrote{hint}")
     return read_json(checked_file(folder, "config.json"), max_bytes=MAX_CONFIG_BYTES)
 
@@ -76,17 +77,17 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         CheckpointError: there are none, or a file is damaged, incomplete or holds anything but tensors.
     """
     for name, read in _FORMATS.items():
-        if os.path.lexists(folder / name):
+        if lexists(folder / name):
             return read(checked_file(folder, name))
-        if os.path.lexists(folder / f"{name}.index.json"):
+        if lexists(folder / f"{name}.index.json"):
             return _read_shards(folder, f"{name}.index.json", read)
     looked_for = ", ".join(file for name in _FORMATS for file in (name, f"{name}.index.json"))
-    if os.path.lexists(folder / "model.onnx"):
+    if lexists(folder / "model.onnx"):
         raise CheckpointError(
             f"{folder}: an exported model, which predict and evaluate run; it has no weights to train, inspect or "
             "export again: name the model that it was made from"
         )
-    other = [name for name in _OTHER_FORMATS if (folder / name).exists()]
+    other = [name for name in _OTHER_FORMATS if exists(folder / name)]
     hint = f"; {other[0]} is not supported, save the model with transformers first" if other else ""
     raise CheckpointError(f"{folder}: no weights; looked for {looked_for}{hint}")
 
@@ -153,7 +154,7 @@ def checked_file(folder: Path, name: str) -> Path:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        dangling = path.is_symlink() and not path.exists()
+        dangling = isinstance(error, FileNotFoundError) and is_link(path)
         _refuse(path, "a link to a file that does not exist" if dangling else f"{error.strerror}")
     if not stat.S_ISREG(mode):
         _refuse(path, "not a regular file")
@@ -181,16 +182,21 @@ def _shard_file(folder: Path, shard: str, *, index: Path) -> Path:
     """The path of a file that an index names: inside the folder, also when links are followed."""
     if shard != os.path.basename(shard) or shard in ("", ".", "..") or "\\" in shard or "\0" in shard:
         _refuse(index, f"{shard!r} is not a plain file name; shards must lie in the folder of the index")
-    if not os.path.lexists(folder / shard):
+    try:
+        is_missing = not lexists(folder / shard)
+        leads_out = not resolved(folder / shard).is_relative_to(_allowed_root(folder))
+    except PathError as error:
+        _refuse(index, f"a shard cannot be opened: {error}")
+    if is_missing:
         _refuse(index, f"the shard {shard} is missing")
-    if not (folder / shard).resolve().is_relative_to(_allowed_root(folder)):
+    if leads_out:
         _refuse(index, f"the shard {shard} is a link that leads out of the folder")
     return checked_file(folder, shard)
 
 
 def _allowed_root(folder: Path) -> Path:
     """The folder itself; in the hub's cache the model's folder, where snapshots link to ``blobs``."""
-    folder = folder.resolve()
+    folder = resolved(folder)
     snapshots = folder.parent
     cached = snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--")
     return snapshots.parent if cached else folder

@@ -9,7 +9,8 @@ from types import TracebackType
 from bert_tasks.cli.app import app, forget_stdout, leave, processes
 from bert_tasks.cli.crash import write_crash
 from bert_tasks.environment import disable_telemetry, masked
-from bert_tasks.errors import BertTasksError, ClosedPipeError, StoppedError
+from bert_tasks.errors import BertTasksError, ClosedPipeError, StoppedError, UsageError
+from bert_tasks.paths import os_error_message
 
 # oneDNN keeps the code that it makes for each shape, of 1024 shapes if nobody says otherwise: 50 MiB over a large file.
 # A forward pass has few of them. In a library the choice would not be ours; here the process is.
@@ -54,7 +55,14 @@ class _ShortErrors:
         if self.debug or (processes() > 1 and not isinstance(error, BertTasksError)):
             sys.stderr.write(masked("".join(traceback.format_exception(error))))
         sys.stderr.write(_told(error, debug=self.debug))
-        raise SystemExit(error.exit_code if isinstance(error, BertTasksError) else 1) from None
+        raise SystemExit(_exit_code(error)) from None
+
+
+def _exit_code(error: Exception) -> int:
+    """A file that cannot be read or written is no defect of the package."""
+    if isinstance(error, BertTasksError):
+        return error.exit_code
+    return UsageError.exit_code if isinstance(error, OSError) else 1
 
 
 def _told(error: Exception, *, debug: bool) -> str:
@@ -70,6 +78,8 @@ def _told(error: Exception, *, debug: bool) -> str:
     reason = masked(str(error)).partition("\n")[0][:500]
     if others and any(sign in str(error) for sign in _LOST):
         return f"{who}lost the connection to the other processes ({reason}); the one that failed says why\n"
+    if isinstance(error, OSError):
+        return f"{who}error: {masked(os_error_message(error))[:500]}\n"
     where = "" if debug or others else "  --debug shows where; please report it\n"
     file = write_crash(error)
     kept = "" if file is None else f"  traceback and versions, for the report: {file}\n"

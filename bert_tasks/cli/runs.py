@@ -18,6 +18,7 @@ from bert_tasks.cli.options import (
     RecipeFile,
 )
 from bert_tasks.errors import DivergedError
+from bert_tasks.paths import exists
 
 if TYPE_CHECKING:
     from bert_tasks.recipe import Recipe
@@ -69,7 +70,7 @@ def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool,
     from bert_tasks.runs import train
 
     result = train(loaded, overwrite=overwrite, progress=not quiet)
-    known = result.reused and (result.output_dir / "report.html").exists()
+    known = result.reused and exists(result.output_dir / "report.html")
     page = report_on(result.output_dir) if report and not known else None
     if quiet or result.reused:  # otherwise the run itself has said so
         for note in result.notes:

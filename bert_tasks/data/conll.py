@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.records import Record, Records, open_text
+from bert_tasks.paths import is_file
 
 _DOCUMENT = re.compile(r"-DOCSTART-(?![^ \t])")
 _BLANK = " \t"
@@ -63,7 +64,7 @@ def conll_records(path: Path, *, encoding: str) -> Iterator[Records]:
 
     def certain() -> _Columns:
         found = _Columns()
-        if path.is_file():  # a pipe cannot be read twice: there the tags so far have to do
+        if is_file(path):  # a pipe cannot be read twice: there the tags so far have to do
             with open_text(path, encoding=encoding, newline="\n") as lines:
                 for _ in found.records(lines):
                     pass

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.squad_json import looks_like_squad
 from bert_tasks.errors import DataError
+from bert_tasks.paths import is_file
 
 GZIP_EXTENSION = ".gz"
 
@@ -174,9 +175,9 @@ def files_of_split(folder: Path, split: str, format: str | None) -> list[Path]:
     rows = _ALL if format is None else (named_format(format),)
     names = list(dict.fromkeys(f"{split}{extension}" for row in rows for extension in row.extensions))
     packed = [f"{name}{GZIP_EXTENSION}" for name in names if not name.endswith(".parquet")]
-    plain = [path for path in (folder / name for name in [*names, *packed]) if path.is_file()]
+    plain = [path for path in (folder / name for name in [*names, *packed]) if is_file(path)]
     patterns = dict.fromkeys(pattern.format(split=split) for row in rows for pattern in row.file_names)
-    return plain + [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
+    return plain + [path for pattern in patterns for path in sorted(folder.glob(pattern)) if is_file(path)]
 
 
 def expected_files(split: str, format: str | None) -> str:

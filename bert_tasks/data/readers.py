@@ -28,6 +28,7 @@ from bert_tasks.data.table import HubSplit, RowTable, table_schema, without_abse
 from bert_tasks.data.text_lines import text_records
 from bert_tasks.data.values import LABEL_SEPARATOR
 from bert_tasks.errors import DataError
+from bert_tasks.paths import exists, is_file, is_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -196,7 +197,7 @@ def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None
         rows = datasets.load_dataset(dataset, config, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise _unusable_dataset(dataset, config, error) from error
-    if datasets.config.HF_HUB_OFFLINE and revision is not None and not Path(dataset).exists():
+    if datasets.config.HF_HUB_OFFLINE and revision is not None and not exists(Path(dataset)):
         _check_cached_revision(dataset, revision, _commit(rows))
     return rows
 
@@ -233,7 +234,7 @@ def _commit(rows: "Dataset") -> str | None:
 def _hub_split(dataset: str, config: str | None, split: str, rows: "Dataset") -> HubSplit | None:
     """Where the rows are on the hub; None for a folder laid out like a data set."""
     commit = _commit(rows)
-    if commit is None or Path(dataset).exists():
+    if commit is None or exists(Path(dataset)):
         return None
     licence = _licence(dataset, commit)
     return HubSplit(dataset=dataset, config=config, split=split, commit=commit, licence=licence)
@@ -263,14 +264,14 @@ def _unusable_dataset(dataset: str, config: str | None, error: Exception) -> Dat
 
 
 def _existing_file(path: Path) -> Path:
-    if path.is_dir():
-        inside = sorted(entry.name for entry in path.iterdir() if entry.is_file())[:10]
+    if is_folder(path):
+        inside = sorted(entry.name for entry in path.iterdir() if is_file(entry))[:10]
         held = ", ".join(inside) if inside else "no files"
         raise DataError(f"{path}: a folder where a file was expected; it holds {held}")
-    if not path.exists():
+    if not exists(path):
         folder = path.parent
-        names = [entry.name for entry in folder.iterdir() if entry.is_file()] if folder.is_dir() else []
-        missing = f"no such file{did_you_mean(path.name, names)}" if folder.is_dir() else f"no folder {folder}"
+        names = [entry.name for entry in folder.iterdir() if is_file(entry)] if is_folder(folder) else []
+        missing = f"no such file{did_you_mean(path.name, names)}" if is_folder(folder) else f"no folder {folder}"
         raise DataError(f"{path}: {missing}")
     return path
 

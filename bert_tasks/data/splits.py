@@ -18,6 +18,7 @@ from bert_tasks.data.stored_reading import training_reading
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.values import LABEL_SEPARATOR
 from bert_tasks.errors import DataError
+from bert_tasks.paths import is_file, is_folder
 
 _VALIDATION_NAMES = ("validation", "dev", "valid")
 
@@ -162,7 +163,7 @@ def _places(spec: DataSpec) -> tuple[str, dict[str, str]]:
 def _usual_validation(format: str | None, folder: Path) -> Mapping[str, str] | None:
     """The format's named sets, if the folder holds any of them."""
     usual = {} if format is None else named_format(format).validation
-    return usual if any((folder / place).is_file() for place in usual.values()) else None
+    return usual if any(is_file(folder / place) for place in usual.values()) else None
 
 
 def _hub_validation(spec: DataSpec) -> dict[str, str]:
@@ -174,10 +175,10 @@ def _hub_validation(spec: DataSpec) -> dict[str, str]:
 
 
 def _existing_folder(folder: Path) -> Path:
-    if folder.is_file():
+    if is_file(folder):
         raise DataError(f"{folder}: a file where a folder was expected; give it as data.train")
-    if not folder.is_dir():
-        around = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
+    if not is_folder(folder):
+        around = [entry.name for entry in folder.parent.iterdir()] if is_folder(folder.parent) else []
         raise DataError(f"{folder}: no such folder{did_you_mean(folder.name, around)}")
     return folder
 

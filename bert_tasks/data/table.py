@@ -19,6 +19,7 @@ from bert_tasks.data.row_checks import checked_together
 from bert_tasks.data.text_words import with_words
 from bert_tasks.data.values import BadValueError, canonical
 from bert_tasks.errors import DataError
+from bert_tasks.paths import exists
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -96,7 +97,7 @@ class RowTable:
         return row
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self.file is not None and self.file.exists():
+        if self.file is not None and exists(self.file):
             batches = streamed(self.file, self.rows.column_names)
         else:
             batches = self.batches(_BATCH)
@@ -105,7 +106,7 @@ class RowTable:
 
     def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         """The wanted ones of the blocks of ``size`` rows, each with its number, in order."""
-        if self.file is not None and self.file.exists():
+        if self.file is not None and exists(self.file):
             yield from blocks(self.file, self.rows.column_names, size, wanted)
             return
         for number in range(-(-len(self) // size)):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bert_tasks.errors import UsageError
+from bert_tasks.paths import exists, is_file, is_folder, is_link, resolved
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 FORMS = ("jsonl", *DELIMITERS, "parquet")
@@ -39,12 +40,12 @@ def check_place(path: Path) -> None:
     Raises:
         UsageError: a folder, a device or a pipe is there, or the file's folder does not exist or cannot be written.
     """
-    if path.is_dir():
+    if is_folder(path):
         raise UsageError(f"{path} is a folder, expected the name of a file")
     if is_special(path):
         raise UsageError(f"{path} is a device or a pipe, which no file can replace; - writes to standard output")
     folder = path.absolute().parent
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise UsageError(f"{path}: the folder {path.parent} does not exist")
     if not os.access(folder, os.W_OK):
         raise UsageError(f"{path}: the folder {path.parent} is not writable")
@@ -52,12 +53,12 @@ def check_place(path: Path) -> None:
 
 def is_special(path: Path) -> bool:
     """Whether a device, a pipe or a socket is there."""
-    return path.exists() and not path.is_file() and not path.is_dir()
+    return exists(path) and not is_file(path) and not is_folder(path)
 
 
 def linked(path: Path) -> Path:
     """The file itself, where the path is a link to it: the link is to stay."""
-    return path.resolve() if path.is_symlink() else path
+    return resolved(path) if is_link(path) else path
 
 
 def json_line(row: Mapping[str, Any]) -> str:
@@ -163,7 +164,7 @@ def write_failure(error: OSError, path: Path, partial: Path) -> UsageError:
     """Why a file cannot be written; of a full disk the bytes that were written and those that are free."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return UsageError(f"{path}: cannot write the output ({error.strerror})")
-    written = partial.stat().st_size if partial.exists() else 0
+    written = partial.stat().st_size if exists(partial) else 0
     free = shutil.disk_usage(path.absolute().parent).free
     return UsageError(
         f"{path}: cannot write the output (no space left: {written} bytes written, more needed, {free} bytes free)"

@@ -17,6 +17,7 @@ from typing import IO, Any
 from bert_tasks.data.writers import write_failure
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.locking import LOCK, locked
+from bert_tasks.paths import exists, is_folder
 
 ROWS, LOG, MANIFEST = "rows.jsonl", "parts.jsonl", "manifest.json"
 _LEFTOVER = re.compile(r"\..*\.tmp-[0-9]+")
@@ -185,7 +186,7 @@ def _digest(rows: IO[bytes], size: int) -> str:
 
 def _opened(path: Path, size: int) -> IO[bytes]:
     """The file for writing at its end, cut to a size."""
-    file = path.open("r+b" if path.exists() else "w+b")
+    file = path.open("r+b" if exists(path) else "w+b")
     file.truncate(size)
     file.seek(size)
     return file
@@ -206,7 +207,7 @@ def _write_manifest(folder: Path, facts: Mapping[str, Any], output: Path) -> Non
 
 def _sweep(folder: Path) -> None:
     """Removes what a prediction made there; foreign files stay."""
-    if folder.is_dir():
+    if is_folder(folder):
         _remove(folder, *(path.name for path in folder.iterdir() if _LEFTOVER.fullmatch(path.name)))
         _remove(folder, ROWS, LOG, MANIFEST)  # the manifest last: it says that the others are ours
 

@@ -14,6 +14,7 @@ from bert_tasks.data.writers import DELIMITERS, FORMS, check_extension, check_pl
 from bert_tasks.errors import UsageError
 from bert_tasks.inference.rows_out import Writing
 from bert_tasks.model.inputs import Data
+from bert_tasks.paths import exists, resolved
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Task
 
@@ -156,9 +157,9 @@ def _check_apart(places: Sequence[tuple[str, Path | None]]) -> None:
 
 
 def _same(left: Path, right: Path) -> bool:
-    if left.exists() and right.exists():
+    if exists(left) and exists(right):
         return os.path.samefile(left, right)
-    return left.resolve() == right.resolve()
+    return resolved(left) == resolved(right)
 
 
 def _names(forms: Iterable[str]) -> str:

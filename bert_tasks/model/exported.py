@@ -4,7 +4,6 @@ Owns what such a folder holds and how it is checked. Predicting, evaluating and 
 Must not know how the folder was made.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -26,6 +25,7 @@ from bert_tasks.model.graph_file import external_tensor
 from bert_tasks.model.onnx import GraphModel, check_libraries
 from bert_tasks.model.pretrained import stated_task, stored_reading
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.paths import is_file, with_home
 from bert_tasks.tasks.base import Task
 
 GRAPH, RECORD = "model.onnx", "export.json"
@@ -36,7 +36,7 @@ _FIXED = ("crf", "labels", "pooling", "problem_type")
 
 def is_exported(name: str | Path) -> bool:
     """Whether a model's name is a folder that an export wrote."""
-    return os.path.isfile(os.path.join(os.path.expanduser(name), RECORD))
+    return is_file(with_home(name) / RECORD)
 
 
 class ExportedModel(TaskModel):

@@ -26,6 +26,7 @@ from bert_tasks.encoder.heads import ChainHead, Head, RowHead
 from bert_tasks.encoder.packing import Packed, PackedBatch
 from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.paths import os_error_message
 
 if TYPE_CHECKING:
     import onnx
@@ -130,9 +131,12 @@ def quantized_graph(graph: "onnx.ModelProto") -> bytes:
     in float32.
 
     The scale of activations is one for a padded rectangle: a row's scores move a little with the rows beside it.
+
+    Raises:
+        UsageError: the quantiser's temporary files cannot be written.
     """
     quantization = import_onnxruntime("onnxruntime.quantization")
-    with TemporaryDirectory() as folder, _quiet():
+    with _needs_temporary_files(graph.ByteSize()), TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "int8.onnx"
         quantization.quantize_dynamic(
             graph,
@@ -144,6 +148,17 @@ def quantized_graph(graph: "onnx.ModelProto") -> bytes:
             nodes_to_exclude=_head_products(graph),
         )
         return path.read_bytes()
+
+
+@contextmanager
+def _needs_temporary_files(size: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"int8 needs temporary files of about {2 * size} bytes, which cannot be written "
+            f"({os_error_message(error)}): make room there, or set TMPDIR to a folder that has it"
+        ) from None
 
 
 def _head_products(graph: "onnx.ModelProto") -> list[str]:

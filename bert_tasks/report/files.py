@@ -16,6 +16,7 @@ from bert_tasks.inference import evaluate_data
 from bert_tasks.metrics.tables import ClassRow, MetricTable
 from bert_tasks.model.inputs import as_trained, load_table
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.paths import is_folder
 from bert_tasks.report.gathering import Answers, Run
 from bert_tasks.report.results import Results
 from bert_tasks.report.slices import Scores, Slices, slices_by
@@ -79,7 +80,7 @@ def results_on_file(
         CheckpointError: the model cannot be loaded.
     """
     folder = run.folder / outputs.MODEL
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise UsageError(f"{run.folder} has no model yet that could answer {data}; let the run come to an evaluation")
     model = TaskModel.from_pretrained(folder, task=None if run.task is None else type(run.task))
     if torch.cuda.is_available():

@@ -21,6 +21,7 @@ from bert_tasks.metrics.keys import metric_key, metrics_by_set, metrics_of_set, 
 from bert_tasks.model.predicting import predict_rows
 from bert_tasks.model.pretrained import stated_task
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.paths import exists, is_file, is_folder, resolved
 from bert_tasks.recipe import load_recipe
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.training import outputs
@@ -130,7 +131,7 @@ def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]
     chosen = [run for folder in folders for run in _runs_in(folder)]
     if not chosen:
         raise UsageError(f"{', '.join(map(str, folders))}: no run there has come to its end")
-    twice = [str(folder) for place, folder in enumerate(chosen) if folder.resolve() in _resolved(chosen[:place])]
+    twice = [str(folder) for place, folder in enumerate(chosen) if resolved(folder) in _resolved(chosen[:place])]
     if twice:
         raise UsageError(f"{twice[0]} is given twice: name every run once")
     facts = [_facts(folder) for folder in chosen]
@@ -138,11 +139,11 @@ def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]
 
 
 def _resolved(folders: Sequence[Path]) -> set[Path]:
-    return {folder.resolve() for folder in folders}
+    return {resolved(folder) for folder in folders}
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    if not (folder / SEEDS).is_file():
+    if not is_file(folder / SEEDS):
         return [folder]
     try:
         runs = json.loads((folder / SEEDS).read_text(encoding="utf-8"))["runs"]
@@ -153,14 +154,14 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def _names(folders: Sequence[Path]) -> list[str]:
     """The folders' own names where these differ, else their paths."""
-    short = [folder.resolve().name for folder in folders]
+    short = [resolved(folder).name for folder in folders]
     return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
 
 
 def _facts(folder: Path) -> dict[str, Any]:
     facts = outputs.read_facts(folder)
     if facts is None:
-        what = "no such folder" if not folder.exists() else f"no run here ({outputs.RUN} is missing)"
+        what = "no such folder" if not exists(folder) else f"no run here ({outputs.RUN} is missing)"
         raise UsageError(f"{folder}: {what}; give the output folder of `bert-tasks train`")
     return facts
 
@@ -182,7 +183,7 @@ def _run(folder: Path, name: str, facts: dict[str, Any], given: GivenRows | None
         facts=facts,
         events=outputs.read_events(folder),
         summary=summary,
-        recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
+        recipe=recipe.read_text(encoding="utf-8") if is_file(recipe) else None,
         task=answers[0].task if answers else _stated_task(folder / outputs.MODEL),
         answers=tuple(answers),
         missing=(*unfinished, *missing, *([] if summary is None else _differing(summary["metrics"], answers))),
@@ -198,12 +199,12 @@ def _stated_task(model: Path) -> Task | None:
 
 def _answers(folder: Path, facts: Mapping[str, Any], given: GivenRows | None) -> tuple[list[Answers], list[str]]:
     """The answers to each validation set, and why there are none to others."""
-    if given is None and not (folder / outputs.RECIPE).is_file():
+    if given is None and not is_file(folder / outputs.RECIPE):
         return [], [
             "The run was started from Python with rows or files of its own and keeps no recipe, so its validation rows "
             "are not known: no examples, tables by class or intervals. fit(..., report=True) makes a report with them."
         ]
-    if not (folder / outputs.MODEL).is_dir():
+    if not is_folder(folder / outputs.MODEL):
         return [], ["There is no model yet: no examples, tables by class or intervals."]
     try:
         if given is None:

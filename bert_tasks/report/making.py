@@ -12,6 +12,7 @@ from typing import Any
 
 from bert_tasks.data.readers import Reading
 from bert_tasks.errors import UsageError
+from bert_tasks.paths import is_folder
 from bert_tasks.report import classification, spans, tokens
 from bert_tasks.report.comparison import Comparison, check_comparable, compared
 from bert_tasks.report.files import FileResults, results_on_file
@@ -198,7 +199,7 @@ def _target(folders: Sequence[Path], output: str | Path | None) -> Path:
     target = default if output is None else Path(output)
     if target.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{target}: expected a name that ends in .html for the report")
-    if output is not None and not target.absolute().parent.is_dir():
+    if output is not None and not is_folder(target.absolute().parent):
         raise UsageError(f"{target}: no such folder {target.parent} for the report; make it first")
     return target
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from bert_tasks.data.writers import DELIMITERS, TableWriter, check_place, flat, json_line, whole_file
 from bert_tasks.errors import UsageError
+from bert_tasks.paths import resolved
 from bert_tasks.report.results import Verdict
 from bert_tasks.report.slices import given_cells
 
@@ -33,7 +34,7 @@ def check_mistakes_file(path: Path, others: Sequence[Path]) -> None:
     check_place(path)
     for other in others:
         with suppress(OSError):
-            if path.resolve() == other.resolve() or path.samefile(other):
+            if resolved(path) == resolved(other) or path.samefile(other):
                 raise UsageError(f"{path}: the mistakes would overwrite {other}; choose another name")
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from bert_tasks.checkpoints.durable import failure, sync
 from bert_tasks.checkpoints.weights import checked_file, read_json, read_safetensors
 from bert_tasks.errors import CheckpointError
+from bert_tasks.paths import exists, is_folder, is_link
 
 FOLDER = "checkpoints"
 LATEST, BEST = "latest", "best"
@@ -84,7 +85,7 @@ def save_checkpoint(folder: Path, state: RunState, *, facts: Mapping[str, Any], 
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         _point(folder, LATEST, target.name)
-        if (folder / f"ckpt-{best_step}").is_dir():
+        if is_folder(folder / f"ckpt-{best_step}"):
             _point(folder, BEST, f"ckpt-{best_step}")
         _prune(folder, step=state.step, keep_last=keep_last)
     except (OSError, SafetensorError) as error:
@@ -115,22 +116,22 @@ def newest_checkpoint(folder: Path) -> Found | None:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The committed checkpoints, oldest first."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         return []
-    named = [(found, path) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name)) and path.is_dir()]
+    named = [(found, path) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name)) and is_folder(path)]
     return [path for _, path in sorted(named, key=lambda pair: int(pair[0][1]))]
 
 
 def sweep(folder: Path) -> None:
     """Removes what killed runs left half-written. Only for who holds the run's lock."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         return
     for path in folder.iterdir():
         replaced = _REPLACED.fullmatch(path.name)
-        if replaced and not (folder / replaced[1]).exists():
+        if replaced and not exists(folder / replaced[1]):
             path.rename(folder / replaced[1])  # killed between the two renames: its successor never got the name
         elif replaced or _LEFTOVER.fullmatch(path.name):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            shutil.rmtree(path) if is_folder(path) and not is_link(path) else path.unlink()
 
 
 def remove_all(folder: Path) -> None:
@@ -138,10 +139,10 @@ def remove_all(folder: Path) -> None:
     sweep(folder)
     for path in checkpoints(folder):
         _remove(path)
-    if folder.is_dir():
+    if is_folder(folder):
         for name in (LATEST, BEST):
             (folder / name).unlink(missing_ok=True)
-        if not any(folder.iterdir()) and not folder.is_symlink():
+        if not any(folder.iterdir()) and not is_link(folder):
             folder.rmdir()
 
 
@@ -180,10 +181,10 @@ def _write(staging: Path, state: RunState, facts: Mapping[str, Any]) -> None:
 def _publish(staging: Path, target: Path) -> None:
     """Gives the folder its name. One that has it is damaged and was skipped, or lacks the evaluation after its step."""
     replaced = target.with_name(f"{target.name}.replaced-{os.getpid()}")
-    if target.exists():
+    if exists(target):
         target.rename(replaced)
     staging.rename(target)
-    if replaced.exists():
+    if exists(replaced):
         shutil.rmtree(replaced)
     sync(target.parent)
 

@@ -28,6 +28,7 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.environment import cpu_name
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.locking import LOCK
+from bert_tasks.paths import exists, is_file, is_folder, is_link
 from bert_tasks.training import checkpointing
 from bert_tasks.training.signing import is_ours
 
@@ -53,7 +54,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
         UsageError: it is damaged.
     """
     path = folder / SUMMARY
-    if not path.is_file():
+    if not is_file(path):
         return None
     try:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -89,17 +90,17 @@ def check_folder(folder: Path) -> None:
     Raises:
         UsageError: a file is in the way, the folder holds other files and no run, or it cannot be written.
     """
-    if folder.exists() and not folder.is_dir():
+    if exists(folder) and not is_folder(folder):
         raise UsageError(f"{folder} is a file, expected a folder for the run's output")
-    existing = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    existing = sorted(path.name for path in folder.iterdir()) if is_folder(folder) else []
     existing = [name for name in existing if not _LEFTOVER.fullmatch(name)]
     foreign = [name for name in existing if name not in _OURS]
     if set(existing) - {LOCK} and RUN not in existing:
         raise UsageError(
             f"{folder} is not empty and holds no run ({', '.join(foreign[:3] or existing[:3])}): choose another folder"
         )
-    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not parent.is_dir():
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if exists(path))
+    if not is_folder(parent):
         raise UsageError(f"{parent} is a file, expected a folder: choose another output folder")
     if not os.access(parent, os.W_OK):
         raise UsageError(f"{parent} is not writable: choose another output folder")
@@ -112,7 +113,7 @@ def read_facts(folder: Path) -> dict[str, Any] | None:
         UsageError: it is damaged.
     """
     path = folder / RUN
-    if not path.is_file():
+    if not is_file(path):
         return None
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
@@ -132,9 +133,9 @@ def clear(folder: Path) -> None:
     (folder / SUMMARY).unlink(missing_ok=True)  # first: without it the run counts as unfinished
     _clear_model(folder / MODEL)
     for name in _TRACKED:
-        if (folder / name).is_symlink():
+        if is_link(folder / name):
             (folder / name).unlink()
-        elif (folder / name).exists():
+        elif exists(folder / name):
             shutil.rmtree(folder / name)
     checkpointing.remove_all(folder / checkpointing.FOLDER)
     for name in (EVENTS, RECIPE, TRACKERS, REPORT, REJECTS):
@@ -143,18 +144,18 @@ def clear(folder: Path) -> None:
 
 def _clear_model(folder: Path) -> None:
     """Removes the model and a card that nobody has changed; a licence beside them, or a card of a person, stays."""
-    if folder.is_symlink():
+    if is_link(folder):
         folder.unlink()
-    elif folder.is_dir():
+    elif is_folder(folder):
         card = folder / CARD
-        if card.is_file() and is_ours(card.read_text(encoding="utf-8", errors="replace")):
+        if is_file(card) and is_ours(card.read_text(encoding="utf-8", errors="replace")):
             card.unlink()
         remove_saved(folder)
 
 
 def remove(folder: Path) -> None:
     """Removes an earlier run; run.json only if no foreign file needs it as a sign that a run may be here."""
-    if not (folder / RUN).is_file():
+    if not is_file(folder / RUN):
         return
     clear(folder)
     if {path.name for path in folder.iterdir()} <= {RUN, LOCK}:
@@ -164,7 +165,7 @@ def remove(folder: Path) -> None:
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl in their order; one that a kill left unfinished is no line."""
     path = folder / EVENTS
-    if not path.is_file():
+    if not is_file(path):
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # a label may hold other line ends
     return [json.loads(line) for line in lines if _kind_and_step(line)[0]]
@@ -176,7 +177,7 @@ def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:
     ``evaluated_step``: evaluations after it are taken out too; the run will make them.
     """
     path = folder / EVENTS
-    if not path.is_file():
+    if not is_file(path):
         return
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # a label may hold other line ends
     ends = {"evaluation": evaluated_step}

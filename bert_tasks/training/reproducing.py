@@ -17,6 +17,7 @@ from accelerate import Accelerator
 
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import first_process_first, from_first_process, make_accelerator
+from bert_tasks.paths import is_file, resolved
 from bert_tasks.recipe import Recipe, load_recipe
 from bert_tasks.training import outputs
 from bert_tasks.training.facts import weights_digest
@@ -98,9 +99,9 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
     """
     folder = Path(run)
     facts = _facts(folder)
-    named = folder if folder.name not in ("", "..") else folder.resolve()
+    named = folder if folder.name not in ("", "..") else resolved(folder)
     home = named.with_name(f"{named.name}-reproduced") if output_dir is None else Path(output_dir)
-    if home.absolute().resolve() == folder.absolute().resolve():
+    if resolved(home.absolute()) == resolved(folder.absolute()):
         raise UsageError(f"--output-dir {home} is the run itself: choose another folder")
     recipe = _recipe(folder, home)
     accelerator = make_accelerator(recipe.optim.mixed_precision)
@@ -127,7 +128,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{folder} holds no {outputs.RUN}: expected the output folder of `bert-tasks train`{hint}")
     if outputs.read_summary(folder) is None:
         raise UsageError(f"{folder} holds a run that is not finished: finish it by the command that began it")
-    if not (folder / outputs.RECIPE).is_file():
+    if not is_file(folder / outputs.RECIPE):
         raise UsageError(f"{folder} holds no {outputs.RECIPE}: a run made by fit(...) is repeated by calling it again")
     return facts
 
@@ -217,7 +218,7 @@ def _different(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def _digest(path: Path) -> str | None:
-    if not path.is_file():
+    if not is_file(path):
         return None
     with path.open("rb") as file:
         digest = sha256()

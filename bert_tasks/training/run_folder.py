@@ -12,6 +12,7 @@ import torch
 
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.inference import from_first_process
+from bert_tasks.paths import is_file
 from bert_tasks.training import checkpointing, outputs, resuming
 from bert_tasks.training.checkpointing import Found
 from bert_tasks.training.job import Job
@@ -164,7 +165,7 @@ def _republish(job: Job, course: Course) -> list[str]:
     try:
         best = checkpointing.read_weights(_checkpoints(job), course.best_step)
     except CheckpointError as error:
-        if not (job.output_dir / outputs.MODEL / "config.json").is_file():
+        if not is_file(job.output_dir / outputs.MODEL / "config.json"):
             raise
         return [f"NOT USED: {error}. The best model so far stays what lies in {outputs.MODEL}/"]
     now = {name: parameter.detach().clone() for name, parameter in parameters.items()}

@@ -17,6 +17,7 @@ from bert_tasks.errors import DivergedError, RecipeError, UsageError
 from bert_tasks.inference import from_first_process, make_accelerator
 from bert_tasks.locking import locked
 from bert_tasks.metrics.keys import metric_key
+from bert_tasks.paths import exists, is_folder
 from bert_tasks.recipe import Recipe, RunSection, load_recipe
 from bert_tasks.recipe_errors import schema_problems
 from bert_tasks.training import outputs
@@ -150,9 +151,9 @@ def _folder(recipe: Recipe) -> Path:
 
 def _check_folder(folder: Path) -> None:
     """Whether the folder may hold the folders of runs."""
-    if folder.exists() and not folder.is_dir():
+    if exists(folder) and not is_folder(folder):
         raise UsageError(f"{folder} is a file, expected a folder for the runs: choose another output folder")
-    existing = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    existing = sorted(path.name for path in folder.iterdir()) if is_folder(folder) else []
     if outputs.RUN in existing or outputs.SUMMARY in existing:
         raise UsageError(f"{folder} holds a run of one seed: choose another folder for several")
     if existing and not any(name == SEEDS or _SEED_FOLDER.fullmatch(name) for name in existing):

@@ -1,0 +1,97 @@
+"""What is at a path that a user named.
+
+Owns every look at the file system that only asks. pathlib's own answers are not enough: for a folder that may not be
+searched or a name that is too long they raise an OSError without advice, and for others they say that nothing is there.
+A test forbids them in the rest of the package. Must not know what the files are for.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+from bert_tasks.errors import PathError
+
+_LONGEST_SHOWN = 300  # characters
+
+
+def exists(path: Path) -> bool:
+    """Whether anything is there; a link counts as what it leads to.
+
+    Raises:
+        PathError: the system does not say: no permission, a name that is too long, links in a circle.
+    """
+    return _mode(path) is not None
+
+
+def lexists(path: Path) -> bool:
+    """Whether anything is there, be it a link that leads nowhere. Raises PathError as ``exists`` does."""
+    return _mode(path, follow_links=False) is not None
+
+
+def is_file(path: Path) -> bool:
+    """Whether a regular file is there. Raises PathError as ``exists`` does."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISREG(mode)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there. Raises PathError as ``exists`` does."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISDIR(mode)
+
+
+def is_link(path: Path) -> bool:
+    """Whether a symbolic link is there. Raises PathError as ``exists`` does."""
+    mode = _mode(path, follow_links=False)
+    return mode is not None and stat.S_ISLNK(mode)
+
+
+def resolved(path: Path) -> Path:
+    """The absolute path without links. Raises PathError for links in a circle and what cannot be looked at."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle, before Python 3.13
+        raise PathError(f"{_printable(path)}: {_reason(error)}") from None
+
+
+def with_home(path: str | Path) -> Path:
+    """The path with ``~`` replaced. Raises PathError where nobody has that name, or no home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise PathError(f"{_printable(path)}: {error} Write the path without ~") from None
+
+
+def os_error_message(error: OSError) -> str:
+    """An error of the system in one line: the file, where it is known, and the reason."""
+    reason = str(error) if error.strerror is None else error.strerror
+    names = [_printable(os.fsdecode(name)) for name in (error.filename, error.filename2) if _is_path(name)]
+    return ": ".join([*[" -> ".join(names)][: len(names)], reason.partition("\n")[0]])
+
+
+def _is_path(name: object) -> bool:
+    return isinstance(name, str | bytes | os.PathLike) and name not in ("", b"")
+
+
+def _mode(path: Path, *, follow_links: bool = True) -> int | None:
+    try:
+        return os.stat(path, follow_symlinks=follow_links).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise PathError(
+            f"{_printable(path)}: cannot be examined ({_reason(error)}); check the name and the permissions of its "
+            "folders"
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror is not None:
+        return error.strerror
+    return "a symbolic link leads back to itself" if isinstance(error, RuntimeError) else str(error)
+
+
+def _printable(path: str | Path) -> str:
+    """A name that is too long is shown in part; a line feed, NUL or lone surrogate as an escape."""
+    text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(path))
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"
