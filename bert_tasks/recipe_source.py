@@ -5,6 +5,7 @@ not know tasks or recipes.
 """
 
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ _MOST_ROWS = 20_000
 _LONGEST_HEADER = 5  # words
 _MOST_ROWS_PER_CLASS = 100  # a name in fewer of them is no class
 _PLAIN = "quotes are characters like any other (with csv's rules rows could not be read)"
+_UNKNOWN_BYTE = re.compile("[\udc80-\udcff]")  # as surrogateescape decodes it
 _DELIMITERS = (";", "\t", "|", ",")
 
 
@@ -224,8 +226,7 @@ def _check_encoding(source: Source, encoding: str) -> None:
     """Raises DataError for what the readers make of a byte that the encoding does not know."""
     for row in source.rows:
         for name, value in row.items():
-            text = f"{name}{value}"
-            if not is_encodable(text):
+            if not is_encodable(name) or _UNKNOWN_BYTE.search(str(value)):
                 raise DataError(
                     f"{source.path}: column {name!r} holds bytes that are not {encoding}; state the file's encoding, "
                     "such as --encoding latin-1"

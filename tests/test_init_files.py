@@ -222,6 +222,74 @@ def test_questions_in_every_kind_of_file(kind: str, init: Init) -> None:
     assert sum(split.rows for split in report.splits) == ROWS
 
 
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.21, 0.6])
+def test_answers_that_are_not_verbatim_are_left_out(share: float, hidden: bool, init: Init) -> None:
+    altered = {round(i / share) for i in range(round(100 * share))} if share else set()
+    rows = [
+        asked(i, f"Ferry no. {i}" if i in altered else "" if hidden and i % 3 == 0 else f"ferry {i}")
+        for i in range(100)
+    ]
+    draft, report = init(table(rows), "rows.csv")
+    bad = len(altered)
+    assert (draft.guess.task, draft.guess.columns["answers"]) == ("span-extraction", "answer")
+    assert draft.guess.settings == {"version_2_with_negative": hidden}
+    assert load_recipe(draft.path).data.on_error == ("skip" if bad else "fail")
+    assert (sum(split.rows for split in report.splits), draft.to_json()["rows_left_out"]) == (100 - bad, bad)
+    told = "\n".join(draft.lines())
+    assert (
+        f"rows.csv: {bad} of 100 rows ({bad}%) cannot be used and will be left out, the first in line 2" in told
+    ) == (bad > 0)
+    assert (f"{bad} of 100 rows ({bad}%)" in draft.text.partition("on_error")[2]) == (bad > 0)
+
+
+UNUSABLE: dict[str, Mapping[str, Any]] = {
+    "no label": {"text": "a", "label": ""},
+    "no text": {"text": None, "label": "glad"},
+    "spaces around the label": {"text": "a", "label": " glad"},
+    "half a character": {"text": "\ud800", "label": "glad"},
+    "a label of another kind": {"text": "a", "label": 0.5},
+}
+
+
+@pytest.mark.parametrize("in_validation", [False, True])
+@pytest.mark.parametrize("fault", UNUSABLE)
+def test_rows_that_cannot_be_used_are_left_out(fault: str, in_validation: bool, init: Init, tmp_path: Path) -> None:
+    good = [{"text": text(i), "label": MOODS[i % 3]} for i in range(ROWS)]
+    bad = [UNUSABLE[fault]] * 2
+    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, [*good, *(bad if in_validation else [])])))
+    content = "\n".join(map(json.dumps, [*good, *([] if in_validation else bad)]))
+    draft, report = init(content, "rows.jsonl", validation=tmp_path / "dev.jsonl")
+    assert [split.rows for split in report.splits] == [ROWS, ROWS]
+    name = "dev" if in_validation else "rows"
+    assert any(f"{name}.jsonl: 2 of 32 rows (6%) cannot be used" in line for line in draft.lines())
+    assert any("2 of 32 rows cannot be used and were left out (line 31, 32)" in line for line in report.lines())
+
+
+@pytest.mark.parametrize("odd", [("Calm",), ("7",), ("Calm", "7", "")])
+def test_labels_that_cannot_be_taken_from_the_rows_are_stated(odd: Sequence[str], init: Init) -> None:
+    rows = [{"text": text(i), "label": (*MOODS, *odd)[i % (3 + len(odd))]} for i in range(60)]
+    draft, report = init(table(rows), "rows.csv")
+    assert set(load_recipe(draft.path).settings["labels"]) == {*MOODS, *odd} - {""}
+    assert sum(split.rows for split in report.splits) == sum(row["label"] != "" for row in rows)
+    assert "settings.labels is stated, because" in draft.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"text": f"It rained on day {i % 3}", "label": MOODS[i % 3]} for i in range(9)], "too few to set some aside"),
+        ([{"text": text(i), "label": (" glad", "sad")[i % 2]} for i in range(ROWS)], "only the label 'sad' in"),
+    ],
+)
+def test_rows_that_cannot_be_trained_on_make_no_recipe(
+    rows: Sequence[Mapping[str, Any]], message: str, init: Init, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=message):
+        init(table(rows), "rows.csv")
+    assert not (tmp_path / "made.toml").exists()
+
+
 def test_two_tasks_that_fit_are_both_named(init: Init) -> None:
     rows = [{**asked(i, f"ferry {i}"), "topic": MOODS[i % 3]} for i in range(ROWS)]
     draft, _ = init(table(rows), "rows.csv")

@@ -1,5 +1,6 @@
 """The published data sets, where BERT_TASKS_DATA names a folder that holds them: nothing lost, nothing refused."""
 
+import csv
 import os
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,9 @@ from bert_tasks.data.checks import infer_labels
 from bert_tasks.data.columns import Column
 from bert_tasks.data.readers import read_table
 from bert_tasks.data.table import RowTable
+from bert_tasks.recipe import load_recipe
+from bert_tasks.recipe_init import init_recipe
+from bert_tasks.training.run import prepare
 
 TAGGED = (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
 TEXTS = (Column(name="text", kind="text"), Column(name="text_pair", kind="text"))
@@ -45,6 +49,23 @@ def test_squad(tmp_path: Path) -> None:
     assert len(set(table.rows["id"])) == 6078
     xquad = read(tmp_path, "squad/xquad.en.json", ASKED)
     assert Counter(len(row["answers"]["text"]) for row in xquad) == {1: 1190}
+
+
+def test_init_leaves_answers_out_that_are_not_verbatim(tmp_path: Path) -> None:
+    rows = read(tmp_path, "squad/xquad.en.json", ASKED)
+    with (tmp_path / "asked.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["question", "context", "answer"])
+        for number, row in enumerate(rows):
+            answer = row["answers"]["text"][0]
+            writer.writerow([row["question"], row["context"], f"It is {answer}!" if number % 5 == 0 else answer])
+    draft = init_recipe(tmp_path / "asked.csv", output=tmp_path / "recipe.toml", validation=None)
+    assert (draft.guess.task, draft.guess.columns["answers"]) == ("span-extraction", "answer")
+    recipe = load_recipe(draft.path)
+    assert (recipe.data.on_error, draft.trial.left_out) == ("skip", 238)
+    splits = prepare(recipe).splits
+    assert len(splits.train) + len(splits.validation[""]) == 1190 - 238
+    assert "238 of 1190 rows (20%) cannot be used and will be left out" in draft.text
 
 
 @pytest.mark.parametrize(
