@@ -21,8 +21,12 @@ from bert_tasks.paths import exists, is_file, is_folder, is_link, resolved
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 FORMS = ("jsonl", *DELIMITERS, "parquet")
 
-# What a spreadsheet would take for a formula, and the mark that says it is a text; so marked texts get one more.
-_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+# What a spreadsheet may take for a formula (some read full-width signs as plain ones, and skip a leading tab or end of
+# line), and the mark that says it is a text; so marked texts get one more.
+_FORMULA = re.compile(
+    "'*[=+\\-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}"
+    "\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}]"
+)
 _MARK = "'"
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 

@@ -162,7 +162,7 @@ class _Job:
 
     def told(self, done: Predicted, notes: tuple[str, ...] = ()) -> Predicted:
         cuts = self.work.model.task.cut_notes(Cuts(rows=done.rows, cut_rows=done.truncated))
-        return replace(done, notes=notes, rejects=self.target.rejects, cuts=cuts)
+        return replace(done, notes=(*notes, *done.notes), rejects=self.target.rejects, cuts=cuts)
 
 
 def _predict_stream(job: _Job, reading: Reading, stream: IO[bytes]) -> Predicted:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
+from bert_tasks.data.kept import FAULT
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.writers import whole_file
 from bert_tasks.inference.finish import write_rejects
@@ -21,7 +22,11 @@ from bert_tasks.inference.work import Done, Work
 def predict_rendered(
     accelerator: Accelerator, work: Work, table: RowTable, target: Target, path: Path, progress: Progress
 ) -> Predicted:
-    """Predicts all rows and writes the files of the target's format; the one asked for appears last."""
+    """Predicts all rows and writes the files of the target's format; the one asked for appears last.
+
+    Raises:
+        DataError: the format has no place for these rows; before any is predicted.
+    """
     found: list[Done] = []
     size = part_rows(work.model.task, table)
 
@@ -29,6 +34,8 @@ def predict_rendered(
         found.extend(parts)
         progress(sum(len(part.rows) for part in found), len(table))
 
+    good = (row for row in table if row.get(FAULT) is None)
+    notes = from_first_process(accelerator, lambda: work.model.task.check_render(target.form, good))
     progress(0, len(table))
     run_parts(accelerator, table, size=size, done=0, work=work.done, take=take)
 
@@ -42,6 +49,6 @@ def predict_rendered(
             with whole_file(beside_output(path, name) if name else path) as file:
                 file.write(files[name])
         truncated = sum(part.truncated for part in found)
-        return Predicted(rows=len(rows), truncated=truncated, rejected=len(table) - len(rows))
+        return Predicted(rows=len(rows), truncated=truncated, rejected=len(table) - len(rows), notes=notes)
 
     return from_first_process(accelerator, write)

@@ -29,7 +29,7 @@ class Predicted:
         rows: that were predicted; of ``truncated`` of them not all was read, as ``cuts`` tells people.
         rejected: rows that were left out; ``rejects`` is the file that says why.
         resumed: rows that an earlier attempt had finished.
-        notes: what else was left out when the rows were read.
+        notes: what else was left out when the rows were read, and what of them the output's format cannot hold.
     """
 
     rows: int

@@ -247,6 +247,17 @@ class Task(ABC):
         """
         return {name: value for name, value in known.items() if name not in given}
 
+    def check_render(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
+        """Looks at rows that ``render`` will get, before they are predicted.
+
+        Returns:
+            Sentences for people on what of the rows the format cannot hold and ``render`` changes.
+
+        Raises:
+            DataError: the format has no place for these rows.
+        """
+        return ()
+
     def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
         """Predictions in one of ``file_formats``: file name suffix -> text; the suffix "" is the file asked for."""
         raise UsageError(f"{self.name} has no output format {extension!r}")

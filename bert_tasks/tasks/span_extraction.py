@@ -355,6 +355,15 @@ class SpanExtraction(Task):
             )
         return tuple(notes)
 
+    def check_render(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
+        """The official files have one answer for each id.
+
+        Raises:
+            DataError: two rows have the same id.
+        """
+        _file_ids(row.get("id") for row in rows)
+        return ()
+
     def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
         """The official files: answers by id, and beside them ``nbest.json`` and ``null_odds.json`` (2.0 only).
 
@@ -365,7 +374,8 @@ class SpanExtraction(Task):
         """
         if extension not in self.file_formats:
             return super().render(extension, predictions, rows)
-        named = _named(cast("Sequence[SpanPrediction]", predictions))
+        guesses = cast("Sequence[SpanPrediction]", predictions)
+        named = dict(zip(_file_ids(guess.id for guess in guesses), guesses, strict=True))
         files: dict[str, Mapping[str, Any]] = {
             "": {name: guess.answer for name, guess in named.items()},
             "nbest.json": {name: [_official(span) for span in guess.n_best] for name, guess in named.items()},
@@ -414,12 +424,16 @@ def _refuse_unanswerable(number: int, row: Row) -> None:
         )
 
 
-def _named(predictions: Sequence[SpanPrediction]) -> dict[str, SpanPrediction]:
-    names = [str(number) if guess.id is None else guess.id for number, guess in enumerate(predictions)]
+def _file_ids(ids: Iterable[str | None]) -> list[str]:
+    """The ids under which the official files have the answers: those of the rows, or else their numbers."""
+    names = [str(number) if name is None else name for number, name in enumerate(ids)]
     name, count = Counter(names).most_common(1)[0] if names else ("", 0)
     if count > 1:
-        raise DataError(f"id {name!r} stands {count} times, expected every id once: the file has one answer per id")
-    return dict(zip(names, predictions, strict=True))
+        raise DataError(
+            f"id {name!r} appears {count} times, expected every id once (a row without an id has its number, from 0): "
+            "a .json file has one answer for each id; change the ids, or write .jsonl, which has a line for each row"
+        )
+    return names
 
 
 def _official(span: Span) -> dict[str, Any]:

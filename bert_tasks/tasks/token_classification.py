@@ -7,6 +7,7 @@ Shape legend: B windows, R sub-words read (words, for a CRF), W words, L labels.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, chain, pairwise
@@ -21,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.data.batching import Cuts, token_batches
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.labels import known_tags
+from bert_tasks.data.problems import shortened
 from bert_tasks.data.tags import (
     Scheme,
     continuation_label,
@@ -413,11 +415,33 @@ class TokenClassification(Task):
             "tokens: of such words only the beginning is read; each of them is tagged",
         )
 
+    def check_render(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
+        """Counts words that ``render`` changes. Tags are not changed: they would be other classes.
+
+        Raises:
+            DataError: a label, or a tag of the rows, has white space, which would part it into columns.
+        """
+        tags, count, changed = dict.fromkeys(self.labels), 0, Counter[str]()
+        for row in rows:
+            tags |= dict.fromkeys(row["tags"] if row.get("tags") is not None else ())
+            count += len(row["words"])
+            changed.update(word for word in row["words"] if _column(word) != word)
+        wrong = next((tag for tag in tags if _column(tag) != tag), None)
+        if wrong is not None:
+            raise DataError(f"the tag {wrong!r} has white space, which parts the columns of {extension}: write .jsonl")
+        if not changed:
+            return ()
+        example = next(iter(changed))
+        return (
+            f"{changed.total()} of {count} words have white space or are empty, which columns cannot hold: {extension} "
+            f"has _ in its place ({_column(example)} for {shortened(example)}, ...); .jsonl keeps words as they are",
+        )
+
     def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
         """Columns that conlleval reads: word, its true tag if all rows have tags, predicted tag; entities in IOB2.
 
         A blank line ends each row. White space within a word, which would part columns, becomes ``_``, and so does an
-        empty word.
+        empty word; ``check_render`` says how many.
         """
         if extension not in self.file_formats:
             return super().render(extension, predictions, rows)
@@ -426,8 +450,7 @@ class TokenClassification(Task):
         lines: list[str] = []
         for answer, row in zip(answers, rows, strict=True):
             given = [self._as_compared(row["tags"])] if with_tags else []
-            words = [re.sub(r"\s+|^$", "_", word) for word in answer.words]
-            columns = zip(words, *given, self._in_iob2(answer.tags), strict=True)
+            columns = zip(map(_column, answer.words), *given, self._in_iob2(answer.tags), strict=True)
             lines += [*map(" ".join, columns), ""]
         return {"": "".join(f"{line}\n" for line in lines)}
 
@@ -464,6 +487,11 @@ def _labelled(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, list[int]]:
         kept = [row for start, count in zip(ends, labels, strict=False) for row in range(start, start + count)]
         logits = logits.index_select(0, torch.tensor(kept, dtype=torch.long, device=logits.device))
     return logits, [count for count in labels if count]
+
+
+def _column(word: str) -> str:
+    """A word as one column of a line."""
+    return re.sub(r"\s+|^$", "_", word)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from bert_tasks.data.writers import cell, json_line, whole_file, write_table
 from bert_tasks.errors import UsageError
 
 FORMULAS = ("=1+1", "+49 170", "-x", "@SUM(A1)", "\tx", "\rx", "'=1", "''-x", "-1+1", "-")
+FORMULAS += ("\nx", "\n=1", "\uff1d1+1", "\uff0b1", "\uff0dx", "\uff20SUM(A1)", "'\uff1d1", "'\n")
 PLAIN = ("-1.5", "+2", "1e-3", "-.5", "'tis", "a=b", "", " =1", "café")
 
 
@@ -72,7 +73,7 @@ def test_marks_can_be_taken_off_again() -> None:
     for text in (*FORMULAS, *PLAIN):
         written = cell(text, raw=False)
         bare = written.lstrip("'")
-        marked = written.startswith("'") and bare != "" and bare[0] in "=+-@\t\r"
+        marked = written.startswith("'") and bare != "" and bare[0] in "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
         assert (written[1:] if marked else written) == text
 
 

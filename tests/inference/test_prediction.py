@@ -224,6 +224,30 @@ class TestSkipping:
         assert predict(tagger, source, output=tmp_path / "a.conll", on_error="skip") == 2
         assert (tmp_path / "a.conll").read_text().count("\n\n") == 2
 
+    def test_what_a_format_cannot_hold_is_known_before_rows_are_predicted(
+        self, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        reader = TaskModel.from_pretrained(
+            base, task=SpanExtraction(max_length=32, doc_stride=4, max_query_length=8, max_answer_length=4)
+        )
+        rows = [{"id": name, "question": "who", "context": "Ann walks"} for name in "aba"]
+        (tmp_path / "same.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        tagger = TaskModel.from_pretrained(
+            base, task=TokenClassification(labels=("O", "B-x"), max_length=16, doc_stride=4)
+        )
+        done = predict_file(tagger, [{"words": ["New York", "is"]}, {"words": [""]}], tmp_path / "a.conll")
+        assert [line.partition(" have")[0] for line in done.lines()] == ["2 of 3 words"]
+        lines = (tmp_path / "a.conll").read_text().splitlines()
+        assert [line.partition(" ")[0] for line in lines] == ["New_York", "is", "", "_", ""]
+
+        def never(*_: Any, **__: Any) -> None:
+            raise AssertionError("a row is predicted")
+
+        monkeypatch.setattr("bert_tasks.inference.work.predict_rows", never)
+        with pytest.raises(DataError, match="id 'a' appears 2 times"):
+            predict(reader, tmp_path / "same.jsonl", output=tmp_path / "answers.json")
+        assert names(tmp_path) == ["a.conll", "same.jsonl"]
+
     def test_nothing_is_wrong(self, model: TaskModel, data: Path, tmp_path: Path) -> None:
         assert predict(model, data, output=tmp_path / "a.jsonl", on_error="skip") == 10
         assert (tmp_path / "a.jsonl.rejects.jsonl").read_text() == ""

@@ -358,8 +358,12 @@ class TestRender:
         assert self.read(V2.render(".json", [], [])) == {"": {}, "nbest.json": {}, "null_odds.json": {}}
 
     def test_an_id_names_one_row(self) -> None:
-        with pytest.raises(DataError, match="id '1' stands 2 times"):
+        with pytest.raises(DataError, match="id '1' appears 2 times"):
             V1.render(".json", [predicted("a", name="1"), predicted("b")], [{}, {}])
+        for rows in ([{"id": "1"}, {}], [{"id": "a"}, {"id": "b"}, {"id": "a"}], [{"id": "2"}, {"id": None}, {}]):
+            with pytest.raises(DataError, match="appears 2 times"):
+                V1.check_render(".json", rows)
+        assert V1.check_render(".json", [{"id": "0"}, {}, {"id": "2"}]) == ()
 
     def test_other_formats_are_refused(self) -> None:
         with pytest.raises(UsageError, match=r"span-extraction has no output format '\.xml'"):

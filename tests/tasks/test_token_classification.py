@@ -194,6 +194,23 @@ class TestRender:
         found = task.render(".conll", [answer(["a", "b", "c"], ["B-A", "E-A", "S-A"])], [{"words": ["a", "b", "c"]}])
         assert found == {"": "a B-A\nb I-A\nc B-A\n\n"}
 
+    @given(words=st.lists(st.text(st.sampled_from("ab_ \t\n\u00a0\u3000"), max_size=4), max_size=6))
+    def test_words_that_are_written_otherwise_are_told(self, words: list[str]) -> None:
+        """A line has as many columns as it should, and words that differ from the rows' are counted."""
+        written = TASK.render(".conll", [answer(words, ["O"] * len(words))], [{"words": words}])[""]
+        found = [line.split() for line in written.splitlines()[: len(words)]]
+        assert all(len(cells) == 2 for cells in found)
+        changed = sum(cells[0] != word for cells, word in zip(found, words, strict=True))
+        notes = TASK.check_render(".conll", [{"words": words}])
+        assert [note.partition(" words")[0] for note in notes] == ([f"{changed} of {len(words)}"] if changed else [])
+
+    def test_tags_with_white_space_are_refused(self) -> None:
+        raw = TokenClassification(labels=("noun", "proper noun"))
+        with pytest.raises(DataError, match="the tag 'proper noun' has white space"):
+            raw.check_render(".conll", [{"words": ["a"]}])
+        with pytest.raises(DataError, match="the tag 'B-a b' has white space"):
+            TASK.check_render(".conll", [{"words": ["a"], "tags": ["B-a b"]}])
+
     def test_other_formats_are_refused(self) -> None:
         with pytest.raises(UsageError, match=r"no output format '\.xml'"):
             TASK.render(".xml", self.ANSWERS, self.ROWS)
