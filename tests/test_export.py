@@ -430,7 +430,7 @@ class TestCommand:
         weights["classifier.bias"][0] = float("nan")
         save_file(weights, damaged / "model.safetensors", metadata={"format": "pt"})
         (tmp_path / "empty.jsonl").write_text("")
-        (tmp_path / "wrong.jsonl").write_text('{"text": "a"}\n')
+        (tmp_path / "wrong.jsonl").write_text('{"tokens": ["a"]}\n')
         wanted = {
             ("export", case.source, "--to", "tflite", *output): (2, "tflite"),
             ("export", case.source, "--to", "onnx"): (2, "--output"),

@@ -13,7 +13,7 @@ import bert_tasks.training.loop as loop
 import bert_tasks.training.selection as selection
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.data.table import RowTable
-from bert_tasks.errors import BertTasksError, DataError, DivergedError, RecipeError, StoppedError, UsageError
+from bert_tasks.errors import BertTasksError, DataError, DivergedError, StoppedError, UsageError
 from bert_tasks.inference import Evaluation, evaluate_samples, evaluation
 from bert_tasks.tasks.sequence_classification import SequenceClassification
 from bert_tasks.training.sampling import linear_schedule
@@ -400,7 +400,7 @@ def test_regression_learns(checkpoint, tmp_path):
 
 
 def test_settings_that_do_not_fit_are_named(checkpoint, tmp_path):
-    with pytest.raises(RecipeError, match="learning_rat"):
+    with pytest.raises(UsageError, match="learning_rat"):
         short_fit(load_model(checkpoint), tmp_path / "run", learning_rat=1)
     with pytest.raises(DataError):
         short_fit(load_model(checkpoint), tmp_path / "run", rows=[{"label": "positive"}])

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bert_tasks import fit
+from bert_tasks import fit, runs
 from bert_tasks.errors import CheckpointError, StoppedError, UsageError
 from bert_tasks.training import loop, run_folder, run_state
 from bert_tasks.training.checkpointing import read_weights
@@ -215,7 +215,7 @@ def test_a_death_while_the_folder_is_opened_is_no_obstacle(dropout_checkpoint, t
     original = type(tmp_path).replace
     job_files = {"recipe.toml": "task"}
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "Job", lambda **fields: Job(**fields, provenance=job_files))
+        patch.setattr(runs, "Job", lambda **fields: Job(**fields, provenance=job_files))
         patch.setattr("bert_tasks.training.outputs.Path.replace", replace)
         patch.setattr("bert_tasks.training.outputs.Path.unlink", lambda path, missing_ok=False: None)
         with pytest.raises(Death):
