@@ -5,7 +5,7 @@ training works.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -61,19 +61,15 @@ class FitResult:
         return {name: self.task.metric_table(metrics) for name, metrics in found.items()}
 
     @classmethod
-    def from_summary(cls, summary: Mapping[str, Any], job: "Job") -> Self:
+    def from_summary(
+        cls, summary: Mapping[str, Any], *, output_dir: Path, task: Task, validation_sets: Sequence[str]
+    ) -> Self:
         """The result of a finished run; JSON's null is a metric that is not a number."""
         values = dict(summary)
         for name in ("metrics", "last_metrics"):
             values[name] = {key: math.nan if value is None else value for key, value in summary[name].items()}
         values["notes"] = tuple(summary["notes"])
-        return cls(
-            **values,
-            output_dir=job.output_dir,
-            task=job.model.task,
-            validation_sets=tuple(job.splits.validation),
-            reused=True,
-        )
+        return cls(**values, output_dir=output_dir, task=task, validation_sets=tuple(validation_sets), reused=True)
 
 
 def prepare_model(model: TaskModel, *, seed: int) -> None:

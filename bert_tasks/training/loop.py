@@ -305,7 +305,9 @@ def _complete(job: Job, accelerator: Accelerator, summary: Mapping[str, Any]) ->
     folder, kind = job.output_dir / outputs.MODEL, type(job.model.task)
     job.model.task = from_first_process(accelerator, lambda: TaskModel.from_pretrained(folder, task=kind).task)
     _take_best(job, accelerator)
-    return FitResult.from_summary(summary, job)
+    return FitResult.from_summary(
+        summary, output_dir=job.output_dir, task=job.model.task, validation_sets=tuple(job.splits.validation)
+    )
 
 
 def _finish(job: Job, stepper: Stepper, course: Course) -> FitResult:

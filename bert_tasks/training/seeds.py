@@ -13,21 +13,24 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bert_tasks.errors import DivergedError, RecipeError, UsageError
+from bert_tasks.checkpoints.weights import read_config
+from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
 from bert_tasks.inference import from_first_process, make_accelerator
 from bert_tasks.locking import locked
 from bert_tasks.metrics.keys import metric_key
+from bert_tasks.model.pretrained import stated_task
 from bert_tasks.paths import exists, is_folder
-from bert_tasks.recipe import Recipe, RunSection, load_recipe
+from bert_tasks.recipe import Recipe, RunSection, load_recipe, load_task_class
 from bert_tasks.recipe_errors import schema_problems
 from bert_tasks.training import outputs
+from bert_tasks.training.job import FitResult
 from bert_tasks.training.progress import PlainReporter
-from bert_tasks.training.resuming import changes, stated_settings
+from bert_tasks.training.resuming import SILENT, changes, stated_settings
 from bert_tasks.training.run import DryRun, dry_run, train
 from bert_tasks.training.seed_results import SeedRun, SeedsResult
 
 SEEDS = "seeds.json"
-_SEED_FOLDER = re.compile(r"seed-\d+")
+_SEED_FOLDER = re.compile(r"seed-(\d+)")
 
 
 def train_seeds(
@@ -41,7 +44,8 @@ def train_seeds(
 
     ``OUTPUT_DIR/seed-N`` is the run that the recipe with ``run.seed = N`` makes. One that is finished is reported, not
     repeated; an unfinished one goes on from its newest checkpoint. The comparison goes to ``OUTPUT_DIR/seeds.json``. A
-    run that diverges is reported as failed, and the others go on.
+    run that diverges is reported as failed, and the others go on. Runs of other seeds that the folder has already are
+    part of the comparison if they were made with the same settings; a note names those that are not.
 
     Args:
         seeds: default: the recipe's ``run.seeds``.
@@ -63,7 +67,8 @@ def train_seeds(
             _announce(f"seed {made.run.seed} (run {number} of {len(planned)})")
         runs.append(_run(made, overwrite=overwrite, progress=progress))
     folder = _folder(loaded)
-    result = _compared(folder, runs)
+    others, notes = _runs_of_other_seeds(folder, runs, loaded) if is_main else ([], [])
+    result = _compared(folder, sorted([*runs, *others], key=lambda run: run.seed) if others else runs, notes)
     if is_main:
         outputs.write_json(folder / SEEDS, result.to_json())
     return result
@@ -173,7 +178,80 @@ def _run(recipe: Recipe, *, overwrite: bool, progress: bool) -> SeedRun:
     return SeedRun(seed=seed, output_dir=folder, result=result)
 
 
-def _compared(folder: Path, runs: Sequence[SeedRun]) -> SeedsResult:
+def _runs_of_other_seeds(folder: Path, runs: Sequence[SeedRun], recipe: Recipe) -> tuple[list[SeedRun], list[str]]:
+    """The runs that ended in this folder earlier, and a note on each that cannot be compared with these."""
+    found: list[SeedRun] = []
+    notes: list[str] = []
+    mine, failures = _facts(runs[0].output_dir), _failures(folder)
+    for seed, place in sorted(_seed_folders(folder).items()):
+        if seed in {run.seed for run in runs}:
+            continue
+        try:
+            run = _earlier_run(seed, place, mine, failures.get(seed), recipe)
+        except BertTasksError as error:
+            notes.append(f"the run of seed {seed} is left out: {error}")
+        else:
+            found += [] if run is None else [run]
+    return found, notes
+
+
+def _earlier_run(
+    seed: int, folder: Path, mine: Mapping[str, Any], failure: str | None, recipe: Recipe
+) -> SeedRun | None:
+    """How the run in the folder ended; None if there is none.
+
+    Raises:
+        UsageError, CheckpointError: it cannot be compared with the run of which ``mine`` are the facts.
+    """
+    facts, summary = outputs.read_facts(folder), outputs.read_summary(folder)
+    if facts is None:
+        return None
+    differing = _differing_settings(facts, mine)
+    if differing:
+        raise UsageError(f"it has other settings ({', '.join(differing)})")
+    if summary is None and failure is None:
+        raise UsageError("it is not finished; train with that seed to resume it")
+    if summary is None:
+        return SeedRun(seed=seed, output_dir=folder, failure=failure)
+    model = folder / outputs.MODEL
+    task = stated_task(model, read_config(model), load_task_class(recipe.task), {})
+    try:
+        sets = facts["metrics"]["sets"]
+        result = FitResult.from_summary(summary, output_dir=folder, task=task, validation_sets=sets)
+    except (LookupError, TypeError, AttributeError):
+        raise UsageError(f"{folder / outputs.SUMMARY} is damaged") from None
+    return SeedRun(seed=seed, output_dir=folder, result=result)
+
+
+def _seed_folders(folder: Path) -> dict[int, Path]:
+    """Seed -> its folder; "seed-01" is not one that was made here."""
+    matches = [(match, path) for path in folder.iterdir() if (match := _SEED_FOLDER.fullmatch(path.name))]
+    return {int(match[1]): path for match, path in matches if path.name == f"seed-{int(match[1])}"}
+
+
+def _failures(folder: Path) -> dict[int, str]:
+    """Seed -> why its run failed, as the last comparison says; none where there is none that can be read."""
+    try:
+        failed = json.loads((folder / SEEDS).read_text(encoding="utf-8"))["failed"]
+        return {int(seed): str(reason) for seed, reason in failed.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def _differing_settings(facts: Mapping[str, Any], mine: Mapping[str, Any], most: int = 3) -> list[str]:
+    """Names of settings by which a run is another one than with another seed only.
+
+    Rows that each seed sets aside differ with it; where the validation rows are the same, so must be the training rows.
+    """
+    same_validation = _validation(facts) == _validation(mine)
+    before, now = facts["settings"], mine["settings"]
+    apart = {"run.seed", *SILENT, *(f"data.{split}" for split in _validation(mine) | _validation(facts))}
+    apart |= set() if same_validation else {"data.train"}
+    names = [name for name in sorted({*before, *now} - apart) if before.get(name) != now.get(name)]
+    return [*names[:most], *(["..."] if len(names) > most else [])]
+
+
+def _compared(folder: Path, runs: Sequence[SeedRun], notes: Sequence[str]) -> SeedsResult:
     facts = [_facts(run.output_dir) for run in runs]
     metrics = facts[0]["metrics"]
     lowest = {metric_key(name, metric) for name in metrics["sets"] for metric in metrics["lower_is_better"]}
@@ -182,7 +260,7 @@ def _compared(folder: Path, runs: Sequence[SeedRun]) -> SeedsResult:
         metric=metrics["best"],
         runs=tuple(runs),
         lower_is_better=frozenset(lowest),
-        notes=tuple(_notes(facts)),
+        notes=(*_notes(facts), *notes),
     )
 
 

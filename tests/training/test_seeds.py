@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import statistics
 from dataclasses import replace
 
@@ -82,9 +83,47 @@ def test_finished_runs_are_reported_and_missing_ones_made(folder):
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
     assert summary(folder)["seeds"] == [1, 2, 3]
     assert "complete already" in again.lines()[1]
+    assert summary(folder)["notes"] == []
     repeated = train_seeds(recipe(folder), [1], overwrite=True, progress=False)
     assert not repeated.runs[0].result.reused
     assert repeated.runs[0].result.metrics == first.runs[0].result.metrics
+
+
+def test_runs_of_other_seeds_stay_part_of_the_comparison(folder, monkeypatch):
+    """Whatever seeds one command names, the folder's comparison is that of one command with all of them."""
+    expected = train_seeds(recipe(folder, f"run.output_dir={folder / 'at once'}"), [1, 2, 3], progress=False)
+    for seed in (3, 1, 2):
+        result = train_seeds(recipe(folder), [seed], progress=False)
+    assert [run.seed for run in result.runs] == summary(folder)["seeds"] == [1, 2, 3]
+    assert result.metrics == expected.metrics
+    assert result.lines()[4:-1] == expected.lines()[4:-1]
+    assert summary(folder)["notes"] == []
+    monkeypatch.setattr(module, "train", diverging(2))
+    assert [run.seed for run in train_seeds(recipe(folder), [2], overwrite=True, progress=False).failed] == [2]
+    monkeypatch.setattr(module, "train", train)
+    assert [run.seed for run in train_seeds(recipe(folder), [1], progress=False).runs] == [1, 3]
+    assert (
+        "the run of seed 2 is left out: it has other settings (optim.epochs, optim.learning_rate)"
+        in summary(folder)["notes"]
+    )
+
+
+def test_runs_that_cannot_be_compared_are_left_out(folder):
+    wanted = recipe(folder, "optim.learning_rate=1e30")
+    assert train_seeds(wanted, [1], progress=False).failed
+    (folder / "out" / "seed-5").mkdir()
+    (folder / "out" / "seed-6").mkdir()
+    (folder / "out" / "seed-6" / "run.json").write_text("{")
+    (folder / "out" / "seed-07").mkdir()
+    shutil.copytree(folder / "out" / "seed-1", folder / "out" / "seed-4")
+    (folder / "out" / "seed-4" / "metrics.json").write_text("{}")
+    result = train_seeds(wanted, [2], progress=False)
+    assert [run.seed for run in result.failed] == [1, 2]
+    assert [note.partition(":")[0] for note in result.notes] == [f"the run of seed {n} is left out" for n in (4, 6)]
+    (folder / "out" / "seeds.json").unlink()
+    result = train_seeds(wanted, [2], progress=False)
+    assert [run.seed for run in result.runs] == [2]
+    assert "the run of seed 1 is left out: it is not finished; train with that seed to resume it" in result.notes
 
 
 def test_an_interrupted_run_goes_on(folder, monkeypatch):
