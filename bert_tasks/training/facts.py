@@ -3,6 +3,7 @@
 Must not know what is done with them.
 """
 
+import os
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import PurePath, PureWindowsPath
@@ -19,6 +20,7 @@ from bert_tasks.training.job import Job
 from bert_tasks.training.journal import Journal
 from bert_tasks.training.selection import Course, best_metric, chosen_set, lower_is_better
 from bert_tasks.training.steps import Stepper
+from bert_tasks.training.threads import cpu_use, thread_hint
 
 _DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -89,6 +91,12 @@ def announce(job: Job, stepper: Stepper, journal: Journal) -> None:
         f"{accelerator.num_processes} x {accelerator.device.type}, attention {_attention(job, accelerator)}, "
         f"mixed precision {job.optim.mixed_precision}"
     )
+    if accelerator.device.type == "cpu":
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun: the processes on this machine
+        processes = int(local) if local.isdecimal() else accelerator.num_processes
+        hint = thread_hint(cpu_use(threads=torch.get_num_threads(), processes=processes))
+        if hint is not None:
+            journal.note(f"note: {hint}")
     report = job.model.load_report
     if report is not None:
         journal.note(report.summary())

@@ -400,7 +400,7 @@ def test_regression_learns(checkpoint, tmp_path):
 
 
 def test_settings_that_do_not_fit_are_named(checkpoint, tmp_path):
-    with pytest.raises(UsageError, match="learning_rat"):
+    with pytest.raises(UsageError, match="did you mean 'learning_rate'"):
         short_fit(load_model(checkpoint), tmp_path / "run", learning_rat=1)
     with pytest.raises(DataError):
         short_fit(load_model(checkpoint), tmp_path / "run", rows=[{"label": "positive"}])
