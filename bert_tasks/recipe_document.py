@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.data.problems import suggestion
+from bert_tasks.data.problems import missing_path
 from bert_tasks.errors import RecipeError
 from bert_tasks.paths import is_folder
 from bert_tasks.recipe_toml import parse_key, parse_value
@@ -45,11 +45,7 @@ def read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        if not is_folder(file.parent):
-            raise RecipeError(f"no recipe {file}: there is no folder {file.parent}") from None
-        meant = suggestion(file.name, sorted(other.name for other in file.parent.glob("*.toml")))
-        hint = "" if meant is None else f", did you mean {file.with_name(meant)}?"
-        raise RecipeError(f"no recipe {file}{hint}") from None
+        raise RecipeError(f"no recipe {file}: {missing_path(file, pattern='*.toml')}") from None
     except UnicodeDecodeError as error:
         raise RecipeError(f"{file}: not UTF-8 (byte {error.start}); save it as UTF-8") from None
     except OSError as error:

@@ -19,7 +19,7 @@ from bert_tasks.data.values import LABEL_SEPARATOR
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.paths import exists, is_file, is_folder, with_home
 from bert_tasks.recipe_guess import RECOGNISED, Guess, Stated, guess_task
-from bert_tasks.recipe_source import Source, check_file, read_source
+from bert_tasks.recipe_source import Source, read_source
 from bert_tasks.recipe_toml import literal
 from bert_tasks.recipe_trial import Trial, try_rows
 
@@ -205,7 +205,6 @@ def _with_format(stated: Stated, source: Source) -> Stated:
 
 def _check_validation(path: Path, source: Source, guess: Guess) -> None:
     """Raises DataError if the file cannot be read as the training file is, or lacks a column."""
-    check_file(path)
     present = column_names(path, source.reading)
     for name in guess.columns.values():
         if present and name not in present:

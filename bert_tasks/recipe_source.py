@@ -6,18 +6,17 @@ not know tasks or recipes.
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bert_tasks.data.formats import FORMATS, Format, file_format
-from bert_tasks.data.problems import did_you_mean, shortened
-from bert_tasks.data.readers import Reading, file_records
+from bert_tasks.data.problems import shortened
+from bert_tasks.data.readers import Reading, existing_file, file_records
 from bert_tasks.data.records import Record, found_encoding, is_encodable
 from bert_tasks.errors import DataError
-from bert_tasks.paths import exists, is_folder
 
 _MOST_ROWS = 20_000
 _LONGEST_HEADER = 5  # words
@@ -72,7 +71,7 @@ def read_source(path: Path, given: Reading) -> Source:
     Raises:
         DataError: There is no such file, or most of it is not what its name says.
     """
-    check_file(path)
+    existing_file(path)
     layout = file_format(given.format, path)
     found = None if layout.name == "parquet" else found_encoding(path, given.codec)
     encoding = given.codec if found is None else found
@@ -102,6 +101,8 @@ def _with_header(path: Path, layout: Format, stated: Stated) -> Source:
             raise
         return _headless(rows)
     names = {name: name for row in source.rows for name in row}
+    if _are_numbered(names):
+        return source
     if _is_row(names, source.rows):
         return _headless(_read_better(_read_leniently(path, layout, without)))
     odd = next((name for name in names if name.strip().isdecimal() or len(name.split()) > _LONGEST_HEADER), None)
@@ -113,6 +114,12 @@ def _with_header(path: Path, layout: Format, stated: Stated) -> Source:
 
 def _begins_with_a_row(source: Source) -> bool:
     return len(source.rows) > 1 and _is_row(source.rows[0], source.rows[1:])
+
+
+def _are_numbered(names: Iterable[str]) -> bool:
+    """Whether the names count the columns, as pandas calls those without names; an index before them has no name."""
+    given = [name.strip() for name in names if name.strip()]
+    return len(given) > 1 and given[0] in ("0", "1") and given == [str(int(given[0]) + i) for i in range(len(given))]
 
 
 def _is_row(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:
@@ -212,14 +219,6 @@ def _sample(records: Iterator[Record], faults: list[str]) -> tuple[list[Mapping[
             kept[place : place + 1] = [(count, record.cells)]
         count += 1
     return [cells for _, cells in sorted(kept, key=lambda row: row[0])], count
-
-
-def check_file(path: Path) -> None:
-    if is_folder(path):
-        raise DataError(f"{path}: a folder where a file was expected")
-    if not exists(path):
-        near = [entry.name for entry in path.parent.iterdir()] if is_folder(path.parent) else []
-        raise DataError(f"{path}: no such file{did_you_mean(path.name, near)}")
 
 
 def _check_encoding(source: Source, encoding: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bert_tasks.data.formats import named_format
+from bert_tasks.data.problems import missing_path
 from bert_tasks.data.readers import read_hub, read_table
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.data.table import RowTable
@@ -120,6 +121,8 @@ def glue_submission(runs: Sequence[str | Path], output: str | Path) -> Submissio
 
 def _spec(run: Path) -> DataSpec:
     """The data of a finished run on a GLUE recipe."""
+    if not exists(run):
+        raise UsageError(f"{run}: {missing_path(run, 'folder')}; expected the output folder of a finished run")
     if not is_file(run / "recipe.toml") or not is_file(run / "metrics.json"):
         raise UsageError(f"{run} holds no finished run: no recipe.toml and metrics.json")
     spec = load_recipe(run / "recipe.toml").data

@@ -124,6 +124,61 @@ def data(tmp_path: Path) -> Path:
     return write_csv(tmp_path / "data.csv", [(line, LABELS[number % 2]) for number, line in enumerate(LINES)])
 
 
+WRONG_DATA = {
+    "init": ("init", "dve.csv", "--output", "made.toml"),
+    "init-validation": ("init", "train.csv", "--output", "made.toml", "--validation", "dve.csv"),
+    "check": ("check", "recipe.toml", "--set", "data.train=dve.csv"),
+    "check-validation": ("check", "recipe.toml", "--set", "data.validation=dve.csv"),
+    "train": ("train", "recipe.toml", "--set", "data.train=dve.csv", "--output-dir", "other"),
+    "evaluate": ("evaluate", "run", "--data", "dve.csv"),
+    "predict": ("predict", "run", "--data", "dve.csv", "--output", "out.jsonl"),
+    "report": ("report", "run", "--data", "dve.csv"),
+    "export": ("export", "run", "--to", "onnx", "--output", "graph", "--data", "dve.csv"),
+}
+WRONG_FOLDER = {
+    "train": ("train", "recipe.toml", "--set", "model.name=./rnu", "--output-dir", "other"),
+    "data.dir": ("check", "recipe.toml", "--set", "data.dir=rnu"),
+    "evaluate": ("evaluate", "rnu", "--data", "dev.csv"),
+    "evaluate-path": ("evaluate", "./rnu", "--data", "dev.csv"),
+    "evaluate-inside": ("evaluate", "./rnu/model", "--data", "dev.csv"),
+    "predict": ("predict", "rnu", "--data", "dev.csv", "--output", "out.jsonl"),
+    "inspect": ("inspect", "rnu"),
+    "export": ("export", "rnu", "--to", "onnx", "--output", "graph"),
+    "serve": ("serve", "rnu"),
+    "report": ("report", "rnu"),
+    "push": ("push", "rnu", "org/name", "--dry-run"),
+    "reproduce": ("reproduce", "rnu"),
+    "glue-submission": ("glue-submission", "rnu", "--output", "glue.zip"),
+}
+
+
+class TestNamesThatAreNotThere:
+    """Wherever a file or a folder is named, a name that is not there brings up the one that was meant."""
+
+    @pytest.fixture
+    def place(self, recipe: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.chdir(recipe.parent)
+        assert run("train", recipe).code == 0
+        return recipe.parent
+
+    @pytest.mark.parametrize("command", WRONG_DATA)
+    def test_data(self, command: str, place: Path, run: Run) -> None:
+        message = failure(run(*WRONG_DATA[command]), 3)
+        assert "dve.csv: no such file, did you mean 'dev.csv'?" in message
+        assert not (place / "made.toml").exists()
+
+    @pytest.mark.parametrize("command", WRONG_FOLDER)
+    def test_folders(self, command: str, place: Path, run: Run) -> None:
+        result = run(*WRONG_FOLDER[command])
+        assert "did you mean 'run'?" in failure(result, result.code)
+        assert result.code in (2, 3, 4)
+
+    @pytest.mark.parametrize("command", ["check", "train"])
+    def test_recipes(self, command: str, recipe: Path, run: Run) -> None:
+        message = failure(run(command, recipe.with_name("recpie.toml")), 2)
+        assert "recpie.toml: no such file, did you mean 'recipe.toml'?" in message
+
+
 class TestTrain:
     def test_trains_once(self, recipe: Path, run: Run) -> None:
         first = run("train", recipe, "--json")

@@ -92,6 +92,18 @@ def test_a_header_may_be_stated(init: Init) -> None:
     assert sum(split.rows for split in report.splits) == draft.source.count == ROWS
 
 
+@pytest.mark.parametrize("index", [False, True])
+@pytest.mark.parametrize("first", [0, 1])
+def test_columns_may_be_numbered(first: int, index: bool, init: Init) -> None:
+    """pandas calls columns without names 0, 1, ...; an index has the empty name. The numbers come back as labels."""
+    rows = [({"": i} if index else {}) | {f"{first}": text(i), f"{first + 1}": i % 3} for i in range(ROWS)]
+    draft, report = init(table(rows), "rows.csv")
+    assert load_recipe(draft.path).data.header is True
+    assert draft.guess.columns == {"text": f"{first}", "label": f"{first + 1}"}
+    assert sum(split.rows for split in report.splits) == draft.source.count == ROWS
+    assert "--no-header" not in "\n".join(draft.lines())
+
+
 GLUE = {
     "mrpc": (
         "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String",

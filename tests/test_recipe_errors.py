@@ -129,7 +129,7 @@ def test_the_first_syntax_mistake_is_named_with_its_line(tmp_path: Path, text: s
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
     write(tmp_path, MINIMAL)
-    with pytest.raises(RecipeError, match=r"no recipe .*recipee.toml, did you mean .*recipe.toml\?"):
+    with pytest.raises(RecipeError, match=r"no recipe .*recipee.toml: no such file, did you mean 'recipe.toml'\?"):
         load_recipe(tmp_path / "recipee.toml")
     with pytest.raises(RecipeError, match="there is no folder"):
         load_recipe(tmp_path / "nowhere" / "recipe.toml")

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from bert_tasks.cards.card import CARD
 from bert_tasks.checkpoints.hub import CONFIG, PICKLES, REFUSED_TOKEN, is_model_file, model_folder
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
+from bert_tasks.data.problems import missing_path
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.paths import is_file, is_folder, is_link
+from bert_tasks.paths import exists, is_file, is_folder, is_link
 from bert_tasks.training import outputs
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def push(
 def _model_folder(path: Path) -> Path:
     """The model's folder, which can be loaded."""
     if not is_folder(path):
-        raise UsageError(f"{path}: no such folder; expected the folder of a model or of a finished run")
+        what = "a file" if exists(path) else missing_path(path, "folder")
+        raise UsageError(f"{path}: {what}; expected the folder of a model or of a finished run")
     if not is_file(path / CONFIG):
         if is_file(path / outputs.RUN) and outputs.read_summary(path) is None:
             raise UsageError(f"{path}: the run is not finished; train it to its end, or push {path / outputs.MODEL}")

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from bert_tasks.data.problems import missing_path
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError
 from bert_tasks.paths import exists, is_folder, resolved, with_home
@@ -64,7 +65,7 @@ def resolve(name: str | Path, *, revision: str | None = None) -> Path:
     if exists(folder):
         raise CheckpointError(f"{name} is a file; expected the folder that holds config.json and the weights")
     if isinstance(name, Path) or _looks_like_a_path(name):
-        raise CheckpointError(f"{name}: no such folder")
+        raise CheckpointError(f"{name}: {missing_path(folder, 'folder')}")
     return _download(name, revision)
 
 
@@ -139,6 +140,12 @@ def _package_folder(name: str) -> Path:
     return found
 
 
+def _folder_meant(name: str) -> str:
+    """For a name that may be a hub id or a path: the folder that was meant, if there is one, in parentheses."""
+    _, is_near, hint = missing_path(Path(name), "folder").partition("did you mean ")
+    return f" (did you mean {hint})" if is_near else ""
+
+
 def _download(name: str, revision: str | None) -> Path:
     folder = _snapshot(name, revision, [*_DESCRIPTIONS, *_SAFETENSORS])
     if any(folder.glob("model*.safetensors*")):
@@ -160,8 +167,8 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
         reason = "access is restricted: accept its conditions on the hub, then run `hf auth login` or set HF_TOKEN"
     except errors.RepositoryNotFoundError:
         reason = (
-            "no such folder here and no such model on the hub. Check the spelling; for a private model "
-            "run `hf auth login` or set HF_TOKEN"
+            f"no such folder here{_folder_meant(name)} and no such model on the hub. Check the spelling; "
+            "for a private model run `hf auth login` or set HF_TOKEN"
         )
     except errors.IncompleteSnapshotError:
         reason = f"only a part of its files is in the cache. {_reach_the_hub()}"
@@ -169,7 +176,7 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
         cause = error.__cause__
         status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
         why = _reach_the_hub() if status is None else _refusal(status)
-        reason = f"no such folder here, and not in the hub's cache. {why}"
+        reason = f"no such folder here{_folder_meant(name)}, and not in the hub's cache. {why}"
     except errors.HfHubHTTPError as error:
         reason = _refusal(error.response.status_code)
     except OSError as error:

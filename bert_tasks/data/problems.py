@@ -7,8 +7,11 @@ know file formats or what the values mean.
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
-from bert_tasks.errors import DataError
+from bert_tasks.errors import DataError, PathError
+from bert_tasks.paths import is_folder
 
 SHOWN = 20
 SKIP_HINT = 'data.on_error = "skip" leaves such rows out'
@@ -122,6 +125,31 @@ def did_you_mean(value: str, known: Iterable[str]) -> str:
     """A clause to append to a message, empty when nothing is close."""
     meant = suggestion(value, known)
     return "" if meant is None else f", did you mean {meant!r}?"
+
+
+def missing_path(path: Path, kind: Literal["file", "folder"] = "file", *, pattern: str = "*") -> str:
+    """What to say of a file or folder that is not there: its folder is not there either, or another name was meant.
+
+    Args:
+        path: The path, with a name at its end.
+        kind: What was expected there, and is suggested.
+        pattern: Of the names to suggest.
+
+    Returns:
+        Such as ``no such file, did you mean 'dev.csv'?``, without the path.
+    """
+    try:
+        if is_folder(path.parent):
+            return f"no such {kind}{did_you_mean(path.name, _names_in(path.parent, kind, pattern))}"
+        outer = path.parent.parent
+        near = did_you_mean(path.parent.name, _names_in(outer, "folder", "*")) if is_folder(outer) else ""
+    except (OSError, PathError):  # a folder that may not be listed: nothing to suggest
+        return f"no such {kind}"
+    return f"no such {kind}: there is no folder {path.parent}{near}"
+
+
+def _names_in(folder: Path, kind: str, pattern: str) -> list[str]:
+    return sorted(entry.name for entry in folder.glob(pattern) if is_folder(entry) == (kind == "folder"))
 
 
 def shortened(value: str) -> str:

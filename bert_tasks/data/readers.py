@@ -21,7 +21,7 @@ from bert_tasks.data.delimited import plain_records, quoted_records
 from bert_tasks.data.formats import Format, file_format, named_format
 from bert_tasks.data.judge import Judge, Plan, Targets, check_columns, make_plan
 from bert_tasks.data.kept import FAULT, KEPT, Keep
-from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.problems import missing_path
 from bert_tasks.data.records import Records, dataset_records, in_batches, json_records, parquet_records
 from bert_tasks.data.squad_json import squad_records
 from bert_tasks.data.table import HubSplit, RowTable, table_schema, without_absent
@@ -113,7 +113,7 @@ def read_table(
         BadRowsError: naming all the rows that cannot be used.
         DataError: if the file as a whole cannot be used.
     """
-    path = _existing_file(Path(source))
+    path = existing_file(Path(source))
     layout = file_format(format, path)
     told = display_name(path) if called is None else called
     how = Reading(encoding=encoding, delimiter=delimiter, header=header, label_separator=label_separator)
@@ -263,16 +263,18 @@ def _unusable_dataset(dataset: str, config: str | None, error: Exception) -> Dat
     )
 
 
-def _existing_file(path: Path) -> Path:
+def existing_file(path: Path) -> Path:
+    """The path, if something that can be read is there.
+
+    Raises:
+        DataError: there is nothing, or a folder; it says what there is.
+    """
     if is_folder(path):
         inside = sorted(entry.name for entry in path.iterdir() if is_file(entry))[:10]
         held = ", ".join(inside) if inside else "no files"
         raise DataError(f"{path}: a folder where a file was expected; it holds {held}")
     if not exists(path):
-        folder = path.parent
-        names = [entry.name for entry in folder.iterdir() if is_file(entry)] if is_folder(folder) else []
-        missing = f"no such file{did_you_mean(path.name, names)}" if is_folder(folder) else f"no folder {folder}"
-        raise DataError(f"{path}: {missing}")
+        raise DataError(f"{path}: {missing_path(path)}")
     return path
 
 
@@ -326,7 +328,7 @@ def column_names(path: Path, how: Reading) -> list[str]:
     Raises:
         DataError: the file cannot be read.
     """
-    layout = file_format(how.format, _existing_file(path))
+    layout = file_format(how.format, existing_file(path))
     with file_records(path, layout, how) as records:
         return peeked(records)[1]
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
-from bert_tasks.data.problems import SKIP_HINT, BadRowsError, Problems, did_you_mean
+from bert_tasks.data.problems import SKIP_HINT, BadRowsError, Problems, missing_path
 from bert_tasks.data.readers import Reading, hub_splits, read_hub, read_table
 from bert_tasks.data.set_aside import set_aside
 from bert_tasks.data.stored_reading import training_reading
@@ -178,8 +178,7 @@ def _existing_folder(folder: Path) -> Path:
     if is_file(folder):
         raise DataError(f"{folder}: a file where a folder was expected; give it as data.train")
     if not is_folder(folder):
-        around = [entry.name for entry in folder.parent.iterdir()] if is_folder(folder.parent) else []
-        raise DataError(f"{folder}: no such folder{did_you_mean(folder.name, around)}")
+        raise DataError(f"{folder}: {missing_path(folder, 'folder')}")
     return folder
 
 

@@ -15,6 +15,7 @@ import torch
 
 from bert_tasks.checkpoints.weights import read_config
 from bert_tasks.data.columns import Row
+from bert_tasks.data.problems import missing_path
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.metrics.keys import metric_key, metrics_by_set, metrics_of_set, split_key
@@ -161,7 +162,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 def _facts(folder: Path) -> dict[str, Any]:
     facts = outputs.read_facts(folder)
     if facts is None:
-        what = "no such folder" if not exists(folder) else f"no run here ({outputs.RUN} is missing)"
+        what = missing_path(folder, "folder") if not exists(folder) else f"no run here ({outputs.RUN} is missing)"
         raise UsageError(f"{folder}: {what}; give the output folder of `bert-tasks train`")
     return facts
 

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from bert_tasks.data.problems import missing_path
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import first_process_first, from_first_process, make_accelerator
-from bert_tasks.paths import is_file, resolved
+from bert_tasks.paths import exists, is_file, resolved
 from bert_tasks.recipe import Recipe, load_recipe
 from bert_tasks.training import outputs
 from bert_tasks.training.facts import weights_digest
@@ -121,6 +122,10 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
 
 def _facts(folder: Path) -> dict[str, Any]:
     """run.json of a run that can be repeated."""
+    if not exists(folder):
+        raise UsageError(
+            f"{folder}: {missing_path(folder, 'folder')}; expected the output folder of `bert-tasks train`"
+        )
     facts = outputs.read_facts(folder)
     if facts is None:
         inside = sorted(path.parent.name for path in folder.glob(f"*/{outputs.RUN}"))

@@ -67,7 +67,7 @@ def test_a_finished_run_means_its_model(checkpoint: Path, tmp_path: Path) -> Non
     ("fault", "error", "message"),
     [
         ("gone", UsageError, "no such folder"),
-        ("file", UsageError, "no such folder"),
+        ("file", UsageError, "a file; expected the folder"),
         ("empty", UsageError, r"is no model: it has no config\.json"),
         ("link", UsageError, r"is a link; push a copy of the folder: cp -rL"),
         ("pickle", UsageError, r"holds pickled weights; load the model and save it"),

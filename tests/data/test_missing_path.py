@@ -1,0 +1,50 @@
+"""What is said of a path where nothing is: the name that was meant, among those of its kind."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_tasks.data.problems import missing_path
+
+NAMES = st.text("abcdefgh_0123456789", min_size=4, max_size=12)
+
+
+@given(name=NAMES, place=st.integers(0, 11))
+def test_two_letters_that_are_swapped(name: str, place: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    at = place % (len(name) - 1)
+    wrong = name[:at] + name[at + 1] + name[at] + name[at + 2 :]
+    folder = tmp_path_factory.mktemp("names")
+    (folder / f"{name}.csv").touch()
+    (folder / f"{wrong}.csv.d").mkdir()
+    if wrong != name:
+        assert missing_path(folder / f"{wrong}.csv") == f"no such file, did you mean '{name}.csv'?"
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_only_what_was_expected_there_is_suggested(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "rums").touch()
+    expected = {"file": "rums", "folder": "runs"}[kind]
+    assert missing_path(tmp_path / "rusn", kind) == f"no such {kind}, did you mean {expected!r}?"
+    assert missing_path(tmp_path / "far from it", kind) == f"no such {kind}"
+    assert missing_path(tmp_path / "rusn", kind, pattern="*.toml") == f"no such {kind}"
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "topics").mkdir()
+    wrong = tmp_path / "topcis"
+    assert missing_path(wrong / "dev.csv") == f"no such file: there is no folder {wrong}, did you mean 'topics'?"
+    deep = tmp_path / "gone" / "further"
+    assert missing_path(deep / "dev.csv") == f"no such file: there is no folder {deep}"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may list any folder")
+def test_a_folder_that_may_not_be_listed(tmp_path: Path) -> None:
+    tmp_path.chmod(0)
+    try:
+        assert missing_path(tmp_path / "a" / "dev.csv") == "no such file"
+    finally:
+        tmp_path.chmod(0o700)
