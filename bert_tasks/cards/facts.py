@@ -3,21 +3,23 @@
 Owns the reading of the run's files and what of them is nobody's business: paths become names. Must not know Markdown.
 """
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 from bert_tasks.checkpoints.families import CONFIG_KEY, head_kind
 from bert_tasks.checkpoints.hub import PACKAGE, model_folder
 from bert_tasks.checkpoints.weights import read_config
-from bert_tasks.errors import UsageError
+from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.metrics.keys import metrics_of_set
+from bert_tasks.metrics.tables import MetricTable
+from bert_tasks.model.pretrained import stated_task
+from bert_tasks.tasks.base import Task
 from bert_tasks.training import outputs
 from bert_tasks.training.facts import without_folders
-
-_COUNTED = ("total", "number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,7 @@ class Facts:
         head: sequence, token or span where transformers has this head; None where it has not.
         metrics: of the best model on the validation rows.
         recipe: the resolved recipe without paths; None for a run that ``fit`` made.
+        stated_task: what tells metrics of single classes from those over all; None where it is not built in.
     """
 
     task: str
@@ -60,6 +63,7 @@ class Facts:
     summary: Mapping[str, Any]
     run: Mapping[str, Any]
     recipe: Mapping[str, Any] | None
+    stated_task: Task | None
 
     @property
     def base_name(self) -> str | None:
@@ -77,23 +81,24 @@ class Facts:
         return self.base.get("commit") is not None
 
     def overall(self, split: Split) -> dict[str, float | None]:
-        """The metrics of a validation set that are over all classes, without the set's name."""
-        return {name: value for name, value in self._of(split) if not self._is_of_a_class(name)}
+        """The metrics of a validation set that are over all classes, each number once, without the set's name."""
+        found = metrics_of_set(self.metrics, split.validation_set)
+        table = self._table(found)
+        return {name: value for name, value in found.items() if name in table.overall}
 
     def by_class(self, split: Split) -> dict[str, float | None]:
-        return {name: value for name, value in self._of(split) if self._is_of_a_class(name)}
+        found = metrics_of_set(self.metrics, split.validation_set)
+        table = self._table(found)
+        return {name: value for name, value in found.items() if name not in {**table.overall, **table.repeated}}
 
     def is_score(self, metric: str) -> bool:
         """Whether more of a metric over all classes is better: no loss, no count, no threshold."""
-        lower = self.run["metrics"]["lower_is_better"]
-        return not (metric in lower or metric.endswith(_COUNTED) or "thresh" in metric)
+        known = self.run["metrics"]
+        return metric not in (*known["lower_is_better"], *known["neutral"])
 
-    def _of(self, split: Split) -> list[tuple[str, float | None]]:
-        return list(metrics_of_set(self.metrics, split.validation_set).items())
-
-    def _is_of_a_class(self, metric: str) -> bool:
-        types = {label.partition("-")[2] for label in self.labels if "-" in label}
-        return any(metric.startswith(f"{name}_") or metric.endswith(f"_{name}") for name in {*self.labels, *types})
+    def _table(self, metrics: Mapping[str, float | None]) -> MetricTable:
+        numbers = {name: math.nan if value is None else value for name, value in metrics.items()}
+        return MetricTable(overall=numbers) if self.stated_task is None else self.stated_task.metric_table(numbers)
 
 
 def read_facts(run: Path) -> Facts:
@@ -124,9 +129,18 @@ def read_facts(run: Path) -> Facts:
             summary=summary,
             run=facts,
             recipe=_recipe(run / outputs.RECIPE),
+            stated_task=_stated_task(run / outputs.MODEL, config, facts["labels"]),
         )
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise UsageError(f"{run}: {outputs.RUN} or {outputs.SUMMARY} is damaged ({error!r}): train again") from None
+
+
+def _stated_task(model: Path, config: Mapping[str, Any], labels: Sequence[str]) -> Task | None:
+    """The model's task with the labels that the run's metrics are named after."""
+    try:
+        return replace(stated_task(model, config, None, {}), labels=tuple(map(str, labels)))
+    except (BertTasksError, ValueError):
+        return None
 
 
 def _base(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -126,6 +126,11 @@ class Task(ABC):
         return frozenset()
 
     @property
+    def neutral_metrics(self) -> frozenset[str]:
+        """The keys of ``metrics`` that count or describe (a number of questions, a threshold): none is a score."""
+        return frozenset()
+
+    @property
     @abstractmethod
     def hf_head(self) -> Literal["sequence", "token", "span"] | None:
         """The head of transformers that equals ours; None where transformers has none."""

@@ -70,6 +70,10 @@ class PairClassification(Task):
         return self.classifier.lower_is_better
 
     @property
+    def neutral_metrics(self) -> frozenset[str]:
+        return self.classifier.neutral_metrics | {"ranked_groups"}
+
+    @property
     def hf_head(self) -> Literal["sequence"] | None:
         return self.classifier.hf_head
 

@@ -166,6 +166,10 @@ class SpanExtraction(Task):
         return "f1"
 
     @property
+    def neutral_metrics(self) -> frozenset[str]:
+        return frozenset({"total", "HasAns_total", "NoAns_total", "best_exact_thresh", "best_f1_thresh"})
+
+    @property
     def hf_head(self) -> Literal["span"]:
         return "span"
 

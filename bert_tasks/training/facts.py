@@ -54,6 +54,7 @@ def metric_facts(job: Job) -> dict[str, Any]:
         "best": best_metric(task, job.run, sets),
         "primary": task.primary_metric,
         "lower_is_better": sorted(lower_is_better(task)),
+        "neutral": sorted(task.neutral_metrics),
     }
 
 

@@ -8,13 +8,16 @@ from hypothesis import strategies as st
 
 from bert_tasks import fit
 from bert_tasks.errors import UsageError
+from bert_tasks.metrics.ranking import ranking_metrics
+from bert_tasks.metrics.squad import squad_v2_metrics
 from bert_tasks.recipe import RunSection
 from bert_tasks.report.curves import loss_chart
 from bert_tasks.report.gathering import gather
+from bert_tasks.tasks import PairClassification, SpanExtraction
 from bert_tasks.tasks.sequence_classification import SequenceClassification
 from bert_tasks.tasks.token_classification import TokenClassification
 from bert_tasks.training.selection import Course, lower_is_better, rank_of
-from training import TASK, load_model, make_rows
+from training import LABELS, TASK, load_model, make_rows
 
 TAGGER = TokenClassification(labels=("O", "B-loss", "B-invalid_transitions"))
 SETS = ("dev", "dev_strict")
@@ -89,3 +92,12 @@ def test_ambiguous_names_of_sets_are_refused_before_training(checkpoint, tmp_pat
     with pytest.raises(UsageError, match="validation set 'dev/strict'"):
         fit(load_model(checkpoint), make_rows(8), sets, output_dir=tmp_path / "run", epochs=1, progress=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_counts_and_thresholds_are_declared_by_the_task():
+    golds, guesses = [["noon"], []], ["noon", "rain"]
+    found = squad_v2_metrics(golds, guesses, [0.5, 1.5])
+    assert {"total", "HasAns_total", "best_f1_thresh"} < SpanExtraction().neutral_metrics <= found.keys()
+    pairs = PairClassification(labels=LABELS)
+    assert pairs.neutral_metrics < ranking_metrics(["a"], [True], [0.5]).keys()
+    assert TASK.neutral_metrics == TAGGER.neutral_metrics == frozenset()
