@@ -8,7 +8,7 @@ from itertools import chain
 from typing import NamedTuple, cast
 
 from bert_tasks.data.columns import Row
-from bert_tasks.data.tags import entities, label_scheme
+from bert_tasks.data.tags import entities, label_scheme, to_labels
 from bert_tasks.report.confusion import Confusion
 from bert_tasks.report.gathering import Answers
 from bert_tasks.report.measures import Span, entity_measure, span_counts, word_counts, word_measure
@@ -31,7 +31,6 @@ _RIGHT_EXAMPLES = 3  # sentences without a mistake that are shown too
 
 
 class _Word(NamedTuple):
-    score: float
     truth: str
     answer: str
 
@@ -69,8 +68,10 @@ def results(answers: Answers) -> Results:
         table=table,
         left_out=len(labels) - len(table),
         confusion=Confusion.of(true_words, answered, labels if raw else (*labels, OUTSIDE), "words"),
-        calibration=calibration([one.score for one in words], [one.truth == one.answer for one in words]),
-        sure_of="word",
+        calibration=calibration(
+            list(chain.from_iterable(guess.scores for _, guess in pairs)), _right_tags(answers, pairs)
+        ),
+        sure_of="tag",
         mistakes=len(wrong),
         sentences=tuple(_example(one) for one in [*wrong[:EXAMPLES], *fine[:_RIGHT_EXAMPLES]]),
         right=tuple(one.truth == one.guess for one in judged),
@@ -102,8 +103,21 @@ def _type_measure(answers: Answers, judged: Sequence[_Answer]) -> Measure:
 
 def _words(row: Row, guess: TokenPrediction, *, raw: bool) -> list[_Word]:
     """Each word's tag; of chunk tags only what they mark, since schemes spell where it begins and ends differently."""
-    tags = zip(guess.scores, row["tags"], guess.tags, strict=True)
-    return [_Word(score, one, two) if raw else _Word(score, _type(one), _type(two)) for score, one, two in tags]
+    tags = zip(row["tags"], guess.tags, strict=True)
+    return [_Word(one, two) if raw else _Word(_type(one), _type(two)) for one, two in tags]
+
+
+def _right_tags(answers: Answers, pairs: Sequence[tuple[Row, TokenPrediction]]) -> list[bool]:
+    """For each word whether its tag is right: a word's score is the probability of the tag, prefix and type.
+
+    The true tags are written as the model's labels are, whatever the scheme of the file.
+    """
+    labels = [to_labels(row["tags"], answers.task.labels) for row, _ in pairs]
+    return [
+        tag == label
+        for (_, guess), sentence in zip(pairs, labels, strict=True)
+        for tag, label in zip(guess.tags, sentence, strict=True)
+    ]
 
 
 def _type(tag: str) -> str:
