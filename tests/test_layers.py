@@ -23,7 +23,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"metrics", "data"}),
     frozenset({"encoder", "locking"}),
     frozenset({"paths"}),
-    frozenset({"errors", "environment"}),
+    frozenset({"errors", "environment", "terminal"}),
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
 

@@ -6,6 +6,7 @@ Owns standard output: of several processes only the first one speaks. Must not k
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,9 +14,12 @@ from typing import Annotated, Any, BinaryIO, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
 from typer.models import CommandFunctionType
 
+from bert_tasks.cli.streams import PrintableFormatter, forget_stdout
 from bert_tasks.errors import ClosedPipeError, UsageError
+from bert_tasks.terminal import printable, printable_json, write_message
 
 
 def _without_flag_types(params: list[Any]) -> list[Any]:
@@ -26,6 +30,16 @@ def _without_flag_types(params: list[Any]) -> list[Any]:
     return params
 
 
+@contextmanager
+def _printable_errors() -> Iterator[None]:
+    """Errors of the parser quote what was typed."""
+    try:
+        yield
+    except TyperException as error:
+        error.message = printable(error.message)
+        raise
+
+
 class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_flag_types(super().get_params(ctx))
@@ -34,6 +48,18 @@ class _Command(TyperCommand):
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_flag_types(super().get_params(ctx))
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _printable_errors():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _printable_errors():
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:
+                tell("interrupted")
+                raise typer.Exit(128 + signal.SIGINT) from None
 
 
 class _App(typer.Typer):
@@ -60,21 +86,29 @@ def _options(
 
         say(f"bert-tasks {installed('bert-tasks')}")
         raise typer.Exit
-    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(name)s: %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler])
 
 
 def show(content: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+    """Writes a command's result on standard output; see ``say``."""
     if as_json:  # a metric that is not a number becomes null: JSON has no NaN
         plain = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)
-        lines = [json.dumps(plain, indent=2, ensure_ascii=False)]
+        lines = [printable_json(json.dumps(plain, indent=2, ensure_ascii=not _takes_unicode()))]
     say("\n".join(lines))
 
 
 def say(text: str) -> None:
-    """Raises ClosedPipeError if nobody reads standard output any more; UsageError if it cannot be written."""
+    """Writes a command's result on standard output.
+
+    Raises:
+        ClosedPipeError: nobody reads it any more.
+        UsageError: it cannot be written.
+    """
     if is_first_process():
         try:
-            print(text, flush=True)
+            print(printable(text), flush=True)
         except BrokenPipeError:
             raise ClosedPipeError("the output's reader has closed it") from None
         except OSError as error:
@@ -82,23 +116,28 @@ def say(text: str) -> None:
             raise UsageError(f"cannot write to standard output ({error.strerror})") from None
 
 
-def forget_stdout() -> None:
-    """It cannot be written any more, and Python would complain when it flushes what is left."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
+def note(text: str) -> None:
+    """Writes a line on standard output that is not the command's result: lost where it cannot be written."""
+    if is_first_process():
+        try:
+            print(printable(text), flush=True)
+        except OSError:
+            forget_stdout()
+
+
+def _takes_unicode() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
 
 
 def warn(text: str) -> None:
     """What went wrong beside a command that has done its work."""
-    if is_first_process():
-        print(f"warning: {text}", file=sys.stderr)
+    tell(f"warning: {text}")
 
 
 def tell(text: str) -> None:
-    """On standard error: what must not mix with a result on standard output."""
+    """On standard error: what must not mix with a result on standard output. It is lost where it cannot be written."""
     if is_first_process():
-        print(text, file=sys.stderr)
+        write_message(text)
 
 
 @contextmanager
@@ -136,6 +175,7 @@ def leave(code: str | int | None) -> NoReturn:
         from bert_tasks.inference import leave_process_group
 
         leave_process_group()
-    sys.stdout.flush()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))

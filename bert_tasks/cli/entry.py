@@ -6,11 +6,13 @@ import sys
 import traceback
 from types import TracebackType
 
-from bert_tasks.cli.app import app, forget_stdout, leave, processes
+from bert_tasks.cli.app import app, leave, processes
 from bert_tasks.cli.crash import write_crash
+from bert_tasks.cli.streams import forget_stdout, standard_streams
 from bert_tasks.environment import disable_telemetry, masked
 from bert_tasks.errors import BertTasksError, ClosedPipeError, StoppedError, UsageError
 from bert_tasks.paths import os_error_message
+from bert_tasks.terminal import printable
 
 # oneDNN keeps the code that it makes for each shape, of 1024 shapes if nobody says otherwise: 50 MiB over a large file.
 # A forward pass has few of them. In a library the choice would not be ours; here the process is.
@@ -27,13 +29,14 @@ def main() -> None:
     given = sys.argv[1:]
     arguments = [argument for argument in given if argument != "--debug"]
     debug = len(arguments) < len(given)
-    try:
-        with _ShortErrors(debug=debug):
-            app(["--debug", *arguments] if debug else arguments)
-    except SystemExit as end:
-        if processes() > 1:
-            leave(end.code)
-        raise
+    with standard_streams():
+        try:
+            with _ShortErrors(debug=debug):
+                app(["--debug", *arguments] if debug else arguments)
+        except SystemExit as end:
+            if processes() > 1:
+                leave(end.code)
+            raise
 
 
 class _ShortErrors:
@@ -53,8 +56,8 @@ class _ShortErrors:
             forget_stdout()
             raise SystemExit(ClosedPipeError.exit_code) from None
         if self.debug or (processes() > 1 and not isinstance(error, BertTasksError)):
-            sys.stderr.write(masked("".join(traceback.format_exception(error))))
-        sys.stderr.write(_told(error, debug=self.debug))
+            sys.stderr.write(printable(masked("".join(traceback.format_exception(error)))))
+        sys.stderr.write(printable(_told(error, debug=self.debug)))
         raise SystemExit(_exit_code(error)) from None
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from bert_tasks.cli.app import app, say, show
+from bert_tasks.cli.app import app, note, show
 from bert_tasks.cli.options import AsJson
 
 
@@ -23,7 +23,7 @@ def card(
     """
     from bert_tasks.cards.card import write_card
 
-    say(f"card: {write_card(run, languages=language, licence=license)}")
+    note(f"card: {write_card(run, languages=language, licence=license)}")
 
 
 @app.command()

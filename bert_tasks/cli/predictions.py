@@ -1,12 +1,15 @@
 """The command that writes predictions: predict."""
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bert_tasks.cli.app import app, result_stream, say, tell
+from bert_tasks.cli.app import app, note, result_stream, tell
 from bert_tasks.cli.options import (
     Columns,
     DataFormat,
@@ -90,8 +93,28 @@ def predict(
     )
     options: dict[str, Any] = {"task": task_class(task), "settings": settings(set_), "revision": revision}
     options |= {"reading": reading, "dtype": dtype}
-    with rows_progress(quiet=quiet or (output == "-" and sys.stdout.isatty())) as progress:
+    quiet = quiet or (output == "-" and sys.stdout.isatty())
+    with _interruption(output), rows_progress(quiet=quiet) as progress:
         _predict(model, _source(data, text), output, writing, {**options, "progress": progress})
+
+
+@contextmanager
+def _interruption(output: str) -> Iterator[None]:
+    """Says what Ctrl-C leaves of an output, and ends the command with the signal's exit code."""
+    from bert_tasks.inference.parts import parts_folder
+    from bert_tasks.paths import is_folder
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = parts_folder(Path(output))
+        if output == "-":
+            tell("interrupted: the rest of the rows was not predicted")
+        elif is_folder(kept):
+            tell(f"interrupted: {output} is not complete; the same command resumes from the rows in {kept}")
+        else:
+            tell(f"interrupted: {output} was not written")
+        raise typer.Exit(128 + signal.SIGINT) from None
 
 
 def _source(data: str | None, texts: list[str] | None) -> str | list[str]:
@@ -99,7 +122,7 @@ def _source(data: str | None, texts: list[str] | None) -> str | list[str]:
         raise typer.BadParameter("--data and --text exclude each other: give one of them")
     if texts:
         return texts
-    if data is None and sys.stdin.isatty():
+    if data is None and sys.stdin is not None and sys.stdin.isatty():
         raise typer.BadParameter("nothing to predict: give --data FILE or --text TEXT, or send rows through a pipe")
     return "-" if data is None else data
 
@@ -109,7 +132,7 @@ def _predict(model: str, data: str | list[str], output: str, writing: "Writing",
 
     if output != "-":
         done = predict_file(model, data, output, writing=writing, **options)
-        say(f"{done.rows} predictions: {output}")
+        note(f"{done.rows} predictions: {output}")
     else:
         with result_stream() as stream:
             done = predict_file(model, data, stream, writing=writing, **options)

@@ -1,11 +1,11 @@
 """A line on a terminal that says how far a command is, and how quick. Owns when it is shown."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from bert_tasks.cli.app import is_first_process
+from bert_tasks.terminal import message_stream
 
 _INTERVAL = 0.2  # seconds between two states of the line
 
@@ -16,7 +16,7 @@ def rows_progress(*, quiet: bool) -> Iterator[Callable[[int, int | None], None]]
 
     Nothing is shown if ``quiet``, where standard error is no terminal, and by others than the first process.
     """
-    if quiet or not sys.stderr.isatty() or not is_first_process():
+    if quiet or not message_stream().isatty() or not is_first_process():
         yield lambda done, total: None
         return
     line = _Line()
@@ -45,8 +45,7 @@ class _Line:
 
     def clear(self) -> None:
         if self._width:
-            sys.stderr.write("\r" + " " * self._width + "\r")
-            sys.stderr.flush()
+            self._show("\r" + " " * self._width + "\r")
 
     def _speed(self, now: float, done: int) -> str:
         start, before = (now, done) if self._first is None else self._first
@@ -54,6 +53,10 @@ class _Line:
 
     def _write(self, state: str, speed: str) -> None:
         text = state + speed
-        sys.stderr.write("\r" + text.ljust(self._width))
-        sys.stderr.flush()
+        self._show("\r" + text.ljust(self._width))
         self._width = max(self._width, len(text))
+
+    def _show(self, text: str) -> None:
+        stream = message_stream()
+        stream.write(text)
+        stream.flush()

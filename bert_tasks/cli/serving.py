@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from bert_tasks.cli.app import app, leave, say
+from bert_tasks.cli.app import app, leave, note
 from bert_tasks.cli.options import ModelName, OwnTask, Precision, Revision, Settings, settings, task_class
 
 
@@ -63,7 +63,7 @@ def serve(
         settings=settings(set_),
         revision=revision,
         dtype=dtype,
-        tell=say,
+        tell=note,
     )
     if still_loading:
         leave(0)

@@ -6,7 +6,6 @@ not know how a task makes features; it gets a function for that.
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bert_tasks.data.arrow_cache import cache_folder, digest, open_or_write
 from bert_tasks.data.records import rows_of
 from bert_tasks.data.table import RowTable
+from bert_tasks.terminal import message_stream
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -74,7 +74,7 @@ def progress_bars_on_terminals() -> Iterator[None]:
     """Silences the bars of `datasets` where they would fill a log file, and on all processes but the first."""
     import datasets
 
-    visible = sys.stderr.isatty() and os.environ.get("RANK", "0") == "0"
+    visible = message_stream().isatty() and os.environ.get("RANK", "0") == "0"
     if visible or datasets.are_progress_bars_disabled():
         yield
         return

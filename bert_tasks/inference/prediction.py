@@ -137,6 +137,8 @@ def predict_file(
     form = streams.checked_format(how) if isinstance(data, str) and data == STANDARD else None
     accelerator = make_accelerator()
     from_first_process(accelerator, partial(target.check_places, data))
+    if data == STANDARD and sys.stdin is None:
+        raise UsageError("standard input is closed: name a file, or send rows through a pipe")
     if data == STANDARD and accelerator.num_processes > 1:
         raise UsageError("standard input cannot be shared by several processes: write it to a file first")
     known: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}

@@ -1,9 +1,9 @@
 """What a run tells while it trains: a live bar on a terminal, plain lines elsewhere, nothing on ranks above 0.
 
-Owns the wording and the pace of messages. Must not know how training works. Everything goes to standard error.
+Owns the wording and the pace of messages. Must not know how training works. Everything goes to standard error, and
+what cannot be written there is lost: it never ends a run.
 """
 
-import sys
 import time
 from collections.abc import Mapping
 from typing import Protocol, TextIO
@@ -11,6 +11,7 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from bert_tasks.terminal import message_stream, printable, write_message
 from bert_tasks.training.steps import StepLog
 
 
@@ -59,16 +60,15 @@ class SilentReporter:
 
 
 class PlainReporter:
-    """One line every ``logging_steps`` steps, without control characters."""
+    """One line every ``logging_steps`` steps, without control characters, on a stream or on standard error."""
 
-    def __init__(self, *, total_steps: int, logging_steps: int, stream: TextIO) -> None:
+    def __init__(self, *, total_steps: int, logging_steps: int, stream: TextIO | None = None) -> None:
         self._total, self._every, self._stream = total_steps, logging_steps, stream
         self._started = time.monotonic()
         self._first: int | None = None  # the first step that this part of the run did
 
     def note(self, text: str) -> None:
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        write_message(text, stream=self._stream)
 
     def step(self, log: StepLog, *, epoch: int, tokens_per_second: float) -> None:
         done = log.step + 1
@@ -105,7 +105,7 @@ class RichReporter:
         self._progress.start()
 
     def note(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False, markup=False)
+        self._progress.console.print(printable(text), highlight=False, markup=False)
 
     def step(self, log: StepLog, *, epoch: int, tokens_per_second: float) -> None:
         self._progress.update(
@@ -128,10 +128,10 @@ def make_reporter(*, total_steps: int, logging_steps: int, visible: bool) -> Rep
     """The reporter that fits the place where standard error goes."""
     if not visible:
         return SilentReporter()
-    console = Console(stderr=True)
+    console = Console(file=message_stream())
     if console.is_terminal:
         return RichReporter(total_steps=total_steps, console=console)
-    return PlainReporter(total_steps=total_steps, logging_steps=logging_steps, stream=sys.stderr)
+    return PlainReporter(total_steps=total_steps, logging_steps=logging_steps)
 
 
 def evaluation_line(step: int, metrics: Mapping[str, float], *, best: bool) -> str:

@@ -4,7 +4,6 @@ Owns what is compared and what is not: times differ on any machine. Must not kno
 one like any other, in a folder of its own.
 """
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -20,11 +19,11 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import first_process_first, from_first_process, make_accelerator
 from bert_tasks.paths import exists, is_file, resolved
 from bert_tasks.recipe import Recipe, load_recipe
+from bert_tasks.terminal import write_message
 from bert_tasks.training import outputs
 from bert_tasks.training.facts import weights_digest
 from bert_tasks.training.job import Job
 from bert_tasks.training.loop import run_job
-from bert_tasks.training.progress import PlainReporter
 from bert_tasks.training.run import job_of, prepare
 
 _TIMES = ("train_seconds", "tokens_per_second")
@@ -174,13 +173,12 @@ def _surroundings(facts: Mapping[str, Any], job: Job, accelerator: Accelerator) 
 
 
 def _announce(facts: Mapping[str, Any], found: Sequence[Difference]) -> None:
-    told = PlainReporter(total_steps=1, logging_steps=1, stream=sys.stderr)
     for one in found:
-        told.note(f"differs: {one}")
+        write_message(f"differs: {one}")
     if found:
-        told.note("the result may differ in its last digits or more")
+        write_message("the result may differ in its last digits or more")
     else:
-        told.note(f"versions, machine, {facts.get('threads', '?')} threads, data and weights are those of the run")
+        write_message(f"versions, machine, {facts.get('threads', '?')} threads, data and weights are those of the run")
 
 
 def _compared(folder: Path, home: Path, surroundings: tuple[Difference, ...]) -> Reproduction:

@@ -6,7 +6,6 @@ know how a run is trained (each is one that ``run.train`` makes of the recipe wi
 
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,9 @@ from bert_tasks.model.pretrained import stated_task
 from bert_tasks.paths import exists, is_folder
 from bert_tasks.recipe import Recipe, RunSection, load_recipe, load_task_class
 from bert_tasks.recipe_errors import schema_problems
+from bert_tasks.terminal import write_message
 from bert_tasks.training import outputs
 from bert_tasks.training.job import FitResult
-from bert_tasks.training.progress import PlainReporter
 from bert_tasks.training.resuming import SILENT, changes, stated_settings
 from bert_tasks.training.run import DryRun, dry_run, train
 from bert_tasks.training.seed_results import SeedRun, SeedsResult
@@ -64,7 +63,7 @@ def train_seeds(
     runs = []
     for number, made in enumerate(planned, start=1):
         if progress and is_main:
-            _announce(f"seed {made.run.seed} (run {number} of {len(planned)})")
+            write_message(f"seed {made.run.seed} (run {number} of {len(planned)})")
         runs.append(_run(made, overwrite=overwrite, progress=progress))
     folder = _folder(loaded)
     others, notes = _runs_of_other_seeds(folder, runs, loaded) if is_main else ([], [])
@@ -163,10 +162,6 @@ def _check_folder(folder: Path) -> None:
         raise UsageError(f"{folder} holds a run of one seed: choose another folder for several")
     if existing and not any(name == SEEDS or _SEED_FOLDER.fullmatch(name) for name in existing):
         raise UsageError(f"{folder} is not empty and holds no runs ({', '.join(existing[:3])}): choose another folder")
-
-
-def _announce(text: str) -> None:
-    PlainReporter(total_steps=1, logging_steps=1, stream=sys.stderr).note(text)
 
 
 def _run(recipe: Recipe, *, overwrite: bool, progress: bool) -> SeedRun:

@@ -11,7 +11,6 @@ import math
 import os
 import re
 import shutil
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -31,6 +30,7 @@ from accelerate.tracking import (
 
 from bert_tasks.environment import disable_telemetry, masked
 from bert_tasks.errors import UsageError
+from bert_tasks.terminal import message_stream
 from bert_tasks.training import outputs
 
 _LOGGER = logging.getLogger("bert_tasks")
@@ -182,7 +182,7 @@ class Trackers:
             _LOGGER.warning("%s; the run goes on without it, and %s has everything", reason, outputs.EVENTS)
 
         # Some of them print, and standard output is the command's.
-        with _Caught(told), redirect_stdout(io.StringIO() if self._silent else sys.stderr):
+        with _Caught(told), redirect_stdout(io.StringIO() if self._silent else message_stream()):
             yield
 
 

@@ -81,7 +81,7 @@ def test_the_place_decides_on_the_reporter(monkeypatch, capsys):
     silent.evaluation(1, {"accuracy": 1.0}, best=True)
     silent.close()
     assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr(progress, "Console", lambda stderr: Console(stderr=stderr, force_terminal=True))
+    monkeypatch.setattr(progress, "Console", lambda file: Console(file=file, force_terminal=True))
     bar = make_reporter(total_steps=1, logging_steps=1, visible=True)
     bar.close()
     assert isinstance(bar, RichReporter)

@@ -1,0 +1,136 @@
+"""Standard streams that are full, closed or in another encoding: only a command's own result may fail."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import runs
+
+BASH = "/bin/bash"
+NAMES = ("--text", "text", "--label", "label")
+
+
+def shell(line: str, *arguments: object, folder: Path, **environment: str) -> runs.Ended:
+    """A line of bash, whose ``"$@"`` are the arguments; what it leaves to its streams is caught."""
+    done = subprocess.run(
+        [BASH, "-c", line, "bash", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        timeout=runs.PATIENCE,
+    )
+    return runs.Ended(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "unwritable", ["2> >(exit)", *(pytest.param(how, marks=SLOW) for how in ("2>/dev/full", "2>&-"))]
+)
+def test_training_ends_whatever_becomes_of_its_progress(recipe: Path, straight: Path, unwritable: str) -> None:
+    ended = shell(f'"$@" {unwritable}', *runs.CONSOLE, "train", recipe, folder=recipe.parent)
+    assert ended.code == 0, ended
+    assert runs.digests(recipe.parent / "run") == runs.digests(straight)
+    assert "model: " in ended.out
+
+
+@pytest.mark.parametrize(
+    "unwritable",
+    [
+        ">/dev/full 2>/dev/full",
+        "<&- >&- 2>&-",
+        *(pytest.param(how, marks=SLOW) for how in ("2>/dev/full", "2>&-", ">/dev/full", ">&-", ">&- 2>&-")),
+    ],
+)
+def test_predictions_in_a_file_are_whole(straight: Path, tmp_path: Path, unwritable: str) -> None:
+    data, output = straight.parent / "dev.csv", tmp_path / "out.jsonl"
+    command = [*runs.CONSOLE, "predict", straight, "--data", data, "--output", output]
+    ended = shell(f'"$@" {unwritable}', *command, folder=tmp_path)
+    assert ended.code == 0, ended
+    assert len(output.read_text("utf-8").splitlines()) == 12
+
+
+@pytest.mark.parametrize("unwritable", [">&-", ">/dev/full"])
+def test_a_result_that_cannot_be_written_is_said(straight: Path, tmp_path: Path, unwritable: str) -> None:
+    data = straight.parent / "dev.csv"
+    for command in (["predict", straight, "--data", data, "--output", "-"], ["evaluate", straight, "--data", data]):
+        ended = shell(f'"$@" {unwritable}', *runs.CONSOLE, *command, folder=tmp_path)
+        assert ended.code == 2, ended
+        assert ended.err.splitlines()[-1].startswith("error: cannot write ")
+        assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("option", [["--data", "-"], pytest.param([], marks=SLOW)])
+def test_closed_standard_input_is_said(straight: Path, tmp_path: Path, option: list[str]) -> None:
+    ended = shell('"$@" <&-', *runs.CONSOLE, "predict", straight, *option, folder=tmp_path)
+    assert ended.code == 2, ended
+    assert ended.err == "error: standard input is closed: name a file, or send rows through a pipe\n"
+
+
+@pytest.mark.parametrize(
+    "unwritable", ["2>/dev/full >/dev/full", *(pytest.param(how, marks=SLOW) for how in (">/dev/full", ">&-"))]
+)
+def test_serve_serves(straight: Path, tmp_path: Path, unwritable: str) -> None:
+    port = 20000 + os.getpid() % 20000
+    line = f'exec "$@" {unwritable}'
+    command = [*runs.CONSOLE, "serve", straight, "--port", port]
+    server = subprocess.Popen([BASH, "-c", line, "bash", *map(str, command)], cwd=tmp_path, start_new_session=True)
+    try:
+        end, answer = time.monotonic() + runs.PATIENCE, None
+        while answer is None:
+            assert server.poll() is None
+            assert time.monotonic() < end
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as opened:
+                    answer = opened.status
+            except OSError:
+                time.sleep(0.2)
+        assert answer == 200
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(runs.PATIENCE) == 0
+
+
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=SLOW)])
+@pytest.mark.parametrize(
+    "command", [["--help"], ["train", "--help"], ["no-such-ĉommand"], ["init", "ĉ.csv", *NAMES], ["env"]]
+)
+def test_terminals_of_other_encodings(tmp_path: Path, encoding: str, command: list[str]) -> None:
+    (tmp_path / "ĉ.csv").write_text("text,label\n" + "ĉu,jes ☃\nne,ne\n" * 8, "utf-8")
+    ended = shell('"$@"', *runs.CONSOLE, *command, folder=tmp_path, PYTHONIOENCODING=encoding)
+    assert ended.code == (2 if command[0] == "no-such-ĉommand" else 0), ended
+    assert "internal error" not in ended.err
+    assert "Traceback" not in ended.err
+    assert len(ended.out + ended.err) > 40
+
+
+def test_json_is_json_in_other_encodings(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\n" + "ĉu,jes ☃\x9b\nne,ne\n" * 8, "utf-8")
+    command = [*runs.CONSOLE, "init", "a.csv", *NAMES, "--json"]
+    ended = shell('"$@"', *command, folder=tmp_path, PYTHONIOENCODING="ascii")
+    assert ended.code == 0, ended
+    assert "jes ☃\x9b" in json.dumps(json.loads(ended.out), ensure_ascii=False)
+
+
+def test_an_interrupted_prediction_says_so(straight: Path, tmp_path: Path) -> None:
+    lines = ["text", *("a good day " * 6 for _ in range(60_000))]
+    (tmp_path / "many.csv").write_text("\n".join(lines), "utf-8")
+    output = tmp_path / "out.jsonl"
+    command = [*runs.CONSOLE, "predict", straight, "--data", tmp_path / "many.csv", "--output", output]
+    program = runs.Program(command, folder=tmp_path)
+    rows = tmp_path / "out.jsonl.parts" / "rows.jsonl"
+    program.until(lambda: rows.exists() and rows.stat().st_size > 0)
+    program.send(signal.SIGINT)
+    ended = program.wait()
+    assert ended.code == 130, ended
+    assert ended.err.splitlines()[-1] == (
+        f"interrupted: {output} is not complete; the same command resumes from the rows in {rows.parent}"
+    )
+    assert "Traceback" not in ended.err

@@ -1,0 +1,114 @@
+"""Messages act on no terminal, and one that cannot be written is lost without a word, whatever the stream does."""
+
+import io
+import json
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from bert_tasks.terminal import BestEffortStream, printable, printable_json, write_message
+from bert_tasks.training.progress import PlainReporter, RichReporter
+from bert_tasks.training.steps import StepLog
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x08\x9b31m\u202egnp.exe\u2066\x7f\udcff\u2028\ufeff\U000e0041\0"
+TEXTS = st.text(st.characters() | st.sampled_from(HOSTILE))
+LEFT = "\n\t\u200c\u200d"
+
+
+def acts(character: str) -> bool:
+    """By Unicode's categories: control, format, surrogate, private, unassigned, line and paragraph separators."""
+    return character not in LEFT and unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+
+
+@given(TEXTS)
+def test_nothing_that_acts_is_left_and_the_rest_stays(text: str) -> None:
+    shown = printable(text)
+    assert not any(map(acts, shown))
+    assert printable(shown) == shown
+    expected = "".join(char.encode("unicode_escape").decode() if acts(char) else char for char in text)
+    assert shown == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["naïve café", "日本\u3000語", "मि\u200cत्र", "👩\u200d🔬", "1\u00a0000\u202f€", "a\tb\nc", "שלום"]
+)
+def test_words_of_all_scripts_are_left_alone(text: str) -> None:
+    assert printable(text) == text
+    assert printable_json(json.dumps(text, ensure_ascii=False)) == json.dumps(text, ensure_ascii=False)
+
+
+@given(st.recursive(TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner)), st.sampled_from([None, 2]))
+def test_json_is_the_same_json(content: object, indent: int | None) -> None:
+    text = printable_json(json.dumps(content, ensure_ascii=False, indent=indent))
+    assert json.loads(text) == content
+    assert not any(map(acts, text))
+    assert printable(text) == text
+
+
+class Failing(io.StringIO):
+    """A stream that fails after some characters, as a full disk, a closed pipe or a closed file does."""
+
+    def __init__(self, error: Exception, room: int) -> None:
+        super().__init__()
+        self.error, self.room = error, room
+
+    def write(self, text: str) -> int:
+        if len(self.getvalue()) + len(text) > self.room:
+            raise self.error
+        return super().write(text)
+
+    def flush(self) -> None:
+        if self.room == 0:
+            raise self.error
+
+
+FAULTS = [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device"), ValueError("I/O on closed file")]
+
+
+@pytest.mark.parametrize("error", FAULTS, ids=str)
+@pytest.mark.parametrize("room", [0, 100])
+def test_a_reporter_outlives_its_stream(error: Exception, room: int) -> None:
+    stream = Failing(error, room)
+    console = Console(file=BestEffortStream(stream), force_terminal=True, width=80)  # type: ignore[arg-type]
+    for reporter in (
+        PlainReporter(total_steps=9, logging_steps=1, stream=stream),
+        RichReporter(total_steps=9, console=console),
+    ):
+        for step in range(9):
+            log = StepLog(step=step, loss=0.5, grad_norm=1.0, learning_rate=1e-5)
+            reporter.step(log, epoch=0, tokens_per_second=1.0)
+        reporter.evaluation(9, {"accuracy": 1.0}, best=True)
+        reporter.note("note")
+        reporter.close()
+    assert len(stream.getvalue()) <= room
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+@given(TEXTS)
+def test_any_encoding_takes_any_message(encoding: str, text: str) -> None:
+    taken = io.BytesIO()
+    stream = io.TextIOWrapper(taken, encoding=encoding, errors="strict", newline="")
+    write_message(text, stream=stream)
+    assert len(taken.getvalue()) > len(text)  # the line feed; an escape is longer than what it stands for
+    stream.detach()
+
+
+def test_no_stream_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    write_message("nobody reads it")
+    PlainReporter(total_steps=1, logging_steps=1).note("nor this")
+
+
+@given(TEXTS)
+def test_reporters_escape(text: str) -> None:
+    plain, shown = io.StringIO(), io.StringIO()
+    PlainReporter(total_steps=1, logging_steps=1, stream=plain).note(text)
+    rich = RichReporter(total_steps=1, console=Console(file=shown, width=10**6, force_terminal=False))
+    rich.note(text)
+    rich.close()
+    for stream in (plain, shown):
+        assert not any(map(acts, re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())))
