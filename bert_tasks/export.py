@@ -48,7 +48,7 @@ from bert_tasks.model.predicting import batch_logits, canonical_row, predict_row
 from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.model.trained import load_trained
-from bert_tasks.paths import exists, is_folder, resolved
+from bert_tasks.paths import beside, exists, is_folder, resolved
 from bert_tasks.tasks.base import Feature, Prediction, Task
 from bert_tasks.tasks.sequence_classification import SequencePrediction
 from bert_tasks.tasks.span_extraction import SpanPrediction
@@ -366,7 +366,7 @@ def _held(target: Path) -> Iterator[Path]:
     A killed export leaves at most this folder behind; the next one to the same target takes it over.
     """
     target = resolved(target)
-    place = target.with_name(f".{target.name}.exporting")
+    place = beside(target, before=".", after=".exporting")
     try:
         with locked(place):
             yield place

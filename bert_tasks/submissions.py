@@ -17,7 +17,7 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.paths import exists, is_file, is_folder
+from bert_tasks.paths import beside, exists, is_file, is_folder
 from bert_tasks.recipe import load_recipe
 from bert_tasks.tasks.sequence_classification import SequencePrediction
 
@@ -190,7 +190,7 @@ def _text(answers: Sequence[SequencePrediction], test_set: TestSet) -> str:
 
 
 def _write_zip(texts: Mapping[str, str], target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.tmp")
+    temporary = beside(target, before=".", after=".tmp")
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, text in sorted(texts.items()):

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bert_tasks.cli import main
 from bert_tasks.errors import PathError, UsageError
-from bert_tasks.paths import exists, is_file, is_folder, is_link, lexists, os_error_message, resolved, with_home
+from bert_tasks.paths import beside, exists, is_file, is_folder, is_link, lexists, os_error_message, resolved, with_home
 
 PROBES = (exists, lexists, is_file, is_folder, is_link)
 COMMANDS = {
@@ -182,6 +182,25 @@ def test_links_in_a_circle_have_no_end(tmp_path: Path) -> None:
 def test_home_of_nobody_is_refused() -> None:
     with pytest.raises(PathError, match="without ~"):
         with_home("~nobody-of-this-name/model")
+
+
+@given(
+    name=st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=255),
+    before=st.sampled_from(["", "."]),
+    after=st.sampled_from(["", ".parts", ".tmp-4194304", ".rejects.jsonl"]),
+)
+def test_companion_of_a_file_has_a_name_that_fits(name: str, before: str, after: str) -> None:
+    assume(name not in (".", "..") and len(os.fsencode(name)) <= 255)
+    path = Path("/tmp") / name
+    found = beside(path, before=before, after=after)
+    assert found.parent == path.parent
+    assert len(os.fsencode(found.name)) <= 255
+    assert found.name.startswith(before)
+    assert found.name.endswith(after)
+    assert found == beside(path, before=before, after=after)
+    if len(os.fsencode(before + name + after)) <= 255:
+        assert found.name == before + name + after
+    assert found != beside(path.with_name(f"{name[:-1]}{'a' if name[-1] != 'a' else 'b'}"), before=before, after=after)
 
 
 @given(name=st.none() | st.text(max_size=400), number=st.sampled_from([errno.ENOSPC, errno.EACCES, errno.EIO]))

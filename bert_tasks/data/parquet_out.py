@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bert_tasks.data.writers import write_failure
+from bert_tasks.paths import beside
 
 if TYPE_CHECKING:
     import pyarrow
@@ -32,7 +33,7 @@ def write_parquet(lines: Path, target: Path) -> None:
     from pyarrow import parquet
 
     schema = _schema(lines)
-    temporary = lines.with_name(f".{target.name}.tmp-{os.getpid()}")
+    temporary = beside(lines.with_name(target.name), before=".", after=f".tmp-{os.getpid()}")
     try:
         with parquet.ParquetWriter(temporary, schema) as writer:
             for block in _blocks(lines):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from bert_tasks.errors import UsageError
-from bert_tasks.paths import exists, is_file, is_folder, is_link, resolved
+from bert_tasks.paths import beside, exists, is_file, is_folder, is_link, resolved
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 FORMS = ("jsonl", *DELIMITERS, "parquet")
@@ -151,7 +151,7 @@ def whole_file(path: Path, folder: Path | None = None) -> Iterator[TextIO]:
     Raises:
         UsageError: it cannot be written.
     """
-    temporary = (path.parent if folder is None else folder) / f".{path.name}.tmp-{os.getpid()}"
+    temporary = beside(path if folder is None else folder / path.name, before=".", after=f".tmp-{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8", newline="") as file:
             yield file

@@ -17,7 +17,7 @@ from typing import IO, Any
 from bert_tasks.data.writers import write_failure
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.locking import LOCK, locked
-from bert_tasks.paths import exists, is_folder
+from bert_tasks.paths import beside, exists, is_folder
 
 ROWS, LOG, MANIFEST = "rows.jsonl", "parts.jsonl", "manifest.json"
 _LEFTOVER = re.compile(r"\..*\.tmp-[0-9]+")
@@ -53,7 +53,7 @@ class _Note:
 
 
 def parts_folder(output: Path) -> Path:
-    return output.with_name(f"{output.name}.parts")
+    return beside(output, after=".parts")
 
 
 class Parts:

@@ -14,7 +14,7 @@ from bert_tasks.data.writers import DELIMITERS, FORMS, check_extension, check_pl
 from bert_tasks.errors import UsageError
 from bert_tasks.inference.rows_out import Writing
 from bert_tasks.model.inputs import Data
-from bert_tasks.paths import exists, resolved
+from bert_tasks.paths import beside, exists, resolved
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Task
 
@@ -93,7 +93,7 @@ class Target:
 
 def beside_output(path: Path, name: str) -> Path:
     """The place of a file that a task's format has beside the one asked for."""
-    return path.with_name(f"{path.stem}.{name}")
+    return beside(path.with_name(path.stem), after=f".{name}")
 
 
 def target_of(output: str | Path | IO[bytes], data: Data, writing: Writing, task: type[Task] | None) -> Target:
@@ -118,7 +118,7 @@ def target_of(output: str | Path | IO[bytes], data: Data, writing: Writing, task
         check_extension(path, others=known)
     rendered = writing.format is None and path.suffix in known
     form = path.suffix if rendered else path.suffix[1:] if writing.format is None else writing.format
-    rejects = _rejects(path.with_name(f"{path.name}.rejects.jsonl"), data, writing)
+    rejects = _rejects(beside(path, after=".rejects.jsonl"), data, writing)
     return Target(path=linked(path), stream=None, form=form, rendered=rendered, rejects=rejects)
 
 

@@ -28,7 +28,7 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.environment import cpu_name
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.locking import LOCK
-from bert_tasks.paths import exists, is_file, is_folder, is_link
+from bert_tasks.paths import beside, exists, is_file, is_folder, is_link
 from bert_tasks.training import checkpointing
 from bert_tasks.training.signing import is_ours
 
@@ -215,7 +215,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         CheckpointError: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary = beside(path, before=".", after=f".tmp-{os.getpid()}")
     with _told(path):
         try:
             temporary.write_text(text, encoding="utf-8")

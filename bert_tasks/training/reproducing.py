@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from bert_tasks.data.problems import missing_path
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import first_process_first, from_first_process, make_accelerator
-from bert_tasks.paths import exists, is_file, resolved
+from bert_tasks.paths import beside, exists, is_file, resolved
 from bert_tasks.recipe import Recipe, load_recipe
 from bert_tasks.terminal import write_message
 from bert_tasks.training import outputs
@@ -100,7 +100,7 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
     folder = Path(run)
     facts = _facts(folder)
     named = folder if folder.name not in ("", "..") else resolved(folder)
-    home = named.with_name(f"{named.name}-reproduced") if output_dir is None else Path(output_dir)
+    home = beside(named, after="-reproduced") if output_dir is None else Path(output_dir)
     if resolved(home.absolute()) == resolved(folder.absolute()):
         raise UsageError(f"--output-dir {home} is the run itself: choose another folder")
     recipe = _recipe(folder, home)
