@@ -54,8 +54,16 @@ _SECRET_VALUE = (
     (re.compile(r"^[^/\s@:]+:[^/\s@]+@"), "***@"),
     (re.compile(r"([?&][\w.\-]*(?:token|key|secret|pass|sig|auth)[\w.\-]*=)[^&\s#]+", re.IGNORECASE), r"\1***"),
     (re.compile(r"\b(Bearer|Basic)\s+\S+", re.IGNORECASE), r"\1 ***"),
-    (re.compile(r"\b(?:hf|api|sk|ghp|gho|glpat|github_pat|xox[a-z])[_\-][A-Za-z0-9_\-]{16,}"), "***"),
-    (re.compile(r"\bAKIA[A-Z0-9]{12,}\b|\b[0-9a-fA-F]{40}\b"), "***"),
+    (
+        re.compile(r"\b(?:hf|api|sk|gsk|gh[oprsu]|glpat|github_pat|xox[a-z]|xai|pypi|npm|r8)[_\-][A-Za-z0-9_\-]{16,}"),
+        "***",
+    ),
+    (
+        re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b|\bAIza[A-Za-z0-9_\-]{30,}|\bya29\.[\w\-]{16,}|\b[0-9a-fA-F]{40}\b"),
+        "***",
+    ),
+    # A JSON web token: its header and payload are JSON objects in base64, so that both begin with "eyJ".
+    (re.compile(r"\beyJ[A-Za-z0-9_\-]{6,}\.eyJ[A-Za-z0-9_\-]{2,}\.[A-Za-z0-9_\-]*"), "***"),
 )
 # What keeps libraries from reporting to their makers. A tracker that a recipe names still gets the run's metrics.
 TELEMETRY_OFF: Mapping[str, str] = {
@@ -142,15 +150,19 @@ def masked_arguments(arguments: Iterable[str]) -> list[str]:
     shown: list[str] = []
     hide_next = False
     for argument in arguments:
-        assigned = _ASSIGNED.match(argument)
-        if hide_next:
-            shown.append("***")
-        elif assigned is not None and _may_be_secret(assigned[1]):
-            shown.append(f"{assigned[1]}=***")
-        else:
-            shown.append(masked(argument))
-        hide_next = argument.startswith("--") and assigned is None and _may_be_secret(argument)
+        shown.append("***" if hide_next else _masked_argument(argument))
+        hide_next = argument.startswith("--") and "=" not in argument and _may_be_secret(argument)
     return shown
+
+
+def _masked_argument(argument: str) -> str:
+    """An assignment may hold another one: ``--set=run.token=X``."""
+    names, rest = "", argument
+    while (assigned := _ASSIGNED.match(rest)) is not None:
+        names, rest = f"{names}{assigned[1]}=", assigned[2]
+        if _may_be_secret(assigned[1]):
+            return f"{names}***"
+    return names + masked(rest)
 
 
 def _may_be_secret(name: str) -> bool:

@@ -1,13 +1,17 @@
 """What `bert-tasks env` and the file of an internal error show, and that neither shows a secret."""
 
+import base64
 import json
 import os
+import string
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bert_tasks import environment as module
 from bert_tasks.cli import crash
@@ -68,10 +72,48 @@ def test_secrets_are_masked_and_the_rest_is_shown() -> None:
         (["predict", "https://u:p@h/x"], ["predict", "https://***@h/x"]),
         (["predict", "https://u:p@ss@h/x"], ["predict", "https://***@h/x"]),
         (["predict", "https://u:p/ss@h/x"], ["predict", "https://***@h/x"]),
+        (["--set=run.token=X"], ["--set=run.token=***"]),
+        (["--set=data.train=a.csv"], ["--set=data.train=a.csv"]),
+        (["--column=text=my=secret=X"], ["--column=text=my=secret=***"]),
+        (["--data=https://u:p@h/x"], ["--data=https://***@h/x"]),
     ],
 )
 def test_a_command_line_without_secrets(given: list[str], shown: list[str]) -> None:
     assert masked_arguments(given) == shown
+
+
+_SAFE = string.ascii_letters + string.digits
+
+
+@given(
+    st.one_of(
+        st.tuples(
+            st.sampled_from(
+                ["hf_", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "gsk_", "sk-", "sk-proj-"]
+            ),
+            st.text(_SAFE, min_size=20, max_size=40),
+        ),
+        st.tuples(st.just("AIza"), st.text(_SAFE + "_-", min_size=35, max_size=35)),
+        st.tuples(st.just("ya29."), st.text(_SAFE, min_size=20)),
+        st.tuples(st.sampled_from(["AKIA", "ASIA"]), st.text(string.ascii_uppercase, min_size=16, max_size=16)),
+    ),
+    st.sampled_from(["{}", "key {} refused", "'{}'", "token={}", "x:{},", "--set=data.train={}"]),
+)
+def test_keys_are_masked_wherever_they_are(key: tuple[str, str], around: str) -> None:
+    text = around.format("".join(key))
+    assert key[1] not in masked(text)
+    assert key[1] not in " ".join(masked_arguments([text]))
+
+
+@given(
+    st.dictionaries(st.sampled_from(["sub", "exp", "iss"]), st.text(_SAFE, max_size=9), min_size=1),
+    st.text(_SAFE, max_size=43),
+)
+def test_web_tokens_are_masked(payload: dict[str, str], signature: str) -> None:
+    parts = [json.dumps(part).encode() for part in ({"alg": "HS256", "typ": "JWT"}, payload)]
+    encoded = [base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts]
+    shown = masked(f"Authorization failed for {'.'.join([*encoded, signature])} at 12:30")
+    assert shown == "Authorization failed for *** at 12:30"
 
 
 def test_ordinary_text_is_left_alone() -> None:
