@@ -4,12 +4,14 @@ Owns what stands where and how numbers are written. The templates and the style 
 know how figures are computed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import escape
 
 from bert_tasks.metrics.keys import LOSS, metric_key, untuned
 from bert_tasks.report import charts, pictures
@@ -32,13 +34,51 @@ _MOST_LINES = 60  # of the table of evaluations
 _MOST_METRICS = 300  # of the table of what the run recorded
 _MOST_NAME = 200  # characters of a metric's name
 _MOST_RECIPE = 20_000  # characters
+_MOST_TEXT = 5_000  # characters of any other text
+_MOST_LABEL = 80  # characters of a label
+_MOST_BYTES = 2_000_000  # of a page
+_SHARES = (1, 2, 4, 8, 16, 32)  # what a page shows of tables and examples: all, a half, ...
 _NOTHING = "\N{EN DASH}"
 _HUES = 6  # of entity types in the style sheet
 
 
 def run_page(run: Run, results: Mapping[str, Results], on_file: FileResults | None = None) -> str:
-    """The page about one run, and about its model on a file."""
+    """The page about one run, and about its model on a file, with as much of tables and examples as it has room for."""
+    return _fitting(lambda share: _run_page(run, results, on_file, share))
+
+
+def _fitting(made: Callable[[int], str]) -> str:
+    """The first page that is small enough; ``made`` gets what part of tables and examples it may show: 1 / share."""
+    page = ""
+    for share in _SHARES:
+        page = made(share)
+        if len(page.encode()) < _MOST_BYTES:
+            break
+    return page
+
+
+def _part(results: Results, share: int) -> Results:
+    """The most frequent labels of the table, in its order, and the first examples."""
+    if share == 1:
+        return results
+    most = max(1, len(results.table) // share)
+    frequent = {row.label for row in sorted(results.table, key=lambda row: -row.support)[:most]}
+    table = tuple(row for row in results.table if row.label in frequent)
+    return replace(
+        results,
+        table=table,
+        left_out=results.left_out + len(results.table) - len(table),
+        texts=results.texts[: max(1, len(results.texts) // share)],
+        sentences=results.sentences[: max(1, len(results.sentences) // share)],
+        questions=results.questions[: max(1, len(results.questions) // share)],
+    )
+
+
+def _run_page(run: Run, results: Mapping[str, Results], on_file: FileResults | None, share: int) -> str:
     template = _environment().get_template("run.html")
+    results = {name: _part(one, share) for name, one in results.items()}
+    if on_file is not None and on_file.results is not None:
+        on_file = replace(on_file, results=_part(on_file.results, share))
     sets = [_shown(run, name, one) for name, one in results.items()]
     return template.render(
         title=f"{run.name} · bert-tasks report",
@@ -51,14 +91,22 @@ def run_page(run: Run, results: Mapping[str, Results], on_file: FileResults | No
         recorded=_recorded(run),
         unrecorded=len(overall_metrics(run)) - len(_recorded(run)),
         facts=_facts(run),
-        recipe=None if run.recipe is None else run.recipe[:_MOST_RECIPE],
+        recipe=None if run.recipe is None else escape(run.recipe[:_MOST_RECIPE]),
+        is_whole=share == 1,
     )
 
 
 def comparison_page(
     runs: Sequence[Run], results: Sequence[Mapping[str, Results]], comparisons: Sequence[Comparison]
 ) -> str:
-    """The page about several runs."""
+    """The page about several runs, with as much of the tables as it has room for."""
+    return _fitting(lambda share: _comparison_page(runs, results, comparisons, share))
+
+
+def _comparison_page(
+    runs: Sequence[Run], results: Sequence[Mapping[str, Results]], comparisons: Sequence[Comparison], share: int
+) -> str:
+    results = [{name: _part(one, share) for name, one in each.items()} for each in results]
     template = _environment().get_template("comparison.html")
     names = list(dict.fromkeys(name for run in runs for name in drawn_metrics(run)))
     losses = [key for key in (metric_key(name, LOSS) for name in runs[0].sets) if key in runs[0].metrics]
@@ -72,6 +120,7 @@ def comparison_page(
         metrics=[*names, *losses],
         tables=[_side_by_side(name, results) for name in results[0] if all(name in other for other in results)],
         facts=_shared_facts([dict(_facts(run)) for run in runs]),
+        is_whole=share == 1,
     )
 
 
@@ -81,6 +130,7 @@ def _environment() -> Environment:
         loader=PackageLoader("bert_tasks.report"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_short,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -90,6 +140,7 @@ def _environment() -> Environment:
         "spoken": spoken,
         "title_case": title_case,
         "cut": cut,
+        "label": lambda label: cut(label, _MOST_LABEL),
     }
     environment.globals |= {
         "interval": charts.interval,
@@ -98,6 +149,11 @@ def _environment() -> Environment:
         "replicates": REPLICATES,
     }
     return environment
+
+
+def _short(value: object) -> object:
+    """What a template prints: no text is longer than a page can hold, markup stays whole."""
+    return cut(value, _MOST_TEXT) if type(value) is str else value
 
 
 def number(value: float | None, digits: int | None = None) -> str:
@@ -175,7 +231,7 @@ def _shown_file(run: Run, found: FileResults) -> dict[str, Any]:
         "title": f"On {name}",
         "of": f" of {name}",
         "slices": found.slices,
-        "metrics": list(found.table.overall.items()),
+        "metrics": list(found.table.overall.items())[:_MOST_METRICS],
     }
     results = found.results
     if results is None:

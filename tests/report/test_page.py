@@ -8,9 +8,12 @@ from itertools import pairwise
 import pytest
 
 from bert_tasks.report import make_report
-from bert_tasks.report.gathering import gather
-from bert_tasks.report.page import run_page
+from bert_tasks.report.classification import results as text_results
+from bert_tasks.report.gathering import Answers, gather
+from bert_tasks.report.page import comparison_page, run_page
 from bert_tasks.report.tokens import results as token_results
+from bert_tasks.tasks.sequence_classification import SequenceClassification, SequencePrediction
+from bert_tasks.tasks.token_classification import TokenClassification, TokenPrediction
 from report_runs import HOSTILE, KINDS, MARK
 
 CASES = [(name, scheme) for name in KINDS for scheme in ("light", "dark")]
@@ -123,3 +126,37 @@ def test_several_runs_side_by_side(browser, run_of, tmp_path):
     assert "rows are independent" in text
     assert MARK in text
     assert HOSTILE not in text  # examples are those of one run
+
+
+@pytest.mark.parametrize("sets", [1, 8])
+@pytest.mark.parametrize("filler", ["&", "\N{GRINNING FACE}", "x"])
+def test_page_stays_small_whatever_the_labels_and_sets_are(run_of, sets, filler):
+    """200 labels of 10,000 characters, of which HTML needs up to five bytes each."""
+    (run,) = gather([run_of("classes")])
+    labels = tuple(f"{number:03d}{filler * 10_000}" for number in range(200))
+    task = SequenceClassification(labels=labels)
+    rows = [{"text": filler * 3000, "text_pair": filler * 3000, "label": labels[n * 7 % 200]} for n in range(2000)]
+    guesses = [SequencePrediction(label=labels[(n * 7 + n % 5) % 200], score=0.5, scores={}) for n in range(2000)]
+    answers = Answers(name="", source="here", rows=rows, predictions=guesses, task=task)
+    results = dict.fromkeys((f"set{number}" for number in range(sets)), text_results(answers))
+    page = run_page(run, results)
+    assert len(page.encode()) < 2_000_000
+    assert page.count("</section>") == page.count("<section") > 2 * sets
+    assert f"000{filler}".replace("&", "&amp;") in page
+    left_out = re.findall(r"The (\d+) rarest are left out", page)
+    assert page.count('<th scope="row">') > 10 * sets
+    assert (left_out == []) == (sets == 1)
+    comparison = comparison_page([run, run], [results, results], [])
+    assert len(comparison.encode()) < 2_000_000
+
+
+def test_page_stays_small_whatever_the_tags_are(run_of):
+    (run,) = gather([run_of("tags")])
+    types = [f"{number}{'&' * 5000}" for number in range(100)]
+    task = TokenClassification(labels=("O", *(f"B-{name}" for name in types)))
+    words = ["&" * 100] * 300
+    rows = [{"words": words, "tags": [f"B-{types[n % 100]}" for n in range(300)]}] * 40
+    wrong = tuple(f"B-{types[(n + 1) % 100]}" for n in range(300))
+    guess = TokenPrediction(words=tuple(words), tags=wrong, scores=(0.5,) * 300, entities=())
+    answers = Answers(name="", source="here", rows=rows, predictions=[guess] * 40, task=task)
+    assert len(run_page(run, {"": token_results(answers)}).encode()) < 2_000_000
