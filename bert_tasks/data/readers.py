@@ -264,10 +264,10 @@ def _unusable_dataset(dataset: str, config: str | None, error: Exception) -> Dat
 
 
 def existing_file(path: Path) -> Path:
-    """The path, if something that can be read is there.
+    """The path, if a regular file is there, which may be read several times.
 
     Raises:
-        DataError: there is nothing, or a folder; it says what there is.
+        DataError: there is nothing, a folder, a pipe or a device; it says what there is.
     """
     if is_folder(path):
         inside = sorted(entry.name for entry in path.iterdir() if is_file(entry))[:10]
@@ -275,6 +275,11 @@ def existing_file(path: Path) -> Path:
         raise DataError(f"{path}: a folder where a file was expected; it holds {held}")
     if not exists(path):
         raise DataError(f"{path}: {missing_path(path)}")
+    if not is_file(path):
+        raise DataError(
+            f"{path}: a pipe or a device where a file was expected, because files are read several times; save its "
+            "content to a file (`predict` alone reads pipes, as standard input)"
+        )
     return path
 
 

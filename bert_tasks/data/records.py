@@ -115,6 +115,21 @@ def found_encoding(path: Path, stated: str) -> str | None:
     return None
 
 
+def is_utf8_beyond_ascii(path: Path) -> bool:
+    """Whether all of a text file, decompressed where it is compressed, is valid utf-8, and some of it is not ASCII.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    beyond = False
+    with open_text(path, encoding="utf-8", newline="") as text:
+        while part := text.read(2**20):
+            if "\0" in part or not is_encodable(part):
+                return False
+            beyond = beyond or not part.isascii()
+    return beyond
+
+
 def _text_codec(path: Path, encoding: str) -> str:
     """Python's name of the encoding; utf-8 may or may not begin with a mark."""
     codec = _UTF8 if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding

@@ -13,7 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.formats import FORMATS, Format, file_format, named_format, uncompressed
-from bert_tasks.data.readers import Reading, column_names
+from bert_tasks.data.readers import Reading, column_names, existing_file
+from bert_tasks.data.records import is_utf8_beyond_ascii
 from bert_tasks.errors import DataError
 
 
@@ -72,12 +73,13 @@ def reading_of_file(given: Reading, stored: Reading, path: Path, columns: Sequen
     """The options for a file: each as given, else as stored if it fits the file, else the usual one.
 
     Stored columns fit if the file has them. The other stored options fit files of the same format as the training
-    file's.
+    file's; but not a delimiter that leaves a single column where the usual one gives several, nor an encoding where the
+    file is utf-8 beyond ASCII, which text in another encoding practically never is.
 
     Args:
         columns: those that the task reads.
     """
-    how = with_file_options(given, stored, path)
+    how = _as_the_file_shows(with_file_options(given, stored, path), given, path)
     names = known_names(stored, columns)
     if not names:
         return how
@@ -86,6 +88,32 @@ def reading_of_file(given: Reading, stored: Reading, path: Path, columns: Sequen
     except DataError:  # reading the file reports it, with the name that the caller gives the file
         return how
     return with_columns(how, stored, columns, present)
+
+
+def _as_the_file_shows(how: Reading, given: Reading, path: Path) -> Reading:
+    """The options without a stored delimiter or encoding that the file contradicts."""
+    usual = [
+        name
+        for name, contradicted in (("encoding", _is_utf8), ("delimiter", _has_the_usual_delimiter))
+        if getattr(given, name) is None and getattr(how, name) is not None and contradicted(path, how)
+    ]
+    return replace(how, **dict.fromkeys(usual)) if usual else how
+
+
+def _is_utf8(path: Path, how: Reading) -> bool:
+    try:
+        return file_format(how.format, path).name != "parquet" and is_utf8_beyond_ascii(existing_file(path))
+    except DataError:  # reading the file reports it
+        return False
+
+
+def _has_the_usual_delimiter(path: Path, how: Reading) -> bool:
+    try:
+        if len(column_names(path, how)) > 1:
+            return False
+        return len(column_names(path, replace(how, delimiter=None))) > 1
+    except DataError:  # reading the file reports it
+        return False
 
 
 def with_columns(given: Reading, stored: Reading, columns: Sequence[Column], present: Collection[str]) -> Reading:

@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -278,10 +279,14 @@ def test_a_problem_of_the_whole_file_has_its_own_message(read: Read, content: st
 
 def test_paths_that_are_no_file(read: Read, tmp_path: Path) -> None:
     read("text,label\na,x\n", "train.csv")
+    os.mkfifo("pipe.csv")
     for path, said in [
         ("trian.csv", "no such file, did you mean 'train.csv'?"),
         ("nowhere/train.csv", "no folder nowhere"),
         (str(tmp_path), "a folder where a file was expected; it holds train.csv"),
+        ("train.csv/rows.csv", "no folder train.csv"),
+        ("pipe.csv", "a pipe or a device where a file was expected"),
+        ("/dev/zero", "a pipe or a device where a file was expected"),
     ]:
         with pytest.raises(DataError) as error:
             read_table(path, columns=(TEXT,))

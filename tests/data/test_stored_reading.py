@@ -1,5 +1,6 @@
 """What a model remembers of how its training data were read: stored and loaded unchanged, and applied where it fits."""
 
+import gzip
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import FORMATS
 from bert_tasks.data.readers import Reading
+from bert_tasks.data.records import is_utf8_beyond_ascii
 from bert_tasks.data.splits import DataSpec, stored_reading
 from bert_tasks.data.stored_reading import (
     loaded_options,
@@ -89,6 +91,15 @@ def test_an_encoding_that_a_file_says_itself_is_not_stored(encoding: str) -> Non
         ),
         # The task's own names where the file has no others.
         ("new.csv", "text;label\na;b", "utf-8", {}, replace(STORED, columns=None)),
+        # A delimiter that leaves one column, where the usual one gives several; but not where neither does.
+        ("new.csv", "review,stars\na,b", "utf-8", {}, replace(STORED, delimiter=None)),
+        ("new.csv", "text,label\na,b", "utf-8", {}, replace(STORED, delimiter=None, columns=None)),
+        ("new.csv", "review\na,b", "utf-8", {}, replace(STORED, columns={"text": "review"})),
+        ("new.csv", "review,more\na,b", "utf-8", {"delimiter": ";"}, replace(STORED, columns=None)),
+        # An encoding that the file contradicts; but not where it is given.
+        ("new.csv", "review;stars\né;b", "utf-8", {}, replace(STORED, encoding=None)),
+        ("new.csv", "review;stars\né;b", "latin-1", {}, STORED),
+        ("new.csv", "review;stars\né;b", "utf-8", {"encoding": "cp1252"}, replace(STORED, encoding="cp1252")),
         # Other kinds of files: the columns only.
         ("new.tsv", "review\tstars\na\tb", "utf-8", {}, Reading(columns=STORED.columns)),
         ("new.jsonl", '{"review": "a"}', "utf-8", {}, Reading(columns={"text": "review"})),
@@ -147,3 +158,14 @@ def test_a_recipe_without_a_header_is_remembered(tmp_path: Path) -> None:
     expected = Reading(columns={"text": "0"}, format="csv", header=False, label_separator="|")
     assert stored_reading(spec) == expected
     assert loaded_options(stored_options(expected)) == expected
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30))
+def test_utf8_is_told_from_other_encodings(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.txt"
+    path.write_bytes(text.encode())
+    assert is_utf8_beyond_ascii(path) == (not text.isascii())
+    path.write_bytes(gzip.compress(text.encode() + b"\xff"))
+    assert not is_utf8_beyond_ascii(path)
+    path.write_bytes(text.encode() + "é".encode("utf-16-le"))
+    assert not is_utf8_beyond_ascii(path)
