@@ -44,7 +44,7 @@ from bert_tasks.model.onnx import (
     output_names,
     quantized_graph,
 )
-from bert_tasks.model.predicting import batch_logits, canonical_row, predict_rows, tokenizer_of
+from bert_tasks.model.predicting import batch_logits, canonical_row, checked_features, predict_rows, tokenizer_of
 from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.model.trained import load_trained
@@ -213,7 +213,7 @@ def _verified_graph(model: TaskModel, rows: Sequence[Row], to: To) -> tuple[byte
     if graph.ByteSize() > _LARGEST_GRAPH:
         raise CheckpointError(f"the graph has {graph.ByteSize()} bytes, more than the 2 GiB that an ONNX file may have")
     content: bytes = graph.SerializeToString()
-    windows = model.task.features(rows, tokenizer_of(model)) if rows else []
+    windows = checked_features(model.task, rows, tokenizer_of(model), model.config) if rows else []
     facts: dict[str, Any] = {"parity": _parity(model, GraphModel.of(model, content), windows, rows=len(rows))}
     if to == "int8":
         content = quantized_graph(graph)

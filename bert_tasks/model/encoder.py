@@ -100,7 +100,8 @@ class Encoder(nn.Module):
         ``output_hidden_states`` also the embeddings' and every layer's states, in transformers' order.
 
         Raises:
-            ValueError: a mask that is not ``[B, T]``, an input that is too long, or ``output_attentions``.
+            ValueError: a mask that is not ``[B, T]``, an input that is too long, an id that has no embedding, or
+                ``output_attentions``.
         """
         inputs = shaped_inputs(
             self.config,

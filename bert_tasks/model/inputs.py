@@ -21,7 +21,7 @@ from bert_tasks.data.stored_reading import known_names, reading_of_file, renamed
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.values import LABEL_SEPARATOR
 from bert_tasks.errors import DataError
-from bert_tasks.model.predicting import as_row, tokenizer_of
+from bert_tasks.model.predicting import as_row, checked_features, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Task
@@ -126,17 +126,19 @@ def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
 
     Raises:
         DataError: a window is longer than the model's positions.
+        UsageError: an id of a feature has no embedding.
     """
     key = {
         "task": f"{type(task).__module__}:{type(task).__qualname__}",
         "code": None if type(task) in TASKS.values() else file_digest(Path(inspect.getfile(type(task)))),
         "labels": list(task.labels),
         "settings": task.settings(),
+        "embeddings": [model.config.vocab_size, model.config.type_vocab_size],  # what the ids are checked against
         "version": version("bert-tasks"),
     }
     features = cached_features(
         table,
-        features=task.features,
+        features=lambda rows, tokenizer: checked_features(task, rows, tokenizer, model.config),
         tokenizer=tokenizer_of(model),
         key=key,
         batch_size=None if task.reads_neighbours else FEATURE_ROWS,

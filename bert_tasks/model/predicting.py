@@ -18,11 +18,12 @@ from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.stored_reading import known_names, renamed_row
 from bert_tasks.data.text_words import text_of_words, with_words
 from bert_tasks.data.values import BadValueError, canonical
+from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import ChainHead, RowHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.model.freed_memory import return_freed_memory
-from bert_tasks.tasks.base import Feature, Prediction, collate
+from bert_tasks.tasks.base import Feature, Prediction, Task, collate
 
 if TYPE_CHECKING:
     from bert_tasks.model.onnx import Logits
@@ -55,7 +56,7 @@ def predict_rows(
         logits: give the predictions their logits.
 
     Raises:
-        UsageError: the model has no tokenizer, or gives no logits.
+        UsageError: the model has no tokenizer, gives no logits, or its task gives ids that have no embedding.
         DataError: a row lacks a column or holds something else than its kind.
         CheckpointError: the model gives scores that are not finite.
     """
@@ -70,7 +71,7 @@ def predict_rows(
         if number:
             return_freed_memory()
         number += len(chunk)
-        features = task.features(read, tokenizer)
+        features = checked_features(task, read, tokenizer, model.config)
         note(features)
         found = feature_summaries(model, features, run=_finite(model.packed_logits if run is None else run))
         predictions = task.decode(found, features, read)
@@ -156,6 +157,32 @@ def tokenizer_of(model: "TaskModel") -> PreTrainedTokenizerBase:
     if model.tokenizer is None:
         raise UsageError("the model has no tokenizer: load one with tokenizer files, or set model.tokenizer")
     return model.tokenizer
+
+
+def checked_features(
+    task: Task, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, config: EncoderConfig
+) -> list[Feature]:
+    """The task's features of these rows.
+
+    Raises:
+        UsageError: an id is outside the model's embedding table. A checkpoint's own tokenizer is checked when it is
+            loaded; a task that is not built in, or a tokenizer that was set later, may give any id.
+    """
+    features = task.features(rows, tokenizer)
+    _check_ids("input_ids", (feature["input_ids"] for feature in features), config.vocab_size, task)
+    if config.type_vocab_size:
+        _check_ids("token_type_ids", (feature["token_type_ids"] for feature in features), config.type_vocab_size, task)
+    return features
+
+
+def _check_ids(name: str, given: Iterable[Sequence[int]], size: int, task: Task) -> None:
+    extremes = {extreme for ids in given if ids for extreme in (min(ids), max(ids))}
+    outside = sorted(number for number in extremes if not 0 <= number < size)
+    if outside:
+        raise UsageError(
+            f"{type(task).__name__}: the {name} of a feature hold {outside[0]}, but the model has embeddings for 0 to "
+            f"{size - 1} only; correct the task's features, or use the tokenizer that belongs to the model"
+        )
 
 
 def feature_summaries(

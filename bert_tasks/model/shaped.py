@@ -40,7 +40,8 @@ def shaped_inputs(
     """Fills in the defaults of an HF call: no mask means all real, segments 0, positions as the family counts them.
 
     Raises:
-        ValueError: attention weights are asked for, the mask is not ``[B, T]``, or the input is too long.
+        ValueError: attention weights are asked for, the mask is not ``[B, T]``, the input is too long, or an id is
+            outside its embedding table (checked on the CPU, where reading the ids waits for nothing).
     """
     if output_attentions:
         raise ValueError("output_attentions is not supported: attention weights are never materialised")
@@ -57,12 +58,25 @@ def shaped_inputs(
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
     positions = default_positions(config, input_ids) if position_ids is None else position_ids
+    _check_ids("input_ids", input_ids, config.vocab_size)
+    _check_ids("position_ids", positions, config.max_position_embeddings)
+    if config.type_vocab_size:
+        _check_ids("token_type_ids", types, config.type_vocab_size)
     return ShapedInputs(
         input_ids=input_ids.flatten(),
         position_ids=positions.expand(batch, length).flatten(),
         token_type_ids=types.expand(batch, length).flatten(),
         layout=Padded(batch=batch, length=length, mask=mask.bool()),
     )
+
+
+def _check_ids(name: str, ids: Tensor, rows: int) -> None:
+    if ids.device.type != "cpu" or torch.compiler.is_compiling() or not ids.numel():
+        return  # a check would wait for the device, or make the graph depend on data
+    smallest, largest = (int(extreme) for extreme in torch.aminmax(ids))
+    if smallest < 0 or largest >= rows:
+        outside = smallest if smallest < 0 else largest
+        raise ValueError(f"{name} holds {outside}, this checkpoint has embeddings for 0 to {rows - 1}")
 
 
 def default_positions(config: EncoderConfig, input_ids: Tensor) -> Tensor:

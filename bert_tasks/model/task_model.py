@@ -165,7 +165,8 @@ class TaskModel(nn.Module):
         padding (spans: L = 2, start and end).
 
         Raises:
-            ValueError: a mask that is not ``[B, T]``, an input that is too long, or ``output_attentions``.
+            ValueError: a mask that is not ``[B, T]``, an input that is too long, an id that has no embedding, or
+                ``output_attentions``.
         """
         if isinstance(input_ids, PackedBatch):
             return self.packed_logits(input_ids)

@@ -20,7 +20,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import GivenUpError
 from bert_tasks.model.freed_memory import return_freed_memory
 from bert_tasks.model.onnx import Logits
-from bert_tasks.model.predicting import CHUNK_ROWS, batch_tokens, feature_summaries, tokenizer_of
+from bert_tasks.model.predicting import CHUNK_ROWS, batch_tokens, checked_features, feature_summaries, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.limits import Batching
 from bert_tasks.tasks.base import Feature, Prediction
@@ -108,8 +108,10 @@ class Batcher:
         self.waiting += 1
         features: list[Feature] | None = None
         try:
-            tokenizer = tokenizer_of(self._model)
-            features = await loop.run_in_executor(self._tokenizing, self._model.task.features, rows, tokenizer)
+            model, tokenizer = self._model, tokenizer_of(self._model)
+            features = await loop.run_in_executor(
+                self._tokenizing, checked_features, model.task, rows, tokenizer, model.config
+            )
         finally:
             self.waiting -= features is None  # cancelled meanwhile
         tokens = sum(len(feature["input_ids"]) for feature in features)

@@ -54,7 +54,8 @@ class PairClassification(Task):
     @cached_property
     def classifier(self) -> SequenceClassification:
         """The task without its second text."""
-        return SequenceClassification(**{field.name: getattr(self, field.name) for field in fields(self)})
+        names = [field.name for field in fields(PairClassification)]  # a subclass may have more
+        return SequenceClassification(**{name: getattr(self, name) for name in names})
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -1,8 +1,10 @@
 """Segment ids are the family's, whatever a tokenizer's template says; stock transformers gives those of our folder."""
 
+from collections import abc
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -14,10 +16,13 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from bert_tasks.errors import CheckpointError
+from bert_tasks import evaluate, fit
+from bert_tasks.data.columns import Row
+from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import PairClassification, SpanExtraction
+from bert_tasks.tasks.base import Feature
 from hf_models import FAMILIES
 from small_checkpoints import save_checkpoint
 from small_tokenizers import LINES
@@ -189,3 +194,44 @@ def test_nothing_but_segments_changes(kind: str, fresh: Any, tmp_path: Path) -> 
         assert found["input_ids"] == wanted["input_ids"]
         assert found["offset_mapping"] == wanted["offset_mapping"]
         assert found.sequence_ids() == wanted.sequence_ids()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongIds(PairClassification):
+    """A task that is not built in, whose features hold one id that some models have no embedding for."""
+
+    wrong: Literal["input_ids", "token_type_ids"] = "token_type_ids"
+    number: int = 2
+
+    def features(self, rows: abc.Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        made = super().features(rows, tokenizer)
+        made[-1][self.wrong] = [*made[-1][self.wrong][:-1], self.number]
+        return made
+
+
+@pytest.mark.parametrize(("wrong", "number"), [("token_type_ids", 2), ("token_type_ids", -1), ("input_ids", 10**6)])
+def test_ids_of_an_own_task_without_an_embedding_are_refused(
+    wrong: Literal["input_ids", "token_type_ids"], number: int, fresh: Any, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path / "stock", "bert", fresh("wordpiece"))
+    task = WrongIds(labels=("no", "yes"), max_length=40, wrong=wrong, number=number)
+    model = TaskModel.from_pretrained(tmp_path / "stock", task=task)
+    rows = [{**row, "label": label} for row, label in zip(ROWS, ("no", "yes", "yes"), strict=True)]
+    refused = pytest.raises(UsageError, match=rf"WrongIds: the {wrong} of a feature hold {number}, but the model has")
+    with refused:
+        model.predict(rows)
+    with refused:
+        evaluate(model, rows)
+    with refused:
+        fit(model, train=rows, validation=rows, epochs=1, output_dir=tmp_path / "run", progress=False)
+
+
+def test_features_kept_for_another_model_are_checked_again(fresh: Any, tmp_path: Path) -> None:
+    tokenizer, task = fresh("wordpiece"), WrongIds(labels=("no", "yes"), max_length=40, number=2)
+    rows = [{**row, "label": label} for row, label in zip(ROWS, ("no", "yes", "yes"), strict=True)]
+    for width in (3, 2):
+        save_checkpoint(tmp_path / str(width), "bert", tokenizer)
+        resize(tmp_path / str(width), "bert", width)
+    assert evaluate(TaskModel.from_pretrained(tmp_path / "3", task=task), rows)
+    with pytest.raises(UsageError, match="the token_type_ids of a feature hold 2"):
+        evaluate(TaskModel.from_pretrained(tmp_path / "2", task=task), rows)

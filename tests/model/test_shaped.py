@@ -86,3 +86,17 @@ def test_one_row_of_positions_serves_all_sequences() -> None:
     encoder = model("bert")
     ids, positions = torch.full((2, 4), 5), torch.tensor([[3, 2, 1, 0]])
     assert torch.equal(encoder(ids, position_ids=positions), encoder(ids, position_ids=positions.repeat(2, 1)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("outside", [-1, 10**6])
+@pytest.mark.parametrize("name", ["input_ids", "token_type_ids", "position_ids"])
+@pytest.mark.parametrize("head", ["base", "sequence"])
+def test_ids_without_an_embedding_are_refused_by_name(head: Head, name: str, outside: int, family: str) -> None:
+    if (family, name) == ("distilbert", "token_type_ids"):
+        pytest.skip("the family has no segments")
+    ids = torch.full((2, 3), 5)
+    wrong = torch.zeros_like(ids)
+    wrong[1, 2] = outside
+    with pytest.raises(ValueError, match=rf"{name} holds {outside}, this checkpoint has embeddings for 0 to \d+"):
+        model(family, head)(**{"input_ids": ids, name: wrong})
