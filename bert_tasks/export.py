@@ -59,6 +59,7 @@ To = Literal["onnx", "int8"]
 TOLERANCE = 1e-5  # of a float32 graph's logits, times the largest logit where that is above 1
 KEPT_ANSWERS = 0.95  # share of answers that an int8 graph must leave as they are
 NEAR = 0.1  # a number is kept if it moves by less than this share of the numbers' standard deviation
+_ALIKE = 1e-6  # numbers that are nearer than this share of their mean: the last digits depend on the batch
 VERIFIED_ROWS = 200
 LENGTHS = (1, 2, 3, 127, 128)  # and the longest and one less
 BATCHES = (1, 7)
@@ -122,7 +123,8 @@ def export(
     Raises:
         UsageError: the ``export`` extra is missing, an argument is wrong, the output cannot be a folder of its own, or
             another process exports to it.
-        DataError: a row cannot be used, or there is none.
+        DataError: a row cannot be used, or there is none; of int8 also rows whose answers say nothing about a graph: no
+            words, or numbers that are all alike.
         CheckpointError: the model cannot be loaded, the graph differs by more than the tolerance, or the folder cannot
             be written. Nothing is left behind.
     """
@@ -208,7 +210,12 @@ def _rows(model: TaskModel, data: Data, how: Reading) -> list[Row]:
 
 
 def _verified_graph(model: TaskModel, rows: Sequence[Row], to: To) -> tuple[bytes, dict[str, Any]]:
-    """The graph's bytes, and what the comparison with the model found."""
+    """The graph's bytes, and what the comparison with the model found.
+
+    Raises:
+        DataError, CheckpointError: see ``export``.
+    """
+    exact = _judging_answers(model, rows) if to == "int8" else []
     graph = exported_graph(model)
     if graph.ByteSize() > _LARGEST_GRAPH:
         raise CheckpointError(f"the graph has {graph.ByteSize()} bytes, more than the 2 GiB that an ONNX file may have")
@@ -217,7 +224,7 @@ def _verified_graph(model: TaskModel, rows: Sequence[Row], to: To) -> tuple[byte
     facts: dict[str, Any] = {"parity": _parity(model, GraphModel.of(model, content), windows, rows=len(rows))}
     if to == "int8":
         content = quantized_graph(graph)
-        facts["int8"] = _agreement(model, GraphModel.of(model, content), windows, rows)
+        facts["int8"] = _agreement(model, GraphModel.of(model, content), windows, rows, exact)
     return content, facts
 
 
@@ -290,9 +297,35 @@ def _difference(model: TaskModel, graph: GraphModel, batch: list[Feature]) -> tu
     return (exact - other).abs().max().item(), exact.abs().max().item()
 
 
-def _agreement(model: TaskModel, graph: GraphModel, windows: Sequence[Feature], rows: Sequence[Row]) -> dict[str, Any]:
-    """How many of the model's answers the int8 graph keeps. Raises CheckpointError if these are too few."""
+def _judging_answers(model: TaskModel, rows: Sequence[Row]) -> list[Prediction]:
+    """The model's answers, which an int8 graph must keep.
+
+    Raises:
+        DataError: they cannot tell a good graph from a bad one: there is none, or all numbers are alike.
+    """
     exact = list(predict_rows(model, rows))
+    if not kept_answers(exact, exact):
+        raise DataError(
+            f"int8 is judged by its answers, and the first {len(rows)} rows have none: their sentences have no words; "
+            "name a file of sentences with words (--data)"
+        )
+    numbers = _numbers(exact)
+    if numbers and pstdev(numbers) <= _ALIKE * max(1.0, abs(fmean(numbers))):
+        raise DataError(
+            f"int8 is judged by how far it moves numbers, compared with how far these are apart: the model gives the "
+            f"first {len(rows)} rows one number, {numbers[0]:.6g}; name a file with several, different rows (--data)"
+        )
+    return exact
+
+
+def _agreement(
+    model: TaskModel,
+    graph: GraphModel,
+    windows: Sequence[Feature],
+    rows: Sequence[Row],
+    exact: Sequence[Prediction],
+) -> dict[str, Any]:
+    """How many of the model's answers, ``exact``, the int8 graph keeps. Raises CheckpointError if these are too few."""
     rough = list(predict_rows(model, rows, run=graph.packed_logits))
     kept = kept_answers(exact, rough)
     share = fmean(kept)
@@ -310,9 +343,14 @@ def _agreement(model: TaskModel, graph: GraphModel, windows: Sequence[Feature], 
 def kept_answers(exact: Sequence[Prediction], rough: Sequence[Prediction]) -> list[bool]:
     """For each answer whether it stays the same: a row's label, labels, number or span, or each word's tag."""
     pairs = list(zip(exact, rough, strict=True))
-    numbers = [one.score for one in exact if isinstance(one, SequencePrediction) and one.label is None]
+    numbers = _numbers(exact)
     near = NEAR * pstdev(numbers) if numbers else 0.0
     return [same for one, other in pairs for same in _same(one, other, near)]
+
+
+def _numbers(predictions: Sequence[Prediction]) -> list[float]:
+    """What a regression predicts; empty for classes."""
+    return [one.score for one in predictions if isinstance(one, SequencePrediction) and one.label is None]
 
 
 def _same(one: Prediction, other: Prediction, near: float) -> list[bool]:

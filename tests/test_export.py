@@ -20,7 +20,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 
 from bert_tasks import export as exporting
 from bert_tasks.cli import main
-from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.export import Export, export, kept_answers
 from bert_tasks.inference import evaluate, predict
 from bert_tasks.inference.facts import model_fingerprint
@@ -295,6 +295,23 @@ def test_an_int8_graph_that_gives_nan_in_a_later_batch_is_not_written(
     with pytest.raises(CheckpointError, match="int8 graph gives logits that are not finite; nothing was written"):
         again(tmp_path / "int8", to="int8", data=SENTENCES)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_that_say_nothing_about_an_int8_graph_are_refused(
+    case: Case, tmp_path: Path, again: Callable[..., Export]
+) -> None:
+    for rows in ([{"words": []}], [{"words": []}] * 3):
+        with pytest.raises(DataError, match=f"the first {len(rows)} rows have none: their sentences have no words"):
+            again(tmp_path / "int8", to="int8", data=rows)
+    made = again(tmp_path / "int8", to="int8", data=[{"words": []}, *SENTENCES, {"words": [""]}])
+    assert made.record["int8"]["answers"] == sum(len(row["words"]) for row in SENTENCES) + 1
+    regression = TaskModel.from_pretrained(
+        case.source.parent / "base", task="sequence-classification", problem_type="regression", max_length=64
+    )
+    for rows in ([{"text": "one row"}], [{"text": "one row"}] * 5):
+        with pytest.raises(DataError, match=f"the model gives the first {len(rows)} rows one number"):
+            export(regression, to="int8", output=tmp_path / "number", data=rows)
+    assert [path.name for path in tmp_path.iterdir()] == ["int8"]
 
 
 def test_answers_that_are_kept() -> None:
