@@ -69,7 +69,7 @@ def _tracker_names(value: object) -> object:
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_without_repeats)]
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
@@ -96,7 +96,7 @@ class OptimSection(BaseModel):
     model_config = _CLOSED
     learning_rate: Positive = 5e-5
     """The highest, after the warm-up; from there it falls to 0 in a straight line."""
-    epochs: Count = 3
+    epochs: Annotated[int, Field(ge=1, le=100_000)] = 3
     """How often every sample is read."""
     batch_size: Count = 32
     """Samples per optimizer step, over all devices."""
@@ -120,7 +120,7 @@ class OptimSection(BaseModel):
     """Factor of the learning rate from each layer to the one below it."""
     freeze_embeddings: bool = False
     """Leave the embeddings as they are."""
-    freeze_layers: Annotated[int, Field(ge=0)] = 0
+    freeze_layers: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Leave that many layers as they are, counted from the embeddings."""
     micro_batch_tokens: Count = 16384
     """Tokens that a device holds at once. Decides about memory and, unless dropout is 0, about the masks of dropout."""

@@ -15,7 +15,7 @@ from typing import Any
 from bert_tasks.data.problems import missing_path
 from bert_tasks.errors import RecipeError
 from bert_tasks.paths import is_folder
-from bert_tasks.recipe_toml import parse_key, parse_value
+from bert_tasks.recipe_toml import TOMLLimitError, parse_document, parse_key, parse_value
 
 Document = dict[str, Any]
 
@@ -54,7 +54,9 @@ def read_text(file: Path) -> str:
 
 def parse_text(text: str, file: Path) -> Document:
     try:
-        return tomllib.loads(text)
+        return parse_document(text)
+    except TOMLLimitError as error:
+        raise RecipeError(f"{file if error.line is None else f'{file}:{error.line}'}: {error}") from None
     except tomllib.TOMLDecodeError as error:
         found = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error), re.DOTALL)
         reason, line = found.groups() if found else (str(error), None)

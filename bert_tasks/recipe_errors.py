@@ -162,8 +162,8 @@ def _shown(value: object) -> str:
 
 
 def _shown_key(path: KeyPath) -> str:
-    """The key as it is written inside its section."""
-    return _dotted(path[1:]) if len(path) > 1 else _dotted(path)
+    """The key as it is written inside its section; a number after it is the place in a list."""
+    return _dotted(path[1:]) if len(path) > 1 and isinstance(path[1], str) else _dotted(path)
 
 
 def _dotted(path: KeyPath) -> str:

@@ -6,6 +6,7 @@ task is guessed (recipe_guess.py), whether the rows fit it (recipe_trial.py) or 
 
 import importlib.util
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -174,10 +175,17 @@ def _labels(source: Source, guess: Guess) -> tuple[str, ...]:
 
 
 def _write(target: Path, text: str) -> None:
+    """The file is whole or not there."""
+    is_ours = False
     try:
         with target.open("x", encoding="utf-8") as recipe:
+            is_ours = True
             recipe.write(text)
+            recipe.flush()
+            os.fsync(recipe.fileno())
     except OSError as error:
+        if is_ours:
+            target.unlink(missing_ok=True)
         raise UsageError(f"{target}: cannot be written ({error.strerror}); choose another --output") from None
 
 
@@ -383,7 +391,8 @@ def _findings(source: Source, guess: Guess, trial: Trial) -> Iterator[str]:
 
 
 def _commands(recipe: Path) -> list[str]:
-    name = f"'{recipe}'" if " " in str(recipe) else str(recipe)
+    """What to do next, as a shell takes it; a name that starts with a dash would be an option."""
+    name = shlex.quote(f"./{recipe}" if str(recipe).startswith("-") else str(recipe))
     return [f"bert-tasks check {name}", f"bert-tasks train {name} --dry-run", f"bert-tasks train {name}"]
 
 

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping
 from datetime import date, time
 from typing import Any
 
+from bert_tasks.errors import RecipeError
+
+_SHOWN = 40  # characters
 KeyPath = tuple[str | int, ...]
 
 _TOKEN = re.compile(
@@ -23,7 +26,57 @@ _TOKEN = re.compile(
     r"""|[^"'\#\[\]{}=\n]+""",
     re.DOTALL,
 )
+_DEEPEST = 50
+_TOO_DEEP = f"tables and lists are nested more than {_DEEPEST} deep"
+_TOO_LARGE = "an integer has more than 64 bits, which no setting takes"
+_LONG_INTEGER = re.compile(r"[0-9][0-9_]{4299,}")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class TOMLLimitError(tomllib.TOMLDecodeError):
+    """A valid TOML text with more in it than is read; ``line`` is None where it is not known."""
+
+    def __init__(self, message: str, line: int | None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+def parse_document(text: str) -> dict[str, Any]:
+    """The document of a TOML text.
+
+    Raises:
+        TOMLLimitError: it is nested too deeply, or an integer has more than the 64 bits that TOML asks for.
+        tomllib.TOMLDecodeError: it is no TOML.
+    """
+    try:
+        document = tomllib.loads(text)
+    except RecursionError:
+        raise TOMLLimitError(_TOO_DEEP, None) from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python converts no integer of so many digits
+        digits = _LONG_INTEGER.search(text)
+        line = None if digits is None else text.count("\n", 0, digits.start()) + 1
+        raise TOMLLimitError(_TOO_LARGE, line) from None
+    found = next(_beyond_limits(document, ()), None)
+    if found is not None:
+        path, reason = found
+        lines = {} if reason == _TOO_DEEP else key_lines(text)
+        raise TOMLLimitError(
+            reason, next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
+        )
+    return document
+
+
+def _beyond_limits(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    if len(path) > _DEEPEST:
+        yield path, _TOO_DEEP
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        yield path, _TOO_LARGE
+    else:
+        items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        for key, item in items:
+            yield from _beyond_limits(item, (*path, key))
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
@@ -60,7 +113,7 @@ def _statements(text: str) -> Iterator[tuple[int, list[str]]]:
 
 def parse_key(text: str) -> tuple[str, ...]:
     """The parts of a dotted key, which may be quoted. Raises tomllib.TOMLDecodeError when it is no key."""
-    return _only_path(tomllib.loads(f"{text.strip()} = 0"))
+    return _only_path(parse_document(f"{text.strip()} = 0"))
 
 
 def _only_path(document: Mapping[str, Any]) -> tuple[str, ...]:
@@ -71,9 +124,15 @@ def _only_path(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def parse_value(text: str) -> Any:
-    """A TOML literal if the text is one, else the text itself. Dates stay text: no setting is one."""
+    """A TOML literal if the text is one, else the text itself. Dates stay text: no setting is one.
+
+    Raises:
+        RecipeError: it is a literal with more in it than is read.
+    """
     try:
-        document = tomllib.loads(f"value = {text}")
+        document = parse_document(f"value = {text}")
+    except TOMLLimitError as error:
+        raise RecipeError(f"{text[:_SHOWN]}...: {error}") from None
     except tomllib.TOMLDecodeError:
         return text
     value = document["value"]

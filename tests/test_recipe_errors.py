@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bert_tasks.errors import RecipeError
-from bert_tasks.recipe import load_recipe
+from bert_tasks.recipe import load_recipe, sections
 
 MINIMAL = """\
 task = "sequence-classification"
@@ -165,3 +165,61 @@ def test_mistakes_in_overrides_come_after_those_of_the_file(tmp_path: Path) -> N
 def test_two_sources_in_overrides_are_refused(tmp_path: Path) -> None:
     (line,) = refusal(tmp_path, MINIMAL, "data.dir=a", "data.dataset=b")
     assert line.startswith("recipe.toml:4: [data]: ")
+
+
+MANY = 5000
+BEYOND = {
+    "decimal digits": ("run", "seed = " + "9" * MANY, 1),
+    "underscores": ("run", "seed = " + "9_" * MANY + "9", 1),
+    "hexadecimal digits": ("run", "seed = 0x" + "f" * MANY, 1),
+    "65 bits": ("settings", f"max_length = {2**63}", 1),
+    "below 64 bits": ("optim", f"\nepochs = {-(2**63) - 1}", 2),
+    "in a list": ("run", "logging_steps = 1\nseeds = [1, 0x" + "f" * 20 + "]", 2),
+    "lists": ("settings", "x = " + "[" * MANY + "]" * MANY, None),
+    "lists that Python reads": ("settings", "x = " + "[" * 100 + "]" * 100, None),
+    "tables": ("settings", "x = " + "{a=" * MANY + "1" + "}" * MANY, None),
+    "a dotted key": ("settings", ".".join("a" * MANY) + " = 1", None),
+    "a table's name": ("settings", f"[{'.'.join('a' * MANY)}]", None),
+}
+
+
+@pytest.mark.parametrize("case", BEYOND)
+def test_toml_beyond_what_is_read_is_refused(case: str, tmp_path: Path) -> None:
+    """Python raises a ValueError or a RecursionError for some, and pydantic loses its way in others."""
+    section, text, line = BEYOND[case]
+    head = 'task = "sequence-classification"\n[model]\nname = "x"\n[data]\ntrain = "x.csv"\n'
+    file = tmp_path / "r.toml"
+    file.write_text(f"{head}[{section}]\n{text}\n")
+    where = f"{file}: " if line is None else f"{file}:{head.count(chr(10)) + 1 + line}: "
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(file)
+    assert str(caught.value).startswith(where)
+    assert "64 bits" in str(caught.value) or "nested" in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("value", ["9" * MANY, "0x" + "f" * MANY, "[" * MANY, "[" * 100 + "]" * 100, f"[{2**70}]"])
+def test_override_beyond_what_is_read_is_refused(value: str, tmp_path: Path) -> None:
+    file = _written(tmp_path)
+    with pytest.raises(RecipeError, match=r"64 bits|nested"):
+        load_recipe(file, overrides=[f"run.seed={value}"])
+
+
+def _written(folder: Path) -> Path:
+    file = folder / "r.toml"
+    file.write_text('task = "sequence-classification"\n[model]\nname = "x"\n[data]\ntrain = "x"\n')
+    return file
+
+
+@pytest.mark.parametrize("key", ["epochs", "batch_size", "micro_batch_tokens", "freeze_layers"])
+@pytest.mark.parametrize("value", [2**31, 10**12, 2**63 - 1])
+def test_no_machine_does_so_much(key: str, value: int, tmp_path: Path) -> None:
+    file = _written(tmp_path)
+    with pytest.raises(RecipeError, match=rf"{key} = {value}: expected (at most|less than) \d+"):
+        load_recipe(file, overrides=[f"optim.{key}={value}"])
+
+
+def test_place_in_a_list_has_the_name_of_its_key() -> None:
+    with pytest.raises(RecipeError) as caught:
+        sections(trackers=["wandb", 3])
+    assert str(caught.value).startswith("trackers[1] = 3: expected")

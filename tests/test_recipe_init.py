@@ -6,6 +6,8 @@ import gzip
 import importlib.util
 import json
 import re
+import resource
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from bert_tasks import recipe_source
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.recipe import build_task, load_recipe
 from bert_tasks.recipe_guess import Guess, guess_task
-from bert_tasks.recipe_init import EMBEDDED_MODEL, USUAL_MODEL, Draft, init_recipe
+from bert_tasks.recipe_init import EMBEDDED_MODEL, USUAL_MODEL, Draft, _commands, init_recipe
 from bert_tasks.recipe_profile import percentile, pieces, profile
 from bert_tasks.training.run import check
 from small_checkpoints import save_checkpoint
@@ -610,3 +612,33 @@ def test_words_and_marks() -> None:
 
 def test_a_guess_has_defaults() -> None:
     assert Guess(task="t", columns={}, words=1).alternatives == ()
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="this system limits no file's size")
+@pytest.mark.parametrize("room", [0, 200])
+def test_a_recipe_that_cannot_be_written_is_not_there(room: int, tmp_path: Path, base: str) -> None:
+    """A limit of a file's size stands for a full disk: the kernel refuses the write in the same way."""
+    data = write_csv(tmp_path / "train.csv", labelled())
+    init_recipe(data, model=base, output=tmp_path / "first.toml")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        with pytest.raises(UsageError, match=r"made.toml: cannot be written \(File too large\)"):
+            draft_of(data, tmp_path, model=base)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "made.toml").exists()
+
+
+@given(
+    name=st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=40).filter(
+        lambda name: name not in (".", "..")
+    )
+)
+@settings(deadline=None)
+def test_the_next_commands_can_be_pasted_into_a_shell(name: str) -> None:
+    for command in _commands(Path(name)):
+        _, _, recipe, *_ = arguments = shlex.split(command)
+        assert Path(recipe) == Path(name)
+        assert not recipe.startswith("-")
+        assert len(arguments) == (4 if command.endswith(" --dry-run") and not name.endswith(" --dry-run") else 3)

@@ -136,7 +136,9 @@ def _text_codec(path: Path, encoding: str) -> str:
     try:
         "".encode(codec)  # also refuses codecs that are none of texts, such as base64
     except (LookupError, ValueError) as error:
-        raise DataError(f"{path}: {error}; state a Python encoding such as 'utf-8' or 'latin-1'") from error
+        raise DataError(
+            f"{path}: {encoding!r} is no encoding of texts; state one of Python's, such as 'utf-8' or 'latin-1'"
+        ) from error
     return codec
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from bert_tasks.checkpoints.weights import read_config
+from bert_tasks.data.problems import shortened
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
 from bert_tasks.inference import from_first_process, make_accelerator
 from bert_tasks.locking import locked
@@ -29,6 +30,7 @@ from bert_tasks.training.run import DryRun, dry_run, train
 from bert_tasks.training.seed_results import SeedRun, SeedsResult
 
 SEEDS = "seeds.json"
+_LONGEST_SEED = 20  # digits
 _SEED_FOLDER = re.compile(r"seed-(\d+)")
 
 
@@ -105,6 +107,9 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"[0-9]+", part) for part in parts):
         raise UsageError(f"--seeds {text}: expected whole numbers with commas between them, such as 1,2,3")
+    too_large = next((part for part in parts if len(part) > _LONGEST_SEED or int(part) >= 2**32), None)
+    if too_large is not None:
+        raise UsageError(f"--seeds {shortened(too_large)}: a seed is a whole number from 0 to {2**32 - 1}")
     return tuple(map(int, parts))
 
 
