@@ -3,13 +3,16 @@
 Owns standard output: of several processes only the first one speaks. Must not know any command.
 """
 
+import io
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
+from functools import partial
 from typing import Annotated, Any, BinaryIO, NoReturn
 
 import typer
@@ -21,6 +24,8 @@ from bert_tasks.cli.streams import PrintableFormatter, forget_stdout
 from bert_tasks.errors import ClosedPipeError, UsageError
 from bert_tasks.terminal import printable, printable_json, write_message
 
+CUT = "\u2026"  # what rich puts where it cuts a word
+
 
 def _without_flag_types(params: list[Any]) -> list[Any]:
     """The parameters as ``--help`` shows them: a flag takes no value, so it shows no type of one."""
@@ -28,6 +33,19 @@ def _without_flag_types(params: list[Any]) -> list[Any]:
         if getattr(param, "is_flag", False):
             param.metavar = ""
     return params
+
+
+def _format_whole_help(command: Any, formats: Callable[[Any, Any], None], ctx: Any, formatter: Any) -> None:
+    """The page in boxes, or as plain text where a narrow terminal would cut words in them, names of options too."""
+    with redirect_stdout(io.StringIO()) as drafted:
+        formats(ctx, formatter)
+    if CUT not in drafted.getvalue():
+        formats(ctx, formatter)
+        return
+    command.rich_markup_mode = None
+    formatter.width = max(shutil.get_terminal_size().columns - 1, 20)
+    formatter.write_dl = partial(formatter.write_dl, col_max=max(formatter.width // 4, 6))
+    formats(ctx, formatter)
 
 
 @contextmanager
@@ -44,10 +62,16 @@ class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_flag_types(super().get_params(ctx))
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _format_whole_help(self, super().format_help, ctx, formatter)
+
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_flag_types(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _format_whole_help(self, super().format_help, ctx, formatter)
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _printable_errors():

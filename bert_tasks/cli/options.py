@@ -45,9 +45,7 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a h
 OwnTask = Annotated[
     str | None, typer.Option("--task", metavar="NAME", help="The task, or MODULE:CLASS, if the folder does not say it.")
 ]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the task: version_2_with_negative=true.")
-]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the task: max_length=256.")]
 Precision = Annotated[
     Literal["float32", "int8"], typer.Option(help="int8: a quantised copy, on the CPU; needs the extra `export`.")
 ]

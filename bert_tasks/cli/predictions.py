@@ -53,7 +53,7 @@ def predict(
     on_error: Annotated[
         Literal["fail", "skip"], typer.Option(help="skip: leave bad rows out and write them, with reasons, to a file.")
     ] = "fail",
-    rejects: Annotated[Path | None, typer.Option(help="That file; default: OUTPUT.rejects.jsonl.")] = None,
+    rejects: Annotated[Path | None, typer.Option(help="That file; default: OUTPUT + .rejects.jsonl.")] = None,
     output_format: Annotated[
         str | None, typer.Option(help="jsonl, csv, tsv or parquet, if the output's name does not say it.")
     ] = None,

@@ -33,7 +33,9 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, train and write nothing.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the folder.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="At the end, OUTPUT_DIR/report.html.")] = True,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="At the end, write report.html to OUTPUT_DIR.")
+    ] = True,
     seeds: Annotated[str | None, typer.Option(metavar="1,2,3", help="One run per seed, in OUTPUT_DIR/seed-N.")] = None,
     dist_timeout: Annotated[
         float | None, typer.Option(min=1, help="Seconds that processes wait for each other; default: torch's.")

@@ -1,0 +1,45 @@
+"""Help on terminals of any width: no word is cut, names of options least of all."""
+
+import re
+from typing import Any
+
+import pytest
+import typer
+
+from bert_tasks.cli import app as module
+from bert_tasks.cli import main as main  # adds the commands
+
+GROUP: Any = typer.main.get_command(module.app)
+
+
+def page(name: str | None, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    group: Any = typer.main.get_command(module.app)
+    group.main(["--help"] if name is None else [name, "--help"], prog_name="bert-tasks", standalone_mode=False)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 41, 47, 53, 60, 72, 80, 100, 200])
+def test_nothing_is_cut(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, command in [(None, GROUP), *GROUP.commands.items()]:
+        text = page(name, width, monkeypatch, capsys)
+        assert module.CUT not in text
+        words = set(re.split(r"[\s,/|]+", text))
+        for option in (option for parameter in command.params for option in parameter.opts + parameter.secondary_opts):
+            assert option in words or not option.startswith("-"), f"{name} {option} at {width}"
+        for other in getattr(command, "commands", ()):
+            assert other in words
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_pages_are_in_boxes_on_usual_terminals(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (None, *GROUP.commands):
+        assert "╭─ Options" in page(name, width, monkeypatch, capsys), name
+
+
+def test_plain_pages_keep_to_the_width(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (None, *GROUP.commands):
+        lines = page(name, 40, monkeypatch, capsys).splitlines()
+        assert max(len(line) for line in lines if " " in line.strip()) <= 40
