@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from bert_tasks.metrics.keys import LOSS, metric_key, metrics_by_set
+from bert_tasks.metrics.keys import LOSS, metric_key, metrics_by_set, split_key
 from bert_tasks.report.charts import Axes, Line, line_chart, nice
 from bert_tasks.report.gathering import Run
 
@@ -81,19 +81,31 @@ def loss_chart(run: Run) -> Chart | None:
 
 def metric_chart(run: Run) -> Chart | None:
     names = drawn_metrics(run)
-    lines = [Line(name=spoken(name), points=_points(run, name), style=style) for style, name in enumerate(names)]
+    lines = [
+        Line(name=spoken_key(name, run.sets), points=_points(run, name), style=style)
+        for style, name in enumerate(names)
+    ]
     return _chart(lines, run, "score", "Metrics on the validation rows", from_zero=False)
 
 
-def runs_chart(runs: Sequence[Run], metric: str) -> Chart | None:
-    """One metric of several runs."""
-    lines = [Line(name=run.name, points=_points(run, metric), style=style) for style, run in enumerate(runs)]
-    unit = "loss" if metric == "loss" or metric.endswith("_loss") else "score"
-    return _chart(lines, None, unit, f"{spoken(metric)} on the validation rows", from_zero=False)
+def runs_chart(runs: Sequence[Run], key: str) -> Chart | None:
+    """One metric of several runs on the same validation sets, by its key."""
+    lines = [Line(name=run.name, points=_points(run, key), style=style) for style, run in enumerate(runs)]
+    sets = runs[0].sets
+    name, metric = split_key(key, sets)
+    rows = "" if name else " on the validation rows"
+    title, unit = f"{spoken_key(key, sets)}{rows}", "loss" if metric == LOSS else "score"
+    return _chart(lines, None, unit, title, from_zero=False)
+
+
+def spoken_key(key: str, sets: Sequence[str]) -> str:
+    """A key as people write it: ``dev_ood/overall_f1`` becomes "overall F1 on dev_ood"."""
+    name, metric = split_key(key, sets)
+    return f"{spoken(metric)} on {name}" if name else spoken(metric)
 
 
 def spoken(metric: str) -> str:
-    """A metric's name as people write it: ``overall_f1`` becomes "overall F1"."""
+    """A metric's name, without that of a validation set, as people write it: ``overall_f1`` becomes "overall F1"."""
     names = {"rmse": "root mean squared error", "exact": "exact match", "spearmanr": "Spearman", "pearson": "Pearson"}
     names |= {"map": "mean average precision", "mrr": "mean reciprocal rank"}
     return names.get(metric, metric.replace("_", " ").replace("f1", "F1").replace("matthews", "Matthews"))

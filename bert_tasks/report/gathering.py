@@ -18,7 +18,7 @@ from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import missing_path
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, UsageError
-from bert_tasks.metrics.keys import metric_key, metrics_by_set, metrics_of_set, split_key
+from bert_tasks.metrics.keys import metric_key, metrics_of_set, split_key
 from bert_tasks.model.predicting import predict_rows
 from bert_tasks.model.pretrained import stated_task
 from bert_tasks.model.task_model import TaskModel
@@ -91,7 +91,7 @@ class Run:
     def chosen(self) -> tuple[str, str]:
         """What picked the best model: a validation set and a metric on it."""
         name, metric = split_key(self.facts["metrics"]["best"], self.sets)
-        return name, self._shown_as(metric)
+        return name, self._shown_as(name, metric)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -106,14 +106,12 @@ class Run:
         """Whether less is better of a metric, without the name of its validation set."""
         return metric in self.facts["metrics"]["lower_is_better"]
 
-    def _shown_as(self, metric: str) -> str:
-        """The metric's name on the page: of two that are equal by definition one is shown."""
+    def _shown_as(self, name: str, metric: str) -> str:
+        """The name on the page of a validation set's metric: of two that are equal by definition one is shown."""
         if self.task is None:
             return metric
-        known = {name: 0.0 if value is None else value for name, value in self.metrics.items()}
-        for found in metrics_by_set(known, self.sets).values():
-            metric = self.task.metric_table(found).repeated.get(metric, metric)
-        return metric
+        known = {key: 0.0 if value is None else value for key, value in self.metrics_of(name).items()}
+        return self.task.metric_table(known).repeated.get(metric, metric)
 
     def fingerprints(self) -> dict[str, str]:
         """Of the validation sets, by their names in run.json."""

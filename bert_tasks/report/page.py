@@ -24,6 +24,7 @@ from bert_tasks.report.curves import (
     overall_metrics,
     runs_chart,
     spoken,
+    spoken_key,
 )
 from bert_tasks.report.files import FileResults
 from bert_tasks.report.gathering import Run
@@ -87,7 +88,7 @@ def _run_page(run: Run, results: Mapping[str, Results], on_file: FileResults | N
         subtitle=_subtitle(run, results),
         curves=[chart for chart in (loss_chart(run), metric_chart(run)) if chart is not None],
         evaluations=_evaluation_rows(run),
-        evaluated=drawn_metrics(run),
+        evaluated=[spoken_key(name, run.sets) for name in drawn_metrics(run)],
         recorded=_recorded(run),
         unrecorded=len(overall_metrics(run)) - len(_recorded(run)),
         facts=_facts(run),
@@ -117,7 +118,7 @@ def _comparison_page(
         comparisons=comparisons,
         assumptions=ASSUMPTIONS,
         curves=drawn,
-        metrics=[*names, *losses],
+        metrics=[(name, spoken_key(name, runs[0].sets)) for name in [*names, *losses]],
         tables=[_side_by_side(name, results) for name in results[0] if all(name in other for other in results)],
         facts=_shared_facts([dict(_facts(run)) for run in runs]),
         is_whole=share == 1,

@@ -1,0 +1,59 @@
+"""Validation sets whose names look like each other's metrics are told apart on the page."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_tasks.metrics.keys import metric_key
+from bert_tasks.report.curves import drawn_metrics, loss_chart, metric_chart, runs_chart, spoken_key
+from bert_tasks.report.gathering import gather
+from bert_tasks.report.page import comparison_page, run_page
+
+NAMES = ("dev", "dev_macro", "dev_loss", "loss", "f1", "accuracy", "macro_f1", "dev_ood")
+
+
+@pytest.fixture(scope="module")
+def run(run_of):
+    (found,) = gather([run_of("classes")])
+    return found
+
+
+def with_sets(run, names, best="accuracy"):
+    """The run as if it had these sets; set k has accuracy k/100 and loss 10 + k."""
+    metrics = {}
+    for place, name in enumerate(names):
+        own = {"accuracy": place / 100, "f1": 0.5, "macro_f1": 0.5, "loss": 10.0 + place}
+        metrics |= {metric_key(name, metric): value for metric, value in own.items()}
+    known = {**run.facts["metrics"], "sets": list(names), "best": metric_key(names[-1], best)}
+    events = [{**event, "metrics": metrics} if event["event"] == "evaluation" else event for event in run.events]
+    return replace(
+        run, facts={**run.facts, "metrics": known}, events=events, summary={**run.summary, "metrics": metrics}
+    )
+
+
+@settings(max_examples=25)
+@given(names=st.lists(st.sampled_from(NAMES), min_size=2, max_size=6, unique=True))
+def test_each_set_has_its_own_figures_and_name(run, names):
+    shown = with_sets(run, names)
+    assert shown.chosen == (names[-1], "accuracy")
+    assert [shown.metrics_of(name)["accuracy"] for name in names] == [place / 100 for place in range(len(names))]
+    drawn = drawn_metrics(shown)
+    assert sorted(drawn) == sorted(f"{name}/accuracy" for name in names)
+    assert {name for name, _ in metric_chart(shown).legend} == {f"accuracy on {name}" for name in names}
+    assert [name for name, _ in loss_chart(shown).legend][-len(names) :] == [f"validation {name}" for name in names]
+    assert all(f'<th scope="col">{spoken_key(key, names)}</th>' in run_page(shown, {}) for key in drawn)
+    page = comparison_page([shown, shown], [{}, {}], [])
+    assert all(f'<th scope="col">loss on {name}</th>' in page for name in names)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("metric", "unit"), [("loss", "loss"), ("accuracy", "score"), ("macro_f1", "score")])
+def test_a_chart_of_several_runs_says_what_it_draws(run, name, metric, unit):
+    shown = with_sets(run, [name, "other"])
+    chart = runs_chart([shown, shown], metric_key(name, metric))
+    assert chart.caption.endswith(f" on {name}")
+    assert f">{unit}</text>" in chart.svg
+    single = with_sets(run, [""])
+    assert runs_chart([single, single], metric).caption.endswith(" on the validation rows")
