@@ -108,7 +108,7 @@ def _header(cells: list[str], path: Path) -> tuple[str, ...]:
     if undecodable is not None:
         raise DataError(
             f"{path}:1: the column name {undecodable!r} has bytes that the encoding does not know; state the file's "
-            "encoding, e.g. encoding = 'latin-1'"
+            "encoding, e.g. encoding = 'latin-1' (--encoding)"
         )
     named = [cell for cell in cells if cell != ""]
     twice = sorted({name for name in named if named.count(name) > 1})

@@ -215,16 +215,24 @@ def check_columns(present: tuple[str, ...], plan: Plan) -> None:
     if len(present) == 1:
         other = next((mark for mark in (";", "\t", ",", "|") if mark in present[0]), None)
         if other is not None:
-            raise DataError(f"{plan.source}: one column only, {present[0]!r}; set delimiter = {other!r}")
+            raise DataError(
+                f"{plan.source}: one column only, {present[0]!r}; if {other!r} separates columns, set "
+                f"delimiter = {other!r} (--delimiter)"
+            )
     there = ", ".join(repr(name) for name in sorted(present))
     lines = [f"{plan.source}: no column {field.name!r}{did_you_mean(field.name, present)}" for field in missing]
-    example = f'{missing[0].column.name} = "NAME"'
+    wanted = [field.column.name for field in missing[:1]]
+    if text is not None and missing[0].column == words:  # either will do
+        wanted.append(text.name)
+        lines[0] = f"{lines[0]}, nor {text.name!r}"
+    keys = " or ".join(f'{name} = "NAME"' for name in wanted)
+    options = " or ".join(f"--column {name}=NAME" for name in wanted)
     raise DataError(
         "\n".join(
             [
                 *lines,
                 f"  the columns there are: {there}",
-                f"  say which one to read: [data.columns] {example}, or --column {missing[0].column.name}=NAME",
+                f"  say which one to read: [data.columns] {keys}, or {options}",
             ]
         )
     )

@@ -267,3 +267,12 @@ def test_words_that_are_not_in_the_text_have_their_own_places(model_of: ModelOf)
     )
     with pytest.raises(DataError, match="no column 'words'"):
         model_of("token").predict([{"tokens": words}])
+
+
+def test_a_table_without_words_and_text_is_told_that_either_will_do(model_of: ModelOf, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("id,Satz\n1,the baker\n", "utf-8")
+    with pytest.raises(DataError) as error:
+        predict(model_of("token"), tmp_path / "new.csv")
+    assert "no column 'words', nor 'text'" in str(error.value)
+    assert "--column words=NAME or --column text=NAME" in str(error.value)
+    assert len(predict(model_of("token"), tmp_path / "new.csv", columns={"text": "Satz"})) == 1
