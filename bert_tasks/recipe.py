@@ -338,7 +338,20 @@ def _checked_settings(settings: Document, task_class: "type[Task]", known: Known
             checked[name] = typed_setting(task_class, name, value)
         except ValidationError as error:
             problems += schema_problems(error, value, path, known)
+    if not problems:
+        problems += _refused_settings(checked, task_class)
     return checked, problems
+
+
+def _refused_settings(settings: Document, task_class: "type[Task]") -> Iterator[Problem]:
+    """What the task itself says, at the stated setting that it names first."""
+    try:
+        task_class(**settings)
+    except ValueError as error:
+        found = {word: place for place, word in reversed(list(enumerate(re.findall(r"\w+", str(error)))))}
+        named = min((name for name in settings if name in found), key=found.__getitem__, default=None)
+        path: KeyPath = ("settings",) if named is None else ("settings", named)
+        yield Problem(path=path, text=f"[settings]: {error}")
 
 
 def _missing_settings(

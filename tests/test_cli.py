@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 import bert_tasks
 from bert_tasks import inference
 from bert_tasks.cli import main
+from bert_tasks.cli.options import kept_columns
 from bert_tasks.inference import evaluation, prediction
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
@@ -533,3 +534,18 @@ class TestOutput:
         for arguments in (("--version",), ("inspect", model), ("predict", model, "--data", data, "--output", output)):
             result = run(*arguments)
             assert (result.code, result.out) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("all", "all"), ("none", "none"), ("a,b", ("a", "b")), ("a, b", ("a", "b")), (" a b ,c\t", ("a b", "c"))],
+)
+def test_names_of_columns_may_have_spaces_around_the_commas(text: str, names: object) -> None:
+    assert kept_columns(text) == names
+
+
+@pytest.mark.parametrize("text", ["", " ", "a,", ",a", "a,,b"])
+def test_an_empty_name_of_a_column_is_refused(text: str, run: Run) -> None:
+    result = run("predict", "model", "--text", "x", "--keep-columns", text)
+    assert result.code == 2
+    assert "--keep-columns" in result.err

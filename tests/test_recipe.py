@@ -272,9 +272,26 @@ def test_a_setting_without_a_default_is_required(folder: Path) -> None:
 
 
 def test_what_the_task_itself_refuses_is_a_recipe_error(folder: Path) -> None:
-    recipe = load_recipe(write(folder, TINY.replace("SETTINGS", "")), overrides=["settings.depth=-1"])
-    with pytest.raises(RecipeError, match=r"^\[settings\] of .*TinyTask: depth = -1: expected 0 or more$"):
-        build_task(recipe)
+    with pytest.raises(RecipeError, match=r"^--set settings.depth=-1: \[settings\]: depth = -1: expected 0 or more$"):
+        load_recipe(write(folder, TINY.replace("SETTINGS", "")), overrides=["settings.depth=-1"])
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "line"),
+    [
+        ("sequence-classification", 'max_length = 64\nlabels = ["a"]', 5),
+        ("sequence-classification", 'long_texts = "windows"\nmax_length = 64\ndoc_stride = 64', 6),
+        ("sequence-classification", "class_weights = [1.0, 2.0]", 4),
+        ("sequence-classification", "\nmax_length = 1", 5),
+        ("pair-classification", "\n\nmax_length = 4", 6),
+        ("token-classification", 'labelling = "all"\ncrf = true', 5),
+        ("span-extraction", "max_length = 64\nmax_query_length = 64", 4),
+        ("span-extraction", "doc_stride = 1\nn_best_size = 0", 5),
+    ],
+)
+def test_settings_that_a_task_refuses_have_their_line(folder: Path, task: str, settings: str, line: int) -> None:
+    text = f'task = "{task}"\nmodel = {{name = "m"}}\n[settings]\n{settings}\n[data]\ntrain = "train.csv"\n'
+    assert refusal(folder, text)[0].startswith(f"recipe.toml:{line}: [settings]: ")
 
 
 def test_every_setting_of_the_registered_tasks_can_be_stated(folder: Path) -> None:

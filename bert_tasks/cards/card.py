@@ -49,6 +49,9 @@ def write_card(run: str | Path, *, languages: Sequence[str] | None = None, licen
     folder = Path(run)
     facts, path = read_facts(folder), folder / outputs.MODEL / CARD
     stated = _stated(path)
+    for name, value in (("language", languages), ("license", None if licence is None else [licence])):
+        if value is not None and not all(text.strip() for text in value):
+            raise UsageError(f"the {name} is empty: state one, such as en or apache-2.0, or leave it out")
     if languages is not None:
         stated["language"] = [visible(code) for code in languages]
     if licence is not None:

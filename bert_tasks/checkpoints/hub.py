@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bert_tasks.data.problems import missing_path
 from bert_tasks.environment import masked
-from bert_tasks.errors import CheckpointError
+from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.paths import exists, is_folder, resolved, with_home
 
 PACKAGE = "package:"
@@ -49,24 +49,34 @@ def resolve(name: str | Path, *, revision: str | None = None) -> Path:
     Args:
         name: a folder, ``package:NAME/PATH`` (weights inside an installed package) or a hub id. A folder wins over a
             hub id of the same name; that of a run stands for the run's model.
-        revision: branch, tag or commit of a hub id; without meaning for the other two.
+        revision: branch, tag or commit of a hub id.
 
     Raises:
+        UsageError: a revision of a folder or of a package, which have none.
         CheckpointError: there is no such folder, package or model, or the hub does not give it.
         PathError: the system does not let the folder be examined.
     """
     if isinstance(name, str) and name.startswith(PACKAGE):
+        _refuse_revision(name, "an installed package", revision)
         return _package_folder(name)
     if str(name) == "":
         raise CheckpointError("the model's name is empty; expected a folder, a hub id or package:NAME/PATH")
     folder = with_home(name)
     if is_folder(folder):
+        _refuse_revision(name, "a folder", revision)
         return model_folder(folder)
     if exists(folder):
         raise CheckpointError(f"{name} is a file; expected the folder that holds config.json and the weights")
     if isinstance(name, Path) or _looks_like_a_path(name):
         raise CheckpointError(f"{name}: {missing_path(folder, 'folder')}")
     return _download(name, revision)
+
+
+def _refuse_revision(name: str | Path, kind: str, revision: str | None) -> None:
+    if revision is not None:
+        raise UsageError(
+            f"{name} is {kind}, and has no revision {revision!r}: leave the revision out, or name a model of the hub"
+        )
 
 
 def model_folder(folder: Path) -> Path:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 if TYPE_CHECKING:
+    from bert_tasks.data.kept import Keep
     from bert_tasks.tasks.base import Task
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a TOML file.")]
@@ -24,7 +25,7 @@ Columns = Annotated[
         help="A column's name in the file: text=review. Default: as in training, where the file has it.",
     ),
 ]
-Delimiter = Annotated[str | None, typer.Option(help="Of a csv file, e.g. ';'.")]
+Delimiter = Annotated[str | None, typer.Option(help=r"Of a csv file, e.g. ';' or '\t'.")]
 Encoding = Annotated[str | None, typer.Option(help="Of a text file; a byte order mark in it decides.")]
 Header = Annotated[
     bool | None, typer.Option("--header/--no-header", help="Whether the first line of a csv file names the columns.")
@@ -76,3 +77,13 @@ def column_names(options: list[str] | None) -> dict[str, str]:
         if not (name and sign and value):
             raise typer.BadParameter(f"--column {name}{sign}{value}: expected TASK=FILE, e.g. text=review")
     return {name: value for name, _, value in pairs}
+
+
+def kept_columns(text: str) -> "Keep":
+    """``all``, ``none``, or names with commas between them; spaces around a comma do not belong to the names."""
+    if text in ("all", "none"):
+        return text
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise typer.BadParameter(f"--keep-columns {text!r}: expected all, none, or names such as id,text")
+    return names

@@ -22,6 +22,7 @@ from bert_tasks.cli.options import (
     TrainedEncoding,
     TrainedHeader,
     column_names,
+    kept_columns,
     settings,
     task_class,
 )
@@ -87,7 +88,7 @@ def predict(
     reading = Reading(
         columns=column_names(column), format=format, delimiter=delimiter, encoding=encoding, header=header
     )
-    keep = keep_columns if keep_columns in ("all", "none") else tuple(keep_columns.split(","))
+    keep = kept_columns(keep_columns)
     writing = Writing(
         keep_columns=keep, on_error=on_error, rejects=rejects, csv_raw=csv_raw, format=output_format, logits=logits
     )

@@ -25,7 +25,7 @@ def quoted_records(path: Path, *, delimiter: str, encoding: str, header: bool) -
     header the columns are called by their number, from "0".
     """
     with open_text(path, encoding=encoding, newline="") as lines, _cells_of_any_size():
-        reader = csv.reader(lines, delimiter=_one_character(delimiter), strict=True)
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
         try:
             line, first = _first_row(reader)
         except csv.Error as error:
@@ -138,12 +138,6 @@ def _empty(path: Path) -> DataError:
     return DataError(
         f"{path}: the file is empty; it needs a header line with the column names, then rows (or header = false)"
     )
-
-
-def _one_character(delimiter: str) -> str:
-    if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise DataError(f"delimiter = {delimiter!r}: expected one character that is no quote and no line end")
-    return delimiter
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class Reading:
     Attributes:
         columns: the task's columns -> the file's, where the names differ.
         format: such as ``glue/sst2``; default: by the file's extension.
-        delimiter: of a csv file, where it is not the extension's.
+        delimiter: of a csv file, where it is not the extension's; ``\\t``, as it is typed, is a tab.
         encoding: of a text file, unless a byte order mark in it says another; default: UTF-8.
         header: whether a csv file's first line names the columns, as by default; else they are called "0", "1" and so
             on.
@@ -60,6 +60,10 @@ class Reading:
     encoding: str | None = None
     header: bool | None = None
     label_separator: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.delimiter == "\\t":  # no shell, and no literal string of TOML, makes a tab of it
+            object.__setattr__(self, "delimiter", "\t")
 
     @property
     def codec(self) -> str:
@@ -193,11 +197,13 @@ def display_name(path: Path) -> str:
 def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None) -> "Dataset":
     import datasets
 
+    if revision is not None and exists(Path(dataset)):
+        raise DataError(f"{dataset} is here and not on the hub, and has no revision {revision!r}: leave it out")
     try:
         rows = datasets.load_dataset(dataset, config, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise _unusable_dataset(dataset, config, error) from error
-    if datasets.config.HF_HUB_OFFLINE and revision is not None and not exists(Path(dataset)):
+    if datasets.config.HF_HUB_OFFLINE and revision is not None:
         _check_cached_revision(dataset, revision, _commit(rows))
     return rows
 
@@ -318,6 +324,8 @@ def file_records(
     cut = layout.delimiter if how.delimiter is None else how.delimiter
     if cut is None:
         raise DataError(f"{path}: format {layout.name!r} needs a delimiter")
+    if len(cut) != 1 or cut in '"\r\n':
+        raise DataError(f"{path}: delimiter = {cut!r}: expected one character that is no quote and no line end")
     if layout.quoted:
         return quoted_records(path, delimiter=cut, encoding=encoding, header=how.has_header)
     return plain_records(path, layout, delimiter=cut, encoding=encoding, header=how.has_header)

@@ -296,3 +296,10 @@ def test_long_text_is_shortened() -> None:
 def test_a_code_block_cannot_be_ended() -> None:
     (token,) = MARKDOWN.parse(code("toml", 'x = "\n```\n# out\n````"'))
     assert token.type == "fence"
+
+
+@pytest.mark.parametrize("empty", ["", " ", "\t"])
+def test_an_empty_language_or_licence_is_refused(run: Path, empty: str) -> None:
+    for options, name in (({"languages": ["en", empty]}, "language"), ({"licence": empty}, "license")):
+        with pytest.raises(UsageError, match=f"the {name} is empty"):
+            write_card(run, **options)  # type: ignore[arg-type]  # options of two types

