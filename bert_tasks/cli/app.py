@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
-from typing import Annotated, Any, BinaryIO, NoReturn
+from typing import Annotated, Any, BinaryIO, NoReturn, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -40,7 +40,8 @@ def _format_whole_help(command: Any, formats: Callable[[Any, Any], None], ctx: A
     with redirect_stdout(io.StringIO()) as drafted:
         formats(ctx, formatter)
     if CUT not in drafted.getvalue():
-        formats(ctx, formatter)
+        with _result_written():
+            formats(ctx, formatter)
         return
     command.rich_markup_mode = None
     formatter.width = max(shutil.get_terminal_size().columns - 1, 20)
@@ -131,13 +132,19 @@ def say(text: str) -> None:
         UsageError: it cannot be written.
     """
     if is_first_process():
-        try:
+        with _result_written():
             print(printable(text), flush=True)
-        except BrokenPipeError:
-            raise ClosedPipeError("the output's reader has closed it") from None
-        except OSError as error:
-            forget_stdout()
-            raise UsageError(f"cannot write to standard output ({error.strerror})") from None
+
+
+@contextmanager
+def _result_written() -> Iterator[None]:
+    try:
+        yield
+    except (BrokenPipeError, SystemExit):  # rich ends the process where a pipe is closed
+        raise ClosedPipeError("the output's reader has closed it") from None
+    except OSError as error:
+        forget_stdout()
+        raise UsageError(f"cannot write to standard output ({error.strerror})") from None
 
 
 def note(text: str) -> None:
@@ -164,6 +171,19 @@ def tell(text: str) -> None:
         write_message(text)
 
 
+class _TerminalRows:
+    """Rows for a terminal: what it would obey is escaped as in JSON. Files and pipes get the rows as they are."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def write(self, content: bytes) -> int:
+        return self._stream.write(printable_json(content.decode("utf-8", errors="backslashreplace")).encode())
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
 @contextmanager
 def result_stream() -> Iterator[BinaryIO]:
     """Standard output for one result; what anything else prints meanwhile goes to standard error."""
@@ -171,7 +191,7 @@ def result_stream() -> Iterator[BinaryIO]:
     stream = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
-        yield stream
+        yield cast(BinaryIO, _TerminalRows(stream)) if stream.isatty() else stream
         stream.flush()
     finally:
         sys.stdout.flush()

@@ -36,6 +36,7 @@ def standard_streams() -> Iterator[None]:
     finally:
         sys.stderr, warnings.formatwarning = before, formatted
         _give_up(before, 2)
+        _give_up(sys.stdout, 1)
 
 
 def forget_stdout() -> None:

@@ -1,9 +1,13 @@
 """Standard streams that are full, closed or in another encoding: only a command's own result may fail."""
 
+import contextlib
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
+import termios
 import time
 import urllib.request
 from pathlib import Path
@@ -65,6 +69,37 @@ def test_a_result_that_cannot_be_written_is_said(straight: Path, tmp_path: Path,
         assert ended.code == 2, ended
         assert ended.err.splitlines()[-1].startswith("error: cannot write ")
         assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("command", [["--help"], ["train", "-h"], ["--version"], ["env"]])
+@pytest.mark.parametrize("unwritable", [">&-", ">/dev/full"])
+def test_text_that_cannot_be_written_is_said(tmp_path: Path, unwritable: str, command: list[str]) -> None:
+    ended = shell(f'"$@" {unwritable}', *runs.CONSOLE, *command, folder=tmp_path)
+    assert ended.code == 2, ended
+    assert re.fullmatch(r"error: cannot write to standard output \([\w ]+\)\n", ended.err)
+
+
+@pytest.mark.parametrize("command", [["--help"], ["train", "-h"], ["--version"], ["env"]])
+def test_a_reader_that_is_gone_is_not_told(tmp_path: Path, command: list[str]) -> None:
+    ended = shell('"$@" | true; echo "${PIPESTATUS[0]}"', *runs.CONSOLE, *command, folder=tmp_path)
+    assert ended == runs.Ended(0, "141\n", "")
+
+
+def test_rows_do_not_act_on_a_terminal(straight: Path, tmp_path: Path) -> None:
+    text = "a \x9b31mgood\u202e day\x1b[2J"
+    command = [*runs.CONSOLE, "predict", straight, "--text", text]
+    own, others = pty.openpty()
+    termios.tcsetwinsize(own, (50, 1000))
+    done = subprocess.run(list(map(str, command)), stdout=others, stderr=subprocess.PIPE, timeout=runs.PATIENCE)
+    os.close(others)
+    shown = b""
+    with contextlib.suppress(OSError), os.fdopen(own, "rb", buffering=0) as terminal:
+        while part := terminal.read(4096):
+            shown += part
+    assert done.returncode == 0, done.stderr
+    line = shown.decode().strip("\r\n")
+    assert line.isprintable()
+    assert json.loads(line)["text"] == text
 
 
 @pytest.mark.parametrize("option", [["--data", "-"], pytest.param([], marks=SLOW)])
