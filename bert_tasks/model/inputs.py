@@ -16,6 +16,7 @@ from bert_tasks.data.columns import Row
 from bert_tasks.data.features_cache import cached_features
 from bert_tasks.data.frames import Frame, rows_in_memory
 from bert_tasks.data.kept import Keep
+from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.readers import Reading, read_table
 from bert_tasks.data.stored_reading import known_names, reading_of_file, renamed_row
 from bert_tasks.data.table import RowTable
@@ -48,11 +49,37 @@ def as_trained(model: TaskModel, data: Data, given: Reading) -> tuple[Data, Read
 
 
 def renamed(data: Data, task: Task, columns: Mapping[str, str] | None, source: str = "rows") -> Data:
-    """The data, rows in memory under the task's names; ``columns``: the task's -> those of the rows."""
+    """The data, rows in memory under the task's names.
+
+    Args:
+        columns: the task's -> those of the rows.
+
+    Raises:
+        DataError: there are no rows, the task has no such column, or no row has it.
+    """
     if isinstance(data, str | Path | RowTable):
         return data
+    rows = in_memory(data, task, source)
+    if not rows:
+        raise DataError(f"{source}: no rows")
     stated = {} if columns is None else columns
-    return [_under_task_names(row, stated, {}) for row in in_memory(data, task, source)]
+    _check_stated(stated, rows, task, source)
+    return [_under_task_names(row, stated, {}) for row in rows]
+
+
+def _check_stated(stated: Mapping[str, str], rows: Sequence[Row], task: Task, source: str) -> None:
+    known = [column.name for column in task.columns]
+    present = list(dict.fromkeys(str(name) for row in rows for name in row))
+    for name, other in stated.items():
+        if name not in known:
+            raise DataError(
+                f"{source}: columns: the task reads {', '.join(known)}, no {name!r}{did_you_mean(name, known)}"
+            )
+        if other not in present:
+            there = ", ".join(map(repr, present))
+            raise DataError(
+                f"{source}: no column {other!r}{did_you_mean(other, present)}; the columns there are: {there}"
+            )
 
 
 def in_memory(data: Iterable[Row | str | tuple[str, ...]] | Frame, task: Task, source: str = "rows") -> list[Row]:

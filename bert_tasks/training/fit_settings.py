@@ -76,6 +76,8 @@ HF_ARGUMENTS: Mapping[str, str] = MappingProxyType(
         "callbacks": "callback",
         "compute_metrics": "nothing: the task computes its metrics",
         "disable_tqdm": "progress=False",
+        "max_seq_length": "the setting max_length of the model's task",
+        "max_length": "the setting max_length of the model's task",
         "label_smoothing_factor": "the setting label_smoothing of the model's task",
         "optim": "nothing: the optimizer is AdamW",
     }

@@ -122,7 +122,7 @@ def test_hints_name_arguments_that_exist():
     assert not HF_ARGUMENTS.keys() & shown.keys()
     named = [ours.partition("=")[0].partition(",")[0].partition(";")[0] for ours in HF_ARGUMENTS.values()]
     unknown = {name for name in named if name not in shown and not name.startswith("nothing: ")}
-    assert unknown == {"the setting label_smoothing of the model's task"}
+    assert unknown == {f"the setting {name} of the model's task" for name in ("label_smoothing", "max_length")}
 
 
 def test_the_report_holds_what_that_of_a_recipe_holds(checkpoint, tmp_path):

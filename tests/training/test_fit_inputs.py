@@ -32,6 +32,29 @@ def test_rows_in_memory_are_checked_like_files(checkpoint, tmp_path, rows, messa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("validation", [None, make_rows(3)])
+def test_no_rows_are_refused_with_and_without_validation_rows(checkpoint, tmp_path, validation):
+    (tmp_path / "head.csv").write_text("text,label\n", "utf-8")
+    for rows in ([], tmp_path / "head.csv"):
+        with pytest.raises(DataError, match="no rows"):
+            fit(load_model(checkpoint), rows, validation, output_dir=tmp_path / "run", **QUICK)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"text": "Text"}, "train: no column 'Text', did you mean 'text'.; the columns there are: 'text', 'label'"),
+        ({"label": "stars"}, "train: no column 'stars'; the columns there are"),
+        ({"txt": "text"}, "train: columns: the task reads text, label.*, no 'txt', did you mean 'text'"),
+    ],
+)
+def test_columns_that_rows_in_memory_lack_are_named_once(checkpoint, tmp_path, columns, message):
+    with pytest.raises(DataError, match=message) as error:
+        fit(load_model(checkpoint), make_rows(9), make_rows(3), output_dir=tmp_path / "run", columns=columns, **QUICK)
+    assert "times" not in str(error.value)
+
+
 def test_validation_without_rows_is_refused_before_training(checkpoint, tmp_path):
     with pytest.raises(DataError, match="no rows"):
         fit(load_model(checkpoint), make_rows(8), [], output_dir=tmp_path / "run", **QUICK)
