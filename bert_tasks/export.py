@@ -195,7 +195,7 @@ def _own_files(folder: Path) -> set[str]:
     """The files that the record of an earlier export names."""
     try:
         files = json.loads((folder / RECORD).read_text("utf-8")).get("files", [])
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, RecursionError, AttributeError):
         files = []
     return {RECORD, *filter(lambda name: isinstance(name, str), files)} if isinstance(files, list) else {RECORD}
 

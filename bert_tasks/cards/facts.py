@@ -4,7 +4,6 @@ Owns the reading of the run's files and what of them is nobody's business: paths
 """
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -17,6 +16,7 @@ from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.metrics.keys import metrics_of_set
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.model.pretrained import stated_task
+from bert_tasks.recipe_toml import parse_document
 from bert_tasks.tasks.base import Task
 from bert_tasks.training import outputs
 from bert_tasks.training.facts import without_folders
@@ -165,7 +165,7 @@ def _split(name: str, data: Mapping[str, Any]) -> Split:
 def _recipe(path: Path) -> dict[str, Any] | None:
     """The recipe with file names for paths, and without the folder of its run."""
     try:
-        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
+        recipe = parse_document(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:

@@ -156,7 +156,7 @@ def _kept(folder: Path, facts: Mapping[str, Any]) -> list[_Note]:
 def _manifest(folder: Path) -> dict[str, Any] | None:
     try:
         found = json.loads((folder / MANIFEST).read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -171,7 +171,7 @@ def _sound(folder: Path) -> list[_Note]:
                 if _digest(rows, note.size) != note.sha256:
                     break
                 notes.append(note)
-    except (OSError, ValueError, TypeError):  # the last line may be half a one
+    except (OSError, ValueError, RecursionError, TypeError):  # the last line may be half a one
         return notes
     return notes
 

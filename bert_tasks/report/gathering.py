@@ -147,7 +147,7 @@ def _runs_in(folder: Path) -> list[Path]:
     try:
         runs = json.loads((folder / SEEDS).read_text(encoding="utf-8"))["runs"]
         return [folder / f"seed-{int(run['seed'])}" for run in runs if run["failure"] is None]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         raise UsageError(f"{folder / SEEDS} is damaged: name the runs, {folder}/seed-N") from None
 
 

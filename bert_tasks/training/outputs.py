@@ -58,7 +58,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"{path} is damaged: choose another folder, or --overwrite to train again") from None
     return summary
 
@@ -117,7 +117,7 @@ def read_facts(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         facts = None
     if not isinstance(facts, dict) or not all(isinstance(facts.get(key), dict) for key in ("settings", "metrics")):
         raise UsageError(f"{path} is damaged: choose another folder, or --overwrite to train again")
@@ -238,7 +238,7 @@ def _kind_and_step(line: str) -> tuple[str, float]:
     try:
         event = json.loads(line)
         return str(event["event"]), float(event["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return "", math.inf
 
 

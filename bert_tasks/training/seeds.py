@@ -234,7 +234,7 @@ def _failures(folder: Path) -> dict[int, str]:
     try:
         failed = json.loads((folder / SEEDS).read_text(encoding="utf-8"))["failed"]
         return {int(seed): str(reason) for seed, reason in failed.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return {}
 
 

@@ -260,7 +260,7 @@ def _stored(folder: Path) -> dict[str, dict[str, str]]:
     """What each tracker calls the run; a damaged file counts as none."""
     try:
         stored = json.loads((folder / outputs.TRACKERS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return stored if isinstance(stored, dict) and all(isinstance(value, dict) for value in stored.values()) else {}
 

@@ -303,3 +303,17 @@ def test_an_empty_language_or_licence_is_refused(run: Path, empty: str) -> None:
     for options, name in (({"languages": ["en", empty]}, "language"), ({"licence": empty}, "license")):
         with pytest.raises(UsageError, match=f"the {name} is empty"):
             write_card(run, **options)  # type: ignore[arg-type]  # options of two types
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("recipe.toml", "x = " + "[" * 5000 + "]" * 5000),
+        ("recipe.toml", "x = " + "9" * 5000),
+        ("run.json", "[" * 100_000),
+    ],
+)
+def test_a_file_of_a_run_beyond_what_is_read_is_damaged(run: Path, name: str, text: str) -> None:
+    (run / name).write_text(text)
+    with pytest.raises(UsageError, match=f"{name} is damaged"):
+        write_card(run)
