@@ -190,10 +190,11 @@ def _write(target: Path, text: str) -> None:
 
 
 def _checked(stated: Stated) -> Stated:
-    task = None if stated.task is None else stated.task.strip()
+    from bert_tasks.tasks import named_task  # it imports torch, which init needs for nothing else
+
+    task = None if stated.task is None else named_task(stated.task.strip()).name
     if task is not None and task not in RECOGNISED:
-        meant = did_you_mean(task, RECOGNISED)
-        raise UsageError(f"init writes recipes for {', '.join(RECOGNISED)}, not for {task!r}{meant}")
+        raise UsageError(f"init writes recipes for {', '.join(RECOGNISED)}, not for {task!r}")
     if len(stated.texts) > 2:
         raise UsageError(f"{len(stated.texts)} columns of texts; a task reads one or two")
     if stated.separator is not None and stated.separator.strip() == "":

@@ -16,6 +16,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.recipe import load_recipe
 from bert_tasks.recipe_guess import RECOGNISED
 from bert_tasks.recipe_init import Draft, init_recipe
+from bert_tasks.tasks import TASK_NAMES
 from bert_tasks.training.run import check
 from small_checkpoints import save_checkpoint
 from small_tokenizers import LINES
@@ -209,12 +210,22 @@ def test_what_is_stated_must_fit(init: Init) -> None:
             init(content, "rows.csv", task=task)
     with pytest.raises(DataError, match="no column 'tekst', did you mean 'text'"):
         init(content, "rows.csv", text="tekst")
-    with pytest.raises(UsageError, match=r"init writes recipes for .*, did you mean 'span-extraction'"):
+    with pytest.raises(UsageError, match="unknown task 'span-extractoin', did you mean 'span-extraction'"):
         init(content, "rows.csv", task="span-extractoin")
     with pytest.raises(UsageError, match="3 columns of texts"):
         init(content, "rows.csv", text=["a", "b", "c"])
     with pytest.raises(UsageError, match="must be a visible character"):
         init(content, "rows.csv", label_separator=" ")
+
+
+def test_the_names_of_the_hubs_pipelines_state_a_task(init: Init) -> None:
+    for name, task in TASK_NAMES.items():
+        if task.name == "sequence-classification":
+            made, _ = init(table(moods()), "rows.csv", task=f" {name} ")
+            assert made.guess.task == task.name
+        else:
+            with pytest.raises(DataError, match=f"the columns do not fit {task.name}: "):
+                init(table(moods()), "rows.csv", task=name)
 
 
 def asked(i: int, answer: str) -> dict[str, str]:

@@ -86,10 +86,12 @@ class TaskModel(nn.Module):
 
         Raises:
             CheckpointError: files are missing or damaged, the family is not supported, or a key does not fit.
-            UsageError: an unknown task or setting.
+            UsageError: an unknown task or setting, or one text as the labels, which would be taken for its letters.
         """
         from bert_tasks.model.pretrained import load_task_model  # it builds this class
 
+        if isinstance(labels, str):
+            raise UsageError(f"labels is the text {labels!r}, expected a list of names, e.g. labels=['no', 'yes']")
         given = settings if labels is None else {**settings, "labels": tuple(labels)}
         return load_task_model(cls, name, task=task, revision=revision, given=given)
 

@@ -104,6 +104,8 @@ class Task(ABC):
             value = getattr(self, name)
             if get_origin(kind) is Literal and value not in get_args(kind):
                 raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, get_args(kind)))}")
+        if isinstance(self.labels, str):
+            raise ValueError(f"labels is the text {self.labels!r}, expected a tuple of names")
         repeated = sorted({label for label in self.labels if self.labels.count(label) > 1})
         if repeated:
             raise ValueError(f"labels: {', '.join(map(repr, repeated))} stands more than once")

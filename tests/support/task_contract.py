@@ -225,6 +225,7 @@ class TaskContract:
     ) -> None:
         """A head that stock code draws at random must not look trained."""
         model.save_pretrained(tmp_path)
+        assert model.task.is_stock_head == (not (tmp_path / "task_head.safetensors").exists())
         config = AutoConfig.from_pretrained(tmp_path)
         ours, theirs = set(model.task.labels), set(config.id2label.values())
         assert theirs == ours if model.task.is_stock_head and ours else all(map(DEFAULT_LABEL.fullmatch, theirs))
