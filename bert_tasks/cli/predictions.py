@@ -29,7 +29,7 @@ from bert_tasks.cli.options import (
 from bert_tasks.cli.progress import rows_progress
 
 if TYPE_CHECKING:
-    from bert_tasks.inference import Writing
+    from bert_tasks.inference import Predicted, Writing
 
 Texts = Annotated[
     list[str] | None, typer.Option("--text", help="A text to predict instead of a file; may be given often.")
@@ -94,9 +94,9 @@ def predict(
     )
     options: dict[str, Any] = {"task": task_class(task), "settings": settings(set_), "revision": revision}
     options |= {"reading": reading, "dtype": dtype}
-    quiet = quiet or (output == "-" and sys.stdout.isatty())
-    with _interruption(output), rows_progress(quiet=quiet) as progress:
-        _predict(model, _source(data, text), output, writing, {**options, "progress": progress})
+    with _interruption(output), rows_progress(quiet=quiet or (output == "-" and sys.stdout.isatty())) as progress:
+        done = _predict(model, _source(data, text), output, writing, {**options, "progress": progress})
+    _print_summary(done, output)
 
 
 @contextmanager
@@ -128,15 +128,21 @@ def _source(data: str | None, texts: list[str] | None) -> str | list[str]:
     return "-" if data is None else data
 
 
-def _predict(model: str, data: str | list[str], output: str, writing: "Writing", options: dict[str, Any]) -> None:
+def _predict(
+    model: str, data: str | list[str], output: str, writing: "Writing", options: dict[str, Any]
+) -> "Predicted":
     from bert_tasks.inference import predict_file
 
     if output != "-":
-        done = predict_file(model, data, output, writing=writing, **options)
-        note(f"{done.rows} predictions: {output}")
-    else:
-        with result_stream() as stream:
-            done = predict_file(model, data, stream, writing=writing, **options)
+        return predict_file(model, data, output, writing=writing, **options)
+    with result_stream() as stream:
+        return predict_file(model, data, stream, writing=writing, **options)
+
+
+def _print_summary(done: "Predicted", output: str) -> None:
+    if output == "-":
         tell(f"{done.rows} predictions")
+    else:
+        note(f"{done.rows} predictions: {output}")
     for line in done.lines():
         tell(line)

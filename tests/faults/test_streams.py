@@ -85,21 +85,46 @@ def test_a_reader_that_is_gone_is_not_told(tmp_path: Path, command: list[str]) -
     assert ended == runs.Ended(0, "141\n", "")
 
 
-def test_rows_do_not_act_on_a_terminal(straight: Path, tmp_path: Path) -> None:
-    text = "a \x9b31mgood\u202e day\x1b[2J"
-    command = [*runs.CONSOLE, "predict", straight, "--text", text]
+def on_terminal(*command: object, folder: Path, messages: bool) -> str:
+    """What a command sends to a terminal that its standard output is, and with ``messages`` its standard error too."""
     own, others = pty.openpty()
     termios.tcsetwinsize(own, (50, 1000))
-    done = subprocess.run(list(map(str, command)), stdout=others, stderr=subprocess.PIPE, timeout=runs.PATIENCE)
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=folder,
+        stdout=others,
+        stderr=others if messages else subprocess.PIPE,
+        timeout=runs.PATIENCE,
+    )
     os.close(others)
     shown = b""
     with contextlib.suppress(OSError), os.fdopen(own, "rb", buffering=0) as terminal:
         while part := terminal.read(4096):
             shown += part
-    assert done.returncode == 0, done.stderr
-    line = shown.decode().strip("\r\n")
+    assert done.returncode == 0, (shown, done.stderr)
+    return shown.decode()
+
+
+def test_rows_do_not_act_on_a_terminal(straight: Path, tmp_path: Path) -> None:
+    text = "a \x9b31mgood\u202e day\x1b[2J"
+    shown = on_terminal(*runs.CONSOLE, "predict", straight, "--text", text, folder=tmp_path, messages=False)
+    line = shown.strip("\r\n")
     assert line.isprintable()
     assert json.loads(line)["text"] == text
+
+
+def test_progress_leaves_the_terminal_before_the_result_is_told(straight: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text\ngood\nbad\n")
+    command = (*runs.CONSOLE, "predict", straight, "--data", "rows.csv", "--output", "out.csv")
+    shown = on_terminal(*command, folder=tmp_path, messages=True)
+    assert "2 of 2 rows" in shown
+    lines = []
+    for line in shown.removesuffix("\r\n").split("\r\n"):
+        seen = ""
+        for state in line.split("\r"):  # a carriage return: what follows is written over what is there
+            seen = state + seen[len(state) :]
+        lines.append(seen.strip())
+    assert lines == ["2 predictions: out.csv"]
 
 
 @pytest.mark.parametrize("option", [["--data", "-"], pytest.param([], marks=SLOW)])
@@ -138,7 +163,9 @@ def test_serve_serves(straight: Path, tmp_path: Path, unwritable: str) -> None:
     "command", [["--help"], ["train", "--help"], ["no-such-ĉommand"], ["init", "ĉ.csv", *NAMES], ["env"]]
 )
 def test_terminals_of_other_encodings(tmp_path: Path, encoding: str, command: list[str]) -> None:
-    (tmp_path / "ĉ.csv").write_text("text,label\n" + "ĉu,jes ☃\nne,ne\n" * 8, "utf-8")
+    (tmp_path / "ĉ.csv").write_text(
+        "text,label\n" + "".join(f"ĉu {row},jes ☃\nne {row},ne\n" for row in range(8)), "utf-8"
+    )
     ended = shell('"$@"', *runs.CONSOLE, *command, folder=tmp_path, PYTHONIOENCODING=encoding)
     assert ended.code == (2 if command[0] == "no-such-ĉommand" else 0), ended
     assert "internal error" not in ended.err
@@ -147,7 +174,9 @@ def test_terminals_of_other_encodings(tmp_path: Path, encoding: str, command: li
 
 
 def test_json_is_json_in_other_encodings(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text,label\n" + "ĉu,jes ☃\x9b\nne,ne\n" * 8, "utf-8")
+    (tmp_path / "a.csv").write_text(
+        "text,label\n" + "".join(f"ĉu {row},jes ☃\x9b\nne {row},ne\n" for row in range(8)), "utf-8"
+    )
     command = [*runs.CONSOLE, "init", "a.csv", *NAMES, "--json"]
     ended = shell('"$@"', *command, folder=tmp_path, PYTHONIOENCODING="ascii")
     assert ended.code == 0, ended

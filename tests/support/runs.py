@@ -26,6 +26,11 @@ class Ended:
     err: str
 
 
+def _hear_interrupts() -> None:
+    """Tests that run in the background of a shell ignore SIGINT, and so would the programs that they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Program:
     """A running command."""
 
@@ -35,7 +40,12 @@ class Program:
         self.out, self.err = folder / "out.txt", folder / "err.txt"
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(
-                list(map(str, arguments)), stdout=out, stderr=err, env=os.environ | extra, start_new_session=True
+                list(map(str, arguments)),
+                stdout=out,
+                stderr=err,
+                env=os.environ | extra,
+                start_new_session=True,
+                preexec_fn=_hear_interrupts,
             )
 
     def wait(self, seconds: float = PATIENCE) -> Ended:
