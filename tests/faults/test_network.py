@@ -85,6 +85,7 @@ def test_commands_reach_nobody_and_leave_nothing(
     assert watch.left() == []
 
 
+@pytest.mark.slow
 def test_python_reaches_nobody_and_leaves_nothing(watch: network.Watched, straight: Path, exported: Path) -> None:
     done = subprocess.run(
         [*watch.tracer, sys.executable, "-c", API, exported, straight, straight.parent / "dev.csv"],
@@ -98,6 +99,7 @@ def test_python_reaches_nobody_and_leaves_nothing(watch: network.Watched, straig
     assert watch.left() == []
 
 
+@pytest.mark.slow
 def test_serve_reaches_nobody_and_leaves_nothing(watch: network.Watched, exported: Path, tmp_path: Path) -> None:
     out, err = tmp_path / "out.txt", tmp_path / "err.txt"
     command = [*watch.tracer, *runs.CONSOLE, "serve", exported, "--port", "0"]

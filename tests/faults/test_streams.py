@@ -49,8 +49,10 @@ def test_training_ends_whatever_becomes_of_its_progress(recipe: Path, straight: 
     "unwritable",
     [
         ">/dev/full 2>/dev/full",
-        "<&- >&- 2>&-",
-        *(pytest.param(how, marks=SLOW) for how in ("2>/dev/full", "2>&-", ">/dev/full", ">&-", ">&- 2>&-")),
+        *(
+            pytest.param(how, marks=SLOW)
+            for how in ("<&- >&- 2>&-", "2>/dev/full", "2>&-", ">/dev/full", ">&-", ">&- 2>&-")
+        ),
     ],
 )
 def test_predictions_in_a_file_are_whole(straight: Path, tmp_path: Path, unwritable: str) -> None:
@@ -61,7 +63,7 @@ def test_predictions_in_a_file_are_whole(straight: Path, tmp_path: Path, unwrita
     assert len(output.read_text("utf-8").splitlines()) == 12
 
 
-@pytest.mark.parametrize("unwritable", [">&-", ">/dev/full"])
+@pytest.mark.parametrize("unwritable", [">/dev/full", pytest.param(">&-", marks=SLOW)])
 def test_a_result_that_cannot_be_written_is_said(straight: Path, tmp_path: Path, unwritable: str) -> None:
     data = straight.parent / "dev.csv"
     for command in (["predict", straight, "--data", data, "--output", "-"], ["evaluate", straight, "--data", data]):
@@ -134,9 +136,8 @@ def test_closed_standard_input_is_said(straight: Path, tmp_path: Path, option: l
     assert ended.err == "error: standard input is closed: name a file, or send rows through a pipe\n"
 
 
-@pytest.mark.parametrize(
-    "unwritable", ["2>/dev/full >/dev/full", *(pytest.param(how, marks=SLOW) for how in (">/dev/full", ">&-"))]
-)
+@SLOW
+@pytest.mark.parametrize("unwritable", ["2>/dev/full >/dev/full", ">/dev/full", ">&-"])
 def test_serve_serves(straight: Path, tmp_path: Path, unwritable: str) -> None:
     port = 20000 + os.getpid() % 20000
     line = f'exec "$@" {unwritable}'

@@ -97,7 +97,9 @@ def test_the_bodies_are_json_of_nearly_the_largest_size() -> None:
     assert json.loads(WORST["too many words"])["words"][-1] == "a"
 
 
-@pytest.mark.parametrize("kind", ["single", "pair", "token", "span"])
+@pytest.mark.parametrize(
+    "kind", ["token", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("single", "pair", "span"))]
+)
 def test_the_worst_bodies_do_not_hold_up_the_event_loop(addresses: dict[str, tuple[str, int]], kind: str) -> None:
     """The best of some tries: other processes of the machine may take the processor meanwhile."""
     slow = dict[str, float]()

@@ -53,6 +53,7 @@ def test_processes_that_disagree_do_not_train(launched, what, kind, said):
     assert not (folder / what / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_labels_of_equal_value_train_the_same_on_all_processes(checkpoint, tmp_path):
     """Each process finds the labels itself, with its own PYTHONHASHSEED."""
     recipe = runs.write_recipe(tmp_path, checkpoint, rows=12, epochs=1)
