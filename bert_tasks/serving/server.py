@@ -106,7 +106,9 @@ async def _serve(
             loading = asyncio.get_running_loop().run_in_executor(loader, _loaded, wanted)
             both: set[asyncio.Future[Any]] = {serving, loading}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if loading.cancel():  # a signal came first; the thread cannot be ended, and what it loads is not used
+            if server.should_exit or serving.done():  # a signal came first, and may have closed the listener
+                if not loading.cancel():  # the thread cannot be ended, and what it loads is not used
+                    loading.exception()
                 return True
             model, run = loading.result()
             queue = limits.max_queue

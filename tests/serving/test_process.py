@@ -1,5 +1,6 @@
 """The server as people start it: one line when it answers, a clean end on signals, short errors with their codes."""
 
+import asyncio
 import json
 import signal
 import socket
@@ -101,10 +102,13 @@ def test_a_signal_while_the_model_is_loaded_ends_the_process(number: signal.Sign
     assert (ended.code, ended.out, ended.err) == (0, "loading\n", "")
 
 
+@pytest.mark.parametrize("return_when", [asyncio.FIRST_COMPLETED, asyncio.ALL_COMPLETED])
 def test_a_signal_before_uvicorn_takes_them_stops_the_server(
-    folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
+    folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch, return_when: str
 ) -> None:
-    told = list[str]()
+    """Also where the model has been loaded by the time that the server has stopped."""
+    told, wait = list[str](), asyncio.wait
+    monkeypatch.setattr(asyncio, "wait", lambda both, **_: wait(both, return_when=return_when))
     capture = uvicorn.Server.capture_signals
 
     def late(self: uvicorn.Server) -> AbstractContextManager[None]:
