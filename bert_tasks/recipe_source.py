@@ -179,7 +179,7 @@ def _with_delimiter(source: Source) -> Source:
     best = min(columned, key=lambda other: len(other.faults), default=None)
     if best is None or (len(names) != 1 and len(best.faults) >= len(source.faults)):
         return source
-    return replace(best, notes=(f"the columns are parted by {best.stated.get('delimiter', best.layout.delimiter)!r}",))
+    return replace(best, notes=(f"the delimiter is {best.stated.get('delimiter', best.layout.delimiter)!r}",))
 
 
 def _cut_by(mark: str, source: Source) -> Source:

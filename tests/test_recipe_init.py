@@ -133,7 +133,7 @@ def test_every_table_format(kind: str, tmp_path: Path, base: str) -> None:
 def test_another_delimiter_is_found(tmp_path: Path, base: str) -> None:
     draft = draft_of(write_csv(tmp_path / "rows.csv", labelled(), ";"), tmp_path, model=base)
     assert load_recipe(draft.path).data.delimiter == ";"
-    assert "the columns are parted by ';'" in "\n".join(draft.lines())
+    assert "the delimiter is ';'" in "\n".join(draft.lines())
     check(load_recipe(draft.path))
 
 

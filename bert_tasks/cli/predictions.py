@@ -73,7 +73,7 @@ def predict(
 ) -> None:
     """Write a prediction with its probabilities for every row of a file, for texts, or for each line of a pipe.
 
-    The same command goes on with an output that was interrupted. Columns, format, delimiter and encoding that are not
+    The same command resumes an output that was interrupted. Columns, format, delimiter and encoding that are not
     given are those of the training file, where they fit.
 
     Example: bert-tasks predict runs/first --data new.csv --output answers.jsonl

@@ -127,7 +127,7 @@ class _Columns:
         parted = "tabs" if self.tabs else "spaces"
         sentence.fault(
             number,
-            f"{_counted(len(cells))} where the file's first word has {_counted(self.width)}, parted by {parted}: "
+            f"{_counted(len(cells))} where the file's first word has {_counted(self.width)}, separated by {parted}: "
             f"{shortened(line)}",
         )
 
@@ -187,7 +187,7 @@ def _read_universal(sentence: _Sentence, number: int, line: str) -> None:
     cells = line.split("\t")
     sentence.texts.append(line)
     if len(cells) != len(_UNIVERSAL):
-        what = f"{_counted(len(cells))} where CoNLL-U has {len(_UNIVERSAL)}, parted by tabs"
+        what = f"{_counted(len(cells))} where CoNLL-U has {len(_UNIVERSAL)}, separated by tabs"
         sentence.fault(number, f"{what}: {shortened(line)}; read other columns as format = 'conll'")
     elif _WORD_ID.fullmatch(cells[0]):
         sentence.add(number, cells)

@@ -122,8 +122,8 @@ def test_faults_are_named_by_line(read: Read) -> None:
         read(content, "rows.conll", columns=COLUMNS)
     said = [line.removesuffix("; each word needs a tag, 'O' where it is part of nothing") for line in lines(error)]
     assert said == [
-        "  rows.conll:2: 1 column where the file's first word has 2 columns, parted by tabs: 'rejects O'",
-        "  rows.conll:3: 3 columns where the file's first word has 2 columns, parted by tabs: 'New\\tYork\\tO'",
+        "  rows.conll:2: 1 column where the file's first word has 2 columns, separated by tabs: 'rejects O'",
+        "  rows.conll:3: 3 columns where the file's first word has 2 columns, separated by tabs: 'New\\tYork\\tO'",
         """  rows.conll:5: column 'tags': "['', 'O']": tag 1: empty""",
     ]
 
@@ -267,6 +267,7 @@ def test_faults_of_universal_dependencies(read: Read) -> None:
     with pytest.raises(BadRowsError) as error:
         read("1\ta\n\nx\ta\t_\tX\t_\t_\t_\t_\t_\t_\n\n" + UNIVERSAL, "a.conllu", columns=COLUMNS)
     assert lines(error) == [
-        "  a.conllu:1: 2 columns where CoNLL-U has 10, parted by tabs: '1\\ta'; read other columns as format = 'conll'",
+        "  a.conllu:1: 2 columns where CoNLL-U has 10, separated by tabs: '1\\ta'; "
+        "read other columns as format = 'conll'",
         "  a.conllu:3: the id 'x': expected 1, a range such as 1-2, or an empty node such as 1.1",
     ]
