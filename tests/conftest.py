@@ -54,9 +54,14 @@ os.environ.update(
 pytest.register_assert_rewrite("task_contract")
 
 import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
 from transformers import AutoTokenizer, PreTrainedTokenizerBase  # noqa: E402
 
 from small_tokenizers import train_bpe, train_unigram  # noqa: E402
+
+# Two runs of the suite try the same examples. `pytest --hypothesis-profile=default` draws new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 
 def pytest_configure() -> None:

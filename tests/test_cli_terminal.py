@@ -24,8 +24,14 @@ LABELS = (f"calm{HOSTILE}", f"glad{HOSTILE}")
 
 
 def acting(text: str) -> set[str]:
-    """The characters that a terminal would not show but obey, but for what lays out a page."""
-    return {one for one in text if one != "\n" and unicodedata.category(one) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")}
+    """The characters that a terminal would not show but obey.
+
+    Line feeds and tabs lay out messages, and the two zero-width joiners are part of words and of emoji.
+    """
+    harmless = "\n\t\u200c\u200d"
+    return {
+        one for one in text if one not in harmless and unicodedata.category(one) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+    }
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[object, str]:
