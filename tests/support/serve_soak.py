@@ -4,7 +4,7 @@
 
 Every good client compares its answer with the model's own: a request without one is lost, one with another's exchanged.
 Printed at the end, as JSON: requests by kind, the slowest /healthz, answers with status 500 and above other than 503,
-lost and exchanged answers, and the server's memory and open files after the first tenth of the time and at the end.
+lost and exchanged answers, and the server's memory and open files after every tenth of the time but the last.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bert_tasks import TaskModel
@@ -51,6 +51,9 @@ class Findings:
     @property
     def failures(self) -> int:
         return sum(count for status, count in self.statuses.items() if status >= 500 and status != 503)
+
+    def to_json(self) -> dict[str, object]:
+        return {**vars(self), "failures": self.failures}
 
 
 class Soak:
@@ -137,9 +140,9 @@ class Soak:
             await getattr(self, kind)()
 
     async def watch(self, process: int, seconds: float) -> None:
-        """The server's memory and open files: after a tenth of the time, and at the end."""
-        for wait in (0.1 * seconds, 0.85 * seconds):
-            await asyncio.sleep(wait)
+        """The server's memory and open files, after every tenth of the time but the last."""
+        for _ in range(9):
+            await asyncio.sleep(seconds / 10)
             self.found.open_files.append(len(os.listdir(f"/proc/{process}/fd")))
             resident = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process}/status").read_text("utf-8"))
             if resident is not None:
@@ -176,7 +179,7 @@ def main() -> None:
     finally:
         server.terminate()
         server.wait(LONGEST_WAIT)
-    print(json.dumps(asdict(found) | {"failures": found.failures}, indent=2))
+    print(json.dumps(found.to_json(), indent=2))
 
 
 if __name__ == "__main__":
