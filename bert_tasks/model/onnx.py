@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
+from bert_tasks.data.problems import shortened
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import ChainHead, Head, RowHead
 from bert_tasks.encoder.packing import Packed, PackedBatch
@@ -177,14 +178,22 @@ class GraphModel:
 
     @classmethod
     def of(cls, model: "TaskModel", content: bytes) -> Self:
-        """A graph of this model, to be run on the CPU with torch's number of threads."""
-        return cls(session=_session(content), head=model.head, pad_token_id=model.config.pad_token_id)
+        """A graph of this model, to be run on the CPU with torch's number of threads.
+
+        Raises:
+            CheckpointError: onnxruntime does not take it, or its inputs and outputs are not those of the model.
+        """
+        with _graph_errors("does not take"):
+            session = _session(content)
+            _check_values("inputs", session.get_inputs(), input_names(model.config), "tensor(int64)")
+            _check_values("outputs", session.get_outputs(), output_names(model), "tensor(float)")
+        return cls(session=session, head=model.head, pad_token_id=model.config.pad_token_id)
 
     @property
     def labels(self) -> int | None:
         """L of the graph's logits; None if it does not say."""
         outputs = self.session.get_outputs()
-        last = len(outputs) if len(outputs) > 1 else outputs[0].shape[-1]
+        *_, last = (None, *outputs[0].shape) if len(outputs) == 1 else (len(outputs),)
         return last if isinstance(last, int) else None
 
     def packed_logits(self, batch: PackedBatch) -> Tensor:
@@ -201,15 +210,24 @@ class GraphModel:
         return self.head.chained(logits) if isinstance(self.head, ChainHead) else logits
 
     def rectangle_logits(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> Tensor:
-        """Sequences one after another, padded to the longest and run in one call: ``[N] -> [N, L]`` or ``[B, L]``."""
+        """Sequences one after another, padded to the longest and run in one call: ``[N] -> [N, L]`` or ``[B, L]``.
+
+        Raises:
+            CheckpointError: the graph cannot be run, or gives logits of another shape.
+        """
         mask = torch.arange(int(lengths.max())) < lengths[:, None]  # [B, T]
         padded = torch.full(mask.shape, self.pad_token_id).masked_scatter_(mask, input_ids)
         segments = torch.zeros_like(padded).masked_scatter_(mask, token_type_ids)
         feed = dict(zip(INPUTS, (padded.numpy(), mask.long().numpy(), segments.numpy()), strict=True))
         taken = [node.name for node in self.session.get_inputs()]
-        found = [torch.from_numpy(part) for part in self.session.run(None, {name: feed[name] for name in taken})]
+        with _graph_errors("cannot run"):
+            found = [torch.from_numpy(part) for part in self.session.run(None, {name: feed[name] for name in taken})]
+        per_token, labels = isinstance(self.head, RowHead), self.head.output.out_features
+        shape = (*(mask.shape if per_token else mask.shape[:1]), *((labels,) if len(found) == 1 else ()))
+        if any(part.shape != shape for part in found):
+            raise CheckpointError(f"the graph gives logits of the shape {tuple(found[0].shape)}, expected {shape}")
         logits = found[0] if len(found) == 1 else torch.stack(found, dim=-1)  # [B, L] or [B, T, L]
-        return logits[mask] if isinstance(self.head, RowHead) else logits
+        return logits[mask] if per_token else logits
 
 
 def rectangles(layout: Packed) -> Iterator[Tensor]:
@@ -237,17 +255,38 @@ def logits_of(model: "TaskModel", dtype: DType) -> Logits:
 
 def _session(content: bytes) -> "onnxruntime.InferenceSession":
     onnxruntime = import_onnxruntime()
-    errors = import_onnxruntime("onnxruntime.capi.onnxruntime_pybind11_state")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # errors
+    options.log_severity_level = 4  # errors are raised; their log lines would show a graph's names as they are
     options.add_session_config_entry("session.load_model_format", "ONNX")  # never onnxruntime's own, found by its bytes
+    # Its fall-back would try the same once more, and print the reason on standard output.
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+
+
+@contextmanager
+def _graph_errors(what: str) -> Iterator[None]:
+    """Raises CheckpointError for what onnxruntime finds wrong with a graph: it reads one when it is loaded and run."""
+    errors = import_onnxruntime("onnxruntime.capi.onnxruntime_pybind11_state")
     try:
-        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except (errors.Fail, errors.InvalidArgument, errors.InvalidGraph, errors.InvalidProtobuf) as error:
-        raise CheckpointError(
-            f"onnxruntime does not take the graph: {str(error).partition(chr(10))[0][:300]}"
-        ) from None
+        yield
+    except (
+        errors.Fail,
+        errors.InvalidArgument,
+        errors.InvalidGraph,
+        errors.InvalidProtobuf,
+        errors.NotImplemented,
+        errors.RuntimeException,
+        RuntimeError,  # of C++ without a class of its own
+        UnicodeDecodeError,  # of a message, or the name of an input
+    ) as error:
+        raise CheckpointError(f"onnxruntime {what} the graph: {str(error).partition(chr(10))[0][:300]}") from None
+
+
+def _check_values(what: str, found: "Sequence[onnxruntime.NodeArg]", names: Sequence[str], kind: str) -> None:
+    """Raises CheckpointError unless the graph's inputs, or its outputs, are those that the model's family has."""
+    if [(value.name, value.type) for value in found] != [(name, kind) for name in names]:
+        given = ", ".join(shortened(f"{value.name} {value.type}") for value in found)
+        raise CheckpointError(f"the graph's {what} are {given}, expected {', '.join(names)}, each {kind}: export anew")
 
 
 def import_onnxruntime(module: str = "onnxruntime") -> Any:
