@@ -40,7 +40,7 @@ faults: $(DEPENDENCIES)dev $(PACKAGE)  ## the fault suite at full length; its fi
 	env -u PYTHONPATH OMP_NUM_THREADS=1 BERT_TASKS_REPOSITORY="$(CURDIR)" \
 		"$(BIN)/python" tests/support/fault_campaign.py
 
-fuzz: $(DEPENDENCIES)dev $(DEPENDENCIES)fuzz $(PACKAGE)  ## edited files, twice 10 minutes a group; figures as above
+fuzz: $(DEPENDENCIES)dev $(DEPENDENCIES)fuzz $(PACKAGE)  ## edited files and requests, 9 groups of 7 minutes; figures as above
 	env -u PYTHONPATH OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/fuzzing.py
 	env -u PYTHONPATH OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/guided_fuzzing.py
 

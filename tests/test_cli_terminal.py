@@ -3,7 +3,6 @@
 import json
 import logging
 import sys
-import unicodedata
 from pathlib import Path
 
 import pytest
@@ -15,23 +14,13 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.cli import main
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
+from fuzzing import acting
 from small_checkpoints import edit_config, save_checkpoint
 from small_tokenizers import LINES
 
 SEQUENCES = ("\x1b[2J", "\x1b]0;owned\x07", "\x9b31m", "\x08\x08", "\u202egnp", "\u2066", "\x7f", "\u200b", "\ufeff")
 HOSTILE = "".join(SEQUENCES)
 LABELS = (f"calm{HOSTILE}", f"glad{HOSTILE}")
-
-
-def acting(text: str) -> set[str]:
-    """The characters that a terminal would not show but obey.
-
-    Line feeds and tabs lay out messages, and the two zero-width joiners are part of words and of emoji.
-    """
-    harmless = "\n\t\u200c\u200d"
-    return {
-        one for one in text if one not in harmless and unicodedata.category(one) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-    }
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[object, str]:

@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import unicodedata
 
 import pytest
 from hypothesis import given
@@ -13,23 +12,18 @@ from rich.console import Console
 from bert_tasks.terminal import BestEffortStream, printable, printable_json, write_message
 from bert_tasks.training.progress import PlainReporter, RichReporter
 from bert_tasks.training.steps import StepLog
+from fuzzing import acting
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x08\x9b31m\u202egnp.exe\u2066\x7f\udcff\u2028\ufeff\U000e0041\0"
 TEXTS = st.text(st.characters() | st.sampled_from(HOSTILE))
-LEFT = "\n\t\u200c\u200d"
-
-
-def acts(character: str) -> bool:
-    """By Unicode's categories: control, format, surrogate, private, unassigned, line and paragraph separators."""
-    return character not in LEFT and unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
 @given(TEXTS)
 def test_nothing_that_acts_is_left_and_the_rest_stays(text: str) -> None:
     shown = printable(text)
-    assert not any(map(acts, shown))
+    assert not acting(shown)
     assert printable(shown) == shown
-    expected = "".join(char.encode("unicode_escape").decode() if acts(char) else char for char in text)
+    expected = "".join(char.encode("unicode_escape").decode() if acting(char) else char for char in text)
     assert shown == expected
 
 
@@ -45,7 +39,7 @@ def test_words_of_all_scripts_are_left_alone(text: str) -> None:
 def test_json_is_the_same_json(content: object, indent: int | None) -> None:
     text = printable_json(json.dumps(content, ensure_ascii=False, indent=indent))
     assert json.loads(text) == content
-    assert not any(map(acts, text))
+    assert not acting(text)
     assert printable(text) == text
 
 
@@ -111,4 +105,4 @@ def test_reporters_escape(text: str) -> None:
     rich.note(text)
     rich.close()
     for stream in (plain, shown):
-        assert not any(map(acts, re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())))
+        assert not acting(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()))

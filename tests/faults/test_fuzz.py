@@ -1,10 +1,13 @@
-"""Edited files: a short round of every target, and contents that once broke something."""
+"""Edited files and requests: a short round of every target, and contents that once broke something."""
 
 from pathlib import Path
 
 import pytest
+from onnx import ModelProto
 
-from fuzzing import READERS, RECIPES, attempt, fuzz, loaders
+from bert_tasks.errors import CheckpointError, DataError
+from bert_tasks.tasks import TASKS
+from fuzzing import READERS, RECIPES, Target, attempt, connections, fuzz, loaders, requests
 
 FIXED = {**READERS, **RECIPES}
 LOADERS = ("weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
@@ -20,12 +23,38 @@ def test_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
 def test_models_and_checkpoints_are_read_or_refused(tmp_path: Path) -> None:
     targets = loaders(tmp_path)
     assert {f"run {name}" for name in LOADERS} <= targets.keys()
-    assert {"model config.json", "model model.safetensors"} <= targets.keys()
+    assert {"model config.json", "model model.safetensors", "export model.onnx", "export export.json"} <= targets.keys()
     for name, target in targets.items():
         place = tmp_path / name.replace(" ", "-")
         place.mkdir()
         assert attempt(target, target.valid, place), name
         fuzz(target, place, examples=EXAMPLES // 2)
+
+
+def test_bodies_of_requests_are_read_or_refused(tmp_path: Path) -> None:
+    targets = requests(tmp_path)
+    assert targets.keys() == {f"request {name}" for name in TASKS}
+    for name, target in targets.items():
+        assert attempt(target, target.valid, tmp_path), name
+        fuzz(target, tmp_path, examples=EXAMPLES)
+
+
+def test_a_server_answers_or_closes_the_connection_and_goes_on(tmp_path: Path) -> None:
+    with connections(tmp_path) as targets:
+        for name, target in targets.items():
+            assert attempt(target, target.valid, tmp_path), name
+            fuzz(target, tmp_path, examples=EXAMPLES // 4)
+
+
+def test_a_refusal_that_acts_on_a_terminal_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(content: bytes, folder: Path) -> object:
+        raise DataError(content.decode())
+
+    target = Target(b"", refuse)
+    assert not attempt(target, b"\x1b[2J", tmp_path)
+    monkeypatch.setattr("fuzzing.printable", str)
+    with pytest.raises(AssertionError, match="x1b"):
+        attempt(target, b"\x1b[2J", tmp_path)
 
 
 # Contents that once broke something at full length.
@@ -37,3 +66,34 @@ def test_what_fuzzing_found_is_refused(name: str, tmp_path: Path) -> None:
     target = loaders(tmp_path)[name]
     for content in FOUND[name]:
         assert not attempt(target, content, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("valid", "changed"),
+    [
+        (b"token_type_ids", b"\x1boken_type_ids"),
+        (b"input_ids", b"\xffnput_ids"),
+        (b"\x01B\x04axes", b"\x00B\x04axes"),
+        (b"weightsZ", b"Weights\x1bZ"),
+    ],
+    ids=["another input", "a name that is not UTF-8", "a product that cannot be computed", "a missing tensor"],
+)
+def test_graphs_that_fuzzing_found_are_refused(
+    valid: bytes, changed: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither onnxruntime nor its Python package may print: a graph's names would reach the terminal as they are."""
+    target = loaders(tmp_path)["export model.onnx"]
+    content = target.valid.replace(valid, changed, 1)
+    assert content != target.valid
+    assert not attempt(target, content, tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_graphs_with_other_shapes_are_refused(tmp_path: Path) -> None:
+    """One answer for all rows together: nothing in the graph says so before it runs."""
+    target = loaders(tmp_path)["export model.onnx"]
+    changed = ModelProto.FromString(target.valid)
+    axes = next(tensor for tensor in changed.graph.initializer if tensor.name == "axes")
+    axes.dims[:], axes.int64_data[:] = [2], [0, 1]
+    with pytest.raises(CheckpointError, match=r"shape \(1, 2\), expected \(2, 2\)"):
+        target.read(changed.SerializeToString(), tmp_path)

@@ -27,7 +27,8 @@ VERSIONS = ("bert-tasks", "torch", "transformers", "accelerate", "safetensors")
 
 @dataclass(frozen=True, kw_only=True)
 class FaultClass:
-    """``promise``: what holds; ``tests``: files that prove it; ``full``: what makes them run at full length."""
+    """``promise``: what holds; ``tests``: files, or tests (``file::name``) of one, that prove it; ``full``: what makes
+    them run at full length."""
 
     promise: str
     tests: tuple[str, ...]
@@ -93,13 +94,34 @@ CLASSES = {
             "tests/faults/test_trust.py",
         ),
     ),
+    "network": FaultClass(
+        promise="No command opens a connection that it was not asked for, and none leaves a file of telemetry or "
+        "anything else of a library's own in the home folder.",
+        tests=("tests/faults/test_network.py",),
+    ),
+    "terminal": FaultClass(
+        promise="Whatever labels, columns, tensors, files and arguments are called, nothing acts on the terminal; a "
+        "stream that cannot be written never ends a run, and only a command's own result may fail on it.",
+        tests=("tests/faults/test_streams.py", "tests/test_cli_terminal.py", "tests/test_terminal.py"),
+    ),
+    "clients": FaultClass(
+        promise="Slow, idle, vanishing and hostile clients of the server are refused or closed in time; nobody else's "
+        "answer is lost or exchanged, and memory and open files do not grow.",
+        tests=(
+            "tests/serving/test_connections.py",
+            "tests/serving/test_latency.py",
+            "tests/serving/test_process.py::test_a_short_soak_loses_nothing_and_uses_no_more_memory_or_files",
+        ),
+    ),
     "fuzz": FaultClass(
-        promise="Whatever a file holds, readers, the recipe parser and the loaders of models and checkpoints "
-        "read it or refuse it with an error of the package.",
+        promise="Whatever a file or a request holds, readers, the recipe parser, the loaders of models, exports and "
+        "checkpoints and the server read it or refuse it with an error of the package whose message does not act on a "
+        "terminal.",
         tests=("tests/faults/test_fuzz.py",),
     ),
     "guided": FaultClass(
-        promise="The same files, with edits that are guided by the lines of the package that they reach (atheris).",
+        promise="The same files and bodies of requests, with edits that are guided by the lines of the package that "
+        "they reach (atheris).",
         tests=("tests/support/guided_fuzzing.py",),
     ),
 }

@@ -1,28 +1,52 @@
-"""Damaged files for everything that reads one: a valid file, edited at random, goes in; only our own errors come out.
+"""Damaged files and requests for everything that reads one: a valid one, edited at random, goes in; only our own errors
+come out, and none of their messages acts on a terminal.
 
-python tests/support/fuzzing.py --seconds 600    # for each group of targets; writes docs/reliability/fuzz.json
+python tests/support/fuzzing.py --seconds 420    # for each group of targets; writes docs/reliability/fuzz.json
 """
 
 import argparse
 import json
+import re
+import signal
+import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
+import httpx2
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
 from bert_tasks.data.readers import read_table
-from bert_tasks.errors import BertTasksError
+from bert_tasks.errors import BertTasksError, DataError
+from bert_tasks.model.exported import GRAPH, RECORD, ExportedModel
+from bert_tasks.model.onnx import INPUTS, OPSET
+from bert_tasks.model.predicting import checked_features, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe import load_recipe
+from bert_tasks.serving.app import encoded
+from bert_tasks.serving.bodies import BodyError, BodyReader
+from bert_tasks.serving.limits import Limits
+from bert_tasks.serving.schemas import example_rows
 from bert_tasks.tasks import TASKS, SequenceClassification
+from bert_tasks.tasks.base import Task
+from bert_tasks.terminal import printable
 from bert_tasks.training import checkpointing
+from runs import PATIENCE
+from serving import Serving
 
 Read = Callable[[bytes, Path], object]
+
+SECONDS = 420.0  # of each group: five here and four that are guided, 63 minutes and the start of 20 processes
+ROUND = 50  # contents of a target before the next target's turn
+ANSWER_SECONDS = 0.2  # a request without an answer by then is taken for an unfinished one
 
 # What breaks readers more often than single bytes do.
 TOKENS = (
@@ -30,7 +54,11 @@ TOKENS = (
     *(b"\t", b"\\", b"#"),
     *(b"{", b"}", b"[", b"]", b":", b"null", b"NaN", b"-1", b"1e999", b"9" * 30, b"true", b"\\ud800", b"\xed\xa0\x80"),
     *(b"-DOCSTART- -X- O O", b"I-", b"B-", b"../..", b"=", b"[[a]]", b"\xe2\x80\xa8", b"a" * 5000),
+    *(b"\x1b[2J", b"\xc2\x9b31m", b"\xe2\x80\xae", b"\\u001b", b"\\u202e"),
+    *(b"\r\n\r\n", b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n"),
 )
+_ACTING = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # controls, formats, surrogates, private, unassigned, separators
+_LEFT = "\n\t\u200c\u200d"  # they lay out a message, or are part of words and of emoji
 
 
 @dataclass(frozen=True)
@@ -41,9 +69,17 @@ class Target:
     read: Read
 
 
+def acting(text: str) -> set[str]:
+    """The characters of a text that a terminal would not show but obey."""
+    return {one for one in text if one not in _LEFT and unicodedata.category(one) in _ACTING}
+
+
+def _task(name: str) -> Task:
+    return TASKS[name](**({} if name == "span-extraction" else {"labels": ("a", "b")}))
+
+
 def _table(task: str, name: str, format: str | None = None) -> Read:
-    labels = {} if task == "span-extraction" else {"labels": ("a", "b")}
-    columns = TASKS[task](**labels).columns
+    columns = _task(task).columns
 
     def read(content: bytes, folder: Path) -> object:
         path = folder / name
@@ -168,12 +204,152 @@ def saved_model(folder: Path) -> Path:
     return folder
 
 
+def _exported_graph(content: bytes, folder: Path) -> object:
+    """The graph with a record that fits it: another one is refused before it is read."""
+    _write_graph(saved_export(folder / "export"), content)
+    return ExportedModel.from_pretrained(folder / "export").predict([{"text": "a b"}, {"text": "c d"}])
+
+
+def _export_record(content: bytes, folder: Path) -> object:
+    (saved_export(folder / "export") / RECORD).write_bytes(content)
+    return ExportedModel.from_pretrained(folder / "export")
+
+
+def saved_export(folder: Path) -> Path:
+    """The same model exported, with a graph of the right inputs and outputs that computes next to nothing."""
+    if not folder.exists():
+        (saved_model(folder) / "model.safetensors").unlink()
+        inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"]) for name in INPUTS]
+        outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 2])]
+        nodes = [
+            helper.make_node("Cast", ["input_ids"], ["numbers"], to=TensorProto.FLOAT),
+            helper.make_node("ReduceMean", ["numbers", "axes"], ["mean"]),
+            helper.make_node("MatMul", ["mean", "weights"], ["logits"]),
+        ]
+        values = [
+            helper.make_tensor("axes", TensorProto.INT64, [1], [1]),
+            helper.make_tensor("weights", TensorProto.FLOAT, [1, 2], [1.0, -1.0]),
+        ]
+        graph = helper.make_graph(nodes, "model", inputs, outputs, values)
+        made = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", OPSET)])
+        _write_graph(folder, made.SerializeToString())
+    return folder
+
+
+def _write_graph(folder: Path, content: bytes) -> None:
+    (folder / GRAPH).write_bytes(content)
+    (folder / RECORD).write_text(json.dumps({"sha256": sha256(content).hexdigest()}), "utf-8")
+
+
 def loaders(folder: Path) -> Mapping[str, Target]:
     """Targets that need files of their own to start from."""
-    run, model = saved_run(folder / "run"), saved_model(folder / "model")
+    run, model, export = saved_run(folder / "run"), saved_model(folder / "model"), saved_export(folder / "export")
     runs = {f"run {path.name}": Target(path.read_bytes(), _checkpoint_file(path.name)) for path in run.iterdir()}
     models = {f"model {path.name}": Target(path.read_bytes(), _model_file(path.name)) for path in model.iterdir()}
-    return {**runs, **models}
+    exports = {
+        f"export {GRAPH}": Target((export / GRAPH).read_bytes(), _exported_graph),
+        f"export {RECORD}": Target((export / RECORD).read_bytes(), _export_record),
+    }
+    return {**runs, **models, **exports}
+
+
+def _body(task: Task, model: TaskModel) -> Read:
+    """Reads the body of a request as far as the server does before the model runs."""
+    reader = BodyReader(task, Limits(), {})
+
+    def read(content: bytes, folder: Path) -> object:
+        try:
+            rows, _ = reader.rows(content, "application/json")
+            return checked_features(task, rows, tokenizer_of(model), model.config)
+        except BodyError as error:
+            status, detail = error.status, error.detail
+        except DataError as error:
+            status, detail = 422, str(error)
+        except BertTasksError as error:
+            raise AssertionError("the server would answer with 500") from error
+        assert 400 <= status < 500
+        raise DataError(encoded({"detail": detail}).decode())
+
+    return read
+
+
+def requests(folder: Path) -> Mapping[str, Target]:
+    """A target for the body of each task's requests."""
+    model = TaskModel.from_pretrained(saved_model(folder / "model"))
+    tasks = {name: _task(name) for name in TASKS}
+    return {f"request {name}": Target(_rows(task), _body(task, model)) for name, task in tasks.items()}
+
+
+def _rows(task: Task) -> bytes:
+    return json.dumps({"inputs": list(example_rows(task))}).encode()
+
+
+@contextmanager
+def connections(folder: Path) -> Iterator[Mapping[str, Target]]:
+    """Targets that send what they are given to a server: as a request, and as the body of one.
+
+    The server runs meanwhile; at the end it must stop as if nothing had happened, without a traceback in its log.
+    """
+    model = saved_model(folder / "model")
+    served = Serving(model, folder=folder)
+    body = _rows(TaskModel.from_pretrained(model).task)
+    try:
+        yield {
+            "connection request": Target(_request(body), lambda content, _: _sent(served, content)),
+            "connection body": Target(body, lambda content, _: _sent(served, _request(content))),
+        }
+    finally:
+        served.program.send(signal.SIGTERM)
+        ended = served.program.wait()
+    assert (ended.code, ended.err) == (0, "")
+
+
+def _request(body: bytes) -> bytes:
+    head = "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _sent(served: Serving, request: bytes) -> bytes:
+    """The answer of a server that goes on answering.
+
+    Raises:
+        DataError: there was none but the end of the connection, or one that refuses the request.
+    """
+    answer = _answer(served, request)
+    statuses = [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3})", answer)]
+    assert all(status < 500 for status in statuses), answer
+    assert httpx2.get(f"{served.url}/healthz", timeout=PATIENCE).status_code == 200
+    if max(statuses, default=400) >= 400:
+        raise DataError(answer.decode("utf-8", errors="replace"))
+    return answer
+
+
+def _answer(served: Serving, request: bytes) -> bytes:
+    """All bytes until the server closes the connection. An unfinished request is ended, not waited for."""
+    parts = list[bytes]()
+    address = "127.0.0.1", int(served.url.rpartition(":")[2])
+    with (
+        socket.create_connection(address, PATIENCE) as connection,
+        suppress(ConnectionError),  # it may be closed before all is sent, or with something unread
+    ):
+        connection.sendall(request)
+        try:
+            parts.extend(_received(connection, ANSWER_SECONDS))
+        except TimeoutError:
+            connection.shutdown(socket.SHUT_WR)
+            parts.extend(_received(connection, PATIENCE))
+    return b"".join(parts)
+
+
+def _received(connection: socket.socket, seconds: float) -> Iterator[bytes]:
+    connection.settimeout(seconds)
+    while part := connection.recv(2**16):
+        yield part
+
+
+def file_groups(folder: Path) -> Mapping[str, Mapping[str, Target]]:
+    """The targets that run in this process."""
+    return {"readers": READERS, "recipes": RECIPES, "loaders": loaders(folder), "requests": requests(folder)}
 
 
 @st.composite
@@ -189,12 +365,15 @@ def edited(draw: st.DrawFn, valid: bytes) -> bytes:
 
 
 def attempt(target: Target, content: bytes, folder: Path) -> bool:
-    """Whether the content was read; anything but the package's own refusal escapes."""
+    """Whether the content was read; anything but the package's own refusal, fit for a terminal, escapes."""
     try:
         target.read(content, folder)
-    except BertTasksError:
-        return False
-    return True
+    except BertTasksError as error:
+        shown = printable(str(error))
+    else:
+        return True
+    assert not acting(shown), ascii(shown)
+    return False
 
 
 def fuzz(target: Target, folder: Path, *, examples: int, seed_value: int = 0) -> int:
@@ -219,15 +398,15 @@ def fuzz(target: Target, folder: Path, *, examples: int, seed_value: int = 0) ->
 
 
 def campaign(groups: Mapping[str, Mapping[str, Target]], folder: Path, seconds: float) -> dict[str, int]:
-    """Contents tried of each target, in rounds of 200 with another seed each, until the time of a group is up."""
+    """Contents tried of each target, in rounds with another seed each, until the time of a group is up."""
     tried: dict[str, int] = {}
     for targets in groups.values():
         end, number = time.monotonic() + seconds, 0
         while time.monotonic() < end:
             for name, target in targets.items():
                 with tempfile.TemporaryDirectory(dir=folder) as place:
-                    fuzz(target, Path(place), examples=200, seed_value=number)
-                tried[name] = tried.get(name, 0) + 200
+                    fuzz(target, Path(place), examples=ROUND, seed_value=number)
+                tried[name] = tried.get(name, 0) + ROUND
             number += 1
     return tried
 
@@ -236,12 +415,14 @@ def main() -> None:
     import fault_campaign
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=600.0, help="of each group: readers, recipes, loaders")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each group of targets")
     seconds = parser.parse_args().seconds
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        tried = campaign({"readers": READERS, "recipes": RECIPES, "loaders": loaders(folder)}, folder, seconds)
+        folder, server = Path(name), Path(name) / "server"
+        server.mkdir()
+        with connections(server) as sent:
+            tried = campaign({**file_groups(folder), "connections": sent}, folder, seconds)
     found = {"cases": sum(tried.values()), "failures": 0, "skipped": 0, "details": tried}
     about = fault_campaign.provenance(f"python tests/support/fuzzing.py --seconds {seconds:g}", began)
     fault_campaign.write("fuzz", {**found, **about})

@@ -1,6 +1,6 @@
-"""The targets of ``fuzzing`` again, with edits that atheris guides by the lines of the package that they reach.
+"""The targets of ``fuzzing`` but those of a server, with edits guided by the lines of the package that they reach.
 
-    python tests/support/guided_fuzzing.py --seconds 600    # for each group; writes docs/reliability/guided.json
+    python tests/support/guided_fuzzing.py --seconds 420    # for each group; writes docs/reliability/guided.json
 
 Every target runs in a process of its own, because libFuzzer ends the process that it runs in. What breaks one stays
 in a file whose name is printed. Needs the extra ``fuzz``.
@@ -18,7 +18,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["bert_tasks"]):
-    from fuzzing import READERS, RECIPES, TOKENS, Target, attempt, loaders
+    from fuzzing import SECONDS, TOKENS, Target, attempt, file_groups
 
 KEPT = 200  # contents after which the files that reading them left are removed
 
@@ -67,8 +67,7 @@ def campaign(seconds: float) -> None:
 
     began, tried = time.monotonic(), {}
     root = Path(tempfile.mkdtemp(prefix="guided-"))
-    groups = [list(READERS), list(RECIPES), list(loaders(root / "loaders"))]
-    for group in groups:
+    for group in file_groups(root / "started").values():
         for number, name in enumerate(group):
             tried[name] = run_process(name, root / f"{len(tried)}-{number}", seconds / len(group))
     shutil.rmtree(root)
@@ -79,7 +78,7 @@ def campaign(seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=600.0, help="of each group: readers, recipes, loaders")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each group of targets")
     parser.add_argument("--target", help="only this one, in this process")
     parser.add_argument("--folder", type=Path, help="where it works")
     given = parser.parse_args()
@@ -87,8 +86,8 @@ def main() -> None:
         campaign(given.seconds)
     else:
         given.folder.mkdir(parents=True)
-        targets = {**READERS, **RECIPES, **loaders(given.folder / "loaders")}
-        run_target(targets[given.target], given.folder, given.seconds)
+        groups = file_groups(given.folder / "started").values()
+        run_target(next(group[given.target] for group in groups if given.target in group), given.folder, given.seconds)
 
 
 if __name__ == "__main__":
