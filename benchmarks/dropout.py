@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bert_tasks.encoder.attention import dropped_attention
 from bert_tasks.encoder.dropout import Dropout
-from bert_tasks.encoder.dropped_attention import dropped_attention
 
 P = 0.1
 HEADS, SIZE = 12, 32

@@ -118,7 +118,7 @@ def tokenise_file(job: Job) -> float:
 
 
 def check_file(job: Job) -> float:
-    from bert_tasks.recipe import load_recipe
+    from bert_tasks.recipe.schema import load_recipe
     from bert_tasks.training.run import check
 
     recipe = load_recipe(job["recipe"])

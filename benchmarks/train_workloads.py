@@ -22,7 +22,7 @@ from bert_tasks import TaskModel
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.data.checks import infer_labels
 from bert_tasks.data.columns import Row
-from bert_tasks.data.readers import Reading
+from bert_tasks.data.readers import ReadOptions
 from bert_tasks.model.inputs import load_table
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Feature
@@ -82,7 +82,7 @@ WORKLOADS = {
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Work:
+class Predictor:
     """A workload read. ``weights``: a folder with the published weights, its config as asked for."""
 
     workload: Workload
@@ -149,7 +149,7 @@ def _weights(folder: Path, shape: str, *, attention_dropout: bool) -> Path:
 
 
 @cache
-def prepared(name: str, *, shape: str, attention_dropout: bool, share: float) -> Work:
+def prepared(name: str, *, shape: str, attention_dropout: bool, share: float) -> Predictor:
     """The rows and features of a workload; read once in each process."""
     workload = WORKLOADS[name]
     holder = tempfile.TemporaryDirectory()
@@ -157,16 +157,16 @@ def prepared(name: str, *, shape: str, attention_dropout: bool, share: float) ->
     weights = _weights(Path(holder.name), shape, attention_dropout=attention_dropout)
     task = TASKS[workload.task](max_length=workload.max_length, **workload.settings)
     path = Path(os.environ["BERT_TASKS_DATA"]) / workload.file
-    table = load_table(path, task, reading=Reading(format=workload.format))
+    table = load_table(path, task, reading=ReadOptions(format=workload.format))
     labels = infer_labels(table, task.columns)
     chosen = np.random.default_rng(0).permutation(len(table))[: round(workload.rows * share)]
     rows = [table[int(i)] for i in sorted(chosen)]
     model = _model(workload, weights, labels)
     features = model.task.features(rows, model.tokenizer)
-    return Work(workload=workload, weights=weights, labels=labels, rows=rows, features=features)
+    return Predictor(workload=workload, weights=weights, labels=labels, rows=rows, features=features)
 
 
-def trainer_dataset(work: Work) -> Dataset:
+def trainer_dataset(work: Predictor) -> Dataset:
     """The same features in the form that transformers' models and collators take."""
     return Dataset.from_list([_trainer_inputs(feature, work.workload) for feature in work.features])
 

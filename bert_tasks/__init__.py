@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
+    from bert_tasks.api import fit as fit
+    from bert_tasks.api import train as train
     from bert_tasks.inference import evaluate as evaluate
     from bert_tasks.inference import predict as predict
     from bert_tasks.model.encoder import Encoder as Encoder
     from bert_tasks.model.task_model import TaskModel as TaskModel
-    from bert_tasks.recipe import load_recipe as load_recipe
-    from bert_tasks.runs import fit as fit
-    from bert_tasks.runs import train as train
+    from bert_tasks.recipe.schema import load_recipe as load_recipe
 
 _HOMES = {
     "Encoder": "bert_tasks.model.encoder",
     "TaskModel": "bert_tasks.model.task_model",
     "evaluate": "bert_tasks.inference",
-    "fit": "bert_tasks.runs",
-    "load_recipe": "bert_tasks.recipe",
+    "fit": "bert_tasks.api",
+    "load_recipe": "bert_tasks.recipe.schema",
     "predict": "bert_tasks.inference",
-    "train": "bert_tasks.runs",
+    "train": "bert_tasks.api",
 }
 
 __all__ = ["Encoder", "TaskModel", "evaluate", "fit", "load_recipe", "predict", "train"]

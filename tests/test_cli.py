@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 import bert_tasks
 from bert_tasks import inference
 from bert_tasks.cli import main
-from bert_tasks.cli.options import kept_columns
+from bert_tasks.cli.app import kept_columns
 from bert_tasks.inference import evaluation, prediction
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification

@@ -19,7 +19,7 @@ from transformers import TrainingArguments
 import reference
 from bert_tasks import TaskModel, load_recipe
 from bert_tasks.cli.app import app
-from bert_tasks.recipe import Recipe
+from bert_tasks.recipe.schema import Recipe
 from bert_tasks.tasks import TASKS
 from documents import (
     Block,

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_tasks import environment as module
-from bert_tasks.cli import crash
+from bert_tasks.cli import entry as crash
 from bert_tasks.environment import environment, environment_lines, masked, masked_arguments, shown_variables
 
 SECRETS = {

@@ -18,18 +18,18 @@ from onnx.external_data_helper import set_external_data
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from bert_tasks import export as exporting
+from bert_tasks.api import fit
 from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, DataError, UsageError
-from bert_tasks.export import Export, export, kept_answers
+from bert_tasks.export import exporting
+from bert_tasks.export.exporting import Export, export, kept_answers
 from bert_tasks.inference import evaluate, predict
-from bert_tasks.inference.facts import model_fingerprint
-from bert_tasks.locking import locked
+from bert_tasks.inference.unfinished import model_fingerprint
 from bert_tasks.model import onnx
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.runs import fit
-from bert_tasks.tasks.sequence_classification import SequencePrediction
+from bert_tasks.storage import locked
+from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 from small_checkpoints import copied, edit_config, save_checkpoint
 from small_tokenizers import LINES
 

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.data.batching import longest_first
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
-from bert_tasks.inference import evaluate, evaluation, make_accelerator, predict, work
+from bert_tasks.inference import evaluate, evaluation, make_accelerator, predict
+from bert_tasks.inference import predictor as work
 from bert_tasks.model import predicting
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification, Task

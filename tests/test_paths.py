@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from bert_tasks.cli import main
 from bert_tasks.errors import PathError, UsageError
-from bert_tasks.paths import beside, exists, is_file, is_folder, is_link, lexists, os_error_message, resolved, with_home
+from bert_tasks.paths import (
+    beside,
+    exists,
+    is_file,
+    is_folder,
+    is_link,
+    lexists,
+    os_error_message,
+    resolved,
+    with_home,
+)
 
 PROBES = (exists, lexists, is_file, is_folder, is_link)
 COMMANDS = {
@@ -225,7 +235,7 @@ def test_error_of_the_system_ends_in_one_line(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("bert_tasks.recipe.load_recipe", fail)
+    monkeypatch.setattr("bert_tasks.recipe.schema.load_recipe", fail)
     assert call("check", "recipe.toml") == (2, expected)
 
 

@@ -14,7 +14,8 @@ from jsonschema import Draft202012Validator
 
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.errors import RecipeError
-from bert_tasks.recipe import (
+from bert_tasks.recipe.json_schema import recipe_schema
+from bert_tasks.recipe.schema import (
     OptimSection,
     Recipe,
     RunSection,
@@ -24,8 +25,7 @@ from bert_tasks.recipe import (
     resolved_toml,
     sections,
 )
-from bert_tasks.recipe_schema import recipe_schema
-from bert_tasks.recipe_toml import to_toml
+from bert_tasks.recipe.toml import to_toml
 from bert_tasks.tasks import TASK_NAMES, TASKS, SequenceClassification, Task
 
 REPOSITORY = Path(os.environ.get("BERT_TASKS_REPOSITORY", Path(__file__).parents[1]))
@@ -370,6 +370,6 @@ def test_a_recipe_cannot_be_changed(folder: Path) -> None:
 
 
 def test_importing_recipes_is_cheap() -> None:
-    code = "import sys, bert_tasks.recipe; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
+    code = "import sys, bert_tasks.recipe.schema; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bert_tasks.errors import RecipeError
-from bert_tasks.recipe import load_recipe, sections
+from bert_tasks.recipe.schema import load_recipe, sections
 
 MINIMAL = """\
 task = "sequence-classification"

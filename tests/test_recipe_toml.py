@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tasks.recipe_toml import key_lines, parse_value, to_toml
+from bert_tasks.recipe.toml import key_lines, parse_value, to_toml
 
 SCALARS = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"])),

@@ -26,7 +26,7 @@ HOST_MODULES = {"encoder.packing"}
 EXEMPT = {
     ("encoder.attention", "qkv[group.rows]"): "a slice",
     ("encoder.attention", "key_value[group.rows]"): "a slice",
-    ("encoder.stack", "self.layers[index]"): "one module of a list",
+    ("encoder.layers", "self.layers[index]"): "one module of a list",
 }
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.formats import named_format
 from bert_tasks.errors import DataError, UsageError
+from bert_tasks.glue_submission import FILES, TEST_SETS, glue_submission
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.submissions import FILES, TEST_SETS, glue_submission
 from bert_tasks.tasks import TASKS
 from small_checkpoints import save_checkpoint
 

@@ -18,7 +18,7 @@ from bert_tasks.data.problems import missing_path
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.paths import exists, is_file, is_folder, is_link
-from bert_tasks.training import outputs
+from bert_tasks.run_dir import files as outputs
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

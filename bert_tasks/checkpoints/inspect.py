@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.checkpoints.families import (
+from bert_tasks.checkpoints.hub import is_model_file, resolve
+from bert_tasks.checkpoints.load import LoadReport, compare_weights, label_names, read_config, read_weights
+from bert_tasks.checkpoints.save import read_head_tensors
+from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import PerTokenHead, SequenceHead
+from bert_tasks.encoder.layers import TransformerEncoder
+from bert_tasks.errors import CheckpointError
+from bert_tasks.families.registry import (
     CONFIG_KEY,
     Family,
     HeadKind,
@@ -24,15 +32,6 @@ from bert_tasks.checkpoints.families import (
     pooler_is_there,
     second_segment,
 )
-from bert_tasks.checkpoints.hub import is_model_file, resolve
-from bert_tasks.checkpoints.load import LoadReport, compare_weights
-from bert_tasks.checkpoints.save import read_head_tensors
-from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
-from bert_tasks.checkpoints.weights import label_names, read_config, read_weights
-from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import RowHead, SequenceHead
-from bert_tasks.encoder.stack import Stack
-from bert_tasks.errors import CheckpointError
 from bert_tasks.paths import is_file
 
 _MOST_LABELS = 1_000_000
@@ -158,13 +157,13 @@ def _expected(
     """Shapes and Hugging Face names of the parameters that the folder should hold."""
     pooler = head == "base" and pooler_is_there(family, tensors)
     with torch.device("meta"):
-        model = nn.ModuleDict({"stack": Stack(config)})
+        model = nn.ModuleDict({"stack": TransformerEncoder(config)})
         if pooler:
             model["pooler"] = nn.Linear(config.hidden_size, config.hidden_size)
         if head == "sequence":
             model["head"] = SequenceHead(config, num_labels)
         elif head != "base":
-            model["head"] = RowHead(config, 2 if head == "span" else num_labels, dropout=0.0)
+            model["head"] = PerTokenHead(config, 2 if head == "span" else num_labels, dropout=0.0)
     shapes = {key: value.shape for key, value in model.state_dict().items()}
     return shapes, parameter_map(family, config, head=head, pooler=pooler)
 

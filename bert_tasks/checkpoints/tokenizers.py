@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from bert_tasks.checkpoints.weights import checked_file, read_json
+from bert_tasks.checkpoints.load import checked_file, read_json
 from bert_tasks.errors import CheckpointError
 from bert_tasks.paths import exists, lexists
 

@@ -6,34 +6,13 @@ the commands, so that ``--help`` is quick.
 A module here holds the commands of one concern; importing it adds them to ``app``, in the order of ``--help``.
 """
 
-from bert_tasks.cli import runs as runs
+from bert_tasks.cli import training as training
 
 # isort: split
-from bert_tasks.cli import predictions as predictions
+from bert_tasks.cli import inference as inference
 
 # isort: split
 from bert_tasks.cli import models as models
-
-# isort: split
-from bert_tasks.cli import reporting as reporting
-
-# isort: split
-from bert_tasks.cli import exporting as exporting
-
-# isort: split
-from bert_tasks.cli import serving as serving
-
-# isort: split
-from bert_tasks.cli import hub as hub
-
-# isort: split
-from bert_tasks.cli import reproduce as reproduce
-
-# isort: split
-from bert_tasks.cli import schema as schema
-
-# isort: split
-from bert_tasks.cli import environment as environment
 
 # isort: split
 from bert_tasks.cli.entry import main as main

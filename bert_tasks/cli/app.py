@@ -1,4 +1,10 @@
-"""The command line's application, its common options, and how commands speak.
+"""The standard streams of a command: each can be written without a crash, whatever the shell made of it.
+
+Owns their state while a command runs. Must not know what is written.
+
+Arguments and options that several commands share, and what their values become.
+
+The command line's application, its common options, and how commands speak.
 
 Owns standard output: of several processes only the first one speaks. Must not know any command.
 """
@@ -10,19 +16,174 @@ import os
 import shutil
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
-from typing import Annotated, Any, BinaryIO, NoReturn, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NoReturn, TextIO, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 from typer.models import CommandFunctionType
 
-from bert_tasks.cli.streams import PrintableFormatter, forget_stdout
 from bert_tasks.errors import ClosedPipeError, UsageError
-from bert_tasks.terminal import printable, printable_json, write_message
+from bert_tasks.terminal import message_stream, printable, printable_json, write_message
+
+if TYPE_CHECKING:
+    from bert_tasks.data.records import PassthroughColumns
+    from bert_tasks.tasks.base import Task
+
+
+@contextmanager
+def standard_streams() -> Iterator[None]:
+    """While a command runs, messages cannot fail, and no character is beyond an encoding.
+
+    A descriptor that the shell closed (``>&-``) is taken, so that no file gets its number: writing to it fails as
+    writing to a full disk does. Standard error takes messages only, and loses what cannot be written.
+    """
+    for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        _claim(number, mode)
+    if sys.stdout is None:
+        sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", closefd=False), encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    before, formatted = sys.stderr, warnings.formatwarning
+    sys.stderr, warnings.formatwarning = message_stream(), _printable_warning(formatted)
+    try:
+        yield
+    finally:
+        sys.stderr, warnings.formatwarning = before, formatted
+        _give_up(before, 2)
+        _give_up(sys.stdout, 1)
+
+
+def forget_stdout() -> None:
+    """It cannot be written any more, and Python would complain when it flushes what is left."""
+    discard(1)
+
+
+def discard(descriptor: int) -> None:
+    """Sends what is still written to a descriptor nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+class PrintableFormatter(logging.Formatter):
+    """Log lines without what would act on a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def _claim(number: int, mode: int) -> None:
+    try:
+        os.fstat(number)
+    except OSError:
+        opened = os.open(os.devnull, mode)
+        if opened != number:
+            os.dup2(opened, number)
+            os.close(opened)
+
+
+def _give_up(stream: TextIO | None, descriptor: int) -> None:
+    """What a stream still holds and cannot write would make Python's exit code 120."""
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        discard(descriptor)
+        with suppress(OSError, ValueError):
+            stream.flush()
+
+
+def _printable_warning(formatted: Callable[..., str]) -> Callable[..., str]:
+    return lambda *arguments, **options: printable(formatted(*arguments, **options))
+
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a TOML file.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="E.g. optim.epochs=1.")]
+OutputDir = Annotated[Path | None, typer.Option(help="The run's folder; replaces run.output_dir.")]
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="The folder of a model or a run, a hub id, or package:NAME/PATH.")
+]
+DataFile = Annotated[Path, typer.Option(help="A csv, tsv, jsonl or parquet file.")]
+DataFormat = Annotated[str | None, typer.Option(help="E.g. glue/sst2; default: by the file's extension.")]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        metavar="TASK=FILE",
+        help="A column's name in the file: text=review. Default: as in training, where the file has it.",
+    ),
+]
+Delimiter = Annotated[str | None, typer.Option(help=r"Of a csv file, e.g. ';' or '\t'.")]
+Encoding = Annotated[str | None, typer.Option(help="Of a text file; a byte order mark in it decides.")]
+Header = Annotated[
+    bool | None, typer.Option("--header/--no-header", help="Whether the first line of a csv file names the columns.")
+]
+LabelSeparator = Annotated[str | None, typer.Option(help="Between several labels in one cell, e.g. '|'.")]
+TrainedEncoding = Annotated[
+    str | None, typer.Option("--encoding", help="Of a text file; default: as in training, else utf-8.")
+]
+TrainedHeader = Annotated[
+    bool | None,
+    typer.Option("--header/--no-header", help="None: csv columns are called 0, 1, ...; default: as in training."),
+]
+TrainedLabelSeparator = Annotated[
+    str | None,
+    typer.Option("--label-separator", help="Between several labels in one cell; default: as in training, else ';'."),
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
+OwnTask = Annotated[
+    str | None, typer.Option("--task", metavar="NAME", help="The task, or MODULE:CLASS, if the folder does not say it.")
+]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the task: max_length=256.")]
+Precision = Annotated[
+    Literal["float32", "int8"], typer.Option(help="int8: a quantised copy, on the CPU; needs the extra `export`.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def task_class(name: str | None) -> "type[Task] | None":
+    if name is None:
+        return None
+    from bert_tasks.recipe.schema import load_task_class
+
+    return load_task_class(name)
+
+
+def settings(options: list[str] | None) -> dict[str, Any]:
+    from bert_tasks.recipe.toml import parse_value
+
+    pairs = [option.partition("=") for option in ([] if options is None else options)]
+    for key, sign, value in pairs:
+        if not (key and sign and value):
+            raise typer.BadParameter(f"--set {key}{sign}{value}: expected KEY=VALUE, e.g. max_length=256")
+    return {key.removeprefix("settings."): parse_value(value) for key, _, value in pairs}
+
+
+def column_names(options: list[str] | None) -> dict[str, str]:
+    pairs = [option.partition("=") for option in ([] if options is None else options)]
+    for name, sign, value in pairs:
+        if not (name and sign and value):
+            raise typer.BadParameter(f"--column {name}{sign}{value}: expected TASK=FILE, e.g. text=review")
+    return {name: value for name, _, value in pairs}
+
+
+def kept_columns(text: str) -> "PassthroughColumns":
+    """``all``, ``none``, or names with commas between them; spaces around a comma do not belong to the names."""
+    if text in ("all", "none"):
+        return text
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise typer.BadParameter(f"--keep-columns {text!r}: expected all, none, or names such as id,text")
+    return names
+
 
 CUT = "\u2026"  # what rich puts where it cuts a word
 

@@ -1,18 +1,47 @@
-"""The console script: runs a command and turns its errors into one short message and an exit code."""
+"""The file that an internal error leaves behind, for a bug report.
+
+Owns what is in it: the traceback, the command and what ``bert-tasks env`` shows, with secrets masked. Locals are never
+in it; a message of a library may quote the user's data, which the file says.
+
+The console script: runs a command and turns its errors into one short message and an exit code.
+"""
 
 import os
 import shlex
 import sys
+import tempfile
+import time
 import traceback
 from types import TracebackType
 
-from bert_tasks.cli.app import app, leave, processes
-from bert_tasks.cli.crash import write_crash
-from bert_tasks.cli.streams import forget_stdout, standard_streams
-from bert_tasks.environment import disable_telemetry, masked
+from bert_tasks.cli.app import app, forget_stdout, leave, processes, standard_streams
+from bert_tasks.environment import disable_telemetry, environment, environment_lines, masked, masked_arguments
 from bert_tasks.errors import BertTasksError, ClosedPipeError, StoppedError, UsageError
 from bert_tasks.paths import os_error_message
 from bert_tasks.terminal import printable
+
+_NOTE = "Written by bert-tasks for a bug report. Secrets are masked; the error's message may quote your data: read it."
+
+
+def write_crash(error: Exception) -> str | None:
+    """Writes the file, for its owner's eyes only; None where there is no room for it."""
+    try:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        handle, path = tempfile.mkstemp(prefix=f"bert-tasks-crash-{stamp}-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(_text(error))
+    except OSError:
+        return None
+    return path
+
+
+def _text(error: Exception) -> str:
+    command = " ".join(["bert-tasks", *masked_arguments(sys.argv[1:])])
+    # torch may be what is broken: ask it only if it is there.
+    content = environment(devices="torch" in sys.modules)
+    trace = masked("".join(traceback.format_exception(error)))
+    return "\n".join([_NOTE, "", f"command: {command}", "", trace, *environment_lines(content), ""])
+
 
 # oneDNN keeps the code that it makes for each shape, of 1024 shapes if nobody says otherwise: 50 MiB over a large file.
 # A forward pass has few of them. In a library the choice would not be ours; here the process is.

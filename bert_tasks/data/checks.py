@@ -14,9 +14,16 @@ import numpy as np
 
 from bert_tasks.data.batching import Cuts, Numbers
 from bert_tasks.data.columns import Column, column_of
-from bert_tasks.data.labels import LABEL_KINDS, MOST_LABELS, LabelCensus, imbalance_hint, is_integer, known_tags
+from bert_tasks.data.conll import label_scheme
+from bert_tasks.data.labels import (
+    LABEL_KINDS,
+    MOST_LABELS,
+    LabelCensus,
+    imbalance_hint,
+    is_integer,
+    known_tags,
+)
 from bert_tasks.data.problems import SHOWN, Problems, raise_problems, suggestion
-from bert_tasks.data.tags import label_scheme
 from bert_tasks.errors import DataError
 
 if TYPE_CHECKING:

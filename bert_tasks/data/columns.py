@@ -2,11 +2,25 @@
 
 Owns the two types that readers, tasks and callers share. Must not know how files are read or what a task does
 with the values, and imports nothing heavy.
+
+The words of a text: where a tagger that was trained on words is given a text.
+
+Owns how texts are split, as annotated corpora of English are: at white space and punctuation. Must not know tasks.
+
+The canonical form of one value: what a cell of any file format becomes in a row.
+
+Owns the rules for texts, labels, label sets, numbers, words, tags and answers. Must not know files, rows or which
+labels a task has.
 """
 
-from collections.abc import Iterable, Mapping
+import ast
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 Row = Mapping[str, Any]
 Kind = Literal["text", "id", "label", "labels", "number", "words", "tags", "answers"]
@@ -40,3 +54,318 @@ class Column:
 def column_of(columns: Iterable[Column], *kinds: Kind) -> Column | None:
     """The first column of one of the kinds."""
     return next((column for column in columns if column.kind in kinds), None)
+
+
+# Over the classes of characters: an abbreviation of letters (U.S.), a word, in which single marks may stand between
+# letters or digits (state-of-the-art, 3.5, O'Neill), or one character of punctuation.
+_WORD = re.compile(r"(?:lp){2,}(?![lw])|[lw]+(?:[jp][lw]+)*|[^s]")
+_JOINING = "'\u2019-"
+# As in the Penn Treebank and CoNLL-2003: Luigi 's, did n't.
+_CLITIC = re.compile(r"(?<=.)(?:n['\u2019]t|['\u2019](?:s|re|ve|ll|d|m))$", re.IGNORECASE | re.DOTALL)
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """Where each word of a text begins and ends, in characters. Every character but white space is in one word."""
+    spans: list[tuple[int, int]] = []
+    for found in _WORD.finditer("".join(map(_class_of, text))):
+        start, end = found.span()
+        clitic = _CLITIC.search(text[start:end])
+        cut = end if clitic is None else start + clitic.start()
+        spans += [(start, cut)] if cut == end else [(start, cut), (cut, end)]
+    return spans
+
+
+def place_words(words: Sequence[str], text: str) -> list[tuple[int, int]] | None:
+    """Where the words stand in the text, one behind the other; None if they do not."""
+    spans: list[tuple[int, int]] = []
+    end = 0
+    for word in words:
+        start = text.find(word, end)
+        if start < 0:
+            return None
+        end = start + len(word)
+        spans.append((start, end))
+    return spans
+
+
+def with_words(cells: Mapping[str, Any], columns: Sequence[Column], names: Mapping[str, str]) -> Mapping[str, Any]:
+    """The cells, with the words of the text where there is a text and no words.
+
+    Args:
+        names: the task's columns -> those of the cells, where they differ.
+    """
+    words, text = text_of_words(columns)
+    if words is None or text is None:
+        return cells
+    words_name, value = names.get(words.name, words.name), cells.get(names.get(text.name, text.name))
+    if cells.get(words_name) is not None or not isinstance(value, str):
+        return cells
+    return {**cells, words_name: [value[start:end] for start, end in word_spans(value)]}
+
+
+def text_of_words(columns: Sequence[Column]) -> tuple[Column | None, Column | None]:
+    """The column of words, and that of the text that may stand in its place, of a task that has both."""
+    words, text = column_of(columns, "words"), column_of(columns, "text")
+    return (None, None) if words is None or text is None else (words, text)
+
+
+def _class_of(character: str) -> str:
+    """l letter, w other part of a word, s white space, p full stop, j mark that joins, o other."""
+    if character.isspace():
+        return "s"
+    kind = unicodedata.category(character)[0]
+    if kind in "LMN":
+        return "l" if kind == "L" else "w"
+    return "p" if character == "." else "j" if character in _JOINING else "o"
+
+
+LABEL_SEPARATOR = ";"
+_ANSWERS_EXAMPLE = '{"text": ["Paris"], "answer_start": [17]}'
+_MOST_CHARACTERS = 2**31
+_PYTHON_ESCAPE = r"\\(?:[\\'\"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})"
+_PYTHON_ITEM = re.compile(rf"'(?:[^'\\]|{_PYTHON_ESCAPE})*'|\"(?:[^\"\\]|{_PYTHON_ESCAPE})*\"|-?\d+")
+_PYTHON_LIST = re.compile(rf"\[\s*(?:(?:{_PYTHON_ITEM.pattern})(?:\s*,\s*(?:{_PYTHON_ITEM.pattern}))*)?\s*\]")
+UNKNOWN_START = -1  # an answer of which the source says only the text
+
+
+class Answers(TypedDict):
+    """The answers to one question, as SQuAD's data sets on the hub have them; empty lists: it has no answer.
+
+    ``answer_start`` counts characters of the row's context from 0.
+    """
+
+    text: list[str]
+    answer_start: list[int]
+
+
+class BadValueError(ValueError):
+    """The value cannot be used; the message says why and what would do."""
+
+
+def canonical(value: Any, kind: Kind, label_separator: str = LABEL_SEPARATOR) -> Any:
+    """The value as rows hold it; None where there is none (never for texts, ids and words, which may be empty).
+
+    label, tags, answers: hidden ones (None, and negative class ids in tags) are no targets. labels: a list, or in one
+    cell a JSON or Python list, or names with ``label_separator`` between them. words, tags: a list, or in one cell a
+    JSON or Python list, or names with white space between them. answers: see ``Answers``; also a list of such objects
+    or of texts, or in one cell the same as JSON or the text itself (empty: the question has no answer).
+
+    Raises:
+        BadValueError: if the value is not of this kind.
+    """
+    match kind:
+        case "text":
+            return _text(value)
+        case "id":
+            return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
+        case "label":
+            return None if value is None or value == "" else label_name(value)
+        case "labels":
+            return None if value is None else _label_set(value, label_separator)
+        case "number":
+            return None if value is None or value == "" else _number(value)
+        case "words":
+            return _words(value)
+        case "tags":
+            return None if value is None else _tags(value)
+        case "answers":
+            return None if value is None else _answers(value)
+
+
+def label_name(value: Any) -> str:
+    if isinstance(value, bool | int):
+        return str(int(value))
+    if isinstance(value, float):
+        raise BadValueError("a number, not a label name; for regression set problem_type = 'regression'")
+    if not isinstance(value, str):
+        raise BadValueError(f"expected a label name, not {_type_name(value)}")
+    name = value.strip()
+    if name == "":
+        raise BadValueError("missing label")
+    if name != value:
+        raise BadValueError(f"spaces around a label: {value!r} -> {name!r}")
+    return _encodable(value)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        raise BadValueError('missing text; write an empty text as ""')
+    if not isinstance(value, str):
+        raise BadValueError(f"expected a text, not {_type_name(value)}; write it in quotes")
+    return _encodable(value)
+
+
+def _label_set(value: Any, separator: str) -> list[str]:
+    if isinstance(value, str):
+        value = label_parts(value, separator)
+    if not isinstance(value, list | tuple):
+        raise BadValueError(f"expected a list of label names, not {_type_name(value)}")
+    names = [label_name(part) for part in value if part is not None and part != ""]
+    if len(names) < len(value):
+        raise BadValueError(f"an empty label name; write names with one {separator!r} between two of them")
+    if len(set(names)) < len(names):
+        raise BadValueError("a label stands twice")
+    return names
+
+
+def label_parts(cell: str, separator: str = LABEL_SEPARATOR) -> list[Any]:
+    """The names in one cell: a JSON or Python list, or names with the separator between them."""
+    names = list_in_cell(cell)
+    if names is not None:
+        return names
+    return [] if cell.strip() == "" else [part.strip() for part in cell.split(separator)]
+
+
+def list_in_cell(cell: str) -> list[Any] | None:
+    """The list that a cell holds as JSON or as Python writes a list of texts and whole numbers; None for another cell.
+
+    Of Python's forms only those that ``repr`` writes are read: ``['a' 'b']``, as numpy prints, is one text there.
+    """
+    if not cell.lstrip().startswith("["):
+        return None
+    try:
+        value = json.loads(cell)
+    except (ValueError, RecursionError):
+        if _PYTHON_LIST.fullmatch(cell.strip()) is None:
+            return None
+        try:
+            return [ast.literal_eval(part) for part in _PYTHON_ITEM.findall(cell)]
+        except (ValueError, SyntaxError):  # a character or a number that is too large
+            return None
+    return value if isinstance(value, list) else None
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise BadValueError(f"expected a number, not {_type_name(value)}")
+    try:
+        if isinstance(value, str) and "_" in value:
+            raise ValueError
+        number = float(value)
+    except ValueError:
+        raise BadValueError(f"not a number{_decimal_point(value)}") from None
+    except OverflowError:
+        raise BadValueError("too large for a number") from None
+    if not math.isfinite(number):
+        raise BadValueError("not a finite number")
+    return number
+
+
+def _decimal_point(value: Any) -> str:
+    pointed = str(value).strip().replace(",", ".")
+    is_number = pointed.count(".") == 1 and pointed.replace(".", "").lstrip("+-").isdecimal()
+    return f": {value!r} -> {pointed!r}?" if is_number else ""
+
+
+def _words(value: Any) -> list[str]:
+    if value is None:
+        raise BadValueError("missing words; write an empty sentence as []")
+    return [_part("word", number, _text, part) for number, part in enumerate(_parts(value, "words"), start=1)]
+
+
+def _tags(value: Any) -> list[str] | None:
+    parts = _parts(value, "tags")
+    hidden = [number for number, part in enumerate(parts, start=1) if _is_hidden(part)]
+    if len(hidden) == len(parts) > 0:
+        return None
+    if hidden:
+        raise BadValueError(f"tag {hidden[0]} of {len(parts)} is hidden ({parts[hidden[0] - 1]!r}); give all or none")
+    return [_part("tag", number, _tag, part) for number, part in enumerate(parts, start=1)]
+
+
+def _is_hidden(tag: Any) -> bool:
+    """A class id below 0 says "not told" on the hub; readers hand it on as None where the ids have names."""
+    return tag is None or (isinstance(tag, int) and tag < 0)
+
+
+def _tag(value: Any) -> str:
+    if isinstance(value, float):
+        raise BadValueError("a number, not a tag name")
+    name = value.strip() if isinstance(value, str) else value
+    if name == "":
+        raise BadValueError("empty; each word needs a tag, 'O' where it is part of nothing")
+    return label_name(name)
+
+
+def _parts(value: Any, what: str) -> list[Any]:
+    if isinstance(value, str):
+        found = list_in_cell(value)
+        value = value.split() if not value.startswith("[") else _json(value, what) if found is None else found
+    if not isinstance(value, list | tuple):
+        raise BadValueError(f"expected a list of {what}, not {_type_name(value)}")
+    return list(value)
+
+
+def _part(what: str, number: int, judge: Callable[[Any], str], value: Any) -> str:
+    try:
+        return judge(value)
+    except BadValueError as error:
+        raise BadValueError(f"{what} {number}: {error}") from None
+
+
+def _json(cell: str, what: str) -> Any:
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError) as error:
+        raise BadValueError(
+            f'a cell that starts with {cell[0]!r} must be JSON such as ["a", "b"], and these {what} are not ({error})'
+        ) from None
+
+
+def _answers(value: Any) -> Answers:
+    if isinstance(value, str):
+        value = _json(value, "answers") if value.startswith(("[", "{")) else [value]
+    pairs = [pair for part in _listed(value) for pair in _answer_pairs(part)]
+    if [text for text, _ in pairs] == [""]:
+        pairs = []
+    for number, (text, start) in enumerate(pairs, start=1):
+        if not isinstance(text, str) or text.strip() == "":
+            raise BadValueError(f"answer {number} is {text!r}, expected a text; no answer at all is an empty list")
+        if isinstance(start, bool) or not isinstance(start, int) or not UNKNOWN_START <= start < _MOST_CHARACTERS:
+            raise BadValueError(f"the answer_start of answer {number} is {start!r}, expected a whole number from 0")
+    return Answers(text=[_encodable(text) for text, _ in pairs], answer_start=[start for _, start in pairs])
+
+
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [value]
+    if not isinstance(value, list | tuple):
+        raise BadValueError(f"expected answers such as {_ANSWERS_EXAMPLE}, not {_type_name(value)}")
+    return list(value)
+
+
+def _answer_pairs(part: Any) -> list[tuple[Any, Any]]:
+    """Texts with their starts, of one text, one answer, or an object that holds a list of both."""
+    if not isinstance(part, Mapping):
+        return [(part, UNKNOWN_START)]
+    if "text" not in part:
+        named = ", ".join(map(repr, part)) if part else "nothing"
+        raise BadValueError(f"expected answers such as {_ANSWERS_EXAMPLE}; 'text' is missing, there is {named}")
+    texts = part["text"] if isinstance(part["text"], list | tuple) else [part["text"]]
+    starts = part.get("answer_start")
+    if starts is None:
+        starts = [UNKNOWN_START] * len(texts)
+    starts = starts if isinstance(starts, list | tuple) else [starts]
+    if len(texts) != len(starts):
+        raise BadValueError(f"{len(texts)} answer texts and {len(starts)} values of answer_start; give one for each")
+    return list(zip(texts, starts, strict=True))
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        if 0xDC80 <= code <= 0xDCFF:  # how the readers hand on a byte that the encoding does not know
+            byte = f"byte 0x{code - 0xDC00:02X}"
+            raise BadValueError(
+                f"{byte} is not valid here; state the file's encoding, e.g. encoding = 'latin-1'"
+            ) from None
+        raise BadValueError(f"half a character (surrogate U+{code:04X}); replace it") from None
+    return text
+
+
+def _type_name(value: Any) -> str:
+    names: dict[type, str] = {bool: "true/false", int: "a number", float: "a number", str: "a text"}
+    names |= {list: "a list", dict: "an object"}
+    return names.get(type(value), type(value).__name__)

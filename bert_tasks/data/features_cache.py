@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_tasks.data.arrow_cache import cache_folder, digest, open_or_write
 from bert_tasks.data.records import rows_of
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.table import RowTable, cache_folder, digest, open_or_write
 from bert_tasks.terminal import message_stream
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bert_tasks.data.columns import Column, Kind
+from bert_tasks.data.conll import is_chunk_tag, label_scheme, to_iob2
 from bert_tasks.data.problems import SHOWN, Problems, suggestion
-from bert_tasks.data.tags import is_chunk_tag, label_scheme, to_iob2
 
 LABEL_KINDS: tuple[Kind, ...] = ("label", "labels", "tags")
 MOST_LABELS = 1000

@@ -1,4 +1,8 @@
-"""Reading of files and hub data sets into tables of canonical rows.
+"""Rows that lie in memory as something else than a list of dicts: pandas DataFrames and data sets of `datasets`.
+
+Owns what of these is understood, and what is said of all else. Must not know tasks or files; pandas need not be there.
+
+Reading of files and hub data sets into tables of canonical rows.
 
 Owns how a source becomes a `RowTable`: which parser reads it, and where the rows are kept. Must not know what valid
 values are, models, tokenizers or training. Rows are streamed into a memory-mapped Arrow file, so memory stays flat; an
@@ -6,32 +10,94 @@ unchanged file read in the same way is not parsed again.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from bert_tasks.data.arrow_cache import cache_folder, digest, file_digest, kept_or_written, store
-from bert_tasks.data.columns import Column
+from bert_tasks.data.columns import LABEL_SEPARATOR, Column, Row
 from bert_tasks.data.conll import conll_records, conllu_records
-from bert_tasks.data.delimited import plain_records, quoted_records
+from bert_tasks.data.delimited import plain_records, quoted_records, text_records
 from bert_tasks.data.formats import Format, file_format, named_format
-from bert_tasks.data.judge import Judge, Plan, Targets, check_columns, make_plan
-from bert_tasks.data.kept import FAULT, KEPT, Keep
 from bert_tasks.data.problems import missing_path
-from bert_tasks.data.records import Records, dataset_records, in_batches, json_records, parquet_records
+from bert_tasks.data.records import (
+    FAULT,
+    KEPT,
+    PassthroughColumns,
+    Records,
+    dataset_records,
+    in_batches,
+    json_records,
+    parquet_records,
+)
 from bert_tasks.data.squad_json import squad_records
-from bert_tasks.data.table import HubSplit, RowTable, table_schema, without_absent
-from bert_tasks.data.text_lines import text_records
-from bert_tasks.data.values import LABEL_SEPARATOR
+from bert_tasks.data.table import (
+    HubSplit,
+    RowTable,
+    cache_folder,
+    digest,
+    file_digest,
+    kept_or_written,
+    store,
+    table_schema,
+    without_absent,
+)
+from bert_tasks.data.validator import ColumnMapping, RowValidator, Targets, check_columns, make_column_mapping
 from bert_tasks.errors import DataError
 from bert_tasks.paths import exists, is_file, is_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+Given = TypeVar("Given")  # a row as the caller wrote it: a dict, a text, a tuple of texts
+
+
+class Frame(Protocol):
+    """A table with named columns: a pandas DataFrame or a `datasets.Dataset`."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    def __len__(self) -> int: ...
+
+
+def rows_in_memory(data: Iterable[Given] | Frame, source: str = "rows") -> Iterable[Given | Row]:
+    """The rows of a list of dicts or texts, which are not looked at, of a DataFrame, or of a Dataset (classes by name).
+
+    Raises:
+        DataError: it is something else, or a column of a DataFrame holds values of several types.
+    """
+    from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
+
+    if isinstance(data, DatasetDict | IterableDatasetDict):
+        raise DataError(f"{source}: a {type(data).__name__} holds several splits: give one of {', '.join(data)}")
+    if isinstance(data, IterableDataset):
+        raise DataError(f"{source}: an IterableDataset has no length: give list(data), or a Dataset")
+    if hasattr(data, "iloc") and hasattr(data, "columns"):
+        data = _of_pandas(data, source)
+    if isinstance(data, Dataset):
+        return [record.cells for record in dataset_records(data).rows]
+    if isinstance(data, Iterable):
+        return data
+    raise DataError(
+        f"{source}: expected a file, a list of dicts such as {{'text': '...'}}, a pandas DataFrame or a "
+        f"datasets.Dataset, not {type(data).__name__}"
+    )
+
+
+def _of_pandas(frame: Any, source: str) -> "Dataset":
+    """Missing values become None; the index, which is no column, is left out."""
+    import pyarrow
+    from datasets import Dataset
+
+    try:
+        return Dataset.from_pandas(frame.rename(columns=str), preserve_index=False)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
+        raise DataError(f"{source}: the DataFrame has a column of mixed types ({error}); give it one type") from error
+
 
 _BATCH = 1000
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -39,7 +105,7 @@ _VERSION = 3  # part of the cache's key: raise it when reading changes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ReadOptions:
     """How to read a file.
 
     Attributes:
@@ -94,7 +160,7 @@ def read_table(
     header: bool = True,
     label_separator: str = LABEL_SEPARATOR,
     cache_dir: Path | None = None,
-    keep: Keep = "none",
+    keep: PassthroughColumns = "none",
     skips: bool = False,
     called: str | None = None,
 ) -> RowTable:
@@ -108,7 +174,7 @@ def read_table(
         labels: the known label names, which every label must be (but not every tag: see `check_splits`); an empty
             sequence says that they will be inferred from the rows (numbers among names are then refused); None
             leaves labels unchecked.
-        encoding, delimiter, header, label_separator: see `Reading`.
+        encoding, delimiter, header, label_separator: see `ReadOptions`.
         keep: which of the file's columns each row carries along in a column ``KEPT``.
         skips: rows that cannot be used are in the table, with the reason in a column ``FAULT``, unless all are such.
         called: the file's name in messages.
@@ -120,8 +186,8 @@ def read_table(
     path = existing_file(Path(source))
     layout = file_format(format, path)
     told = display_name(path) if called is None else called
-    how = Reading(encoding=encoding, delimiter=delimiter, header=header, label_separator=label_separator)
-    plan = make_plan(
+    how = ReadOptions(encoding=encoding, delimiter=delimiter, header=header, label_separator=label_separator)
+    plan = make_column_mapping(
         columns,
         names,
         layout.columns,
@@ -164,7 +230,7 @@ def read_hub(
     layout = None if format is None else named_format(format)
     hub_columns: Mapping[str, str] = {} if layout is None else layout.hub_columns
     source = "/".join(part for part in (dataset, config, split) if part is not None)
-    plan = make_plan(columns, names, hub_columns, layout, targets, labels, source, skips=skips)
+    plan = make_column_mapping(columns, names, hub_columns, layout, targets, labels, source, skips=skips)
     rows = _hub_rows(dataset, config, split, revision)
     records = dataset_records(rows)
     stored = store(cache_folder(cache_dir, "tables"), None, lambda target: _write_rows(records, plan, target))
@@ -302,7 +368,7 @@ def _content(path: Path) -> str:
 
 
 def file_records(
-    path: Path, layout: Format, how: Reading, *, wanted: Sequence[str] | None = None
+    path: Path, layout: Format, how: ReadOptions, *, wanted: Sequence[str] | None = None
 ) -> AbstractContextManager[Records]:
     """The rows of a file as its format has them. Of parquet only the ``wanted`` columns are read; None: all."""
     encoding = how.codec
@@ -331,7 +397,7 @@ def file_records(
     return plain_records(path, layout, delimiter=cut, encoding=encoding, header=how.has_header)
 
 
-def column_names(path: Path, how: Reading) -> list[str]:
+def column_names(path: Path, how: ReadOptions) -> list[str]:
     """The names that the file's header gives, or its first row.
 
     Args:
@@ -356,7 +422,7 @@ def peeked(records: Records) -> tuple[Records, list[str]]:
     return Records(None, chain([first], records.rows)), list(first.cells)
 
 
-def wanted_columns(plan: Plan) -> list[str] | None:
+def wanted_columns(plan: ColumnMapping) -> list[str] | None:
     """The columns of a source that a plan reads; None: all."""
     if plan.carried == "all":
         return None
@@ -364,18 +430,18 @@ def wanted_columns(plan: Plan) -> list[str] | None:
     return [*(field.name for field in plan.fields), *kept]
 
 
-def _write_file(path: Path, layout: Format, how: Reading, plan: Plan, target: Path) -> tuple[str, ...]:
+def _write_file(path: Path, layout: Format, how: ReadOptions, plan: ColumnMapping, target: Path) -> tuple[str, ...]:
     with file_records(path, layout, how, wanted=wanted_columns(plan)) as records:
         return _write_rows(records, plan, target)
 
 
-def _write_rows(records: Records, plan: Plan, target: Path) -> tuple[str, ...]:
+def _write_rows(records: Records, plan: ColumnMapping, target: Path) -> tuple[str, ...]:
     """Streams the canonical rows into an Arrow file, or raises with every problem that was found; gives the notes."""
     import pyarrow
 
     if records.columns is not None:
         check_columns(records.columns, plan)
-    judge = Judge(plan, set() if records.columns is None else set(records.columns))
+    judge = RowValidator(plan, set() if records.columns is None else set(records.columns))
     texts = [*([] if plan.keep == "none" else [KEPT]), *([FAULT] if plan.skips else [])]
     schema = table_schema([field.column for field in plan.fields], texts).arrow_schema
     with pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:

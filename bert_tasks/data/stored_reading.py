@@ -1,7 +1,7 @@
 """How a model's training data were read, and which of it applies to what is read later.
 
-Owns what a model folder stores of a `Reading`, and the order in which given, stored and usual options count. Must not
-know models or checkpoints.
+Owns what a model folder stores of a `ReadOptions`, and the order in which given, stored and usual options count. Must
+not know models or checkpoints.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,12 +13,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.formats import FORMATS, Format, file_format, named_format, uncompressed
-from bert_tasks.data.readers import Reading, column_names, existing_file
+from bert_tasks.data.readers import ReadOptions, column_names, existing_file
 from bert_tasks.data.records import is_utf8_beyond_ascii
 from bert_tasks.errors import DataError
 
 
-def training_reading(given: Reading, train: str | Path | None) -> Reading:
+def training_reading(given: ReadOptions, train: str | Path | None) -> ReadOptions:
     """What a model should remember of how its training data were read.
 
     The format is that of the file, and the columns are all that differ from the task's, those that the format implies
@@ -46,21 +46,21 @@ def _unmarked(encoding: str | None) -> str | None:
     return None if plain in ("utf-8", "utf8", "utf-16", "utf16", "utf-32", "utf32") else encoding
 
 
-def stored_options(reading: Reading) -> dict[str, Any]:
+def stored_options(reading: ReadOptions) -> dict[str, Any]:
     """The options that differ from their defaults, as plain values for config.json."""
     plain = replace(reading, columns=None if reading.columns is None else dict(reading.columns))
-    defaults = {field.name: field.default for field in fields(Reading)}
+    defaults = {field.name: field.default for field in fields(ReadOptions)}
     return {name: value for name, value in asdict(plain).items() if value != defaults[name]}
 
 
-def loaded_options(stored: object) -> Reading:
+def loaded_options(stored: object) -> ReadOptions:
     """The inverse of `stored_options`, for values that anyone may have written.
 
     Raises:
         ValueError: an option that is not known, or is not what it must be.
     """
     try:
-        reading = TypeAdapter(Reading).validate_python(stored)
+        reading = TypeAdapter(ReadOptions).validate_python(stored)
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(['reading', *map(str, first['loc'])])}: {first['msg']}") from None
@@ -69,7 +69,7 @@ def loaded_options(stored: object) -> Reading:
     return reading
 
 
-def reading_of_file(given: Reading, stored: Reading, path: Path, columns: Sequence[Column]) -> Reading:
+def reading_of_file(given: ReadOptions, stored: ReadOptions, path: Path, columns: Sequence[Column]) -> ReadOptions:
     """The options for a file: each as given, else as stored if it fits the file, else the usual one.
 
     Stored columns fit if the file has them. The other stored options fit files of the same format as the training
@@ -90,7 +90,7 @@ def reading_of_file(given: Reading, stored: Reading, path: Path, columns: Sequen
     return with_columns(how, stored, columns, present)
 
 
-def _as_the_file_shows(how: Reading, given: Reading, path: Path) -> Reading:
+def _as_the_file_shows(how: ReadOptions, given: ReadOptions, path: Path) -> ReadOptions:
     """The options without a stored delimiter or encoding that the file contradicts."""
     usual = [
         name
@@ -100,14 +100,14 @@ def _as_the_file_shows(how: Reading, given: Reading, path: Path) -> Reading:
     return replace(how, **dict.fromkeys(usual)) if usual else how
 
 
-def _is_utf8(path: Path, how: Reading) -> bool:
+def _is_utf8(path: Path, how: ReadOptions) -> bool:
     try:
         return file_format(how.format, path).name != "parquet" and is_utf8_beyond_ascii(existing_file(path))
     except DataError:  # reading the file reports it
         return False
 
 
-def _has_the_usual_delimiter(path: Path, how: Reading) -> bool:
+def _has_the_usual_delimiter(path: Path, how: ReadOptions) -> bool:
     try:
         if len(column_names(path, how)) > 1:
             return False
@@ -116,14 +116,16 @@ def _has_the_usual_delimiter(path: Path, how: Reading) -> bool:
         return False
 
 
-def with_columns(given: Reading, stored: Reading, columns: Sequence[Column], present: Collection[str]) -> Reading:
+def with_columns(
+    given: ReadOptions, stored: ReadOptions, columns: Sequence[Column], present: Collection[str]
+) -> ReadOptions:
     """The given options, with the stored columns that are present and not given."""
     fitting = {task: name for task, name in known_names(stored, columns).items() if name in present}
     names = {**fitting, **({} if given.columns is None else given.columns)}
     return replace(given, columns=names if names else None)
 
 
-def known_names(stored: Reading, columns: Sequence[Column]) -> dict[str, str]:
+def known_names(stored: ReadOptions, columns: Sequence[Column]) -> dict[str, str]:
     """The stored names of the columns that the task has."""
     known = {column.name for column in columns}
     return {} if stored.columns is None else {task: name for task, name in stored.columns.items() if task in known}
@@ -139,7 +141,7 @@ def renamed_row(row: Row, names: Mapping[str, str]) -> Row:
     return {**row, **found} if found else row
 
 
-def _fits(stored: Reading, path: Path) -> bool:
+def _fits(stored: ReadOptions, path: Path) -> bool:
     """Whether the format of the training file may be that of another file."""
     if stored.format is None:
         return False
@@ -150,7 +152,7 @@ def _fits(stored: Reading, path: Path) -> bool:
     return _has_extension(named_format(stored.format), path) and (usual.name != "squad" or stored.format == "squad")
 
 
-def with_file_options(given: Reading, stored: Reading, path: Path | None) -> Reading:
+def with_file_options(given: ReadOptions, stored: ReadOptions, path: Path | None) -> ReadOptions:
     """The given options, with the stored ones that are not given if the stored format is that of the file.
 
     Args:
@@ -159,7 +161,7 @@ def with_file_options(given: Reading, stored: Reading, path: Path | None) -> Rea
     fits = given.format == stored.format if given.format is not None or path is None else _fits(stored, path)
     if not fits or stored.format is None:
         return given
-    defaults = {field.name: field.default for field in fields(Reading) if field.name != "columns"}
+    defaults = {field.name: field.default for field in fields(ReadOptions) if field.name != "columns"}
     missing = {name: getattr(stored, name) for name, value in defaults.items() if getattr(given, name) == value}
     return replace(given, **missing)
 

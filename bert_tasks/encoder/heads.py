@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.dropout import Dropout
+from bert_tasks.encoder.layers import activate, initialize
 from bert_tasks.encoder.packing import Layout, Packed, Padded
-from bert_tasks.encoder.stack import activate, initialize
 
 TokenPooling = Literal["mean", "max", "attention"]
 Pooling = Literal["cls", TokenPooling]
@@ -102,7 +102,7 @@ class PoolingHead(nn.Module):
         return logits
 
 
-class RowHead(nn.Module):
+class PerTokenHead(nn.Module):
     """Logits for each token that is read: token classification (L labels) and span extraction (2: start and end).
 
     Packed rows come out sequence after sequence in the caller's order, whatever order they are computed in.
@@ -123,7 +123,7 @@ class RowHead(nn.Module):
         return logits
 
 
-class ChainHead(RowHead):
+class CRFHead(PerTokenHead):
     """Logits for each word that depend on the word before: a linear-chain CRF over the rows that are read.
 
     ``transitions [L + 2, L]``: row 0 scores a label at the start of a chain, row i + 1 a label after label i, the last
@@ -149,13 +149,13 @@ class ChainHead(RowHead):
         return torch.cat([within, ends], dim=1)
 
 
-Head = SequenceHead | PoolingHead | RowHead
+Head = SequenceHead | PoolingHead | PerTokenHead
 
 
 def label_dims(head: nn.Module) -> dict[str, tuple[int, ...]]:
     """Names of the parameters that belong to single labels -> the dimensions that count labels."""
     dims: dict[str, tuple[int, ...]] = {"head.output.weight": (0,), "head.output.bias": (0,)}
-    return {**dims, "head.transitions": (0, 1)} if isinstance(head, ChainHead) else dims
+    return {**dims, "head.transitions": (0, 1)} if isinstance(head, CRFHead) else dims
 
 
 def reordered(tensor: Tensor, order: Tensor, dims: tuple[int, ...]) -> Tensor:

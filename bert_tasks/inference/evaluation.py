@@ -20,16 +20,16 @@ from torch import Tensor
 
 from bert_tasks.data.batching import Cuts, Samples, longest_first
 from bert_tasks.data.columns import Row
-from bert_tasks.data.readers import Reading
+from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import RowTable
+from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import BertTasksError, DataError, GivenUpError
-from bert_tasks.inference.processes import first_process_first, from_first_process, make_accelerator
-from bert_tasks.metrics.keys import LOSS, merged, untuned
+from bert_tasks.metrics.tables import LOSS, merged, untuned
 from bert_tasks.model.inputs import Data, as_trained, load_table, tokenized
 from bert_tasks.model.onnx import DType, Logits, logits_of
 from bert_tasks.model.predicting import batch_logits, batch_tokens, summaries
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.model.trained import load_trained
+from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.tasks.base import Feature, Prediction, Task
 
 _log = logging.getLogger("bert_tasks")
@@ -87,7 +87,7 @@ def evaluate_samples(
     if any(gather_object([len(results) < len(mine)])):
         raise GivenUpError
     results = gather_object(results)
-    return from_first_process(accelerator, lambda: _evaluation(model, samples, table, results, tune=tune))
+    return broadcast_from_main(accelerator, lambda: _evaluation(model, samples, table, results, tune=tune))
 
 
 def _run_batch(model: TaskModel, samples: Samples, chosen: list[int], run: Logits | None) -> _BatchResult:
@@ -163,18 +163,18 @@ def evaluate(
         settings: fields of the task to change, of a model that is loaded here.
         data: a file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
         dtype: ``int8`` runs a quantised copy of the model on the CPU, which takes seconds to make (extra ``export``).
-        reading: fields of ``Reading``: columns, format, delimiter, encoding, header, label_separator.
+        reading: fields of ``ReadOptions``: columns, format, delimiter, encoding, header, label_separator.
 
     Raises:
         DataError: naming every bad row.
         CheckpointError: the model cannot be loaded.
     """
-    how = Reading(**reading)
+    how = ReadOptions(**reading)
     loaded = load_trained(model, task=task, settings=settings, data=data, reading=how, revision=revision)
     return evaluate_data(loaded, data, dtype=dtype, reading=how).metrics
 
 
-def evaluate_data(model: TaskModel, data: Data, *, reading: Reading, dtype: DType = "float32") -> Evaluation:
+def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: DType = "float32") -> Evaluation:
     """See ``evaluate``: the metrics of a model in memory, with its task and the prediction of every row."""
     accelerator = make_accelerator()
     run = logits_of(model.to(accelerator.device), dtype)
@@ -186,7 +186,7 @@ def evaluate_data(model: TaskModel, data: Data, *, reading: Reading, dtype: DTyp
             raise DataError(f"{table.source}: no rows to evaluate")
         return table, tokenized(table, model.task, model)
 
-    table, samples = first_process_first(accelerator, load)
+    table, samples = main_process_first(accelerator, load)
     if accelerator.is_main_process:
         for note in model.task.cut_notes(Cuts.of(samples.features, rows=len(table))):
             _log.warning("%s: %s", table.source, note)

@@ -1,4 +1,8 @@
-"""Prediction over files, tables and streams, on one or many processes.
+"""Predictions in a format of their task: CoNLL columns, SQuAD's files.
+
+Owns that such an output is made of all predictions at once, in memory. Must not know the formats.
+
+Prediction over files, tables and streams, on one or many processes.
 
 Owns how an output comes about: rows are read, predicted part by part, and appear whole under its name, or in a stream
 as they come. Must not know training.
@@ -16,26 +20,73 @@ import torch
 from accelerate import Accelerator
 
 from bert_tasks.data.batching import Cuts
-from bert_tasks.data.kept import Keep
-from bert_tasks.data.readers import Reading
+from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.records import FAULT, PassthroughColumns
 from bert_tasks.data.table import RowTable
+from bert_tasks.data.writers import whole_file
+from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import streams
-from bert_tasks.inference.facts import prediction_facts
-from bert_tasks.inference.finish import finish, write_rejects
-from bert_tasks.inference.parts import Part, Parts, unfinished
-from bert_tasks.inference.processes import first_process_first, from_first_process, make_accelerator
-from bert_tasks.inference.rendered import predict_rendered
-from bert_tasks.inference.rows_out import Progress, StreamWriter, Writing
-from bert_tasks.inference.shards import check_same_rows, part_rows, run_parts
-from bert_tasks.inference.targets import STANDARD, Predicted, Target, target_of
-from bert_tasks.inference.work import Work
+from bert_tasks.inference.output import (
+    STANDARD,
+    OutputDestination,
+    Predicted,
+    Progress,
+    StreamWriter,
+    WriteOptions,
+    beside_output,
+    finish,
+    target_of,
+    write_rejects,
+)
+from bert_tasks.inference.predictor import ChunkResult, Predictor, check_same_rows, map_chunks_distributed, part_rows
+from bert_tasks.inference.unfinished import Part, Parts, prediction_facts, unfinished
 from bert_tasks.model.inputs import Data, as_trained, in_memory, load_table
 from bert_tasks.model.onnx import DType, logits_of
 from bert_tasks.model.predicting import predict_rows
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.model.trained import load_trained
+from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.tasks.base import Prediction, Task
+
+
+def predict_rendered(
+    accelerator: Accelerator,
+    work: Predictor,
+    table: RowTable,
+    target: OutputDestination,
+    path: Path,
+    progress: Progress,
+) -> Predicted:
+    """Predicts all rows and writes the files of the target's format; the one asked for appears last.
+
+    Raises:
+        DataError: the format has no place for these rows; before any is predicted.
+    """
+    found: list[ChunkResult] = []
+    size = part_rows(work.model.task, table)
+
+    def take(parts: Sequence[ChunkResult]) -> None:
+        found.extend(parts)
+        progress(sum(len(part.rows) for part in found), len(table))
+
+    good = (row for row in table if row.get(FAULT) is None)
+    notes = broadcast_from_main(accelerator, lambda: work.model.task.check_render(target.form, good))
+    progress(0, len(table))
+    map_chunks_distributed(accelerator, table, size=size, done=0, work=work.done, take=take)
+
+    def write() -> Predicted:
+        if target.rejects is not None:
+            write_rejects(table, target.rejects)
+        predictions = [prediction for part in found for prediction in part.predictions]
+        rows = [row for part in found for row in part.rows]
+        files = work.model.task.render(target.form, predictions, rows)
+        for name in sorted(files, reverse=True):
+            with whole_file(beside_output(path, name) if name else path) as file:
+                file.write(files[name])
+        truncated = sum(part.truncated for part in found)
+        return Predicted(rows=len(rows), truncated=truncated, rejected=len(table) - len(rows), notes=notes)
+
+    return broadcast_from_main(accelerator, write)
 
 
 @overload
@@ -55,7 +106,7 @@ def predict(
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
     dtype: DType = "float32",
-    keep_columns: Keep = "all",
+    keep_columns: PassthroughColumns = "all",
     on_error: Literal["fail", "skip"] = "fail",
     rejects: str | Path | None = None,
     csv_raw: bool = False,
@@ -75,7 +126,7 @@ def predict(
         data: a file, or rows as ``TaskModel.predict`` takes them; with an output also "-" for standard input: JSON
             lines or one text a line, else its ``format`` must be given.
         output: also "-" for standard output, or an open binary file: rows go there as they come.
-        keep_columns: the input's columns that stand before the prediction: "all", "none", or names. See ``Writing``.
+        keep_columns: the input's columns written before the prediction: "all", "none", or names; see ``WriteOptions``.
         on_error: "skip" leaves rows of a file that cannot be used out, and says why in the file ``rejects`` (default:
             the output's name with .rejects.jsonl after it).
         csv_raw: write texts that a spreadsheet would take for a formula without the ``'`` in front.
@@ -87,7 +138,7 @@ def predict(
         UsageError: an output whose extension is not known, or one that another process is writing.
         CheckpointError: the model cannot be loaded.
     """
-    writing = Writing(
+    writing = WriteOptions(
         keep_columns=keep_columns if isinstance(keep_columns, str) else tuple(keep_columns),
         on_error=on_error,
         rejects=None if rejects is None else Path(rejects),
@@ -95,16 +146,16 @@ def predict(
         format=output_format,
         logits=logits,
     )
-    if output is None and writing != Writing(logits=logits):
+    if output is None and writing != WriteOptions(logits=logits):
         raise UsageError("keep_columns, on_error, rejects, csv_raw and output_format are for an output: give one")
     options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
-    how = Reading(**reading)
+    how = ReadOptions(**reading)
     if output is not None:
         return predict_file(model, data, output, dtype=dtype, writing=writing, reading=how, **options).rows
     return _in_memory(load_trained(model, data=data, reading=how, **options), data, how, dtype, logits=logits)
 
 
-def _in_memory(model: TaskModel, data: Data, reading: Reading, dtype: DType, *, logits: bool) -> list[Prediction]:
+def _in_memory(model: TaskModel, data: Data, reading: ReadOptions, dtype: DType, *, logits: bool) -> list[Prediction]:
     if torch.cuda.is_available():
         model.to("cuda")
     run = logits_of(model, dtype)
@@ -122,8 +173,8 @@ def predict_file(
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
     dtype: DType = "float32",
-    writing: Writing | None = None,
-    reading: Reading | None = None,
+    writing: WriteOptions | None = None,
+    reading: ReadOptions | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Predicted:
     """``predict`` with an output, and what became of it.
@@ -131,12 +182,12 @@ def predict_file(
     Args:
         progress: is told, on the first process, how many rows are done, and of how many; None: of a stream.
     """
-    how, writing = Reading() if reading is None else reading, Writing() if writing is None else writing
+    how, writing = ReadOptions() if reading is None else reading, WriteOptions() if writing is None else writing
     own = type(model.task) if isinstance(model, TaskModel) else task
     target = target_of(output, data, writing, own if isinstance(own, type) else None)
     form = streams.checked_format(how) if isinstance(data, str) and data == STANDARD else None
     accelerator = make_accelerator()
-    from_first_process(accelerator, partial(target.check_places, data))
+    broadcast_from_main(accelerator, partial(target.check_places, data))
     if data == STANDARD and sys.stdin is None:
         raise UsageError("standard input is closed: name a file, or send rows through a pipe")
     if data == STANDARD and accelerator.num_processes > 1:
@@ -144,7 +195,7 @@ def predict_file(
     known: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
     loaded = load_trained(model, data=data, reading=how, **known).to(accelerator.device)
     target.check_task(loaded.task, data, logits=writing.logits)
-    work = Work(model=loaded, run=logits_of(loaded, dtype), writing=writing, names=how.columns)
+    work = Predictor(model=loaded, run=logits_of(loaded, dtype), writing=writing, names=how.columns)
     job = _Job(accelerator=accelerator, work=work, target=target, dtype=dtype, progress=progress)
     if not isinstance(data, str) or data != STANDARD:
         return _predict_table(job, data, how, "rows")
@@ -157,8 +208,8 @@ def predict_file(
 @dataclass(frozen=True, kw_only=True)
 class _Job:
     accelerator: Accelerator
-    work: Work
-    target: Target
+    work: Predictor
+    target: OutputDestination
     dtype: DType
     progress: Progress
 
@@ -167,13 +218,13 @@ class _Job:
         return replace(done, notes=(*notes, *done.notes), rejects=self.target.rejects, cuts=cuts)
 
 
-def _predict_stream(job: _Job, reading: Reading, stream: IO[bytes]) -> Predicted:
+def _predict_stream(job: _Job, reading: ReadOptions, stream: IO[bytes]) -> Predicted:
     out = StreamWriter(stream, form=job.target.form, raw=job.work.writing.csv_raw)
     done = streams.predict_stream(job.work, reading, out, job.target.rejects, streams.INPUT, job.progress)
     return job.told(Predicted(rows=done.rows, truncated=done.truncated, rejected=done.rejected))
 
 
-def _predict_table(job: _Job, data: Data, reading: Reading, name: str) -> Predicted:
+def _predict_table(job: _Job, data: Data, reading: ReadOptions, name: str) -> Predicted:
     target, task, skips = job.target, job.work.model.task, job.work.writing.skips
     shows_targets = target.rendered and task.renders_targets
     if not isinstance(data, str | Path | RowTable):
@@ -187,7 +238,7 @@ def _predict_table(job: _Job, data: Data, reading: Reading, name: str) -> Predic
         targets: Literal["optional", "unread"] = "optional" if shows_targets else "unread"
         return load_table(read, task, reading=reading, targets=targets, name=name, keep=keep, skips=skips)
 
-    table = first_process_first(job.accelerator, load)
+    table = main_process_first(job.accelerator, load)
     check_same_rows(job.accelerator, table)
     if target.stream is not None:
         done = _to_stream(job, table, target.stream)
@@ -214,9 +265,9 @@ def _to_stream(job: _Job, table: RowTable, stream: IO[bytes]) -> Predicted:
 
     size = part_rows(job.work.model.task, table)
     if job.target.rejects is not None:
-        from_first_process(job.accelerator, partial(write_rejects, table, job.target.rejects))
+        broadcast_from_main(job.accelerator, partial(write_rejects, table, job.target.rejects))
     job.progress(0, len(table))
-    run_parts(job.accelerator, table, size=size, done=0, work=job.work.part, take=take)
+    map_chunks_distributed(job.accelerator, table, size=size, done=0, work=job.work.part, take=take)
     return Predicted(rows=rows, truncated=truncated, rejected=len(table) - rows)
 
 
@@ -234,7 +285,7 @@ def _to_file(job: _Job, table: RowTable, path: Path) -> Predicted:
             return stack.enter_context(unfinished(path, facts))
 
         parts = _on_first(accelerator, begin)
-        done = from_first_process(accelerator, lambda: 0 if parts is None else len(parts))
+        done = broadcast_from_main(accelerator, lambda: 0 if parts is None else len(parts))
 
         def take(found: Sequence[Part]) -> None:
             if parts is not None:
@@ -242,14 +293,14 @@ def _to_file(job: _Job, table: RowTable, path: Path) -> Predicted:
                 job.progress(parts.total("rows"), len(table))
 
         job.progress(0 if parts is None else parts.total("rows"), len(table))
-        run_parts(accelerator, table, size=size, done=done, work=job.work.part, take=take)
-        return from_first_process(accelerator, lambda: _finished(job, table, path, parts))
+        map_chunks_distributed(accelerator, table, size=size, done=done, work=job.work.part, take=take)
+        return broadcast_from_main(accelerator, lambda: _finished(job, table, path, parts))
 
 
 def _on_first(accelerator: Accelerator, begin: Callable[[], Parts]) -> Parts | None:
     """What cannot be sent between processes stays on the first."""
     held: list[Parts] = []
-    from_first_process(accelerator, lambda: held.append(begin()))
+    broadcast_from_main(accelerator, lambda: held.append(begin()))
     return held[0] if held else None
 
 

@@ -16,19 +16,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from bert_tasks.data.arrow_cache import cache_folder
+from bert_tasks.data.delimited import detected_format, detected_records
 from bert_tasks.data.formats import Format, named_format
-from bert_tasks.data.judge import Judge, Plan, check_columns, make_plan
-from bert_tasks.data.kept import FAULT
 from bert_tasks.data.problems import Problems, raise_problems
-from bert_tasks.data.readers import Reading, file_records, peeked
-from bert_tasks.data.records import Records
+from bert_tasks.data.readers import ReadOptions, file_records, peeked
+from bert_tasks.data.records import FAULT, Records
 from bert_tasks.data.stored_reading import known_names, with_columns, with_file_options
-from bert_tasks.data.text_lines import detected_format, detected_records
+from bert_tasks.data.table import cache_folder
+from bert_tasks.data.validator import ColumnMapping, RowValidator, check_columns, make_column_mapping
 from bert_tasks.errors import BertTasksError, DataError
-from bert_tasks.inference.finish import reject_line
-from bert_tasks.inference.rows_out import LINE, Progress, StreamWriter
-from bert_tasks.inference.work import Work
+from bert_tasks.inference.output import LINE, Progress, StreamWriter, reject_line
+from bert_tasks.inference.predictor import Predictor
 from bert_tasks.model import predicting
 from bert_tasks.model.task_model import TaskModel
 
@@ -41,12 +39,12 @@ _WHOLE = ("parquet", "squad")  # formats that must be read whole
 Row = dict[str, Any]
 
 
-def checked_format(reading: Reading) -> str | None:
+def checked_format(reading: ReadOptions) -> str | None:
     """The format of standard input; None where it is to be detected. Raises DataError for an unknown one."""
     return None if reading.format is None else named_format(reading.format).name
 
 
-def detected(reading: Reading, path: Path, model: TaskModel) -> Reading:
+def detected(reading: ReadOptions, path: Path, model: TaskModel) -> ReadOptions:
     """The options with a format for what was stored of standard input."""
     if reading.format is not None:
         return reading
@@ -107,8 +105,8 @@ class Streamed:
 
 
 def predict_stream(
-    work: Work,
-    reading: Reading,
+    work: Predictor,
+    reading: ReadOptions,
     out: StreamWriter,
     rejects: Path | None,
     source: Path,
@@ -140,7 +138,7 @@ def predict_stream(
     return done
 
 
-def _predict_block(work: Work, rows: list[Row], out: StreamWriter, done: Streamed) -> None:
+def _predict_block(work: Predictor, rows: list[Row], out: StreamWriter, done: Streamed) -> None:
     found = work.done(done.rows, rows)
     out.write(work.output_rows(found, done.rows))
     done.rows += len(found.rows)
@@ -164,7 +162,7 @@ def _blocks(reader: "_Reader", *, whole: bool) -> Iterator[list[Row]]:
 class _Reader:
     """Reads rows beside the work on them, so that a slow source does not hold back those that are there."""
 
-    def __init__(self, work: Work, reading: Reading, source: Path) -> None:
+    def __init__(self, work: Predictor, reading: ReadOptions, source: Path) -> None:
         """``names``, the task's columns -> the input's, are known when the first row is."""
         self.names: Mapping[str, str] = {}
         self._work, self._reading, self._source = work, reading, source
@@ -197,13 +195,13 @@ class _Reader:
         if not self._complete:
             raise BertTasksError(f"{CALLED}: reading ended before the input did: please report this")
 
-    def _records(self, how: Reading, layout: Format) -> AbstractContextManager[Records]:
+    def _records(self, how: ReadOptions, layout: Format) -> AbstractContextManager[Records]:
         if how.format is not None:
             return file_records(self._source, layout, how)
         headers = _headers(self._work.model)
         return detected_records(self._source, encoding=how.codec, headers=headers, called=CALLED)
 
-    def _plan(self, reading: Reading, layout: Format, present: Collection[str]) -> Plan:
+    def _plan(self, reading: ReadOptions, layout: Format, present: Collection[str]) -> ColumnMapping:
         """``present``: the columns that are there, as far as the first row tells."""
         model = self._work.model
         columns = [column for column in model.task.columns if not column.is_target]
@@ -211,7 +209,9 @@ class _Reader:
         known = {column.name for column in columns}
         self.names = {} if names is None else {task: name for task, name in names.items() if task in known}
         keep = self._work.writing.keep_columns
-        return make_plan(columns, self.names, layout.columns, layout, "optional", None, CALLED, keep=keep, skips=True)
+        return make_column_mapping(
+            columns, self.names, layout.columns, layout, "optional", None, CALLED, keep=keep, skips=True
+        )
 
     def _read(self) -> None:
         how = with_file_options(self._reading, self._work.model.reading, None)
@@ -223,7 +223,7 @@ class _Reader:
                 plan = self._plan(how, layout, present)
                 if records.columns is not None:
                     check_columns(records.columns, plan)
-                judge = Judge(plan, set() if records.columns is None else set(records.columns))
+                judge = RowValidator(plan, set() if records.columns is None else set(records.columns))
                 for row in judge.rows(records.rows):
                     self._rows.put(row)
             judge.finish()

@@ -11,8 +11,7 @@ from itertools import chain
 
 from bert_tasks.errors import DataError
 from bert_tasks.metrics import classification
-from bert_tasks.metrics.keys import merged
-from bert_tasks.metrics.tables import MetricTable, metric_table
+from bert_tasks.metrics.tables import MetricTable, merged, metric_table
 
 Sentences = Sequence[Sequence[str]]
 

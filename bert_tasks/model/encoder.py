@@ -1,9 +1,16 @@
-"""``Encoder``: a published encoder by itself, with the call and the files of transformers' base models.
+"""The HF-shaped call: padded ``[B, T]`` tensors in, with transformers' defaults for what is left out.
+
+Owns the translation of an HF call into rows and a Padded layout, free of data-dependent shapes.
+
+Shape legend: B sequences, T padded length, N = B * T rows.
+
+``Encoder``: a published encoder by itself, with the call and the files of transformers' base models.
 
 Shape legend: B sequences, T padded length, H hidden.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,7 +18,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.checkpoints.families import (
+from bert_tasks.checkpoints.hub import resolve
+from bert_tasks.checkpoints.load import LoadReport, match_weights, read_config, read_weights
+from bert_tasks.checkpoints.save import hf_tensors, save_folder
+from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.layers import TransformerEncoder, initialize
+from bert_tasks.encoder.packing import Padded
+from bert_tasks.families.registry import (
     CONFIG_KEY,
     encoder_config,
     family_of,
@@ -19,14 +33,82 @@ from bert_tasks.checkpoints.families import (
     pooler_is_there,
     second_segment,
 )
-from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.checkpoints.load import LoadReport, match_weights
-from bert_tasks.checkpoints.save import hf_tensors, save_folder
-from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
-from bert_tasks.checkpoints.weights import read_config, read_weights
-from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.stack import Stack, initialize
-from bert_tasks.model.shaped import shaped_inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapedInputs:
+    """Rows of a padded call: ``[N]`` ids each, and the layout."""
+
+    input_ids: Tensor
+    position_ids: Tensor
+    token_type_ids: Tensor
+    layout: Padded
+
+    def rectangle(self, rows: Tensor) -> Tensor:
+        """``[N, X] -> [B, T, X]`` with zeros at padding."""
+        return rows.view(*self.layout.mask.shape, -1).masked_fill(~self.layout.mask[..., None], 0.0)
+
+
+def padded_inputs(
+    config: EncoderConfig,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    *,
+    output_attentions: bool,
+) -> ShapedInputs:
+    """Fills in the defaults of an HF call: no mask means all real, segments 0, positions as the family counts them.
+
+    Raises:
+        ValueError: attention weights are asked for, the mask is not ``[B, T]``, the input is too long, or an id is
+            outside its embedding table (checked on the CPU, where reading the ids waits for nothing).
+    """
+    if output_attentions:
+        raise ValueError("output_attentions is not supported: attention weights are never materialised")
+    if input_ids.dim() != 2:
+        raise ValueError(f"input_ids has shape {list(input_ids.shape)}, expected [batch, length]")
+    batch, length = input_ids.shape
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask has shape {list(attention_mask.shape)}, expected {[batch, length]}; "
+            "3-D masks are not supported"
+        )
+    if position_ids is None and length > config.usable_length:
+        raise ValueError(f"the input has {length} tokens, this checkpoint has positions for {config.usable_length}")
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+    positions = default_positions(config, input_ids) if position_ids is None else position_ids
+    _check_ids("input_ids", input_ids, config.vocab_size)
+    _check_ids("position_ids", positions, config.max_position_embeddings)
+    if config.type_vocab_size:
+        _check_ids("token_type_ids", types, config.type_vocab_size)
+    return ShapedInputs(
+        input_ids=input_ids.flatten(),
+        position_ids=positions.expand(batch, length).flatten(),
+        token_type_ids=types.expand(batch, length).flatten(),
+        layout=Padded(batch=batch, length=length, mask=mask.bool()),
+    )
+
+
+def _check_ids(name: str, ids: Tensor, rows: int) -> None:
+    if ids.device.type != "cpu" or torch.compiler.is_compiling() or not ids.numel():
+        return  # a check would wait for the device, or make the graph depend on data
+    smallest, largest = (int(extreme) for extreme in torch.aminmax(ids))
+    if smallest < 0 or largest >= rows:
+        outside = smallest if smallest < 0 else largest
+        raise ValueError(f"{name} holds {outside}, this checkpoint has embeddings for 0 to {rows - 1}")
+
+
+def default_positions(config: EncoderConfig, input_ids: Tensor) -> Tensor:
+    """``[B, T]`` column index; where positions have an offset (RoBERTa), ids that are not padding are counted.
+
+    As ``create_position_ids_from_input_ids`` in transformers: padding gets ``pad_token_id``.
+    """
+    if not config.position_offset:
+        return torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+    real = (input_ids != config.pad_token_id).long()
+    return real.cumsum(1) * real + config.pad_token_id
 
 
 class Encoder(nn.Module):
@@ -43,7 +125,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.hf_config = dict(hf_config)
         self.config: EncoderConfig = encoder_config(hf_config)
-        self.stack = Stack(self.config)
+        self.stack = TransformerEncoder(self.config)
         self.pooler = nn.Linear(self.config.hidden_size, self.config.hidden_size) if pooler else None
         self.tokenizer = None
         self.load_report: LoadReport | None = None
@@ -103,7 +185,7 @@ class Encoder(nn.Module):
             ValueError: a mask that is not ``[B, T]``, an input that is too long, an id that has no embedding, or
                 ``output_attentions``.
         """
-        inputs = shaped_inputs(
+        inputs = padded_inputs(
             self.config,
             input_ids,
             attention_mask,

@@ -13,16 +13,14 @@ import torch
 from torch import Tensor
 
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.checkpoints.load import checked_tensors
+from bert_tasks.checkpoints.load import checked_file, checked_tensors, read_config, read_json
 from bert_tasks.checkpoints.save import read_head_tensors
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
-from bert_tasks.checkpoints.weights import checked_file, read_config, read_json
 from bert_tasks.data.problems import shortened
-from bert_tasks.encoder.heads import ChainHead
+from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.model.graph_file import external_tensor
-from bert_tasks.model.onnx import GraphModel, check_libraries
+from bert_tasks.model.onnx import GraphModel, check_libraries, external_tensor
 from bert_tasks.model.pretrained import stated_task, stored_reading
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import is_file, with_home
@@ -93,7 +91,7 @@ class ExportedModel(TaskModel):
         given, wanted = self.graph.labels, self.head.output.out_features
         if given != wanted:
             raise CheckpointError(f"{path}: {GRAPH} gives {given} logits, config.json states {wanted} labels")
-        if isinstance(self.head, ChainHead):
+        if isinstance(self.head, CRFHead):
             found = read_head_tensors(path)
             transitions = None if found is None else found.get("head.transitions")
             if transitions is None or transitions.shape != self.head.transitions.shape:

@@ -9,18 +9,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from bert_tasks.data.arrow_cache import file_digest
 from bert_tasks.data.batching import Samples
 from bert_tasks.data.checks import check_labels
-from bert_tasks.data.columns import Row
+from bert_tasks.data.columns import LABEL_SEPARATOR, Row
 from bert_tasks.data.features_cache import cached_features
-from bert_tasks.data.frames import Frame, rows_in_memory
-from bert_tasks.data.kept import Keep
 from bert_tasks.data.problems import did_you_mean
-from bert_tasks.data.readers import Reading, read_table
+from bert_tasks.data.readers import Frame, ReadOptions, read_table, rows_in_memory
+from bert_tasks.data.records import PassthroughColumns
 from bert_tasks.data.stored_reading import known_names, reading_of_file, renamed_row
-from bert_tasks.data.table import RowTable
-from bert_tasks.data.values import LABEL_SEPARATOR
+from bert_tasks.data.table import RowTable, file_digest
 from bert_tasks.errors import DataError
 from bert_tasks.model.predicting import as_row, checked_features, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
@@ -32,7 +29,7 @@ FEATURE_ROWS = 1000  # rows per call of ``Task.features``
 Data = str | Path | RowTable | Sequence[Row] | Sequence[str] | Sequence[tuple[str, ...]] | Frame
 
 
-def as_trained(model: TaskModel, data: Data, given: Reading) -> tuple[Data, Reading]:
+def as_trained(model: TaskModel, data: Data, given: ReadOptions) -> tuple[Data, ReadOptions]:
     """What to read and how, where a name or an option that is not given is as it was in training, if that fits.
 
     Returns:
@@ -103,10 +100,10 @@ def load_table(
     data: Data,
     task: Task,
     *,
-    reading: Reading | None = None,
+    reading: ReadOptions | None = None,
     targets: Literal["required", "optional", "unread"] = "required",
     name: str = "rows",
-    keep: Keep = "none",
+    keep: PassthroughColumns = "none",
     skips: bool = False,
 ) -> RowTable:
     """A table of a file, of rows in memory, or the table itself, checked against the task's columns and labels.
@@ -129,7 +126,7 @@ def load_table(
         if task.labels and targets == "required":
             check_labels([table.without_faults()], wanted, task.labels)
         return table
-    how = Reading() if reading is None else reading
+    how = ReadOptions() if reading is None else reading
     unread = {column.name for column in task.columns} - {column.name for column in wanted}
     return read_table(
         data,

@@ -1,4 +1,10 @@
-"""The model as an ONNX graph: exported, quantised to int8, and run by onnxruntime in place of torch.
+"""The bytes of an ONNX file, searched for references to other files before a runtime sees them.
+
+Owns the few fields of the ONNX messages that this needs, read from protobuf's wire format: running a graph needs
+onnxruntime only, which would read external data from any path that the file states. Must not know what a graph
+computes.
+
+The model as an ONNX graph: exported, quantised to int8, and run by onnxruntime in place of torch.
 
 Owns the one export of a graph and the one int8 implementation. They lie here because prediction runs the graph and
 export writes it, and neither may import the other. The libraries of the ``export`` extra are imported on first use.
@@ -9,13 +15,14 @@ Shape legend: N tokens, B sequences, T padded length, L labels, R rows that a he
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import torch
@@ -23,7 +30,7 @@ from torch import Tensor, nn
 
 from bert_tasks.data.problems import shortened
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import ChainHead, Head, RowHead
+from bert_tasks.encoder.heads import CRFHead, Head, PerTokenHead
 from bert_tasks.encoder.packing import Packed, PackedBatch
 from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, UsageError
@@ -34,6 +41,88 @@ if TYPE_CHECKING:
     import onnxruntime
 
     from bert_tasks.model.task_model import TaskModel
+
+# Message -> its fields that lead to a tensor, by number (onnx.proto of ONNX 1.22); the other fields are passed over.
+_MESSAGES: Mapping[str, Mapping[int, str]] = MappingProxyType(
+    {
+        "model": {7: "graph", 20: "training", 25: "function"},
+        "training": {1: "graph", 2: "graph"},
+        "function": {7: "node", 11: "attribute"},
+        "graph": {1: "node", 5: "tensor", 15: "sparse_tensor"},
+        "node": {5: "attribute"},
+        "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse_tensor", 23: "sparse_tensor"},
+        "sparse_tensor": {1: "tensor", 2: "tensor"},
+        "tensor": {},
+    }
+)
+_NAME, _EXTERNAL_DATA, _DATA_LOCATION = 8, 13, 14  # fields of a tensor
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types; groups (3 and 4) occur in no ONNX message
+
+
+def external_tensor(content: bytes) -> str | None:
+    """The name of a tensor whose values are outside the file, wherever in the graph it is; None if there is none.
+
+    Args:
+        content: an ONNX file.
+
+    Raises:
+        ValueError: it is no ONNX model: cut, damaged or something else.
+    """
+    waiting = [("model", memoryview(content))]
+    while waiting:
+        kind, message = waiting.pop()
+        name, is_external = "", False
+        for number, value in _fields(message):
+            if isinstance(value, memoryview) and number in _MESSAGES[kind]:
+                waiting.append((_MESSAGES[kind][number], value))
+            elif kind == "tensor" and isinstance(value, memoryview):
+                name = bytes(value).decode("utf-8", errors="replace") if number == _NAME else name
+                is_external |= number == _EXTERNAL_DATA
+            elif kind == "tensor":
+                is_external |= number == _DATA_LOCATION and value != 0
+        if is_external:
+            return name
+    return None
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """The fields of a message by their numbers: integers, and the bytes of what has a length; fixed ones as 0."""
+    place = 0
+    while place < len(message):
+        tag, place = _varint(message, place)
+        number, wire = tag >> 3, tag & 7
+        if number == 0 or tag >= 1 << 32:
+            raise ValueError(f"a field with the tag {tag}")
+        size = 0
+        if wire == _VARINT:
+            value, place = _varint(message, place)
+            yield number, value
+            continue
+        if wire == _BYTES:
+            size, place = _varint(message, place)
+        elif wire in (_FIXED64, _FIXED32):
+            size = 8 if wire == _FIXED64 else 4
+        else:
+            raise ValueError(f"a field of the unknown type {wire}")
+        if size > len(message) - place:
+            raise ValueError("a field that is longer than its message")
+        yield number, message[place : place + size] if wire == _BYTES else 0
+        place += size
+
+
+def _varint(message: memoryview, place: int) -> tuple[int, int]:
+    """A number of at most ten bytes, seven bits in each, and the place after it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if place >= len(message):
+            raise ValueError("it ends within a number")
+        byte = message[place]
+        place += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, place
+    raise ValueError("a number of more than ten bytes")
+
 
 DType = Literal["float32", "int8"]
 Logits = Callable[[PackedBatch], Tensor]  # a batch's logits: [B, L], or [R, L] of a head that reads rows
@@ -205,9 +294,9 @@ class GraphModel:
             rows = slice(row, row + int(lengths.sum()))
             parts.append(self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths))
             row = rows.stop
-        wanted = batch.layout.reads if isinstance(self.head, RowHead) else batch.layout.order
+        wanted = batch.layout.reads if isinstance(self.head, PerTokenHead) else batch.layout.order
         logits = torch.cat(parts).index_select(0, wanted).to(device)
-        return self.head.chained(logits) if isinstance(self.head, ChainHead) else logits
+        return self.head.chained(logits) if isinstance(self.head, CRFHead) else logits
 
     def rectangle_logits(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> Tensor:
         """Sequences one after another, padded to the longest and run in one call: ``[N] -> [N, L]`` or ``[B, L]``.
@@ -222,7 +311,7 @@ class GraphModel:
         taken = [node.name for node in self.session.get_inputs()]
         with _graph_errors("cannot run"):
             found = [torch.from_numpy(part) for part in self.session.run(None, {name: feed[name] for name in taken})]
-        per_token, labels = isinstance(self.head, RowHead), self.head.output.out_features
+        per_token, labels = isinstance(self.head, PerTokenHead), self.head.output.out_features
         shape = (*(mask.shape if per_token else mask.shape[:1]), *((labels,) if len(found) == 1 else ()))
         if any(part.shape != shape for part in found):
             raise CheckpointError(f"the graph gives logits of the shape {tuple(found[0].shape)}, expected {shape}")

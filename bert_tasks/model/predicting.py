@@ -1,10 +1,18 @@
-"""Prediction with a model in memory: rows in, one prediction per row out, in row order.
+"""Giving freed memory back to the system.
+
+Owns one call of the C library. Batches of ever new sizes leave holes in its heap, which then grows with the number of
+rows though nothing is kept; glibc closes the holes when asked.
+
+Prediction with a model in memory: rows in, one prediction per row out, in row order.
 
 Owns batching for inference: rows are read in chunks, tokenised, sorted by length, run in packed batches, and put back
 in order. Memory depends on the chunk, not on the number of rows. Must not know files or processes.
 """
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,20 +22,31 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.batching import longest_first
-from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.columns import BadValueError, Column, Row, canonical, text_of_words, with_words
 from bert_tasks.data.stored_reading import known_names, renamed_row
-from bert_tasks.data.text_words import text_of_words, with_words
-from bert_tasks.data.values import BadValueError, canonical
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import ChainHead, RowHead
+from bert_tasks.encoder.heads import CRFHead, PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, DataError, UsageError
-from bert_tasks.model.freed_memory import return_freed_memory
 from bert_tasks.tasks.base import Feature, Prediction, Task, collate
 
 if TYPE_CHECKING:
     from bert_tasks.model.onnx import Logits
     from bert_tasks.model.task_model import TaskModel
+
+
+def return_freed_memory() -> None:
+    """Returns what the heap holds of freed tensors; does nothing where the C library is not glibc."""
+    library = _glibc()
+    if library is not None:
+        library.malloc_trim(0)
+
+
+@cache
+def _glibc() -> Any:
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return library if hasattr(library, "malloc_trim") else None
+
 
 # One row or several: mappings, texts, or tuples of the texts that a row needs.
 Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]]
@@ -201,7 +220,7 @@ def feature_summaries(
 def batch_tokens(model: "TaskModel") -> int:
     """How many tokens are run together: fewer for a CRF, whose logits hold a matrix for each."""
     most = CPU_BATCH_TOKENS if model.device.type == "cpu" else BATCH_TOKENS
-    if not isinstance(model.head, ChainHead):
+    if not isinstance(model.head, CRFHead):
         return most
     return max(1, min(most, _BATCH_LOGITS // model.head.transitions.numel()))
 
@@ -227,5 +246,5 @@ def summaries(
     """The task's summary of each feature's logits, on the CPU."""
     counts = batch.layout.read_counts
     with torch.inference_mode():
-        split = torch.split(logits, list(counts)) if isinstance(model.head, RowHead) else logits.unbind()
-        return tuple(summary.cpu() for summary in model.task.summarize(split, features))
+        split = torch.split(logits, list(counts)) if isinstance(model.head, PerTokenHead) else logits.unbind()
+        return tuple(summary.cpu() for summary in model.task.reduce_logits(split, features))

@@ -16,7 +16,23 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from bert_tasks.checkpoints.families import (
+from bert_tasks.checkpoints.hub import origin, resolve
+from bert_tasks.checkpoints.load import (
+    LoadReport,
+    Matched,
+    checked_tensors,
+    label_names,
+    match_weights,
+    read_config,
+    read_weights,
+)
+from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
+from bert_tasks.checkpoints.tokenizers import load_tokenizer
+from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.stored_reading import loaded_options, stored_options
+from bert_tasks.encoder.heads import label_dims, reordered
+from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.families.registry import (
     CONFIG_KEY,
     HeadKind,
     encoder_config,
@@ -24,15 +40,6 @@ from bert_tasks.checkpoints.families import (
     head_kind,
     parameter_map,
 )
-from bert_tasks.checkpoints.hub import origin, resolve
-from bert_tasks.checkpoints.load import LoadReport, Matched, checked_tensors, match_weights
-from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
-from bert_tasks.checkpoints.tokenizers import load_tokenizer
-from bert_tasks.checkpoints.weights import label_names, read_config, read_weights
-from bert_tasks.data.readers import Reading
-from bert_tasks.data.stored_reading import loaded_options, stored_options
-from bert_tasks.encoder.heads import label_dims, reordered
-from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.tasks import TASK_NAMES, TASKS, Task, named_task
 from bert_tasks.tasks.base import label_places, typed_setting
 
@@ -112,11 +119,11 @@ def load_task_model(
     return model.eval()
 
 
-def stored_reading(path: Path, hf_config: Mapping[str, Any]) -> Reading:
+def stored_reading(path: Path, hf_config: Mapping[str, Any]) -> ReadOptions:
     """How the training data were read, as far as config.json says it. Raises CheckpointError if that is damaged."""
     entry = hf_config.get(CONFIG_KEY)
     if not isinstance(entry, dict) or READING_KEY not in entry:
-        return Reading()
+        return ReadOptions()
     try:
         return loaded_options(entry[READING_KEY])
     except ValueError as error:

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.checkpoints.families import encoder_config, second_segment
 from bert_tasks.checkpoints.hub import Origin
 from bert_tasks.checkpoints.load import LoadReport
 from bert_tasks.checkpoints.tokenizers import with_segments
-from bert_tasks.data.readers import Reading
+from bert_tasks.data.readers import ReadOptions
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import RowHead
+from bert_tasks.encoder.heads import PerTokenHead
+from bert_tasks.encoder.layers import TransformerEncoder, initialize
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.encoder.stack import Stack, initialize
 from bert_tasks.errors import UsageError
+from bert_tasks.families.registry import encoder_config, second_segment
+from bert_tasks.model.encoder import padded_inputs
 from bert_tasks.model.predicting import Inputs, as_rows, predict_rows
-from bert_tasks.model.shaped import shaped_inputs
 from bert_tasks.tasks.base import Prediction, Task
 
 
@@ -56,8 +56,8 @@ class TaskModel(nn.Module):
         self.tokenizer = tokenizer
         self.load_report: LoadReport | None = None
         self.origin: Origin | None = None
-        self.reading = Reading()
-        self.stack = Stack(self.config)
+        self.reading = ReadOptions()
+        self.stack = TransformerEncoder(self.config)
         initialize(self.stack, std=self.config.initializer_range)
         self.head = task.head(self.config)
         self._drawn: dict[str, Tensor] = {}
@@ -172,7 +172,7 @@ class TaskModel(nn.Module):
         """
         if isinstance(input_ids, PackedBatch):
             return self.packed_logits(input_ids)
-        inputs = shaped_inputs(
+        inputs = padded_inputs(
             self.config,
             input_ids,
             attention_mask,
@@ -185,7 +185,7 @@ class TaskModel(nn.Module):
             inputs.input_ids, inputs.position_ids, inputs.token_type_ids, layout, rows=self.head.read(layout)
         )
         logits: Tensor = self.head(hidden, layout)
-        return inputs.rectangle(logits) if isinstance(self.head, RowHead) else logits
+        return inputs.rectangle(logits) if isinstance(self.head, PerTokenHead) else logits
 
     def packed_logits(self, batch: PackedBatch) -> Tensor:
         """The logits of a packed batch, in the parameters' precision even where training wraps ``forward``."""

@@ -1,6 +1,6 @@
 """One HTML file about a run, or about several runs side by side: ``make_report``."""
 
-from bert_tasks.report.making import Report as Report
-from bert_tasks.report.making import make_report as make_report
+from bert_tasks.report.build import Report as Report
+from bert_tasks.report.build import make_report as make_report
 
 __all__ = ["Report", "make_report"]

@@ -9,12 +9,11 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from bert_tasks.data.columns import Row
-from bert_tasks.report.confusion import Confusion
-from bert_tasks.report.gathering import Answers
-from bert_tasks.report.measures import class_measure, label_counts, multilabel_measure, regression_measure
+from bert_tasks.report.collect import Answers
 from bert_tasks.report.results import (
     EXAMPLES,
     MOST_POINTS,
+    Confusion,
     Results,
     TextExample,
     Verdict,
@@ -22,9 +21,16 @@ from bert_tasks.report.results import (
     estimated,
     label_rows,
 )
-from bert_tasks.report.statistics import SEED, calibration
+from bert_tasks.report.statistics import (
+    SEED,
+    calibration,
+    class_measure,
+    label_counts,
+    multilabel_measure,
+    regression_measure,
+)
 from bert_tasks.tasks.pair_classification import PairClassification
-from bert_tasks.tasks.sequence_classification import SequenceClassification, SequencePrediction
+from bert_tasks.tasks.sequence_classification.task import SequenceClassification, SequencePrediction
 
 
 class _Answer(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bert_tasks.errors import UsageError
-from bert_tasks.report.gathering import Run
+from bert_tasks.report.collect import Run
 from bert_tasks.report.results import Results
 from bert_tasks.report.statistics import Estimate, difference, holm, mcnemar_p, randomisation_p
 

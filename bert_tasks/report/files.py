@@ -1,27 +1,137 @@
-"""A run's model on any labelled file: the same figures as on the validation rows, by the values of columns too.
+"""Scores of parts of a data set: one for each value of a column of its file.
+
+Owns which rows are together. Must not know how scores are computed or shown.
+
+A run's model on any labelled file: the same figures as on the validation rows, by the values of columns too.
 
 Owns reading such a file and answering it. Must not know how figures are computed or shown.
+
+The rows that a model answered wrong, as a file: the columns they came with, their label, and what was predicted.
+
+Owns the columns of that file. Must not know tasks.
 """
 
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bert_tasks.data.readers import Reading
+from bert_tasks.data.columns import Row
+from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.records import KEPT
+from bert_tasks.data.writers import (
+    DELIMITERS,
+    TableWriter,
+    check_place,
+    flat,
+    json_line,
+    whole_file,
+)
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate_data
 from bert_tasks.metrics.tables import ClassRow, MetricTable
 from bert_tasks.model.inputs import as_trained, load_table
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.paths import is_folder
-from bert_tasks.report.gathering import Answers, Run
-from bert_tasks.report.results import Results
-from bert_tasks.report.slices import Scores, Slices, slices_by
+from bert_tasks.paths import is_folder, resolved
+from bert_tasks.report.collect import Answers, Run
+from bert_tasks.report.results import Results, Verdict
 from bert_tasks.report.statistics import Estimate
-from bert_tasks.training import outputs
+from bert_tasks.run_dir import files as outputs
+
+SHOWN = 20  # values of a column with a row of their own
+NOTHING = "(empty)"
+
+Scores = Mapping[str, Estimate]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """The rows with one value, or with any of those that have no row of their own."""
+
+    value: str
+    rows: int
+    scores: tuple[Estimate, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slices:
+    """Scores by the values of a column, the most frequent first.
+
+    Attributes:
+        names: of the scores.
+        others: how many values the last one stands for; 0 where each value has a row.
+    """
+
+    column: str
+    names: tuple[str, ...]
+    slices: tuple[Slice, ...]
+    others: int
+
+
+def given_cells(row: Row) -> Mapping[str, Any]:
+    """The columns of a row as its file has them; the task's where these were not kept."""
+    kept = row.get(KEPT)
+    if kept is None:
+        return {name: value for name, value in row.items() if name != "line" and value is not None}
+    cells: Mapping[str, Any] = json.loads(kept)
+    return cells
+
+
+def slices_by(
+    column: str, rows: Sequence[Row], score: Callable[[Sequence[int]], Scores], names: Sequence[str]
+) -> Slices:
+    """The scores of the rows of each value.
+
+    Args:
+        column: of the file, or of the task.
+        rows: of the data set.
+        score: the places of some rows -> their scores.
+        names: of the scores to tell.
+
+    Raises:
+        UsageError: no row has the column.
+    """
+    values = _values(column, rows)
+    counted = Counter(values).most_common()
+    own = [value for value, _ in (counted if len(counted) <= SHOWN else counted[: SHOWN - 1])]
+    places: dict[str, list[int]] = {value: [] for value in own}
+    rest: list[int] = []
+    for place, value in enumerate(values):
+        places.get(value, rest).append(place)
+    others = len(counted) - len(own)
+    groups = [*places.items(), *([(f"{others} others", rest)] if others else [])]
+    found = []
+    for value, chosen in groups:
+        scores = score(chosen)
+        found.append(Slice(value=value, rows=len(chosen), scores=tuple(scores[name] for name in names)))
+    return Slices(column=column, names=tuple(names), slices=tuple(found), others=others)
+
+
+def _values(column: str, rows: Sequence[Row]) -> list[str]:
+    """The text of the column in each row."""
+    cells = [given_cells(row) for row in rows]
+    known = list(dict.fromkeys(name for row in cells for name in row))
+    if column in known:
+        return [_text(row.get(column)) for row in cells]
+    used = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in (KEPT, "line")]
+    if column in used:
+        return [_text(row.get(column)) for row in rows]
+    names = [*known, *(name for name in used if name not in known)]
+    raise UsageError(
+        f"--by {column}: no row has this column{did_you_mean(column, names)}; there are {', '.join(map(repr, names))}"
+    )
+
+
+def _text(value: Any) -> str:
+    if value is None or value == "":
+        return NOTHING
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +172,7 @@ def results_on_file(
     data: str | Path,
     by: Sequence[str],
     *,
-    reading: Reading,
+    reading: ReadOptions,
     make: Callable[[Answers], Results] | None,
 ) -> FileResults:
     """Lets the run's model answer the rows of a file.
@@ -138,3 +248,67 @@ def _lines(one: Slices) -> list[str]:
         ),
     )
     return [*table.class_lines("rows"), ""]
+
+
+_FORMATS = ("jsonl", *DELIMITERS)
+_OWN = ("line", "set", "label", "prediction", "score")
+_INPUT = "input."  # before the name of a column of the input that is called like one of those
+
+
+def check_mistakes_file(path: Path, others: Sequence[Path]) -> None:
+    """Refuses a file for the mistakes before any work is done for it.
+
+    Args:
+        path: the file.
+        others: the files that must stay.
+
+    Raises:
+        UsageError: its extension or place will not do, or it is one of the others.
+    """
+    if path.suffix[1:] not in _FORMATS:
+        raise UsageError(f"{path}: expected a name that ends in .csv, .tsv or .jsonl for the mistakes")
+    check_place(path)
+    for other in others:
+        with suppress(OSError):
+            if resolved(path) == resolved(other) or path.samefile(other):
+                raise UsageError(f"{path}: the mistakes would overwrite {other}; choose another name")
+
+
+def write_mistakes(path: Path, verdicts: Sequence[tuple[str, Verdict]], target: str | None) -> int:
+    """Writes the rows that were answered wrong, those with the highest score first.
+
+    Args:
+        path: a .csv, .tsv or .jsonl file.
+        verdicts: of the rows of all data sets, each with the name of its set.
+        target: the column of the input whose values ``label`` repeats; it is not written twice.
+
+    Returns:
+        How many mistakes there are.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    wrong = sorted((one for one in verdicts if not one[1].right), key=lambda one: -one[1].score)
+    is_named = len({name for name, _ in verdicts}) > 1
+    rows = [_row(name if is_named else None, verdict, target) for name, verdict in wrong]
+    with whole_file(path) as file:
+        if path.suffix == ".jsonl":
+            file.writelines(map(json_line, rows))
+            return len(rows)
+        tables = [flat(row) for row in rows]
+        given = dict.fromkeys(name for row in tables for name in row if name not in _OWN)
+        first, last = ["line", *(["set"] if is_named else [])], list(_OWN[2:])
+        writer = TableWriter(file, [*first, *given, *last], DELIMITERS[path.suffix[1:]], raw=False)
+        for row in tables:
+            writer.write(row)
+    return len(rows)
+
+
+def _row(name: str | None, verdict: Verdict, target: str | None) -> dict[str, Any]:
+    given = {
+        f"{_INPUT}{key}" if key in _OWN else key: value
+        for key, value in given_cells(verdict.row).items()
+        if not (key == target == "label")
+    }
+    answer = {"label": verdict.label, "prediction": verdict.prediction, "score": verdict.score}
+    return {"line": verdict.row.get("line"), **({} if name is None else {"set": name}), **given, **answer}

@@ -13,10 +13,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import escape
 
-from bert_tasks.metrics.keys import LOSS, metric_key, untuned
-from bert_tasks.report import charts, pictures
-from bert_tasks.report.comparison import ASSUMPTIONS, Comparison
-from bert_tasks.report.curves import (
+from bert_tasks.metrics.tables import LOSS, metric_key, untuned
+from bert_tasks.report import charts
+from bert_tasks.report import charts as pictures
+from bert_tasks.report.charts import (
     drawn_metrics,
     evaluations,
     loss_chart,
@@ -26,8 +26,9 @@ from bert_tasks.report.curves import (
     spoken,
     spoken_key,
 )
+from bert_tasks.report.collect import Run
+from bert_tasks.report.comparison import ASSUMPTIONS, Comparison
 from bert_tasks.report.files import FileResults
-from bert_tasks.report.gathering import Run
 from bert_tasks.report.results import Results, cut
 from bert_tasks.report.statistics import LEVEL, REPLICATES, Estimate
 

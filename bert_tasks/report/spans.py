@@ -11,8 +11,7 @@ import numpy as np
 
 from bert_tasks.data.columns import Row
 from bert_tasks.report.charts import thinned
-from bert_tasks.report.gathering import Answers
-from bert_tasks.report.measures import AnswerScore, answer_measure, answer_score
+from bert_tasks.report.collect import Answers
 from bert_tasks.report.results import (
     MOST_CHARACTERS,
     QUESTIONS,
@@ -25,8 +24,8 @@ from bert_tasks.report.results import (
     cut,
     estimated,
 )
-from bert_tasks.report.statistics import calibration
-from bert_tasks.tasks.span_extraction import SpanExtraction, SpanPrediction
+from bert_tasks.report.statistics import AnswerScore, answer_measure, answer_score, calibration
+from bert_tasks.tasks.span_extraction.task import SpanExtraction, SpanPrediction
 
 _AROUND = 130  # characters of the context on both sides of an answer
 _N_BEST = 5

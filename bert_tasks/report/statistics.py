@@ -1,24 +1,141 @@
-"""How sure a number is: intervals, paired tests and calibration, all from sums over rows.
+"""What each row adds to the sums that numbers follow from; rows that add the same are one group.
+
+Owns grouping and summing. Thousands of labels make thousands of sums, and a row adds to a few of them: only addends
+that are not 0 are held. Must not know what is summed, or chance.
+
+Shape legend: S rows, G groups of equal rows, Z addends that are not 0, K sums, R replicates.
+
+How sure a number is: intervals, paired tests and calibration, all from sums over rows.
 
 Owns the resampling. Everything is seeded, so that the same predictions give the same report. A measure's numbers follow
 from sums over rows (counts, squares, scores); rows with equal addends are drawn together, which makes a thousand
 replicates of a large data set cheap and changes nothing about their distribution. Must not know tasks or labels.
 
 Shape legend: S rows, G groups of equal rows, K sums, M numbers, R replicates.
+
+The measures of each task as sums over rows: what can be resampled.
+
+Owns the addends and formulas; the numbers equal those of ``task.metrics`` under the same names. Must not know how they
+are shown. A row is what is drawn: a text, a sentence with all its words, a question.
+
+Shape legend: S rows, L labels (or entity types).
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bert_tasks.report.addends import Addends, Paired
+from bert_tasks.metrics.squad import exact_score, f1_score, normalize_answer
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SufficientStatistics:
+    """Addend ``z`` is ``value[z]``, of the rows of ``group[z]`` to the sum ``column[z]``.
+
+    Attributes:
+        of_row: ``[S]``, the group of each row.
+        columns: K, how many sums there are.
+    """
+
+    of_row: Integers
+    group: Integers
+    column: Integers
+    value: Floats
+    columns: int
+
+    @classmethod
+    def of(cls, rows: Floats) -> Self:
+        """Of all addends of each row, ``[S, K]``."""
+        groups, of_row = np.unique(rows, axis=0, return_inverse=True)
+        group, column = np.nonzero(groups)
+        return cls(of_row=of_row, group=group, column=column, value=groups[group, column], columns=rows.shape[1])
+
+    @classmethod
+    def of_counts(cls, rows: Iterable[Mapping[int, int]], columns: int) -> Self:
+        """Of rows that say how much they add to which sums."""
+        known: dict[tuple[tuple[int, int], ...], int] = {}
+        of_row = [known.setdefault(tuple(sorted(row.items())), len(known)) for row in rows]
+        found = [(group, column, count) for row, group in known.items() for column, count in row]
+        group, column, value = np.array(found, dtype=np.int64).reshape(-1, 3).T
+        return cls(
+            of_row=np.array(of_row, dtype=np.int64),
+            group=group,
+            column=column,
+            value=value.astype(np.float64),
+            columns=columns,
+        )
+
+    @cached_property
+    def sizes(self) -> Integers:
+        """``[G]``, the rows of each group."""
+        return np.bincount(self.of_row)
+
+    @property
+    def width(self) -> int:
+        """The longest of a replicate's vectors."""
+        return max(len(self.sizes), len(self.value), self.columns)
+
+    @property
+    def total(self) -> Floats:
+        """``[K]`` over all rows."""
+        found: Floats = self.sums(self.sizes[None])[0]
+        return found
+
+    def sums(self, counts: Integers | Floats) -> Floats:
+        """``[R, G] -> [R, K]``: so many rows of each group."""
+        return gathered(counts[:, self.group] * self.value, self.column, self.columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """The same rows in two groupings: groups of rows that are equal in both.
+
+    Attributes:
+        sizes: ``[G]``, the rows of each group.
+        places: ``[G]`` each, what group of the first and of the second it is part of.
+    """
+
+    first: SufficientStatistics
+    second: SufficientStatistics
+    sizes: Integers
+    places: tuple[Integers, Integers]
+
+    @classmethod
+    def of(cls, first: SufficientStatistics, second: SufficientStatistics) -> Self:
+        both, sizes = np.unique(np.stack([first.of_row, second.of_row]), axis=1, return_counts=True)
+        return cls(first=first, second=second, sizes=sizes, places=(both[0], both[1]))
+
+    @property
+    def width(self) -> int:
+        return max(len(self.sizes), self.first.width, self.second.width)
+
+    def sums(self, counts: Integers) -> tuple[Floats, Floats]:
+        """``[R, G] -> [R, K]`` of the first and of the second."""
+        first, second = (
+            one.sums(gathered(counts, place, len(one.sizes)))
+            for one, place in zip((self.first, self.second), self.places, strict=True)
+        )
+        return first, second
+
+
+def gathered(values: Integers | Floats, place: Integers, size: int) -> Floats:
+    """``[R, Z] -> [R, size]``: the sum of the values that belong to each place."""
+    found = np.zeros((len(values), size))
+    if len(place):
+        order = np.argsort(place, kind="stable")
+        present, starts = np.unique(place[order], return_index=True)
+        found[:, present] = np.add.reduceat(values[:, order], starts, axis=1)
+    return found
+
 
 SEED = 0
 REPLICATES = 1000
@@ -56,7 +173,7 @@ class Measure:
     """
 
     names: tuple[str, ...]
-    addends: Addends
+    addends: SufficientStatistics
     formula: Callable[[Floats], Floats]
     labels: tuple[str, ...] = ()
 
@@ -181,7 +298,7 @@ def ratio(parts: Floats, wholes: Floats) -> Floats:
     return np.divide(parts, wholes, out=np.zeros(np.broadcast(parts, wholes).shape), where=np.asarray(wholes) > 0)
 
 
-def _resampled(rows: Addends | Paired, seed: int, replicates: int) -> Iterator[Integers]:
+def _resampled(rows: SufficientStatistics | Paired, seed: int, replicates: int) -> Iterator[Integers]:
     """``[R, G]``, a part of the replicates at a time: how many rows of each group are drawn."""
     chance, total = np.random.default_rng(seed), rows.sizes.sum()
     times = _times(replicates, _FEWEST_REPLICATES, len(rows.sizes))
@@ -212,3 +329,199 @@ def _percentile(values: Floats, percent: float) -> float | None:
 
 def _number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
+
+
+MOST_CLASSES = 200  # of which numbers of their own are told
+
+
+class Span(NamedTuple):
+    """Words ``start`` to ``end - 1`` of a sentence."""
+
+    start: int
+    end: int
+    type: str
+
+
+class Counts(NamedTuple):
+    """Of each label: how often true, predicted, and both; each ``[..., L]``."""
+
+    actual: Floats
+    predicted: Floats
+    both: Floats
+
+
+def label_counts(
+    actual: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], labels: Sequence[str]
+) -> SufficientStatistics:
+    """Of rows that have a set of labels each."""
+    pairs = ((set(one), set(two)) for one, two in zip(actual, predicted, strict=True))
+    return _counts(((one, two, one & two) for one, two in pairs), labels)
+
+
+def word_counts(
+    actual: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], labels: Sequence[str]
+) -> SufficientStatistics:
+    """Of sentences whose words have one tag each."""
+    pairs = zip(actual, predicted, strict=True)
+    return _counts(((one, two, [a for a, b in zip(one, two, strict=True) if a == b]) for one, two in pairs), labels)
+
+
+def span_counts(
+    actual: Sequence[Set[Span]], predicted: Sequence[Set[Span]], types: Sequence[str]
+) -> SufficientStatistics:
+    """Of sentences with spans, right only where type and both ends are."""
+    rows = ((one, two, one & two) for one, two in zip(actual, predicted, strict=True))
+    return _counts(([[span.type for span in side] for side in sides] for sides in rows), types)
+
+
+def _counts(rows: Iterable[Iterable[Iterable[str]]], labels: Sequence[str]) -> SufficientStatistics:
+    """How often each label is true, predicted and both, K = 3 L; labels of three sides a row, others count nowhere."""
+    place = {label: number for number, label in enumerate(labels)}
+    size = len(labels)
+
+    def counted(sides: Iterable[Iterable[str]]) -> Counter[int]:
+        return Counter(place[name] + size * side for side, names in enumerate(sides) for name in names if name in place)
+
+    return SufficientStatistics.of_counts(map(counted, rows), 3 * size)
+
+
+def most_frequent(counts: SufficientStatistics, labels: Sequence[str]) -> list[int]:
+    """The places of the labels that numbers are told of: all, or those that are most often true."""
+    support = counts.total[: len(labels)]
+    return sorted(np.argsort(-support, kind="stable")[:MOST_CLASSES].tolist())
+
+
+def class_measure(counts: SufficientStatistics, labels: Sequence[str]) -> Measure:
+    """Of one class per row: precision, recall and F1 of each, and over all what the task reports."""
+    f1 = (lambda sums: _f1(sums)[..., 1]) if len(labels) == 2 else _macro_occurring
+    overall = {"accuracy": _accuracy, "f1": f1, "macro_f1": _macro_occurring, "matthews_correlation": _matthews}
+    return _counted(counts, labels, overall)
+
+
+def multilabel_measure(counts: SufficientStatistics, labels: Sequence[str]) -> Measure:
+    """Of several labels per row: those of each, macro F1 (a label that is never true counts as 0) and micro F1.
+
+    A replicate that happens to miss a rare label says nothing about it: there the macro F1 is that of the others. Which
+    labels are never true follows from the rows alone, so that the answers of two models can change places.
+    """
+    never = counts.total[: len(labels)] == 0
+
+    def macro(sums: Counts) -> Floats:
+        return _macro_occurring(sums, never)
+
+    return _counted(counts, labels, {"f1": macro, "macro_f1": macro, "micro_f1": _micro})
+
+
+def word_measure(counts: SufficientStatistics, labels: Sequence[str]) -> Measure:
+    return _counted(counts, labels, {"overall_accuracy": _accuracy, "macro_f1": _macro_occurring})
+
+
+def entity_measure(counts: SufficientStatistics, types: Sequence[str]) -> Measure:
+    overall = {"overall_precision": _micro_precision, "overall_recall": _micro_recall, "overall_f1": _micro}
+    return _counted(counts, types, overall)
+
+
+def _counted(counts: SufficientStatistics, labels: Sequence[str], overall: dict[str, Any]) -> Measure:
+    """Numbers of a label that a replicate has neither as truth nor as answer are not defined there."""
+    told = most_frequent(counts, labels)
+    names = [f"{score}\0{labels[place]}" for score in ("precision", "recall", "f1") for place in told]
+
+    def formula(sums: Floats) -> Floats:
+        parts = Counts(*np.split(sums, 3, axis=-1))
+        few = Counts(*(part[..., told] for part in parts))
+        absent = few.actual + few.predicted == 0
+        each = [np.where(absent, np.nan, scores(few)) for scores in (_precision, _recall, _f1)]
+        return np.concatenate([*each, *(made(parts)[..., None] for made in overall.values())], axis=-1)
+
+    return Measure(names=(*names, *overall), addends=counts, formula=formula, labels=tuple(labels))
+
+
+def _precision(sums: Counts) -> Floats:
+    return ratio(sums.both, sums.predicted)
+
+
+def _recall(sums: Counts) -> Floats:
+    return ratio(sums.both, sums.actual)
+
+
+def _f1(sums: Counts) -> Floats:
+    return ratio(2 * sums.both, sums.predicted + sums.actual)
+
+
+def _macro_occurring(sums: Counts, always: NDArray[np.bool_] | None = None) -> Floats:
+    """The mean F1 of labels that occur, and of those that count ``always`` (``[L]``)."""
+    occurs = sums.predicted + sums.actual > 0
+    counted = occurs if always is None else occurs | always
+    return ratio(_f1(sums).sum(axis=-1), counted.sum(axis=-1))
+
+
+def _pooled(sums: Counts) -> Counts:
+    return Counts(*(part.sum(axis=-1) for part in sums))
+
+
+def _micro(sums: Counts) -> Floats:
+    return _f1(_pooled(sums))
+
+
+def _micro_precision(sums: Counts) -> Floats:
+    return _precision(_pooled(sums))
+
+
+def _micro_recall(sums: Counts) -> Floats:
+    return _recall(_pooled(sums))
+
+
+def _accuracy(sums: Counts) -> Floats:
+    """One class a row (or word): what is right over what there is."""
+    return _recall(_pooled(sums))
+
+
+def _matthews(sums: Counts) -> Floats:
+    """Matthews' correlation for any number of classes; 0 when either side holds one class only."""
+    total = sums.actual.sum(axis=-1)
+    spreads = [np.sqrt(total * total - (side * side).sum(axis=-1)) for side in (sums.actual, sums.predicted)]
+    covariance = total * sums.both.sum(axis=-1) - (sums.actual * sums.predicted).sum(axis=-1)
+    return ratio(covariance, spreads[0] * spreads[1])
+
+
+def regression_measure(actual: Sequence[float], predicted: Sequence[float]) -> Measure:
+    """Pearson's correlation, mean absolute error and root of the mean squared error."""
+    true, guessed = np.asarray(actual, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
+    x, y = true - true.mean(), guessed - guessed.mean()  # sums of squares keep their digits
+    gap = guessed - true
+    addends = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y, np.abs(gap), gap * gap], axis=1)
+    return Measure(
+        names=("pearson", "mean_absolute_error", "rmse"), addends=SufficientStatistics.of(addends), formula=_regression
+    )
+
+
+def _regression(sums: Floats) -> Floats:
+    count, x, y, xx, yy, xy, gap, squared = np.moveaxis(sums, -1, 0)
+    spread = np.sqrt(np.maximum(count * xx - x * x, 0.0) * np.maximum(count * yy - y * y, 0.0))
+    pearson = np.divide(count * xy - x * y, spread, out=np.full(spread.shape, np.nan), where=spread > 1e-12)
+    return np.stack([np.clip(pearson, -1.0, 1.0), gap / count, np.sqrt(squared / count)], axis=-1)
+
+
+class AnswerScore(NamedTuple):
+    """Of one question: exact match and F1, from 0 to 1."""
+
+    exact: float
+    f1: float
+
+
+def answer_score(golds: Sequence[str], guess: str) -> AnswerScore:
+    """The best over the gold answers, as in evaluate-v2.0; without any, "" is right."""
+    given = [gold for gold in golds if normalize_answer(gold)]
+    accepted = given if given else [""]
+    exact = max(exact_score(gold, guess) for gold in accepted)
+    return AnswerScore(exact, max(f1_score(gold, guess) for gold in accepted))
+
+
+def answer_measure(scores: Sequence[AnswerScore], exact_name: str) -> Measure:
+    """Exact match and F1 from 0 to 100."""
+    addends = np.array([(1.0, score.exact, score.f1) for score in scores], dtype=np.float64)
+
+    def formula(sums: Floats) -> Floats:
+        return np.stack([100.0 * ratio(sums[..., 1], sums[..., 0]), 100.0 * ratio(sums[..., 2], sums[..., 0])], axis=-1)
+
+    return Measure(names=(exact_name, "f1"), addends=SufficientStatistics.of(addends), formula=formula)

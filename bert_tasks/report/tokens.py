@@ -8,13 +8,12 @@ from itertools import chain
 from typing import NamedTuple, cast
 
 from bert_tasks.data.columns import Row
-from bert_tasks.data.tags import entities, label_scheme, to_labels
-from bert_tasks.report.confusion import Confusion
-from bert_tasks.report.gathering import Answers
-from bert_tasks.report.measures import Span, entity_measure, span_counts, word_counts, word_measure
+from bert_tasks.data.conll import entities, label_scheme, to_labels
+from bert_tasks.report.collect import Answers
 from bert_tasks.report.results import (
     EXAMPLES,
     MOST_WORDS,
+    Confusion,
     Results,
     Segment,
     SentenceExample,
@@ -23,8 +22,16 @@ from bert_tasks.report.results import (
     estimated,
     label_rows,
 )
-from bert_tasks.report.statistics import Measure, calibration
-from bert_tasks.tasks.token_classification import TokenPrediction
+from bert_tasks.report.statistics import (
+    Measure,
+    Span,
+    calibration,
+    entity_measure,
+    span_counts,
+    word_counts,
+    word_measure,
+)
+from bert_tasks.tasks.token_classification.task import TokenPrediction
 
 OUTSIDE = "O"
 _RIGHT_EXAMPLES = 3  # sentences without a mistake that are shown too

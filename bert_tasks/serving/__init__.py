@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_tasks.serving.limits import Batching, Limits
+from bert_tasks.serving.connections import Batching, Limits
 
 if TYPE_CHECKING:
     from bert_tasks.model.onnx import DType

@@ -1,13 +1,22 @@
-"""The HTTP interface of a loaded model.
+"""The page that tries the model: one static file, and the policy under which a browser may run it.
+
+Must not know the task: the page asks ``GET /model``.
+
+The HTTP interface of a loaded model.
 
 Owns the routes, their documents, and what each failure is for a caller: a status and one sentence. What a caller sent
 is never sent back. Must not know how batches are formed, or what is in a body.
 """
 
 import asyncio
+import base64
+import hashlib
 import json
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.resources import files
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Body, FastAPI, HTTPException, Request, Response
@@ -17,13 +26,42 @@ from fastapi.routing import APIRoute
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import DataError
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
-from bert_tasks.serving.bodies import BodyError, BodyReader
-from bert_tasks.serving.gate import GONE, PREDICT
-from bert_tasks.serving.limits import Limits
-from bert_tasks.serving.metrics import ServerMetrics
-from bert_tasks.serving.page import page
-from bert_tasks.serving.schemas import answer_schema, answers_schema, example_rows, request_schema
+from bert_tasks.serving.connections import Limits
+from bert_tasks.serving.gate import GONE, PREDICT, ServerMetrics
+from bert_tasks.serving.requests import (
+    BodyError,
+    BodyReader,
+    answer_schema,
+    answers_schema,
+    example_rows,
+    request_schema,
+)
 from bert_tasks.tasks.base import Prediction, Task
+
+
+@cache
+def page() -> tuple[bytes, str]:
+    """The file and its Content-Security-Policy, which allows this script and this style and no others."""
+    content = files("bert_tasks.serving").joinpath("page.html").read_bytes()
+    script, style = (_source(content, name) for name in (b"script", b"style"))
+    rules = (
+        "default-src 'none'",
+        f"script-src {script}",
+        f"style-src {style}",
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+    return content, "; ".join(rules)
+
+
+def _source(content: bytes, element: bytes) -> str:
+    found = re.findall(b"<%b>(.*?)</%b>" % (element, element), content, flags=re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(part).digest()).decode() for part in found]
+    return " ".join(f"'sha256-{value}'" for value in hashes)
+
 
 T = TypeVar("T")
 _LARGE_BODY = 2**16  # bytes; beyond them reading and encoding would hold up the event loop

@@ -18,11 +18,17 @@ from torch import Tensor
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import GivenUpError
-from bert_tasks.model.freed_memory import return_freed_memory
 from bert_tasks.model.onnx import Logits
-from bert_tasks.model.predicting import CHUNK_ROWS, batch_tokens, checked_features, feature_summaries, tokenizer_of
+from bert_tasks.model.predicting import (
+    CHUNK_ROWS,
+    batch_tokens,
+    checked_features,
+    feature_summaries,
+    return_freed_memory,
+    tokenizer_of,
+)
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.serving.limits import Batching
+from bert_tasks.serving.connections import Batching
 from bert_tasks.tasks.base import Feature, Prediction
 
 

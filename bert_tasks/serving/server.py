@@ -21,20 +21,26 @@ from typing import Any
 import torch
 import uvicorn
 
-from bert_tasks.data.readers import Reading
+from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.stored_reading import known_names
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.onnx import DType, Logits, logits_of
 from bert_tasks.model.predicting import predict_rows
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.model.trained import load_trained
+from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.serving.app import NotFiniteError, Served, build_app, encoded
 from bert_tasks.serving.batching import Batcher
-from bert_tasks.serving.connections import ACCEPTED_AT_ONCE, WAITING, Connections, Server, allowed_connections
-from bert_tasks.serving.gate import LOOPBACK, Gate, host_name
-from bert_tasks.serving.limits import Batching, Limits
-from bert_tasks.serving.metrics import ServerMetrics
-from bert_tasks.serving.schemas import example_rows
+from bert_tasks.serving.connections import (
+    ACCEPTED_AT_ONCE,
+    WAITING,
+    Batching,
+    Connections,
+    Limits,
+    Server,
+    allowed_connections,
+)
+from bert_tasks.serving.gate import LOOPBACK, Gate, ServerMetrics, host_name
+from bert_tasks.serving.requests import example_rows
 from bert_tasks.tasks.base import Task
 
 Tell = Callable[[str], None]
@@ -142,7 +148,7 @@ def _loaded(wanted: Wanted) -> tuple[TaskModel, Logits]:
         CheckpointError: it cannot be loaded, or its scores are not finite.
     """
     model = load_trained(
-        wanted.model, task=wanted.task, settings=wanted.settings, reading=Reading(), revision=wanted.revision
+        wanted.model, task=wanted.task, settings=wanted.settings, reading=ReadOptions(), revision=wanted.revision
     )
     if torch.cuda.is_available():
         model.to("cuda")

@@ -41,7 +41,7 @@ class Feature(TypedDict):
         row: index of the row it came from; features of a row are neighbours.
         labels: the targets as numbers; absent (or None, from Arrow) where a row has none.
         reads: tokens that a head with logits per token reads, ascending; absent (or None): all.
-        origins: where those tokens come from, in the task's own numbers (words, characters), for ``summarize`` and
+        origins: where those tokens come from, in the task's own numbers (words, characters), for ``reduce_logits`` and
             ``decode``; training does not load them.
         lost_tokens: how many of the row's tokens no window holds.
         lost_answers: how many of the row's targets no window holds whole, so that training does not see them.
@@ -166,7 +166,7 @@ class Task(ABC):
     def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
         """The summed loss over the labelled items of the batch and the number that a mean divides by."""
 
-    def summarize(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
+    def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """What ``decode`` needs of each feature's float32 logits (``[L]``, or ``[R, L]``), still on their device.
 
         A task whose logits are many overrides this, so that only the summary crosses to the host.
@@ -177,7 +177,7 @@ class Task(ABC):
     def decode(
         self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> Sequence[Prediction]:
-        """One prediction per row, in row order, from what ``summarize`` gave for each feature, on the CPU.
+        """One prediction per row, in row order, from what ``reduce_logits`` gave for each feature, on the CPU.
 
         ``features`` need not hold tokens: ``row`` (from 0 within ``rows``), ``reads`` and ``origins`` are there.
         """

@@ -19,11 +19,10 @@ from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head, Pooling
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.metrics.keys import merged
-from bert_tasks.metrics.ranking import ranking_metrics
-from bert_tasks.metrics.tables import MetricTable
+from bert_tasks.metrics.classification import ranking_metrics
+from bert_tasks.metrics.tables import MetricTable, merged
 from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
-from bert_tasks.tasks.sequence_classification import ProblemType, SequenceClassification, SequencePrediction
+from bert_tasks.tasks.sequence_classification.task import ProblemType, SequenceClassification, SequencePrediction
 
 GROUP = "group"
 

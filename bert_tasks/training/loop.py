@@ -1,4 +1,8 @@
-"""The training loop.
+"""A polite end: SIGTERM or SIGINT asks the run to save and stop after the step; a second one stops it at once.
+
+Owns the signal handlers of a run. Must not know what is saved, or how processes agree.
+
+The training loop.
 
 The main path of the package: prepare data and optimizer, begin or go on with the run in the folder, then for every
 optimizer step accumulate gradients, check the step before, update; evaluate after each epoch or every ``eval_steps``;
@@ -8,10 +12,13 @@ Must not know recipes' files (run.py turns a recipe into a call of ``run_job``),
 which model is the best (selection.py) or what is on the disk (run_folder.py).
 """
 
+import os
 import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import Any, NoReturn
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast
@@ -19,23 +26,16 @@ from accelerate.utils import broadcast
 from bert_tasks.data.batching import Samples
 from bert_tasks.data.splits import Splits
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
-from bert_tasks.inference import first_process_first, from_first_process, make_accelerator
-from bert_tasks.locking import locked
-from bert_tasks.metrics.keys import check_set_names
+from bert_tasks.inference import broadcast_from_main, main_process_first, make_accelerator
+from bert_tasks.metrics.tables import check_set_names
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.recipe import OptimSection, RunSection
-from bert_tasks.training import outputs, run_folder
-from bert_tasks.training.agreement import check_agreement
-from bert_tasks.training.facts import announce, collapse_notes, run_facts, tracker_config
-from bert_tasks.training.job import FitResult, Job
-from bert_tasks.training.journal import Journal
-from bert_tasks.training.optim import build_optimizer, freeze, parameter_groups
-from bert_tasks.training.progress import Clock, make_reporter
-from bert_tasks.training.run_folder import Earlier
-from bert_tasks.training.sampling import total_steps
-from bert_tasks.training.selection import (
-    Course,
+from bert_tasks.recipe.schema import OptimSection, RunSection
+from bert_tasks.run_dir import files as outputs
+from bert_tasks.storage import locked
+from bert_tasks.training import state as run_folder
+from bert_tasks.training.evaluation import (
+    TrainerState,
     Validation,
     check_metric,
     chosen_set,
@@ -43,9 +43,47 @@ from bert_tasks.training.selection import (
     overall_metrics,
     rank_of,
 )
-from bert_tasks.training.steps import Stepper, StepResult, accumulate, settle, update
-from bert_tasks.training.stopping import StopSignals
+from bert_tasks.training.job import FitResult, Job
+from bert_tasks.training.metadata import check_agreement, collapse_notes, log_run_summary, run_metadata, tracker_config
+from bert_tasks.training.optim import build_optimizer, freeze, parameter_groups
+from bert_tasks.training.progress import Clock, MetricsLogger, make_reporter
+from bert_tasks.training.sampling import total_steps
+from bert_tasks.training.state import ExistingRun
+from bert_tasks.training.step import StepResult, TrainContext, accumulate, read_step_metrics, update
 from bert_tasks.training.tracking import Trackers
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """While the context is open, signals are remembered instead of ending the process.
+
+    Only in the main thread, which alone may handle signals; elsewhere signals do what they did before.
+
+    Attributes:
+        received: the signal that asked to stop; None if none did.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._remember) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.received = signal.Signals(number)
 
 
 def run_job(job: Job, *, overwrite: bool = False, progress: bool = True) -> FitResult:
@@ -55,17 +93,17 @@ def run_job(job: Job, *, overwrite: bool = False, progress: bool = True) -> FitR
         DataError, UsageError, CheckpointError, DivergedError, StoppedError: as ``fit`` in runs.py.
     """
     accelerator = make_accelerator(job.optim.mixed_precision)
-    from_first_process(accelerator, lambda: outputs.check_folder(job.output_dir))
+    broadcast_from_main(accelerator, lambda: outputs.check_folder(job.output_dir))
     model = job.model
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with _locked(job, accelerator):
         try:
             check_agreement(job, accelerator)
-            rehearse(model, job.splits, job.optim, job.run, accelerator)
-            earlier = None if overwrite else from_first_process(accelerator, lambda: run_folder.earlier_run(job))
+            preflight(model, job.splits, job.optim, job.run, accelerator)
+            earlier = None if overwrite else broadcast_from_main(accelerator, lambda: run_folder.existing_run(job))
             if earlier is not None and earlier.summary is not None and earlier.is_complete:
                 return _complete(job, accelerator, earlier.summary)
-            samples, validation = first_process_first(accelerator, lambda: _features(job))
+            samples, validation = main_process_first(accelerator, lambda: _features(job))
             stepper = _stepper(job, samples, accelerator)
             with closing(_journal(job, stepper, progress=progress)) as journal, StopSignals() as signals:
                 course = _begin(job, stepper, earlier, journal)
@@ -86,11 +124,11 @@ def run_job(job: Job, *, overwrite: bool = False, progress: bool = True) -> FitR
 def _locked(job: Job, accelerator: Accelerator) -> Iterator[None]:
     """The first process holds the folder for all of them."""
     with ExitStack() as stack:
-        from_first_process(accelerator, lambda: stack.enter_context(locked(job.output_dir)))
+        broadcast_from_main(accelerator, lambda: stack.enter_context(locked(job.output_dir)))
         yield
 
 
-def rehearse(model: TaskModel, splits: Splits, optim: OptimSection, run: RunSection, accelerator: Accelerator) -> None:
+def preflight(model: TaskModel, splits: Splits, optim: OptimSection, run: RunSection, accelerator: Accelerator) -> None:
     """What only the data and the model together can tell: data-dependent settings, freezing, the metric's name.
 
     Raises:
@@ -110,7 +148,7 @@ def _features(job: Job) -> tuple[Samples, Validation]:
     return tokenized(job.splits.train, task, model), validation
 
 
-def _stepper(job: Job, samples: Samples, accelerator: Accelerator) -> Stepper:
+def _stepper(job: Job, samples: Samples, accelerator: Accelerator) -> TrainContext:
     model, optim = job.model, job.optim
     model.to(accelerator.device)
     model.train()
@@ -125,7 +163,7 @@ def _stepper(job: Job, samples: Samples, accelerator: Accelerator) -> Stepper:
     )
     optimizer = build_optimizer(groups, betas=(optim.adam_beta1, optim.adam_beta2), eps=optim.adam_epsilon, fused=True)
     prepared, optimizer = accelerator.prepare(model, optimizer)
-    return Stepper(
+    return TrainContext(
         accelerator=accelerator,
         model=model,
         prepared=prepared,
@@ -138,7 +176,7 @@ def _stepper(job: Job, samples: Samples, accelerator: Accelerator) -> Stepper:
     )
 
 
-def _journal(job: Job, stepper: Stepper, *, progress: bool) -> Journal:
+def _journal(job: Job, stepper: TrainContext, *, progress: bool) -> MetricsLogger:
     first = stepper.accelerator.is_main_process
     reporter = make_reporter(
         total_steps=stepper.total_steps, logging_steps=job.run.logging_steps, visible=progress and first
@@ -146,31 +184,36 @@ def _journal(job: Job, stepper: Stepper, *, progress: bool) -> Journal:
     names, project = job.run.trackers if first else (), job.run.project
     trackers = Trackers(names, project=project, folder=job.output_dir, silent=not progress)
     callback = job.callback if first else None
-    return Journal(folder=job.output_dir, reporter=reporter, trackers=trackers, callback=callback)
+    return MetricsLogger(folder=job.output_dir, reporter=reporter, trackers=trackers, callback=callback)
 
 
-def _begin(job: Job, stepper: Stepper, earlier: Earlier | None, journal: Journal) -> Course:
+def _begin(job: Job, stepper: TrainContext, earlier: ExistingRun | None, journal: MetricsLogger) -> TrainerState:
     """The course of a new run, or of the one in the folder as far as its newest checkpoint.
 
     Raises:
         UsageError: a tracker cannot start, and no step is done yet.
     """
-    course, accelerator = Course(task=job.model.task), stepper.accelerator
-    facts, changed = run_facts(job, stepper), earlier is not None and bool(earlier.changed)
-    announce(job, stepper, journal)
+    course, accelerator = TrainerState(task=job.model.task), stepper.accelerator
+    facts, changed = run_metadata(job, stepper), earlier is not None and bool(earlier.changed)
+    log_run_summary(job, stepper, journal)
     if earlier is not None:
         for note in run_folder.resume(job, stepper, course, earlier, facts):
             journal.note(note)
-        course.heed(job.run.early_stopping_patience)
+        course.update_early_stopping(job.run.early_stopping_patience)
     else:
-        from_first_process(accelerator, lambda: run_folder.open_fresh(job, facts))
+        broadcast_from_main(accelerator, lambda: run_folder.open_fresh(job, facts))
     config = tracker_config(facts, run_folder.settings(job))
-    from_first_process(accelerator, lambda: journal.trackers.start(config, step=course.step, changed=changed))
+    broadcast_from_main(accelerator, lambda: journal.trackers.start(config, step=course.step, changed=changed))
     return course
 
 
 def _train(
-    job: Job, stepper: Stepper, course: Course, validation: Validation, journal: Journal, signals: StopSignals
+    job: Job,
+    stepper: TrainContext,
+    course: TrainerState,
+    validation: Validation,
+    journal: MetricsLogger,
+    signals: StopSignals,
 ) -> None:
     """Steps, evaluations and checkpoints from ``course.step`` to the end.
 
@@ -207,7 +250,7 @@ def _train(
             pending, clock = None, Clock()
 
 
-def _evaluation_is_due(job: Job, stepper: Stepper, done: int) -> bool:
+def _evaluation_is_due(job: Job, stepper: TrainContext, done: int) -> bool:
     every = job.run.eval_steps
     return _is_multiple(done, stepper.epoch_steps if every is None else every) or done == stepper.total_steps
 
@@ -216,14 +259,14 @@ def _is_multiple(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def _plan(stepper: Stepper, *, first: int) -> Iterator[tuple[int, list[int]]]:
+def _plan(stepper: TrainContext, *, first: int) -> Iterator[tuple[int, list[int]]]:
     """(step, samples) of the run from its step ``first`` on."""
     for epoch in range(first // stepper.epoch_steps, stepper.optim.epochs):
         start = epoch * stepper.epoch_steps
         yield from ((step, batch) for step, batch in enumerate(stepper.batches(epoch), start) if step >= first)
 
 
-def _stop(job: Job, stepper: Stepper, course: Course, signals: StopSignals) -> NoReturn:
+def _stop(job: Job, stepper: TrainContext, course: TrainerState, signals: StopSignals) -> NoReturn:
     """Ends a run that is saved."""
     received = signal.SIGTERM if signals.received is None else signals.received
     raise StoppedError(
@@ -233,15 +276,19 @@ def _stop(job: Job, stepper: Stepper, course: Course, signals: StopSignals) -> N
     )
 
 
-def _save(job: Job, stepper: Stepper, course: Course) -> None:
-    from_first_process(stepper.accelerator, lambda: run_folder.save(job, stepper, course).name)
+def _save(job: Job, stepper: TrainContext, course: TrainerState) -> None:
+    broadcast_from_main(stepper.accelerator, lambda: run_folder.save(job, stepper, course).name)
 
 
-def _settle(job: Job, stepper: Stepper, course: Course, result: StepResult, journal: Journal, clock: Clock) -> bool:
+def _settle(
+    job: Job, stepper: TrainContext, course: TrainerState, result: StepResult, journal: MetricsLogger, clock: Clock
+) -> bool:
     """Takes in a step's numbers; True if a process was asked to stop."""
     precision, rows_of = stepper.optim.mixed_precision, stepper.samples.rows
     try:
-        log, course.overflows = settle(result, overflows=course.overflows, mixed_precision=precision, rows_of=rows_of)
+        log, course.overflows = read_step_metrics(
+            result, overflows=course.overflows, mixed_precision=precision, rows_of=rows_of
+        )
     except DivergedError:
         if stepper.accelerator.is_main_process:
             rows = [row + 1 for row in rows_of(result.batch)]
@@ -262,10 +309,10 @@ def _settle(job: Job, stepper: Stepper, course: Course, result: StepResult, jour
 
 def _evaluate(
     job: Job,
-    stepper: Stepper,
-    course: Course,
+    stepper: TrainContext,
+    course: TrainerState,
     validation: Validation,
-    journal: Journal,
+    journal: MetricsLogger,
     signals: StopSignals,
 ) -> None:
     """Evaluates all validation sets and saves; a better model goes to disk once its checkpoint is there.
@@ -286,11 +333,11 @@ def _evaluate(
     best = course.add(metrics, rank, task=found.task, collapse=collapse, patience=patience)
     epoch = (course.step - 1) // stepper.epoch_steps
     event = {"event": "evaluation", "step": course.step, "epoch": epoch + 1, "metrics": metrics}
-    from_first_process(accelerator, lambda: journal.record(event))
+    broadcast_from_main(accelerator, lambda: journal.record(event))
     _save(job, stepper, course)
     if best:
-        from_first_process(accelerator, lambda: run_folder.publish(job, course))
-    asked = from_first_process(accelerator, lambda: journal.call_back(event))
+        broadcast_from_main(accelerator, lambda: run_folder.publish(job, course))
+    asked = broadcast_from_main(accelerator, lambda: journal.call_back(event))
     journal.reporter.evaluation(course.step, overall_metrics(metrics, found.task, sets), best=best)
     if course.stopped:
         journal.note(f"no better model in {course.since_best} evaluations: stopped early")
@@ -303,14 +350,14 @@ def _evaluate(
 def _complete(job: Job, accelerator: Accelerator, summary: Mapping[str, Any]) -> FitResult:
     """The result of a run that was finished before, with its model and the task tuned with it."""
     folder, kind = job.output_dir / outputs.MODEL, type(job.model.task)
-    job.model.task = from_first_process(accelerator, lambda: TaskModel.from_pretrained(folder, task=kind).task)
+    job.model.task = broadcast_from_main(accelerator, lambda: TaskModel.from_pretrained(folder, task=kind).task)
     _take_best(job, accelerator)
     return FitResult.from_summary(
         summary, output_dir=job.output_dir, task=job.model.task, validation_sets=tuple(job.splits.validation)
     )
 
 
-def _finish(job: Job, stepper: Stepper, course: Course) -> FitResult:
+def _finish(job: Job, stepper: TrainContext, course: TrainerState) -> FitResult:
     """Puts the best weights into the model and writes the summary, which makes the run a finished one."""
     accelerator = stepper.accelerator
     _take_best(job, accelerator)
@@ -328,13 +375,13 @@ def _finish(job: Job, stepper: Stepper, course: Course) -> FitResult:
         collapse=course.best_collapse,
         notes=collapse_notes(course, job),
     )
-    from_first_process(accelerator, lambda: outputs.write_json(job.output_dir / outputs.SUMMARY, result.summary()))
+    broadcast_from_main(accelerator, lambda: outputs.write_json(job.output_dir / outputs.SUMMARY, result.summary()))
     return result
 
 
 def _take_best(job: Job, accelerator: Accelerator) -> None:
     """The weights of ``model/``, which only the first process needs to see."""
-    from_first_process(accelerator, lambda: job.model.restore(job.output_dir / outputs.MODEL))
+    broadcast_from_main(accelerator, lambda: job.model.restore(job.output_dir / outputs.MODEL))
     if accelerator.num_processes > 1:
         for parameter in job.model.parameters():
             broadcast(parameter.data)

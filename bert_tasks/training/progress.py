@@ -2,17 +2,26 @@
 
 Owns the wording and the pace of messages. Must not know how training works. Everything goes to standard error, and
 what cannot be written there is lost: it never ends a run.
+
+Where a run tells what happens: to people, to metrics.jsonl, and to the trackers what metrics.jsonl gets.
+
+Must not know how training works.
 """
 
 import time
 from collections.abc import Mapping
-from typing import Protocol, TextIO
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from bert_tasks.run_dir import files as outputs
 from bert_tasks.terminal import message_stream, printable, write_message
-from bert_tasks.training.steps import StepLog
+from bert_tasks.training.job import Callback
+from bert_tasks.training.step import StepLog
+from bert_tasks.training.tracking import Trackers
 
 
 class Reporter(Protocol):
@@ -143,3 +152,34 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsLogger:
+    """The listeners of one process; only the first process's are not silent. ``callback``: the user's own, if any."""
+
+    folder: Path
+    reporter: Reporter
+    trackers: Trackers
+    callback: Callback | None = None
+
+    def note(self, text: str) -> None:
+        """Tells people."""
+        self.reporter.note(text)
+
+    def record(self, event: Mapping[str, Any]) -> None:
+        """Adds a line to metrics.jsonl; for the first process.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        outputs.append_event(self.folder, event)
+        self.trackers.log(event)
+
+    def call_back(self, event: Mapping[str, Any]) -> bool:
+        """Shows the user's callback what was recorded; whether it asks to stop."""
+        return self.callback is not None and bool(self.callback(dict(event)))
+
+    def close(self) -> None:
+        self.reporter.close()
+        self.trackers.close()

@@ -13,18 +13,18 @@ from bert_tasks.data.formats import named_format
 from bert_tasks.data.splits import Splits, load_splits, stored_reading
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import RecipeError
-from bert_tasks.inference import first_process_first, from_first_process, make_accelerator
+from bert_tasks.inference import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.predicting import tokenizer_of
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.recipe import Recipe, build_task, load_recipe, resolved_toml
+from bert_tasks.recipe.schema import Recipe, build_task, load_recipe, resolved_toml
+from bert_tasks.run_dir import files as outputs
+from bert_tasks.run_dir.checkpoints import FOLDER, checkpoints
 from bert_tasks.tasks.base import Task
-from bert_tasks.training import outputs
-from bert_tasks.training.checkpointing import FOLDER, checkpoints
 from bert_tasks.training.job import FitResult, Job, prepare_model
-from bert_tasks.training.loop import rehearse, run_job
-from bert_tasks.training.run_folder import Earlier, earlier_run
+from bert_tasks.training.loop import preflight, run_job
 from bert_tasks.training.sampling import epoch_batches, total_steps, warmup_steps
+from bert_tasks.training.state import ExistingRun, existing_run
 from bert_tasks.training.tracking import check_installed
 
 
@@ -72,8 +72,8 @@ def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: boo
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     check_installed(loaded.run.trackers)
     accelerator = make_accelerator(loaded.optim.mixed_precision)
-    from_first_process(accelerator, lambda: outputs.check_folder(_folder(loaded)))
-    prepared = first_process_first(accelerator, lambda: prepare(loaded))
+    broadcast_from_main(accelerator, lambda: outputs.check_folder(_folder(loaded)))
+    prepared = main_process_first(accelerator, lambda: prepare(loaded))
     return run_job(job_of(prepared), overwrite=overwrite, progress=progress)
 
 
@@ -108,7 +108,7 @@ def check(recipe: Recipe) -> DataReport:
     check_installed(recipe.run.trackers)
     prepared = prepare(recipe)
     model, splits = load_model(prepared), prepared.splits
-    rehearse(model, splits, recipe.optim, recipe.run, make_accelerator(recipe.optim.mixed_precision))
+    preflight(model, splits, recipe.optim, recipe.run, make_accelerator(recipe.optim.mixed_precision))
     return _report(model, splits)
 
 
@@ -164,8 +164,8 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     outputs.check_folder(folder)
     job = job_of(prepare(recipe))
     model, optim = job.model, recipe.optim
-    rehearse(model, job.splits, optim, recipe.run, make_accelerator(optim.mixed_precision))
-    earlier = None if overwrite else earlier_run(job)
+    preflight(model, job.splits, optim, recipe.run, make_accelerator(optim.mixed_precision))
+    earlier = None if overwrite else existing_run(job)
     samples = tokenized(job.splits.train, model.task, model)
     steps = total_steps(len(samples), optim.batch_size, optim.epochs)
     first = epoch_batches(samples.lengths, batch_size=optim.batch_size, seed=recipe.run.seed, epoch=0)[0][0]
@@ -182,7 +182,7 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     )
 
 
-def _state(folder: Path, earlier: Earlier | None) -> str:
+def _state(folder: Path, earlier: ExistingRun | None) -> str:
     """What a run would find in its folder."""
     if earlier is None:
         return "a new run"

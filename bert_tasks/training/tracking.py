@@ -30,8 +30,8 @@ from accelerate.tracking import (
 
 from bert_tasks.environment import disable_telemetry, masked
 from bert_tasks.errors import UsageError
+from bert_tasks.run_dir import files as outputs
 from bert_tasks.terminal import message_stream
-from bert_tasks.training import outputs
 
 _LOGGER = logging.getLogger("bert_tasks")
 # The machine, the command line and the code are nobody's business; the curves are. W&B's own variables still count.

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import evaluate
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
+from bert_tasks.checkpoints.load import read_safetensors, tensors_digest
 from bert_tasks.checkpoints.save import save_folder
-from bert_tasks.checkpoints.weights import read_safetensors, tensors_digest
 from bert_tasks.errors import CheckpointError
 from bert_tasks.model.task_model import TaskModel
 from small_checkpoints import copied, save_checkpoint

@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
-from bert_tasks.checkpoints.families import HeadKind, encoder_config, family_of, parameter_map
 from bert_tasks.checkpoints.load import Matched, match_weights
-from bert_tasks.encoder.heads import RowHead, SequenceHead
-from bert_tasks.encoder.stack import Stack
+from bert_tasks.encoder.heads import PerTokenHead, SequenceHead
+from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.errors import CheckpointError
+from bert_tasks.families.registry import HeadKind, encoder_config, family_of, parameter_map
 from bert_tasks.model.encoder import Encoder
 from hf_models import FAMILIES, HEADS, PREFIX, Head, hf_class, hf_config, hf_model
 
@@ -107,13 +107,13 @@ def match(model: PreTrainedModel, tensors: dict[str, Tensor], *, head: HeadKind 
 def our_shapes(config: dict[str, Any], *, head: HeadKind, num_labels: int, pooler: bool) -> dict[str, torch.Size]:
     ours = encoder_config(config)
     with torch.device("meta"):
-        modules: dict[str, torch.nn.Module] = {"stack": Stack(ours)}
+        modules: dict[str, torch.nn.Module] = {"stack": TransformerEncoder(ours)}
         if pooler:
             modules["pooler"] = torch.nn.Linear(ours.hidden_size, ours.hidden_size)
         if head == "sequence":
             modules["head"] = SequenceHead(ours, num_labels)
         elif head != "base":
-            modules["head"] = RowHead(ours, num_labels, dropout=0.0)
+            modules["head"] = PerTokenHead(ours, num_labels, dropout=0.0)
         return {name: value.shape for name, value in torch.nn.ModuleDict(modules).state_dict().items()}
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_tasks.data.arrow_cache import open_or_write, open_sound, store, streamed
 from bert_tasks.data.problems import BadRowsError
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.table import RowTable, open_or_write, open_sound, store, streamed
 from bert_tasks.errors import DataError
 
 Read = Callable[..., RowTable]

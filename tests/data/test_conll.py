@@ -15,7 +15,7 @@ from bert_tasks.data.conll import conll_records
 from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
-from bert_tasks.tasks.token_classification import TokenClassification, TokenPrediction
+from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
 
 WORDS = Column(name="words", kind="words")
 TAGS = Column(name="tags", kind="tags", required=False)

@@ -11,8 +11,8 @@ from bert_tasks.data.checks import infer_labels
 from bert_tasks.data.columns import Column
 from bert_tasks.data.readers import read_table
 from bert_tasks.data.table import RowTable
-from bert_tasks.recipe import load_recipe
-from bert_tasks.recipe_init import init_recipe
+from bert_tasks.recipe.init import init_recipe
+from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.training.run import prepare
 
 TAGGED = (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bert_tasks.data.columns import Column
 from bert_tasks.data.problems import BadRowsError
-from bert_tasks.data.row_checks import checked_together
 from bert_tasks.data.table import RowTable
+from bert_tasks.data.validator import checked_together
 
 TAGGED = (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
 ASKED = (

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from bert_tasks.data.checks import data_report
 from bert_tasks.data.columns import Column
-from bert_tasks.data.set_aside import grouped_split, set_aside, stratified_split
-from bert_tasks.data.splits import Splits
+from bert_tasks.data.splits import Splits, grouped_split, stratified_split, train_validation_split
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
@@ -96,12 +95,12 @@ def questions(*contexts: str) -> RowTable:
 
 def test_questions_on_one_context_stay_together() -> None:
     table = questions(*(f"context {number % 20}" for number in range(200)))
-    train, validation = set_aside(table, ASKED, 0.1, seed=1)
+    train, validation = train_validation_split(table, ASKED, 0.1, seed=1)
     assert len(validation) == 20
     assert sum(row["answers"]["text"] == [] for row in validation) == 5
     assert {row["context"] for row in train} & {row["context"] for row in validation} == set()
     with pytest.raises(DataError, match=r"train.json: 3 rows, no two on different contexts, are too few"):
-        set_aside(questions("same", "same", "same"), ASKED, 0.1, seed=1)
+        train_validation_split(questions("same", "same", "same"), ASKED, 0.1, seed=1)
 
 
 def sentences(*documents: Any) -> RowTable:
@@ -116,7 +115,7 @@ def test_rows_of_a_group_stay_together() -> None:
         Column(name="group", kind="id", required=False),
     )
     ranked = [{"text": str(n), "label": "yes" if n % 4 == 0 else "no", "group": n // 4} for n in range(80)]
-    train, validation = set_aside(RowTable.from_rows(ranked, "rows", columns), columns, 0.2, 1)
+    train, validation = train_validation_split(RowTable.from_rows(ranked, "rows", columns), columns, 0.2, 1)
     groups = [{row["group"] for row in part} for part in (train, validation)]
     assert not groups[0] & groups[1]
     assert len(groups[1]) == 4
@@ -124,7 +123,7 @@ def test_rows_of_a_group_stay_together() -> None:
 
 def test_documents_stay_together_where_there_are_enough() -> None:
     def documents(table: RowTable) -> tuple[set[str], set[str]]:
-        train, validation = set_aside(table, TAGGED, 0.2, seed=1)
+        train, validation = train_validation_split(table, TAGGED, 0.2, seed=1)
         assert len(validation) == pytest.approx(0.2 * len(table), abs=1)
         return {row.get("document") for row in train}, {row.get("document") for row in validation}
 
@@ -136,7 +135,7 @@ def test_documents_stay_together_where_there_are_enough() -> None:
     mixed = documents(sentences(*[None] * 30, *(str(number // 2) for number in range(10))))
     assert mixed[0] & mixed[1] <= {None}
     with pytest.raises(DataError, match=r"train.conll: 1 rows, no two with different words, are too few"):
-        set_aside(sentences(None), TAGGED, 0.2, seed=1)
+        train_validation_split(sentences(None), TAGGED, 0.2, seed=1)
 
 
 LABELLED = (Column(name="text", kind="text"), Column(name="label", kind="label", required=False))
@@ -167,11 +166,13 @@ def test_rows_with_the_same_texts_are_on_one_side(
     held = {n % 17 if kind == "questions" else n for n, _, _ in texts}
     assume(len(held) > 4)  # two of each label
     assume(kind != "texts" or all(len({n for n, _, of in texts if of == label}) > 2 for label in "ab"))
-    train, validation = set_aside(table, columns, share, seed)
+    train, validation = train_validation_split(table, columns, share, seed)
     assert sorted([row["line"] for row in [*train, *validation]]) == list(range(1, len(texts) + 1))
     report = data_report(Splits(train=train, validation={"": validation}), columns=columns)
     assert report.splits[1].also_in_train == 0
-    assert [row["line"] for row in set_aside(table, columns, share, seed)[1]] == [row["line"] for row in validation]
+    assert [row["line"] for row in train_validation_split(table, columns, share, seed)[1]] == [
+        row["line"] for row in validation
+    ]
     largest = max(Counter((n % 17 if kind == "questions" else n) for n, _, _ in texts).values())
     assert abs(len(validation) - share * len(texts)) <= 2 * (largest + 1)  # two labels
 
@@ -180,9 +181,9 @@ def test_shares_are_kept_with_duplicates() -> None:
     """A sixth of the rows stands elsewhere too."""
     texts = [(number % 120, "{}", "ab"[number % 2]) for number in range(144)]
     table, columns = spread("texts", texts)
-    sizes = {len(set_aside(table, columns, 0.25, seed)[1]) for seed in range(8)}
+    sizes = {len(train_validation_split(table, columns, 0.25, seed)[1]) for seed in range(8)}
     assert sizes <= {35, 36, 37}
-    chosen = {tuple(row["line"] for row in set_aside(table, columns, 0.25, seed)[1]) for seed in range(8)}
+    chosen = {tuple(row["line"] for row in train_validation_split(table, columns, 0.25, seed)[1]) for seed in range(8)}
     assert len(chosen) == 8
 
 
@@ -190,9 +191,11 @@ def test_a_sentence_of_many_documents_does_not_link_them() -> None:
     """Nor does it tear a document apart; in few documents it does link them."""
     often = [{"words": ["SCORES"], "tags": ["O"], "document": str(n)} for n in range(40)]
     others = [{"words": [str(n)], "tags": ["O"], "document": str(n % 40)} for n in range(160)]
-    train, validation = set_aside(RowTable.from_rows([*often, *others], "rows", TAGGED), TAGGED, 0.2, 1)
+    train, validation = train_validation_split(RowTable.from_rows([*often, *others], "rows", TAGGED), TAGGED, 0.2, 1)
     assert len(validation) == 40
     assert {row["document"] for row in train} & {row["document"] for row in validation} == set()
-    train, validation = set_aside(RowTable.from_rows([*often[:2], *others], "rows", TAGGED), TAGGED, 0.2, 1)
+    train, validation = train_validation_split(
+        RowTable.from_rows([*often[:2], *others], "rows", TAGGED), TAGGED, 0.2, 1
+    )
     assert len({row["document"] for row in validation} & {"0", "1"}) in (0, 2)
     assert len(validation) == pytest.approx(32, abs=6)

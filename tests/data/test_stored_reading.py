@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import FORMATS
-from bert_tasks.data.readers import Reading
+from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.records import is_utf8_beyond_ascii
 from bert_tasks.data.splits import DataSpec, stored_reading
 from bert_tasks.data.stored_reading import (
@@ -26,10 +26,10 @@ from bert_tasks.data.stored_reading import (
 )
 
 COLUMNS = (Column(name="text", kind="text"), Column(name="label", kind="label", required=False))
-STORED = Reading(columns={"text": "review", "label": "stars"}, format="csv", delimiter=";", encoding="latin-1")
+STORED = ReadOptions(columns={"text": "review", "label": "stars"}, format="csv", delimiter=";", encoding="latin-1")
 NAMES = st.text(min_size=1, max_size=5)
 READINGS = st.builds(
-    Reading,
+    ReadOptions,
     columns=st.none() | st.dictionaries(NAMES, NAMES, min_size=1),
     format=st.none() | st.sampled_from(sorted(FORMATS)),
     delimiter=st.none() | st.sampled_from([";", "|"]),
@@ -43,7 +43,7 @@ def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
 
 
 @given(reading=READINGS)
-def test_what_is_stored_is_loaded_again(reading: Reading) -> None:
+def test_what_is_stored_is_loaded_again(reading: ReadOptions) -> None:
     stored = json.loads(json.dumps(stored_options(reading)))
     assert None not in stored.values()
     assert loaded_options(stored) == reading
@@ -59,19 +59,19 @@ def test_damaged_options_are_refused_by_name(stored: Any) -> None:
 
 
 def test_training_stores_the_files_format_and_all_names_that_are_not_the_tasks() -> None:
-    plain = training_reading(Reading(columns={"text": "review", "label": "label"}), "train.csv")
-    assert plain == Reading(columns={"text": "review"}, format="csv")
-    glue = training_reading(Reading(format="glue/mrpc", columns={"label": "gold"}), "train.tsv")
+    plain = training_reading(ReadOptions(columns={"text": "review", "label": "label"}), "train.csv")
+    assert plain == ReadOptions(columns={"text": "review"}, format="csv")
+    glue = training_reading(ReadOptions(format="glue/mrpc", columns={"label": "gold"}), "train.tsv")
     assert glue.columns == {"text": "#1 String", "text_pair": "#2 String", "label": "gold"}
-    hub = training_reading(Reading(format="glue/mnli"), None)
+    hub = training_reading(ReadOptions(format="glue/mnli"), None)
     assert hub.columns == {"text": "premise", "text_pair": "hypothesis"}
-    assert training_reading(Reading(), None) == Reading()
+    assert training_reading(ReadOptions(), None) == ReadOptions()
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "UTF_8", "utf-8-sig", "utf-16", "UTF-32"])
 def test_an_encoding_that_a_file_says_itself_is_not_stored(encoding: str) -> None:
-    assert training_reading(Reading(encoding=encoding), "train.csv").encoding is None
-    assert training_reading(Reading(encoding="utf-16-le"), "train.csv").encoding == "utf-16-le"
+    assert training_reading(ReadOptions(encoding=encoding), "train.csv").encoding is None
+    assert training_reading(ReadOptions(encoding="utf-16-le"), "train.csv").encoding == "utf-16-le"
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_an_encoding_that_a_file_says_itself_is_not_stored(encoding: str) -> Non
         ("new.csv", "review;stars\né;b", "latin-1", {}, STORED),
         ("new.csv", "review;stars\né;b", "utf-8", {"encoding": "cp1252"}, replace(STORED, encoding="cp1252")),
         # Other kinds of files: the columns only.
-        ("new.tsv", "review\tstars\na\tb", "utf-8", {}, Reading(columns=STORED.columns)),
-        ("new.jsonl", '{"review": "a"}', "utf-8", {}, Reading(columns={"text": "review"})),
-        ("new.jsonl", '{"text": "a"}', "utf-8", {}, Reading()),
-        ("new.dat", "review\na", "utf-8", {"format": "tsv"}, Reading(format="tsv", columns={"text": "review"})),
+        ("new.tsv", "review\tstars\na\tb", "utf-8", {}, ReadOptions(columns=STORED.columns)),
+        ("new.jsonl", '{"review": "a"}', "utf-8", {}, ReadOptions(columns={"text": "review"})),
+        ("new.jsonl", '{"text": "a"}', "utf-8", {}, ReadOptions()),
+        ("new.dat", "review\na", "utf-8", {"format": "tsv"}, ReadOptions(format="tsv", columns={"text": "review"})),
         # An extension that says nothing.
         ("new.dat", "review;stars\na;b", "utf-8", {}, STORED),
         ("new.csv.gz", "review;stars\na;b", "utf-8", {}, STORED),
@@ -115,23 +115,23 @@ def test_options_count_one_by_one_given_before_stored_before_usual(
     text: str,
     encoding: str,
     given_options: Mapping[str, Any],
-    expected: Reading,
+    expected: ReadOptions,
     tmp_path: Path,
 ) -> None:
     path = written(tmp_path / name, text, encoding)
-    assert reading_of_file(Reading(**given_options), STORED, path, COLUMNS) == expected
+    assert reading_of_file(ReadOptions(**given_options), STORED, path, COLUMNS) == expected
 
 
 def test_squad_files_stay_squad_files(tmp_path: Path) -> None:
     path = written(tmp_path / "dev.json", '{"data": [{"title": "t", "paragraphs": []}]}')
-    stored = Reading(format="jsonl", encoding="latin-1")
-    assert reading_of_file(Reading(), stored, path, COLUMNS) == Reading()
+    stored = ReadOptions(format="jsonl", encoding="latin-1")
+    assert reading_of_file(ReadOptions(), stored, path, COLUMNS) == ReadOptions()
 
 
 def test_names_of_columns_that_the_task_lacks_are_not_used(tmp_path: Path) -> None:
     path = written(tmp_path / "new.csv", "words,review\na,b")
-    stored = Reading(columns={"text": "review", "tokens": "words"}, format="csv")
-    assert reading_of_file(Reading(), stored, path, COLUMNS).columns == {"text": "review"}
+    stored = ReadOptions(columns={"text": "review", "tokens": "words"}, format="csv")
+    assert reading_of_file(ReadOptions(), stored, path, COLUMNS).columns == {"text": "review"}
 
 
 @given(
@@ -146,16 +146,16 @@ def test_a_renamed_row_keeps_what_it_has_under_the_tasks_names(row: dict[str, in
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.CSV.GZ"])
 def test_the_layout_of_training_applies_to_compressed_files_too(name: str) -> None:
-    stored = Reading(format="csv", delimiter=";", header=False, label_separator="|")
-    assert with_file_options(Reading(), stored, Path(name)) == stored
-    assert with_file_options(Reading(header=True), stored, Path(name)).header is True
-    assert with_file_options(Reading(), stored, Path("rows.jsonl.gz")) == Reading()
+    stored = ReadOptions(format="csv", delimiter=";", header=False, label_separator="|")
+    assert with_file_options(ReadOptions(), stored, Path(name)) == stored
+    assert with_file_options(ReadOptions(header=True), stored, Path(name)).header is True
+    assert with_file_options(ReadOptions(), stored, Path("rows.jsonl.gz")) == ReadOptions()
 
 
 def test_a_recipe_without_a_header_is_remembered(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("a,x|y\n")
     spec = DataSpec(train=str(tmp_path / "rows.csv"), header=False, label_separator="|", columns={"text": "0"})
-    expected = Reading(columns={"text": "0"}, format="csv", header=False, label_separator="|")
+    expected = ReadOptions(columns={"text": "0"}, format="csv", header=False, label_separator="|")
     assert stored_reading(spec) == expected
     assert loaded_options(stored_options(expected)) == expected
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tasks.data.tags import (
+from bert_tasks.data.conll import (
     Entity,
     continuation_label,
     detect_scheme,
@@ -291,6 +291,6 @@ def test_continuation_label_is_one_of_the_labels():
 
 
 def test_module_imports_nothing_heavy():
-    code = "import sys, bert_tasks.data.tags; print(sorted({'torch', 'numpy', 'datasets'} & set(sys.modules)))"
+    code = "import sys, bert_tasks.data.conll; print(sorted({'torch', 'numpy', 'datasets'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

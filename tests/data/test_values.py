@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.data.columns import Column, Kind, column_of
-from bert_tasks.data.values import BadValueError, canonical, list_in_cell
+from bert_tasks.data.columns import BadValueError, Column, Kind, canonical, column_of, list_in_cell
 
 
 @pytest.mark.parametrize(("value", "expected"), [("56be4db0", "56be4db0"), (12, "12"), (0, "0"), ("", "")])

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from bert_tasks.data import parquet_out
+from bert_tasks.data import writers as parquet_out
 from bert_tasks.data.columns import Column
-from bert_tasks.data.parquet_out import write_parquet
 from bert_tasks.data.readers import read_table
-from bert_tasks.data.writers import cell, json_line, whole_file, write_table
+from bert_tasks.data.writers import cell, json_line, whole_file, write_parquet, write_table
 from bert_tasks.errors import UsageError
 
 FORMULAS = ("=1+1", "+49 170", "-x", "@SUM(A1)", "\tx", "\rx", "'=1", "''-x", "-1+1", "-")

@@ -5,10 +5,9 @@ import torch
 from torch import Tensor
 
 from bert_tasks.encoder import attention
-from bert_tasks.encoder import dropped_attention as module
-from bert_tasks.encoder.attention import attend
+from bert_tasks.encoder import attention as module
+from bert_tasks.encoder.attention import attend, dropped_attention
 from bert_tasks.encoder.dropout import keep_scale, kept, random_words
-from bert_tasks.encoder.dropped_attention import dropped_attention
 from bert_tasks.encoder.packing import pack
 
 BATCH, HEADS, SIZE = 5, 3, 4

@@ -10,15 +10,15 @@ from torch import Tensor
 from bert_tasks.encoder.config import EncoderConfig, HeadConfig
 from bert_tasks.encoder.heads import (
     Head,
+    PerTokenHead,
     PoolingHead,
-    RowHead,
     SequenceHead,
     TokenPooling,
     first_rows,
     softmax_rows,
 )
+from bert_tasks.encoder.layers import Layer, TransformerEncoder, initialize
 from bert_tasks.encoder.packing import Packed, Padded, pack
-from bert_tasks.encoder.stack import Layer, Stack, initialize
 
 LENGTHS = (5, 1, 7, 3, 7, 16, 15)
 POOLINGS = get_args(TokenPooling)
@@ -147,8 +147,8 @@ def test_first_rows(side: str) -> None:
     assert torch.equal(rows[first_rows(padded)], expected)
 
 
-def stack() -> Stack:
-    model = Stack(CONFIG).double().eval()
+def stack() -> TransformerEncoder:
+    model = TransformerEncoder(CONFIG).double().eval()
     initialize(model, std=CONFIG.initializer_range)
     return model
 
@@ -188,7 +188,7 @@ def test_the_rest_of_the_last_layer_is_skipped() -> None:
     [
         (SequenceHead(CONFIG, 3), len(LENGTHS)),
         (PoolingHead(CONFIG, 3, pooling="mean"), None),
-        (RowHead(CONFIG, 3, dropout=0.1), sum(LENGTHS)),
+        (PerTokenHead(CONFIG, 3, dropout=0.1), sum(LENGTHS)),
     ],
 )
 def test_what_heads_read(head: Head, rows: int | None) -> None:

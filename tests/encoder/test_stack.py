@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bert_tasks.encoder import packing, stack
+from bert_tasks.encoder import layers as stack
+from bert_tasks.encoder import packing
 from bert_tasks.encoder.heads import Pooling
+from bert_tasks.encoder.layers import TransformerEncoder, activate, initialize
 from bert_tasks.encoder.packing import PackedBatch, pack
-from bert_tasks.encoder.stack import Stack, activate, initialize
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
 from hf_models import FAMILIES, hf_config, hf_model, widen
@@ -172,7 +173,7 @@ def test_there_are_no_buffers(family: str) -> None:
 
 def test_dropout_is_for_training_only() -> None:
     model, batch = task_model("bert"), batch_of(random_ids(), position_offset=0)
-    assert isinstance(model.stack, Stack)
+    assert isinstance(model.stack, TransformerEncoder)
     assert torch.equal(model(batch), model(batch))
     model.train()
     assert not torch.equal(model(batch), model(batch))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import runs
-from bert_tasks.training.checkpointing import newest_checkpoint
+from bert_tasks.run_dir.checkpoints import newest_checkpoint
 
 
 @pytest.fixture

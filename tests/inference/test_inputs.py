@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from bert_tasks import predict
-from bert_tasks.cli import progress
-from bert_tasks.data.readers import Reading
+from bert_tasks.cli import inference as progress
+from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import predict_file
 from bert_tasks.inference import streams as streams_module
@@ -135,11 +135,13 @@ def piped(model: TaskModel, content: str, tmp_path: Path, **options: Any) -> lis
     source = tmp_path / "pipe"
     source.write_text(content, "utf-8", newline="")
     out = io.BytesIO()
-    from bert_tasks.inference.rows_out import StreamWriter, Writing
-    from bert_tasks.inference.work import Work
+    from bert_tasks.inference.output import StreamWriter, WriteOptions
+    from bert_tasks.inference.predictor import Predictor
 
-    work = Work(model=model, run=None, writing=Writing())
-    streams_module.predict_stream(work, Reading(**options), StreamWriter(out, form="jsonl", raw=False), None, source)
+    work = Predictor(model=model, run=None, writing=WriteOptions())
+    streams_module.predict_stream(
+        work, ReadOptions(**options), StreamWriter(out, form="jsonl", raw=False), None, source
+    )
     return [json.loads(line) for line in out.getvalue().decode().splitlines()]
 
 
@@ -159,14 +161,14 @@ def test_lines_of_a_pipe_are_texts_unless_they_are_json(
 ) -> None:
     model = model_of("single")
     assert [row["text"] for row in piped(model, content, tmp_path)] == texts
-    stored = streams_module.detected(Reading(), tmp_path / "pipe", model)
+    stored = streams_module.detected(ReadOptions(), tmp_path / "pipe", model)
     assert predict_file(model, tmp_path / "pipe", tmp_path / "out.jsonl", reading=stored).rows == len(texts)
 
 
 @pytest.mark.parametrize("header", ["text", "id,text", '"text";"label"', "review\tstars"])
 def test_a_table_on_a_pipe_is_not_taken_for_texts(header: str, model_of: ModelOf, base: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(base, task=EXAMPLES["single"].task)
-    model.reading = Reading(columns={"text": "review"})
+    model.reading = ReadOptions(columns={"text": "review"})
     with pytest.raises(UsageError, match=r"names the column '(text|review)'.*--format text"):
         piped(model, f"{header}\nx\n", tmp_path)
     if header == "text":
@@ -176,7 +178,7 @@ def test_a_table_on_a_pipe_is_not_taken_for_texts(header: str, model_of: ModelOf
 
 def test_stored_columns_are_found_in_a_pipe(base: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(base, task=EXAMPLES["single"].task)
-    model.reading = Reading(columns={"text": "review"}, format="csv", delimiter=";", encoding="latin-1")
+    model.reading = ReadOptions(columns={"text": "review"}, format="csv", delimiter=";", encoding="latin-1")
     rows = piped(model, '{"review": "one", "n": 1}\n', tmp_path)
     assert [(row["review"], row["n"]) for row in rows] == [("one", 1)]
     assert [row["review"] for row in piped(model, "n;review\n1;one\n", tmp_path, format="csv")] == ["one"]

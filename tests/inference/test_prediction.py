@@ -13,15 +13,14 @@ import pytest
 from pyarrow import parquet
 
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError
-from bert_tasks.inference import parts as parts_module
 from bert_tasks.inference import predict, predict_file, prediction
-from bert_tasks.inference.facts import model_fingerprint
-from bert_tasks.inference.parts import parts_folder
-from bert_tasks.inference.rows_out import Writing
-from bert_tasks.locking import locked
+from bert_tasks.inference import unfinished as parts_module
+from bert_tasks.inference.output import WriteOptions
+from bert_tasks.inference.unfinished import model_fingerprint, parts_folder
 from bert_tasks.model import predicting
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.storage import locked
 from bert_tasks.tasks import SequenceClassification, SpanExtraction, TokenClassification
 from training import make_rows
 
@@ -185,7 +184,7 @@ class TestSkipping:
         assert names(tmp_path) == ["bad.csv"]
 
     def test_bad_rows_are_left_out(self, model: TaskModel, bad: Path, tmp_path: Path) -> None:
-        done = predict_file(model, bad, tmp_path / "a.jsonl", writing=Writing(on_error="skip"))
+        done = predict_file(model, bad, tmp_path / "a.jsonl", writing=WriteOptions(on_error="skip"))
         assert (done.rows, done.rejected) == (4, 3)
         assert "3 of 7 rows were left out" in done.lines()[0]
         assert [(row["line"], row["id"]) for row in read(tmp_path / "a.jsonl")] == [
@@ -243,7 +242,7 @@ class TestSkipping:
         def never(*_: Any, **__: Any) -> None:
             raise AssertionError("a row is predicted")
 
-        monkeypatch.setattr("bert_tasks.inference.work.predict_rows", never)
+        monkeypatch.setattr("bert_tasks.inference.predictor.predict_rows", never)
         with pytest.raises(DataError, match="id 'a' appears 2 times"):
             predict(reader, tmp_path / "same.jsonl", output=tmp_path / "answers.json")
         assert names(tmp_path) == ["a.conll", "same.jsonl"]
@@ -328,7 +327,7 @@ class TestGoingOn:
             used = TaskModel(model.hf_config, model.task, tokenizer=model.tokenizer)
         else:
             options = {"keep_columns": ["id"]}
-        done = predict_file(used, data, tmp_path / "a.jsonl", writing=Writing(**options))
+        done = predict_file(used, data, tmp_path / "a.jsonl", writing=WriteOptions(**options))
         assert done.resumed == 0
         assert re.search(rf"other .*{changed} than in the parts there: beginning again", caplog.text)
         assert len(read(tmp_path / "a.jsonl")) == done.rows

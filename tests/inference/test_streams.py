@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.readers import Reading
+from bert_tasks.data.readers import ReadOptions
 from bert_tasks.inference import streams
-from bert_tasks.inference.rows_out import StreamWriter, Writing
-from bert_tasks.inference.work import Work
+from bert_tasks.inference.output import StreamWriter, WriteOptions
+from bert_tasks.inference.predictor import Predictor
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
 from small_checkpoints import save_checkpoint
@@ -30,13 +30,13 @@ class Counting(StreamWriter):
 
 
 @pytest.fixture
-def work(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Work:
+def work(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Predictor:
     save_checkpoint(tmp_path / "base", "roberta", bpe_tokenizer)
     task = SequenceClassification(labels=("calm", "glad"), max_length=16)
-    return Work(model=TaskModel.from_pretrained(tmp_path / "base", task=task), run=None, writing=Writing())
+    return Predictor(model=TaskModel.from_pretrained(tmp_path / "base", task=task), run=None, writing=WriteOptions())
 
 
-def test_a_steady_stream_is_not_held_back(work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_steady_stream_is_not_held_back(work: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "_PATIENCE", 0.1)
     os.mkfifo(tmp_path / "pipe")
 
@@ -49,7 +49,7 @@ def test_a_steady_stream_is_not_held_back(work: Work, tmp_path: Path, monkeypatc
 
     threading.Thread(target=feed, daemon=True).start()
     out = Counting()
-    done = streams.predict_stream(work, Reading(format="jsonl"), out, None, tmp_path / "pipe")
+    done = streams.predict_stream(work, ReadOptions(format="jsonl"), out, None, tmp_path / "pipe")
     assert done.rows == sum(out.rows) == ROWS
     assert len(out.rows) > 1
 

@@ -7,9 +7,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bert_tasks import Encoder, TaskModel, evaluate, load_recipe, predict, train
+from bert_tasks import (
+    Encoder,
+    TaskModel,
+    evaluate,
+    load_recipe,
+    predict,
+    train,
+)
 from bert_tasks.cli.app import app
-from bert_tasks.data.readers import Reading
+from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import CheckpointError, DataError
 from bert_tasks.inference import predict_file
 from bert_tasks.model.pretrained import saved_config
@@ -53,7 +60,7 @@ def contents(predictions: Any) -> list[dict[str, Any]]:
 
 def test_evaluate_and_predict_need_no_options_again(run: Path, data: Path) -> None:
     plain = TaskModel.from_pretrained(run / "model")
-    plain.reading = Reading()
+    plain.reading = ReadOptions()
     with pytest.raises(DataError):
         evaluate(plain, data)
     assert evaluate(run, data) == evaluate(plain, data, **OPTIONS)
@@ -97,7 +104,7 @@ def test_rows_may_have_the_names_of_the_training_data(run: Path) -> None:
 
 def test_saved_loaded_and_trained_again(run: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(run)
-    expected = Reading(**OPTIONS, format="csv")
+    expected = ReadOptions(**OPTIONS, format="csv")
     assert model.reading == expected
     model.save_pretrained(tmp_path / "copy")
     assert TaskModel.from_pretrained(tmp_path / "copy").reading == expected
@@ -136,7 +143,7 @@ def test_a_folder_of_seeds_is_not_guessed_from(command: str, run: Path, tmp_path
 
 def test_exported_folders_remember_too(run: Path, data: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    from bert_tasks.export import export
+    from bert_tasks.export.exporting import export
 
     export(run, to="onnx", output=tmp_path / "onnx", data=data)
     assert [one["label"] for one in contents(predict(tmp_path / "onnx", data))] == [

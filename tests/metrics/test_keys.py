@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.metrics.keys import check_set_names, merged, metric_key, metrics_by_set, metrics_of_set, split_key
+from bert_tasks.metrics.tables import (
+    check_set_names,
+    merged,
+    metric_key,
+    metrics_by_set,
+    metrics_of_set,
+    split_key,
+)
 
 SETS = st.lists(
     st.text(st.characters(exclude_characters="/"), min_size=1, max_size=4) | st.sampled_from(["dev", "dev_strict"]),

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bert_tasks.errors import DataError
-from bert_tasks.metrics.ranking import ranking_metrics
+from bert_tasks.metrics.classification import ranking_metrics
 
 quick = settings(max_examples=80, deadline=None, database=None)
 # Few scores, so that ties are common.

@@ -18,7 +18,7 @@ from onnx import (
     TrainingInfoProto,
 )
 
-from bert_tasks.model.graph_file import external_tensor
+from bert_tasks.model.onnx import external_tensor
 
 # Message -> what holds it, and how one is put into it.
 PARENTS: dict[type[Message], list[Callable[[Message], Message]]] = {

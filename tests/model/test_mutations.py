@@ -17,12 +17,12 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 import parity
-from bert_tasks.checkpoints.families import parameter_map
 from bert_tasks.encoder import attention, heads
 from bert_tasks.encoder.config import Activation
+from bert_tasks.encoder.layers import Layer, activate
 from bert_tasks.encoder.packing import Layout, Packed
-from bert_tasks.encoder.stack import Layer, activate
-from bert_tasks.model import shaped
+from bert_tasks.families.registry import parameter_map
+from bert_tasks.model import encoder as shaped
 from bert_tasks.model.task_model import TaskModel
 from hf_models import FAMILIES, Head, HFBatch, hf_model, random_batch
 from parity import Model, difference, hf_output, ours_from, packed_output, shaped_output

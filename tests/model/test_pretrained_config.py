@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from bert_tasks.checkpoints.weights import read_config
+from bert_tasks.checkpoints.load import read_config
 from bert_tasks.errors import CheckpointError
 from bert_tasks.model.pretrained import stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
-from bert_tasks.tasks.sequence_classification import ProblemType
+from bert_tasks.tasks.sequence_classification.task import ProblemType
 from small_checkpoints import copied, edit_config, save_checkpoint
 
 LABELS = ("calm", "glad", "sad")

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.report.charts import WIDTH, Axes, Line, line_chart, nice, ticks
+from bert_tasks.report.charts import (
+    WIDTH,
+    Axes,
+    Line,
+    line_chart,
+    nice,
+    ticks,
+)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 from scipy import stats
 
+from bert_tasks.report.collect import Answers
 from bert_tasks.report.comparison import MCNEMAR, RANDOMISATION, compared
-from bert_tasks.report.gathering import Answers
-from bert_tasks.report.measures import class_measure, label_counts, multilabel_measure
 from bert_tasks.report.results import Results, estimated
+from bert_tasks.report.statistics import class_measure, label_counts, multilabel_measure
 from bert_tasks.report.tokens import results as token_results
-from bert_tasks.tasks.token_classification import TokenClassification, TokenPrediction
+from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
 
 TRUTHS = ["a", "b"] * 30
 

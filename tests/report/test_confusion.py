@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_tasks.report.classification import results as class_results
-from bert_tasks.report.confusion import MOST_CELLS, SHOWN, Confusion
-from bert_tasks.report.gathering import gather
+from bert_tasks.report.collect import gather
 from bert_tasks.report.page import run_page
+from bert_tasks.report.results import MOST_CELLS, SHOWN, Confusion
 
 TOO_MANY = int(MOST_CELLS**0.5) + 1
 

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from bert_tasks import TaskModel, evaluate
 from bert_tasks.cli.app import app
-from bert_tasks.data.kept import KEPT
-from bert_tasks.data.readers import Reading
+from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.records import KEPT
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.report import make_report
-from bert_tasks.report.slices import NOTHING, SHOWN, slices_by
+from bert_tasks.report.files import NOTHING, SHOWN, slices_by
 from bert_tasks.report.statistics import Estimate
 from report_runs import HOSTILE, KINDS, write_rows
 
@@ -174,7 +174,7 @@ def test_wrong_options(run_of, file_of, tmp_path):
         make_report(run, page, data=tmp_path / "nothing.csv")
     assert not page.exists()
     with pytest.raises(UsageError, match="delimiter: this says how a file is read"):
-        make_report(run, page, reading=Reading(delimiter=";"))
+        make_report(run, page, reading=ReadOptions(delimiter=";"))
 
 
 @given(st.lists(st.one_of(st.none(), st.text(max_size=3), st.integers(0, 60)), min_size=1, max_size=120))

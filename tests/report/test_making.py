@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from bert_tasks.cli.app import app
 from bert_tasks.errors import UsageError
 from bert_tasks.report import make_report
+from bert_tasks.report.build import RESULTS
+from bert_tasks.report.charts import drawn_metrics
+from bert_tasks.report.collect import gather
 from bert_tasks.report.comparison import MCNEMAR, RANDOMISATION
-from bert_tasks.report.curves import drawn_metrics
-from bert_tasks.report.gathering import gather
-from bert_tasks.report.making import RESULTS
 from bert_tasks.report.page import run_page
 from bert_tasks.report.statistics import Estimate
 from bert_tasks.tasks import SequenceClassification
@@ -237,7 +237,7 @@ def test_overwriting_a_run_removes_its_report(checkpoint, tmp_path):
 
 def test_a_report_that_fails_is_a_warning(checkpoint, tmp_path, monkeypatch):
     recipe = write_recipe(tmp_path, checkpoint, KINDS["labels"], epochs=1)
-    monkeypatch.setattr("bert_tasks.report.making.run_page", lambda *_: 1 / 0)
+    monkeypatch.setattr("bert_tasks.report.build.run_page", lambda *_: 1 / 0)
     done = call("train", recipe, "--quiet")
     assert done.exit_code == 0
     assert "warning: no report was made (ZeroDivisionError" in done.stderr
@@ -258,7 +258,7 @@ def test_seeds_stand_side_by_side(checkpoint, tmp_path):
 
 
 def test_first_process_alone_makes_the_report(checkpoint, tmp_path, monkeypatch):
-    from bert_tasks.cli.reporting import report_on
+    from bert_tasks.cli.models import report_on
 
     run = trained(tmp_path, checkpoint, KINDS["labels"])
     monkeypatch.setenv("RANK", "1")

@@ -6,24 +6,25 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bert_tasks.data.tags import entities
+from bert_tasks.data.conll import entities
 from bert_tasks.metrics.classification import classification_metrics, multilabel_metrics, regression_metrics
 from bert_tasks.metrics.squad import squad_v2_metrics
 from bert_tasks.metrics.tagging import tagging_metrics
-from bert_tasks.report.measures import (
+from bert_tasks.report.statistics import (
     Span,
     answer_measure,
     answer_score,
+    bootstrap,
     class_measure,
     entity_measure,
     label_counts,
     multilabel_measure,
+    randomisation_p,
     regression_measure,
     span_counts,
     word_counts,
     word_measure,
 )
-from bert_tasks.report.statistics import bootstrap, randomisation_p
 
 LABELS = ("a", "b", "c", "never")
 DRAW = np.random.default_rng(0)

@@ -9,11 +9,11 @@ import pytest
 
 from bert_tasks.report import make_report
 from bert_tasks.report.classification import results as text_results
-from bert_tasks.report.gathering import Answers, gather
+from bert_tasks.report.collect import Answers, gather
 from bert_tasks.report.page import comparison_page, run_page
 from bert_tasks.report.tokens import results as token_results
-from bert_tasks.tasks.sequence_classification import SequenceClassification, SequencePrediction
-from bert_tasks.tasks.token_classification import TokenClassification, TokenPrediction
+from bert_tasks.tasks.sequence_classification.task import SequenceClassification, SequencePrediction
+from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
 from report_runs import HOSTILE, KINDS, MARK
 
 CASES = [(name, scheme) for name in KINDS for scheme in ("light", "dark")]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tasks.metrics.keys import metric_key
-from bert_tasks.report.curves import drawn_metrics, loss_chart, metric_chart, runs_chart, spoken_key
-from bert_tasks.report.gathering import gather
+from bert_tasks.metrics.tables import metric_key
+from bert_tasks.report.charts import drawn_metrics, loss_chart, metric_chart, runs_chart, spoken_key
+from bert_tasks.report.collect import gather
 from bert_tasks.report.page import comparison_page, run_page
 
 NAMES = ("dev", "dev_macro", "dev_loss", "loss", "f1", "accuracy", "macro_f1", "dev_ood")

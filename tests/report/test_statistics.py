@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_tasks.report.addends import Addends
 from bert_tasks.report.statistics import (
     Measure,
+    SufficientStatistics,
     bootstrap,
     calibration,
     difference,
@@ -21,7 +21,9 @@ from bert_tasks.report.statistics import (
 def mean_of(values):
     addends = np.stack([np.ones(len(values)), np.asarray(values, dtype=float)], axis=1)
     return Measure(
-        names=("mean",), addends=Addends.of(addends), formula=lambda sums: (sums[..., 1] / sums[..., 0])[..., None]
+        names=("mean",),
+        addends=SufficientStatistics.of(addends),
+        formula=lambda sums: (sums[..., 1] / sums[..., 0])[..., None],
     )
 
 
@@ -101,7 +103,9 @@ def test_calibration_error_by_hand():
 
 def test_undefined_numbers_have_no_interval():
     nothing = Measure(
-        names=("none",), addends=Addends.of(np.ones((3, 1))), formula=lambda sums: np.full_like(sums, math.nan)
+        names=("none",),
+        addends=SufficientStatistics.of(np.ones((3, 1))),
+        formula=lambda sums: np.full_like(sums, math.nan),
     )
     estimate = bootstrap(nothing)["none"]
     assert (estimate.value, estimate.low, estimate.high) == (None, None, None)

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from bert_tasks.data.tags import Scheme, from_iob2
-from bert_tasks.report.gathering import Answers
+from bert_tasks.data.conll import Scheme, from_iob2
+from bert_tasks.report.collect import Answers
 from bert_tasks.report.tokens import results
-from bert_tasks.tasks.token_classification import TokenClassification, TokenPrediction
+from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
 
 IOB2 = ("O", "B-X", "I-X", "B-Y", "I-Y")
 BIOES = (*IOB2, "E-X", "S-X", "E-Y", "S-Y")

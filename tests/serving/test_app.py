@@ -15,10 +15,9 @@ from torch import Tensor
 
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.serving.gate import Gate, host_name
-from bert_tasks.serving.limits import Limits
-from bert_tasks.serving.metrics import ServerMetrics
-from bert_tasks.serving.schemas import answer_schema, answers_schema, request_schema
+from bert_tasks.serving.connections import Limits
+from bert_tasks.serving.gate import Gate, ServerMetrics, host_name
+from bert_tasks.serving.requests import answer_schema, answers_schema, request_schema
 from serving import SLOW, Application, application, errors_of
 from task_contract import unlabelled
 from task_examples import EXAMPLES

@@ -16,7 +16,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model import predicting
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.batching import Batcher, QueueFullError
-from bert_tasks.serving.limits import Batching
+from bert_tasks.serving.connections import Batching
 from bert_tasks.tasks.base import Prediction
 from runs import PATIENCE
 from serving import SLOW, application

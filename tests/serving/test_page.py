@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.serving.limits import Limits
+from bert_tasks.serving.connections import Limits
 from runs import PATIENCE
 from serving import listening
 from task_examples import EXAMPLES

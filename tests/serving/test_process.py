@@ -25,8 +25,8 @@ from bert_tasks.model import onnx
 from bert_tasks.model.onnx import Logits
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving import server
-from bert_tasks.serving.limits import Batching, Limits
-from bert_tasks.serving.schemas import request_schema
+from bert_tasks.serving.connections import Batching, Limits
+from bert_tasks.serving.requests import request_schema
 from bert_tasks.serving.server import Address
 from runs import PATIENCE, Program
 from serving import SLOW, Serving, listening

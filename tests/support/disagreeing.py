@@ -12,7 +12,7 @@ import torch
 from bert_tasks import fit
 from bert_tasks.errors import BertTasksError
 from bert_tasks.inference import leave_process_group
-from bert_tasks.tasks.sequence_classification import SequenceClassification
+from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from training import LABELS, load_model, make_rows
 
 DIFFERENT = ("labels", "rows", "settings")

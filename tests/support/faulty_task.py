@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from bert_tasks.tasks.base import LossSum
-from bert_tasks.tasks.sequence_classification import SequenceClassification
+from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 
 CALL = 12  # losses before the fault
 

@@ -30,15 +30,14 @@ from bert_tasks.model.exported import GRAPH, RECORD, ExportedModel
 from bert_tasks.model.onnx import INPUTS, OPSET
 from bert_tasks.model.predicting import checked_features, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.recipe import load_recipe
+from bert_tasks.recipe.schema import load_recipe
+from bert_tasks.run_dir import checkpoints as checkpointing
 from bert_tasks.serving.app import encoded
-from bert_tasks.serving.bodies import BodyError, BodyReader
-from bert_tasks.serving.limits import Limits
-from bert_tasks.serving.schemas import example_rows
+from bert_tasks.serving.connections import Limits
+from bert_tasks.serving.requests import BodyError, BodyReader, example_rows
 from bert_tasks.tasks import TASKS, SequenceClassification
 from bert_tasks.tasks.base import Task
 from bert_tasks.terminal import printable
-from bert_tasks.training import checkpointing
 from runs import PATIENCE
 from serving import Serving
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from bert_tasks.checkpoints.families import encoder_config, family_of, parameter_map
 from bert_tasks.checkpoints.load import match_weights
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import RowHead
+from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch, pack
+from bert_tasks.families.registry import encoder_config, family_of, parameter_map
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification, Task
@@ -53,9 +53,9 @@ class RowTask(Task):
     def hf_config(self) -> dict[str, Any]:
         return {"id2label": dict(enumerate(self.labels))}
 
-    def head(self, config: EncoderConfig) -> RowHead:
+    def head(self, config: EncoderConfig) -> PerTokenHead:
         dropout = config.head.token_dropout if self.kind == "token" else config.head.span_dropout
-        return RowHead(config, len(self.labels), dropout=dropout)
+        return PerTokenHead(config, len(self.labels), dropout=dropout)
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
         """The sum of squares: every token and every logit takes part."""
@@ -139,7 +139,7 @@ def packed_output(model: Model, batch: HFBatch) -> Tensor:
     """The same from our packed path, with rows put back into the rectangle and zeros at padding."""
     packed = packed_batch(model, batch)
     rows = packed_rows(model, packed)
-    if isinstance(model, TaskModel) and not isinstance(model.head, RowHead):
+    if isinstance(model, TaskModel) and not isinstance(model.head, PerTokenHead):
         return rows  # [B, L]
     rectangle = rows.new_zeros(*batch.input_ids.shape, rows.shape[-1])  # [B, T, X]
     in_order = rows if isinstance(model, TaskModel) else rows.index_select(0, packed.layout.reads)

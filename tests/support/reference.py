@@ -19,14 +19,14 @@ from pydantic import BaseModel
 import bert_tasks
 import bert_tasks.errors as errors
 from bert_tasks.cli.app import app
-from bert_tasks.recipe import ModelSection, OptimSection, Recipe, RunSection
-from bert_tasks.recipe_schema import descriptions, recipe_schema, schema_text
+from bert_tasks.recipe.json_schema import descriptions, recipe_schema, schema_text
+from bert_tasks.recipe.schema import ModelSection, OptimSection, Recipe, RunSection
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
-from bert_tasks.tasks.sequence_classification import SequencePrediction
-from bert_tasks.tasks.span_extraction import SpanPrediction
-from bert_tasks.tasks.span_search import Span
-from bert_tasks.tasks.token_classification import EntitySpan, TokenPrediction
+from bert_tasks.tasks.sequence_classification.task import SequencePrediction
+from bert_tasks.tasks.span_extraction.search import Span
+from bert_tasks.tasks.span_extraction.task import SpanPrediction
+from bert_tasks.tasks.token_classification.task import EntitySpan, TokenPrediction
 
 FOLDER = Path("docs") / "reference"
 HEADINGS = ("Args", "Attributes", "Returns", "Yields", "Raises")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.recipe import load_recipe
+from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.training.run import train
 from task_examples import CLASSES, NUMBERS, PAIRS, SENTENCES, SETS, SOME_WITHOUT_ANSWER, SPANS
 

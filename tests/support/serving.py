@@ -18,9 +18,8 @@ from bert_tasks.model.onnx import Logits
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.app import Served, build_app
 from bert_tasks.serving.batching import Batcher
-from bert_tasks.serving.gate import LOOPBACK, Gate
-from bert_tasks.serving.limits import Batching, Limits
-from bert_tasks.serving.metrics import ServerMetrics
+from bert_tasks.serving.connections import Batching, Limits
+from bert_tasks.serving.gate import LOOPBACK, Gate, ServerMetrics
 from runs import CONSOLE, PATIENCE, Program
 
 SLOW = Limits(timeout=PATIENCE)

@@ -20,7 +20,7 @@ class Token(NamedTuple):
     may_start: bool = True
 
 
-class Found(NamedTuple):
+class LoadedCheckpoint(NamedTuple):
     text: str
     start: int
     end: int
@@ -32,7 +32,7 @@ class Found(NamedTuple):
 class Expected(NamedTuple):
     """The n-best list of a question, and the rank in it of the best span and of "no answer"."""
 
-    n_best: list[Found]
+    n_best: list[LoadedCheckpoint]
     best_at: int
     null_at: int | None
     null_odds: float | None
@@ -64,11 +64,11 @@ def expected_answers(
     if with_null and null not in kept:
         kept.append(null)
     if not kept:
-        return Expected([Found("", 0, 0, 0.0, 0.0, 0.0)], 0, None, None)
+        return Expected([LoadedCheckpoint("", 0, 0, 0.0, 0.0, 0.0)], 0, None, None)
     weights = [math.exp(entry.score - kept[0].score) for entry in kept]
     total = math.fsum(weights)
     found = [
-        Found(context[entry.start : entry.end], *entry[1:5], weight / total)
+        LoadedCheckpoint(context[entry.start : entry.end], *entry[1:5], weight / total)
         for entry, weight in zip(kept, weights, strict=True)
     ]
     with_text = [place for place, span in enumerate(found) if span.text]

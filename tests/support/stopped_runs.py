@@ -22,7 +22,7 @@ from bert_tasks.errors import StoppedError
 from bert_tasks.inference import make_accelerator
 from bert_tasks.training import loop
 from bert_tasks.training.job import FitResult
-from bert_tasks.training.steps import Stepper, StepResult
+from bert_tasks.training.step import StepResult, TrainContext
 from task_examples import EXAMPLES
 from training import load_model
 
@@ -60,7 +60,9 @@ def stopped(step: int, *arguments: Any, **options: Any) -> StoppedError:
 def signalling(original: Callable[..., StepResult], last: int) -> Callable[..., StepResult]:
     accelerator = make_accelerator()
 
-    def update(stepper: Stepper, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False) -> StepResult:
+    def update(
+        stepper: TrainContext, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False
+    ) -> StepResult:
         mine = step + 1 == last and accelerator.is_last_process
         if mine:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -20,13 +20,13 @@ from transformers import (
     pipeline,
 )
 
-from bert_tasks.checkpoints.weights import read_config
+from bert_tasks.checkpoints.load import read_config
 from bert_tasks.data.columns import Row
-from bert_tasks.data.readers import Reading
+from bert_tasks.data.readers import ReadOptions
 from bert_tasks.model.predicting import feature_summaries
 from bert_tasks.model.pretrained import stated_task
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.model.trained import load_trained
+from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.tasks import TASKS, Task
 from bert_tasks.tasks.base import Feature, Prediction, collate
 
@@ -189,7 +189,7 @@ class TaskContract:
         longer = TaskModel.from_pretrained(tmp_path, task=kind, **changes)
         assert longer.task == replace(fitted, **changes)
         assert all(torch.equal(value, model.state_dict()[name]) for name, value in longer.state_dict().items())
-        reread = load_trained(tmp_path, task=kind, settings=changes, reading=Reading(), revision=None)
+        reread = load_trained(tmp_path, task=kind, settings=changes, reading=ReadOptions(), revision=None)
         assert reread.task == longer.task
 
     def test_loss_of_rows_without_targets_counts_nothing(self, model: TaskModel, example: Example) -> None:

@@ -15,12 +15,12 @@ from bert_tasks.data.batching import Samples
 from bert_tasks.data.table import RowTable
 from bert_tasks.inference import make_accelerator
 from bert_tasks.model.inputs import tokenized
-from bert_tasks.recipe import OptimSection
+from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks.base import Task
-from bert_tasks.tasks.sequence_classification import SequenceClassification
+from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.training.optim import build_optimizer, parameter_groups
 from bert_tasks.training.sampling import epoch_batches, total_steps
-from bert_tasks.training.steps import StepLog, Stepper, accumulate, settle, update
+from bert_tasks.training.step import StepLog, TrainContext, accumulate, read_step_metrics, update
 from hf_models import hf_class, hf_config, widen
 
 LABELS = ("negative", "positive")
@@ -108,7 +108,7 @@ class RecordedSamples(Samples):
         return super().features_of(wanted)
 
 
-def make_stepper(model: TaskModel, rows: list[Row], *, seed: int = 0, **optim: Any) -> Stepper:
+def make_stepper(model: TaskModel, rows: list[Row], *, seed: int = 0, **optim: Any) -> TrainContext:
     """What ``fit`` makes for its steps, of rows in memory."""
     settings = OptimSection(**optim)
     made = tokenized(RowTable.from_rows(rows, columns=model.task.columns), model.task, model)
@@ -121,7 +121,7 @@ def make_stepper(model: TaskModel, rows: list[Row], *, seed: int = 0, **optim: A
     )
     optimizer = build_optimizer(groups, betas=(0.9, 0.999), eps=settings.adam_epsilon, fused=True)
     prepared, optimizer = accelerator.prepare(model.train(), optimizer)
-    return Stepper(
+    return TrainContext(
         accelerator=accelerator,
         model=model,
         prepared=prepared,
@@ -134,17 +134,17 @@ def make_stepper(model: TaskModel, rows: list[Row], *, seed: int = 0, **optim: A
     )
 
 
-def batches(stepper: Stepper) -> Iterator[list[int]]:
+def batches(stepper: TrainContext) -> Iterator[list[int]]:
     for epoch in range(stepper.optim.epochs):
         yield from epoch_batches(
             stepper.samples.lengths, batch_size=stepper.optim.batch_size, seed=stepper.seed, epoch=epoch
         )
 
 
-def walk(stepper: Stepper) -> list[StepLog]:
+def walk(stepper: TrainContext) -> list[StepLog]:
     """All steps of the run, without evaluation or files."""
     logs = []
     for step, batch in enumerate(batches(stepper)):
         result = update(stepper, step, batch, accumulate(stepper, step, batch))
-        logs.append(settle(result, overflows=0, mixed_precision="no")[0])
+        logs.append(read_step_metrics(result, overflows=0, mixed_precision="no")[0])
     return logs

@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bert_tasks.tasks.chain import best_labels, compressed, log_likelihood, log_partition, marginals, restored
+from bert_tasks.tasks.token_classification.crf import (
+    best_labels,
+    compressed,
+    log_likelihood,
+    log_partition,
+    marginals,
+    restored,
+)
 
 LABELS = 3
 COUNTS = ((1,), (4,), (2, 4, 1, 3), (3, 3), (1, 1, 5))

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForTokenClassification, PreTrainedTokenizerBase
 
-from bert_tasks.data.tags import forbidden_steps, invalid_transitions, label_scheme
+from bert_tasks.data.conll import forbidden_steps, invalid_transitions, label_scheme
 from bert_tasks.encoder.packing import pack
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature, collate
-from bert_tasks.tasks.chain import best_labels, log_likelihood, marginals
-from bert_tasks.tasks.token_classification import TokenClassification
+from bert_tasks.tasks.token_classification.crf import best_labels, log_likelihood, marginals
+from bert_tasks.tasks.token_classification.task import TokenClassification
 from small_tokenizers import LINES
 from taggers import save_tagger
 
@@ -94,7 +94,7 @@ def test_windows_of_a_row_are_decoded_as_one_chain(monkeypatch: pytest.MonkeyPat
         Feature(row=row, input_ids=[], token_type_ids=[], reads=[0] * size, origins=[0] * size)
         for row, size in zip(rows, sizes, strict=True)
     ]
-    summaries = TASK.summarize(logits.split(list(sizes)), features)
+    summaries = TASK.reduce_logits(logits.split(list(sizes)), features)
     words = [{"words": ["w"] * count} for count in (5, 0, 5)]
     found = TASK.decode(summaries, features, words)
     allowed = logits - 1e4 * torch.tensor(forbidden_steps(LABELS))
@@ -102,7 +102,7 @@ def test_windows_of_a_row_are_decoded_as_one_chain(monkeypatch: pytest.MonkeyPat
     assert [tag for prediction in found for tag in prediction.tags] == [LABELS[index] for index in best.tolist()]
     scores = marginals(allowed, [5, 5]).gather(1, best[:, None]).flatten().tolist()
     assert [score for prediction in found for score in prediction.scores] == pytest.approx(scores, abs=1e-5)
-    monkeypatch.setattr("bert_tasks.tasks.token_classification._CHAIN_SCORES", 36)
+    monkeypatch.setattr("bert_tasks.tasks.token_classification.task._CHAIN_SCORES", 36)
     blocks = TASK.decode(summaries, features, words)
     assert [prediction.tags for prediction in blocks] == [prediction.tags for prediction in found]
     assert [score for prediction in blocks for score in prediction.scores] == pytest.approx(scores, abs=1e-5)

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
-from bert_tasks.tasks.sequence_classification import SequencePrediction
-from bert_tasks.tasks.span_extraction import SpanPrediction
-from bert_tasks.tasks.span_search import Span
-from bert_tasks.tasks.token_classification import TokenPrediction
+from bert_tasks.tasks.sequence_classification.task import SequencePrediction
+from bert_tasks.tasks.span_extraction.search import Span
+from bert_tasks.tasks.span_extraction.task import SpanPrediction
+from bert_tasks.tasks.token_classification.task import TokenPrediction
 
 LABELS = ("calm", "glad", "sad")
 CLASSIFIER = SequenceClassification(labels=LABELS)

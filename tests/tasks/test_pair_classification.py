@@ -15,7 +15,7 @@ from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction
 from bert_tasks.tasks.base import collate
-from bert_tasks.tasks.sequence_classification import SequencePrediction
+from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 from hf_models import FAMILIES
 from small_checkpoints import save_checkpoint, tokenizer_of
 from small_tokenizers import LINES

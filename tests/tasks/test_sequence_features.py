@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.errors import DataError
-from bert_tasks.tasks.sequence_classification import SequenceClassification
+from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from small_tokenizers import LINES
 
 LABELS = ("negative", "neutral", "positive")

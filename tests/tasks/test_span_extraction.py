@@ -21,13 +21,13 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrai
 
 from bert_tasks.cli import main
 from bert_tasks.data.batching import Cuts
-from bert_tasks.encoder.heads import RowHead
+from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.model.predicting import feature_summaries
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature, collate
-from bert_tasks.tasks.span_extraction import SpanExtraction, SpanPrediction
-from bert_tasks.tasks.span_search import Span
+from bert_tasks.tasks.span_extraction.search import Span
+from bert_tasks.tasks.span_extraction.task import SpanExtraction, SpanPrediction
 from hf_models import hf_class, hf_config, hf_model, widen
 from parity import ours_from
 from small_checkpoints import edit_config, save_checkpoint
@@ -181,7 +181,7 @@ def logits_for(features: Sequence[Feature], seed: int) -> list[Tensor]:
 
 
 def decoded(task: SpanExtraction, rows: list[dict[str, Any]], logits: list[Tensor], features: list[Feature]) -> Any:
-    return task.decode(task.summarize(logits, features), features, rows)
+    return task.decode(task.reduce_logits(logits, features), features, rows)
 
 
 class TestDecode:
@@ -258,7 +258,7 @@ class TestDecode:
     def test_summaries_are_small_and_sent_alone(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
         features = V2.features([row(" ".join(LINES))], wordpiece_tokenizer)
         assert len(features) > 10
-        summaries = V2.summarize(logits_for(features, 0), features)
+        summaries = V2.reduce_logits(logits_for(features, 0), features)
         assert [summary.shape for summary in summaries] == [(7, 4)] * len(features)
         assert {summary.dtype for summary in summaries} == {torch.float32}
         whole = len(pickle.dumps(list(summaries)))
@@ -460,7 +460,7 @@ class TestFolders:
         save_checkpoint(tmp_path / "base", family, tokenizer, wide=True)
         task = SpanExtraction(**V2.settings(), null_threshold=-1.25)
         model = TaskModel.from_pretrained(tmp_path / "base", task=task)
-        assert isinstance(model.head, RowHead)
+        assert isinstance(model.head, PerTokenHead)
         model.save_pretrained(tmp_path / "saved")
         again = TaskModel.from_pretrained(tmp_path / "saved")
         assert again.task == task

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.span_extraction import SpanExtraction
-from bert_tasks.tasks.span_windows import richest_windows, tokenized_contexts, window_ranges
+from bert_tasks.tasks.span_extraction.task import SpanExtraction
+from bert_tasks.tasks.span_extraction.windows import richest_windows, tokenized_contexts, window_ranges
 from small_tokenizers import LINES
 
 KINDS = ("wordpiece_tokenizer", "bpe_tokenizer", "untrimmed_tokenizer", "unigram_tokenizer")

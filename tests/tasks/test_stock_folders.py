@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.tags import to_iob2
+from bert_tasks.data.conll import to_iob2
 from bert_tasks.data.writers import json_line
 from bert_tasks.inference import evaluate, predict
 from bert_tasks.model.task_model import TaskModel

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from bert_tasks.checkpoints.families import encoder_config
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import DataError, UsageError
+from bert_tasks.families.registry import encoder_config
 from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.token_classification import EntitySpan, TokenClassification, TokenPrediction, entity_spans
+from bert_tasks.tasks.token_classification.task import EntitySpan, TokenClassification, TokenPrediction, entity_spans
 from hf_models import hf_config
 from taggers import LABELS
 

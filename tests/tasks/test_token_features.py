@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bert_tasks.data.batching import Cuts
 from bert_tasks.errors import DataError
-from bert_tasks.tasks.token_classification import TokenClassification
+from bert_tasks.tasks.token_classification.task import TokenClassification
 from small_tokenizers import LINES
 from taggers import LABELS, tagged, transformers_labels
 

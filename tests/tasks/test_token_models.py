@@ -14,10 +14,10 @@ from bert_tasks.inference import evaluate, make_accelerator
 from bert_tasks.model.inputs import load_table
 from bert_tasks.model.predicting import feature_summaries
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.recipe import RunSection
+from bert_tasks.recipe.schema import RunSection
 from bert_tasks.tasks.base import collate
-from bert_tasks.tasks.token_classification import TokenClassification
-from bert_tasks.training.selection import check_metric
+from bert_tasks.tasks.token_classification.task import TokenClassification
+from bert_tasks.training.evaluation import check_metric
 from hf_models import hf_config, hf_model
 from parity import ours_from
 from small_tokenizers import LINES

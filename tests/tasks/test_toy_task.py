@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.cli import main
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import RowHead
+from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError
 from bert_tasks.metrics.classification import pearson
@@ -67,8 +67,8 @@ class WordRegression(Task):
     def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
         return {"max_length": min(cls.max_length, usable_length)}
 
-    def head(self, config: EncoderConfig) -> RowHead:
-        return RowHead(config, 1, dropout=config.head.token_dropout)
+    def head(self, config: EncoderConfig) -> PerTokenHead:
+        return PerTokenHead(config, 1, dropout=config.head.token_dropout)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         rules = WindowRules.of(tokenizer, max_length=self.max_length, overlap=0)

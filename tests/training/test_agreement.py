@@ -6,7 +6,7 @@ import pytest
 
 import process_scenarios
 import runs
-from bert_tasks.training.agreement import disagreements
+from bert_tasks.training.metadata import disagreements
 from training import make_rows
 
 SUPPORT = Path(process_scenarios.__file__).parent

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bert_tasks.errors import CheckpointError
-from bert_tasks.training import checkpointing
-from bert_tasks.training.checkpointing import (
+from bert_tasks.run_dir import checkpoints as checkpointing
+from bert_tasks.run_dir.checkpoints import (
     RunState,
     checkpoints,
     newest_checkpoint,

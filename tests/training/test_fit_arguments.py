@@ -10,8 +10,8 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.recipe import OptimSection, RunSection
-from bert_tasks.training.fit_settings import HF_ARGUMENTS, FitSettings
+from bert_tasks.recipe.schema import OptimSection, RunSection
+from bert_tasks.training.job import HF_ARGUMENTS, FitSettings
 from training import LABELS, distance, load_model, make_rows, weights_of
 
 QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}

@@ -8,7 +8,7 @@ import torch
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.errors import DataError, DivergedError, UsageError
 from bert_tasks.inference import make_accelerator
-from bert_tasks.tasks.sequence_classification import SequenceClassification
+from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.training import loop
 from training import LABELS, load_model, make_rows, weights_of
 

@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-from bert_tasks import locking
+from bert_tasks import storage as locking
 from bert_tasks.errors import UsageError
-from bert_tasks.locking import locked
+from bert_tasks.storage import locked
 
 HOLD = """
 import sys
 from pathlib import Path
-from bert_tasks.locking import locked
+from bert_tasks.storage import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

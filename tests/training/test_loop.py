@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import bert_tasks.training.evaluation as selection
 import bert_tasks.training.loop as loop
-import bert_tasks.training.selection as selection
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, DataError, DivergedError, StoppedError, UsageError
 from bert_tasks.inference import Evaluation, evaluate_samples, evaluation
-from bert_tasks.tasks.sequence_classification import SequenceClassification
+from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.training.sampling import linear_schedule
 from training import KEYWORDS, LABELS, TASK, distance, load_model, make_rows, make_stepper, weights_of
 

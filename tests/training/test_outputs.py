@@ -6,7 +6,7 @@ import math
 import pytest
 
 from bert_tasks.errors import UsageError
-from bert_tasks.training.outputs import (
+from bert_tasks.run_dir.files import (
     append_event,
     check_folder,
     clear,
@@ -15,9 +15,9 @@ from bert_tasks.training.outputs import (
     read_facts,
     read_summary,
     remove,
+    signed,
     write_json,
 )
-from bert_tasks.training.signing import signed
 
 
 @pytest.fixture

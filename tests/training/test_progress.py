@@ -8,7 +8,7 @@ from rich.console import Console
 
 from bert_tasks.training import progress
 from bert_tasks.training.progress import PlainReporter, RichReporter, SilentReporter, evaluation_line, make_reporter
-from bert_tasks.training.steps import StepLog
+from bert_tasks.training.step import StepLog
 
 
 def log(step):

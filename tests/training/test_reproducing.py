@@ -12,12 +12,12 @@ import torch
 from bert_tasks import fit
 from bert_tasks.cli import main
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.locking import locked
-from bert_tasks.recipe import load_recipe
-from bert_tasks.training import reproducing
-from bert_tasks.training.reproducing import reproduce
+from bert_tasks.experiments import reproduce as reproducing
+from bert_tasks.experiments.reproduce import reproduce
+from bert_tasks.experiments.seeds import train_seeds
+from bert_tasks.recipe.schema import load_recipe
+from bert_tasks.storage import locked
 from bert_tasks.training.run import train
-from bert_tasks.training.seeds import train_seeds
 from runs import TORCHRUN, Ended, digests, events, write_recipe
 from runs import run as in_process
 from training import load_model, make_rows

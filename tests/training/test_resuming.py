@@ -10,12 +10,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bert_tasks import fit, runs
+from bert_tasks import api as runs
+from bert_tasks import fit
 from bert_tasks.errors import CheckpointError, StoppedError, UsageError
-from bert_tasks.training import loop, run_folder, run_state
-from bert_tasks.training.checkpointing import read_weights
+from bert_tasks.run_dir.checkpoints import read_weights
+from bert_tasks.training import loop
+from bert_tasks.training import state as run_folder
+from bert_tasks.training.evaluation import Rank
 from bert_tasks.training.job import Job
-from bert_tasks.training.selection import Rank
+from bert_tasks.training.state import take_over
 from stopped_runs import KINDS, SETTINGS, STEPS, digests, events, run, stopped
 from task_examples import EXAMPLES
 from training import load_model, weights_of
@@ -68,7 +71,7 @@ def test_without_the_moments_the_weights_differ(straight, dropout_checkpoint, tm
 
 
 def without_moments(stepper, course, state):
-    run_state.take_over(stepper, course, replace(state, optimizer={}))
+    take_over(stepper, course, replace(state, optimizer={}))
 
 
 @pytest.mark.parametrize(("remembered", "best_step"), [(True, 3), (False, 6)])
@@ -77,7 +80,7 @@ def test_the_best_of_the_first_part_is_remembered(dropout_checkpoint, tmp_path, 
     monkeypatch.setattr(loop, "rank_of", lambda *_: Rank(value=next(values), loss=1.0))
     stopped(4, tmp_path / "run", dropout_checkpoint)
     if not remembered:
-        monkeypatch.setattr(run_state, "_restore_course", lambda course, stored: setattr(course, "step", 4))
+        monkeypatch.setattr(run_folder, "_restore_course", lambda course, stored: setattr(course, "step", 4))
     _, result = run(tmp_path / "run", dropout_checkpoint)
     assert (result.best_step, result.steps) == (best_step, 6)
 
@@ -113,7 +116,7 @@ def test_a_signal_during_evaluation_saves_before_it(straight, dropout_checkpoint
 
 def test_the_second_signal_ends_the_process_at_once(monkeypatch):
     killed = []
-    monkeypatch.setattr("bert_tasks.training.stopping.os.kill", lambda *arguments: killed.append(arguments))
+    monkeypatch.setattr("bert_tasks.training.loop.os.kill", lambda *arguments: killed.append(arguments))
     before = signal.getsignal(signal.SIGTERM)
     with loop.StopSignals() as signals:
         signal.raise_signal(signal.SIGTERM)
@@ -216,8 +219,8 @@ def test_a_death_while_the_folder_is_opened_is_no_obstacle(dropout_checkpoint, t
     job_files = {"recipe.toml": "task"}
     with monkeypatch.context() as patch:
         patch.setattr(runs, "Job", lambda **fields: Job(**fields, provenance=job_files))
-        patch.setattr("bert_tasks.training.outputs.Path.replace", replace)
-        patch.setattr("bert_tasks.training.outputs.Path.unlink", lambda path, missing_ok=False: None)
+        patch.setattr("bert_tasks.run_dir.files.Path.replace", replace)
+        patch.setattr("bert_tasks.run_dir.files.Path.unlink", lambda path, missing_ok=False: None)
         with pytest.raises(Death):
             run(tmp_path / "run", dropout_checkpoint)
     assert list((tmp_path / "run").glob(f".{written}.tmp-*"))

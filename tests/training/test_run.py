@@ -136,7 +136,7 @@ def test_an_unfinished_run_goes_on(folder, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("bert_tasks.training.selection.evaluate_samples", stop)
+        patch.setattr("bert_tasks.training.evaluation.evaluate_samples", stop)
         with pytest.raises(KeyboardInterrupt):
             train(recipe(folder, "run.save_steps=3"), progress=False)
     assert (folder / "out" / "run.json").exists()

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from bert_tasks import fit, load_recipe, train
 from bert_tasks.errors import RecipeError, UsageError
+from bert_tasks.experiments import seeds as module
+from bert_tasks.experiments.seeds import dry_run_seeds, parse_seeds, seed_recipes, train_seeds
+from bert_tasks.experiments.summary import SeedRun, SeedsResult, spreads
 from bert_tasks.tasks import SequenceClassification
-from bert_tasks.training import seeds as module
 from bert_tasks.training.job import FitResult
-from bert_tasks.training.seed_results import SeedRun, SeedsResult, spreads
-from bert_tasks.training.seeds import dry_run_seeds, parse_seeds, seed_recipes, train_seeds
 from training import load_model, make_rows
 
 
@@ -131,7 +131,7 @@ def test_an_interrupted_run_goes_on(folder, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("bert_tasks.training.selection.evaluate_samples", stop)
+        patch.setattr("bert_tasks.training.evaluation.evaluate_samples", stop)
         with pytest.raises(KeyboardInterrupt):
             train_seeds(recipe(folder), [1, 2], progress=False)
     assert (folder / "out" / "seed-1" / "run.json").exists()

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from bert_tasks import fit
 from bert_tasks.errors import UsageError
-from bert_tasks.metrics.ranking import ranking_metrics
+from bert_tasks.metrics.classification import ranking_metrics
 from bert_tasks.metrics.squad import squad_v2_metrics
-from bert_tasks.recipe import RunSection
-from bert_tasks.report.curves import loss_chart
-from bert_tasks.report.gathering import gather
+from bert_tasks.recipe.schema import RunSection
+from bert_tasks.report.charts import loss_chart
+from bert_tasks.report.collect import gather
 from bert_tasks.tasks import PairClassification, SpanExtraction
-from bert_tasks.tasks.sequence_classification import SequenceClassification
-from bert_tasks.tasks.token_classification import TokenClassification
-from bert_tasks.training.selection import Course, lower_is_better, rank_of
+from bert_tasks.tasks.sequence_classification.task import SequenceClassification
+from bert_tasks.tasks.token_classification.task import TokenClassification
+from bert_tasks.training.evaluation import TrainerState, lower_is_better, rank_of
 from training import LABELS, TASK, load_model, make_rows
 
 TAGGER = TokenClassification(labels=("O", "B-loss", "B-invalid_transitions"))
@@ -59,7 +59,7 @@ LOSSES = st.sampled_from([0.1, 0.2, math.nan])
 
 @given(st.lists(st.tuples(VALUES, LOSSES), min_size=1, max_size=8))
 def test_the_best_has_the_highest_value_then_the_lowest_loss_then_came_first(course_of_run):
-    course = Course(task=TASK)
+    course = TrainerState(task=TASK)
     for step, (value, loss) in enumerate(course_of_run):
         course.step = step
         metrics = {"accuracy": value, "loss": loss}

@@ -8,8 +8,8 @@ from bert_tasks import TaskModel, fit, load_recipe, train
 from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import RecipeError, UsageError
-from bert_tasks.tasks.span_extraction import SpanExtraction
-from bert_tasks.training.outputs import read_facts
+from bert_tasks.run_dir.files import read_facts
+from bert_tasks.tasks.span_extraction.task import SpanExtraction
 from bert_tasks.training.run import check
 from training import load_model, make_rows
 

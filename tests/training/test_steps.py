@@ -9,10 +9,10 @@ import torch
 
 from bert_tasks.errors import DivergedError
 from bert_tasks.tasks.base import LossSum
-from bert_tasks.tasks.sequence_classification import SequenceClassification
-from bert_tasks.training import steps
+from bert_tasks.tasks.sequence_classification.task import SequenceClassification
+from bert_tasks.training import step as steps
 from bert_tasks.training.sampling import linear_schedule
-from bert_tasks.training.steps import StepResult, accumulate, settle, update
+from bert_tasks.training.step import StepResult, accumulate, read_step_metrics, update
 from training import (
     LABELS,
     WEIGHTED_TASK,
@@ -145,7 +145,9 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_moments(checkpoint, ba
     poisoned = next(model.head.parameters())
     plan = list(enumerate(batches(stepper)))
     for step, batch in plan[:bad_step]:
-        settle(update(stepper, step, batch, accumulate(stepper, step, batch)), overflows=0, mixed_precision="no")
+        read_step_metrics(
+            update(stepper, step, batch, accumulate(stepper, step, batch)), overflows=0, mixed_precision="no"
+        )
     before = weights_of(model)
     states = [{k: v.clone() for k, v in s.items()} for s in stepper.optimizer.optimizer.state.values()]
     handle = poisoned.register_hook(lambda gradient: gradient * math.nan)
@@ -154,7 +156,7 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_moments(checkpoint, ba
     handle.remove()
     accumulate(stepper, step + 1, plan[bad_step + 1][1])
     with pytest.raises(DivergedError, match=rf"^step {bad_step + 1}: ") as error:
-        settle(result, overflows=0, mixed_precision="no")
+        read_step_metrics(result, overflows=0, mixed_precision="no")
     assert error.value.exit_code == 5
     assert f"(the first of the data is 1): {', '.join(str(row + 1) for row in sorted(batch))}. " in str(error.value)
     assert all(torch.equal(before[name], value) for name, value in weights_of(model).items())
@@ -180,16 +182,16 @@ def skipped(step=4, rows=range(3)):
 
 
 def test_half_precision_may_skip_but_not_for_ever():
-    log, overflows = settle(skipped(), overflows=0, mixed_precision="fp16")
+    log, overflows = read_step_metrics(skipped(), overflows=0, mixed_precision="fp16")
     assert (log.step, overflows) == (4, 1)
     good = StepResult(step=5, batch=[0], learning_rate=1e-4, values=torch.tensor([0.5, 1.0, 0.0, 0.0]), ready=None)
-    assert settle(good, overflows=7, mixed_precision="fp16")[1] == 0
+    assert read_step_metrics(good, overflows=7, mixed_precision="fp16")[1] == 0
     with pytest.raises(DivergedError):
-        settle(skipped(), overflows=steps.MOST_OVERFLOWS - 1, mixed_precision="fp16")
+        read_step_metrics(skipped(), overflows=steps.MOST_OVERFLOWS - 1, mixed_precision="fp16")
     with pytest.raises(DivergedError):
-        settle(skipped(), overflows=0, mixed_precision="bf16")
+        read_step_metrics(skipped(), overflows=0, mixed_precision="bf16")
 
 
 def test_a_long_batch_names_its_first_rows_only():
     with pytest.raises(DivergedError, match=r"the first of the data is 1\): 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, \.\.\.\. "):
-        settle(skipped(rows=range(40)), overflows=0, mixed_precision="no")
+        read_step_metrics(skipped(rows=range(40)), overflows=0, mixed_precision="no")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_tasks import fit
-from bert_tasks.training import facts
-from bert_tasks.training.threads import CPUUse, cpu_use, thread_hint
+from bert_tasks.training import metadata as facts
+from bert_tasks.training.metadata import CPUUse, cpu_use, thread_hint
 from training import load_model, make_rows
 
 

@@ -19,9 +19,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from bert_tasks import fit
 from bert_tasks.errors import StoppedError, UsageError
+from bert_tasks.experiments.seeds import train_seeds
 from bert_tasks.training import tracking
-from bert_tasks.training.facts import tracker_config
-from bert_tasks.training.seeds import train_seeds
+from bert_tasks.training.metadata import tracker_config
 from bert_tasks.training.tracking import check_installed, points
 from runs import digests, events, newest, write_recipe
 from training import load_model, make_rows

@@ -1,0 +1,168 @@
+"""Embeddings and layers: token ids in, hidden states out, for every family.
+
+Owns the parameters of the encoder and the post-norm layer. Only attention sees the layout; everything else runs on
+rows. Must not know tasks, checkpoints or Hugging Face's parameter names.
+
+Shape legend: N rows, H hidden, A heads, D head size, R rows that a head reads.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from bert_tasks.encoder.attention import attend, attend_first
+from bert_tasks.encoder.config import Activation, EncoderConfig
+from bert_tasks.encoder.dropout import Dropout
+from bert_tasks.encoder.packing import Layout, Packed
+
+
+def activate(hidden: Tensor, activation: Activation) -> Tensor:
+    """``gelu`` is the exact (erf) form, ``gelu_new`` the tanh approximation that ALBERT was trained with."""
+    match activation:
+        case "gelu":
+            return F.gelu(hidden)
+        case "gelu_new":
+            return F.gelu(hidden, approximate="tanh")
+        case "relu":
+            return F.relu(hidden)
+        case "tanh":
+            return torch.tanh(hidden)
+
+
+class Embeddings(nn.Module):
+    """Word + position + segment, normalised; projected to the hidden size where the family does so."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        width = config.embedding_size
+        self.word = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
+        self.position = nn.Embedding(config.max_position_embeddings, width)
+        self.token_type = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.projection = nn.Linear(width, config.hidden_size) if config.project_embeddings else None
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+        embedded: Tensor = self.word(input_ids) + self.position(position_ids)  # [N, width]
+        if self.token_type is not None:
+            embedded = embedded + self.token_type(token_type_ids)
+        embedded = self.dropout(self.norm(embedded))
+        if self.projection is not None:
+            embedded = self.projection(embedded)
+        return embedded  # [N, H]
+
+
+class Attention(nn.Module):
+    """Self-attention; query, key and value are one linear layer (rows of its weight: all q, all k, all v)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.heads = config.num_attention_heads
+        self.dropout = config.attention_probs_dropout_prob
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
+        """Context ``[N, H]``, or ``[R, H]`` of ``rows`` alone, before the output projection."""
+        dropout = self.dropout if self.training else 0.0
+        if isinstance(layout, Packed) and rows is layout.first_rows and hidden.device.type == "cpu":
+            return self._first(hidden, layout, dropout)
+        qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [N, 3, A, D]
+        context = attend(qkv, layout, dropout=dropout)
+        return context if rows is None else context.index_select(0, rows)
+
+    def _first(self, hidden: Tensor, layout: Packed, dropout: float) -> Tensor:
+        """``[B, H]`` of the first tokens, in the caller's order: the others need keys and values, but no queries."""
+        sizes = [hidden.shape[1], 2 * hidden.shape[1]]
+        of_query, of_rest = torch.split(self.qkv.weight, sizes)
+        query_bias, rest_bias = torch.split(self.qkv.bias, sizes)
+        first = hidden.index_select(0, layout.offsets[:-1])  # [B, H]
+        query = F.linear(first, of_query, query_bias).view(len(first), self.heads, -1)  # [B, A, D]
+        key_value = F.linear(hidden, of_rest, rest_bias).view(len(hidden), 2, self.heads, -1)  # [N, 2, A, D]
+        return attend_first(query, key_value, layout, dropout=dropout).index_select(0, layout.order)
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each followed by dropout, residual and norm (post-norm)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.activation: Activation = config.hidden_act
+        self.attention = Attention(config)
+        self.attention_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
+        self.intermediate = nn.Linear(hidden, config.intermediate_size)
+        self.output = nn.Linear(config.intermediate_size, hidden)
+        self.output_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
+        self.attention_dropout = Dropout(config.attention_output_dropout)
+        self.output_dropout = Dropout(config.feed_forward_dropout)
+
+    def forward(self, hidden: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
+        """Hidden states ``[N, H]``, or ``[R, H]`` of ``rows`` alone: keys and values are whole, the rest is skipped."""
+        context = self.attention(hidden, layout, rows)  # [R, H]
+        if rows is not None:
+            hidden = hidden.index_select(0, rows)
+        hidden = self.attention_norm(hidden + self.attention_dropout(self.attention.output(context)))
+        expanded = activate(self.intermediate(hidden), self.activation)  # [R, intermediate]
+        hidden = self.output_norm(hidden + self.output_dropout(self.output(expanded)))
+        return hidden
+
+
+class TransformerEncoder(nn.Module):
+    """Embeddings and all layers. ``gradient_checkpointing`` trades compute for memory while training."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.layer_order = config.layer_order
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(max(config.layer_order) + 1))
+        self.gradient_checkpointing = False
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        token_type_ids: Tensor,
+        layout: Layout,
+        *,
+        rows: Tensor | None = None,
+        hidden_states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Runs the encoder.
+
+        Args:
+            input_ids, position_ids, token_type_ids: ``[N]``.
+            layout: where the sequences lie.
+            rows: ``[R]`` the rows of the last layer that will be read; default all.
+            hidden_states: a list that receives the embeddings and every layer's output (HF's order).
+
+        Returns:
+            ``[R, H]`` or ``[N, H]``.
+        """
+        hidden: Tensor = self.embeddings(input_ids, position_ids, token_type_ids)  # [N, H]
+        if hidden_states is not None:
+            hidden_states.append(hidden)
+        last = len(self.layer_order) - 1
+        for position, index in enumerate(self.layer_order):
+            layer, wanted = self.layers[index], rows if position == last else None
+            if self.gradient_checkpointing and self.training:
+                hidden = checkpoint(layer, hidden, layout, wanted, use_reentrant=False)
+            else:
+                hidden = layer(hidden, layout, wanted)
+            if hidden_states is not None:
+                hidden_states.append(hidden)
+        return hidden
+
+
+def initialize(module: nn.Module, *, std: float) -> None:
+    """Fresh weights as in BERT: linear and embedding weights normal(0, std), biases 0, norms the identity."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=std)
+            nn.init.zeros_(part.bias)
+        elif isinstance(part, nn.Embedding):
+            nn.init.normal_(part.weight, std=std)
+        elif isinstance(part, nn.LayerNorm):
+            nn.init.ones_(part.weight)
+            nn.init.zeros_(part.bias)

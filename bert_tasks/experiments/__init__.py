@@ -1,0 +1,1 @@
+"""Several runs as one: seeds, their summary, and reproducing a finished run."""

@@ -1,0 +1,245 @@
+"""Training again from a saved run, and whether the same comes out, bit for bit.
+
+Owns what is compared and what is not: times differ on any machine. Must not know how training works; the second run is
+one like any other, in a folder of its own.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from bert_tasks.data.problems import missing_path
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.inference import broadcast_from_main, main_process_first, make_accelerator
+from bert_tasks.paths import beside, exists, is_file, resolved
+from bert_tasks.recipe.schema import Recipe, load_recipe
+from bert_tasks.run_dir import files as outputs
+from bert_tasks.terminal import write_message
+from bert_tasks.training.job import Job
+from bert_tasks.training.loop import run_job
+from bert_tasks.training.metadata import weights_digest
+from bert_tasks.training.run import job_of, prepare
+
+_TIMES = ("train_seconds", "tokens_per_second")
+# What of run.json the bits depend on, besides settings and data.
+_SURROUNDINGS = ("python", "platform", "cpu", "threads", "processes", "device", "device_name", "attention")
+_SHOWN = 20  # differences in a table for people
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Something that is not what it was. ``where``: a key, or a place in a file."""
+
+    where: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.where}: {_text(self.before)} was, {_text(self.now)} is"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """A run and its repetition.
+
+    Attributes:
+        surroundings: what differed before training began; it may be the reason for ``differences``.
+        compared: what was compared.
+    """
+
+    run: Path
+    output_dir: Path
+    surroundings: tuple[Difference, ...]
+    compared: tuple[str, ...]
+    differences: tuple[Difference, ...]
+
+    @property
+    def equal(self) -> bool:
+        return not self.differences
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "equal": self.equal,
+            "run": str(self.run),
+            "output_dir": str(self.output_dir),
+            "compared": list(self.compared),
+            "surroundings": [asdict(one) for one in self.surroundings],
+            "differences": [asdict(one) for one in self.differences],
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        compared = f"compared: {', '.join(self.compared)}"
+        if self.equal:
+            return [f"equal, bit for bit: {self.run} and {self.output_dir}", compared]
+        causes = [f"surroundings differ: {one}" for one in self.surroundings]
+        return [f"not equal: {self.run} and {self.output_dir}", compared, *causes, *_table(self.differences)]
+
+
+def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress: bool = True) -> Reproduction:
+    """Trains again what the folder of a finished run states, and compares what comes out.
+
+    The number of threads is set to the run's while it trains. Trackers are left out. A repetition that was stopped goes
+    on when it is called again; a finished one is only compared.
+
+    Args:
+        output_dir: the folder of the second run; default: the run's, with ``-reproduced`` at its end.
+        progress: tell on standard error how it goes, and what differs before it begins.
+
+    Raises:
+        UsageError: there is no finished run of a recipe, or ``output_dir`` is the run's own folder or in use.
+        DataError: rows are not the run's; the file is named.
+        RecipeError, CheckpointError, DivergedError, StoppedError: as ``train``.
+    """
+    folder = Path(run)
+    facts = _facts(folder)
+    named = folder if folder.name not in ("", "..") else resolved(folder)
+    home = beside(named, after="-reproduced") if output_dir is None else Path(output_dir)
+    if resolved(home.absolute()) == resolved(folder.absolute()):
+        raise UsageError(f"--output-dir {home} is the run itself: choose another folder")
+    recipe = _recipe(folder, home)
+    accelerator = make_accelerator(recipe.optim.mixed_precision)
+    broadcast_from_main(accelerator, lambda: outputs.check_folder(home))
+    before, threads = torch.get_num_threads(), facts.get("threads")
+    torch.set_num_threads(before if threads is None else int(threads))
+    try:
+        job = _job(recipe, facts, accelerator)
+        found = tuple(_surroundings(facts, job, accelerator))
+        if progress and accelerator.is_main_process:
+            _announce(facts, found)
+        run_job(job, progress=progress)
+    finally:
+        torch.set_num_threads(before)
+    return broadcast_from_main(accelerator, lambda: _compared(folder, home, found))
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """run.json of a run that can be repeated."""
+    if not exists(folder):
+        raise UsageError(
+            f"{folder}: {missing_path(folder, 'folder')}; expected the output folder of `bert-tasks train`"
+        )
+    facts = outputs.read_facts(folder)
+    if facts is None:
+        inside = sorted(path.parent.name for path in folder.glob(f"*/{outputs.RUN}"))
+        hint = f"; it holds those of {', '.join(inside[:3])}: name one of them" if inside else ""
+        raise UsageError(f"{folder} holds no {outputs.RUN}: expected the output folder of `bert-tasks train`{hint}")
+    if outputs.read_summary(folder) is None:
+        raise UsageError(f"{folder} holds a run that is not finished: finish it by the command that began it")
+    if not is_file(folder / outputs.RECIPE):
+        raise UsageError(f"{folder} holds no {outputs.RECIPE}: a run made by fit(...) is repeated by calling it again")
+    return facts
+
+
+def _recipe(folder: Path, home: Path) -> Recipe:
+    recipe = load_recipe(folder / outputs.RECIPE, output_dir=home)
+    return recipe.model_copy(update={"run": recipe.run.model_copy(update={"trackers": (), "seeds": None})})
+
+
+def _job(recipe: Recipe, facts: Mapping[str, Any], accelerator: Accelerator) -> Job:
+    prepared = main_process_first(accelerator, lambda: prepare(recipe))
+    before = facts["data"]
+    for name, now in outputs.data_facts(prepared.splits).items():
+        if now["fingerprint"] != before.get(name, now)["fingerprint"]:
+            raise DataError(
+                f"{now['source']}: the rows of {name} are not those of the run (fingerprint {now['fingerprint'][:12]}, "
+                f"it had {before[name]['fingerprint'][:12]}): bring the file back as it was"
+            )
+    return job_of(prepared)
+
+
+def _surroundings(facts: Mapping[str, Any], job: Job, accelerator: Accelerator) -> Iterator[Difference]:
+    """What is not as it was, as far as run.json knows it."""
+    device = accelerator.device
+    now: dict[str, Any] = {**outputs.environment(), "processes": accelerator.num_processes, "device": device.type}
+    now["device_name"] = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    for name in _SURROUNDINGS:
+        if name in now and facts.get(name, now[name]) != now[name]:
+            yield Difference(where=name, before=facts[name], now=now[name])
+    for name, version in facts["versions"].items():
+        if name in now["versions"] and version != now["versions"][name]:
+            yield Difference(where=f"versions.{name}", before=version, now=now["versions"][name])
+    weights = weights_digest(job.model)
+    if facts.get("initial_weights", weights) != weights:
+        yield Difference(where="weights before training", before=facts["initial_weights"], now=weights)
+    for change in facts.get("changes", ()):
+        yield Difference(where=f"settings at step {change['step']}", before=change["change"], now="set from step 0 on")
+
+
+def _announce(facts: Mapping[str, Any], found: Sequence[Difference]) -> None:
+    for one in found:
+        write_message(f"differs: {one}")
+    if found:
+        write_message("the result may differ in its last digits or more")
+    else:
+        write_message(f"versions, machine, {facts.get('threads', '?')} threads, data and weights are those of the run")
+
+
+def _compared(folder: Path, home: Path, surroundings: tuple[Difference, ...]) -> Reproduction:
+    weights = [path.relative_to(folder) for path in sorted((folder / outputs.MODEL).glob("*.safetensors"))]
+    found: list[Difference] = [*_summaries(folder, home), *_courses(folder, home)]
+    for name in weights:
+        before, now = _digest(folder / name), _digest(home / name)
+        if before != now:
+            found.append(Difference(where=f"{name} (sha256)", before=before, now=now))
+    return Reproduction(
+        run=folder,
+        output_dir=home,
+        surroundings=surroundings,
+        compared=(outputs.SUMMARY, outputs.EVENTS, *map(str, weights)),
+        differences=tuple(found),
+    )
+
+
+def _summaries(folder: Path, home: Path) -> Iterator[Difference]:
+    before, now = outputs.read_summary(folder), outputs.read_summary(home)
+    yield from _different(outputs.SUMMARY, {} if before is None else before, {} if now is None else now)
+
+
+def _courses(folder: Path, home: Path) -> Iterator[Difference]:
+    """The losses, rates, norms and metrics of every logged step."""
+    nothing: dict[str, Any] = {}
+    for before, now in zip_longest(outputs.read_events(folder), outputs.read_events(home), fillvalue=nothing):
+        event = before if before else now
+        yield from _different(f"{outputs.EVENTS}, {event['event']} {event['step']}", before, now)
+
+
+def _different(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+    """JSON writes every digit of a number, so equal numbers are equal bits."""
+    for name in dict.fromkeys((*before, *now)):
+        left, right = before.get(name), now.get(name)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            yield from _different(f"{where}, {name}", left, right)
+        elif name not in _TIMES and (left != right or (name in before) != (name in now)):
+            yield Difference(where=f"{where}: {name}", before=left, now=right)
+
+
+def _digest(path: Path) -> str | None:
+    if not is_file(path):
+        return None
+    with path.open("rb") as file:
+        digest = sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _table(differences: Sequence[Difference]) -> list[str]:
+    """The first differences, in columns."""
+    rows = [("what", "the run", "now")]
+    rows += [(one.where, _text(one.before), _text(one.now)) for one in islice(differences, _SHOWN)]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    lines = [f"{what:<{widths[0]}}  {before:<{widths[1]}}  {now}" for what, before, now in rows]
+    more = len(differences) - _SHOWN
+    return [*lines, f"and {more} more (--json lists all)"] if more > 0 else lines
+
+
+def _text(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 24 or " " in text else f"{text[:12]}..."

@@ -1,0 +1,213 @@
+"""What several runs of one recipe say together: figures over the seeds, and which runs collapsed.
+
+Owns the statistics and the tables for people and programs. Must not know how runs are made or where they are kept.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_tasks.metrics.tables import MetricTable, metric_key, metrics_by_set
+from bert_tasks.training.job import FitResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedRun:
+    """One seed's run.
+
+    Attributes:
+        result: None where the run diverged; ``failure`` says at which step.
+    """
+
+    seed: int
+    output_dir: Path
+    result: FitResult | None = None
+    failure: str | None = None
+
+    @property
+    def collapse(self) -> str | None:
+        """See ``FitResult``."""
+        return None if self.result is None else self.result.collapse
+
+    def value(self, metric: str) -> float:
+        """The best model's metric; not a number where there is none."""
+        return math.nan if self.result is None else self.result.metrics.get(metric, math.nan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A metric over several runs; a metric that is not a number in some run has no mean.
+
+    Attributes:
+        runs: how many have it.
+        std: the sample standard deviation (divided by runs - 1), not a number for a single run.
+        best, best_seed: the highest (where less is better: the lowest) and whose it is; among equals the first.
+    """
+
+    runs: int
+    mean: float
+    std: float
+    median: float
+    best: float
+    best_seed: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedsResult:
+    """All runs of a recipe, in the order of the seeds.
+
+    Attributes:
+        metric: the one that picks the best model.
+        lower_is_better: keys of the metrics of which less is better.
+        notes: what a reader of the figures must know.
+    """
+
+    output_dir: Path
+    metric: str
+    runs: tuple[SeedRun, ...]
+    lower_is_better: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> tuple[SeedRun, ...]:
+        """The runs that diverged."""
+        return tuple(run for run in self.runs if run.failure is not None)
+
+    @property
+    def collapsed(self) -> tuple[SeedRun, ...]:
+        return tuple(run for run in self.runs if run.collapse is not None)
+
+    @property
+    def sound(self) -> tuple[SeedRun, ...]:
+        """The runs that neither diverged nor collapsed."""
+        return tuple(run for run in self.runs if run.failure is None and run.collapse is None)
+
+    @property
+    def metrics(self) -> dict[str, Spread]:
+        """Every metric over the runs that did not diverge, in the order in which runs report them."""
+        return spreads(self.runs, self.lower_is_better)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of ``seeds.json``."""
+        without = {name: vars(spread) for name, spread in spreads(self.sound, self.lower_is_better).items()}
+        return {
+            "metric": self.metric,
+            "seeds": [run.seed for run in self.runs],
+            "metrics": {name: vars(spread) for name, spread in self.metrics.items()},
+            "collapsed": {str(run.seed): run.collapse for run in self.collapsed},
+            "failed": {str(run.seed): run.failure for run in self.failed},
+            "metrics_without_collapsed": without if self.collapsed else None,
+            "runs": [_run_facts(run, self.metric) for run in self.runs],
+            "notes": list(self.notes),
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        tables = self._mean_tables()
+        shown = {metric_key(name, metric) for name, table in tables.items() for metric in table.overall}
+        spread = {name: one for name, one in self.metrics.items() if name in shown}
+        return [
+            *_aligned([("seed", self.metric, "best step", ""), *(_run_cells(run, self.metric) for run in self.runs)]),
+            "",
+            *_aligned(
+                [
+                    ("metric", "mean", "std", "median", "best", "of seed"),
+                    *(_spread_cells(name, one) for name, one in spread.items()),
+                ]
+            ),
+            *(line for name, table in tables.items() for line in _class_means(name, table)),
+            *self._remarks(),
+            f"runs: {self.output_dir}",
+        ]
+
+    def _mean_tables(self) -> dict[str, MetricTable]:
+        """Validation set -> the means of its metrics; empty where every run diverged."""
+        done = next((run.result for run in self.runs if run.result is not None), None)
+        if done is None:
+            return {}
+        means = {name: spread.mean for name, spread in self.metrics.items()}
+        by_set = metrics_by_set(means, done.validation_sets)
+        return {name: done.task.metric_table(metrics) for name, metrics in by_set.items()}
+
+    def _remarks(self) -> Iterator[str]:
+        if self.failed:
+            yield f"{_counted(self.failed, self.runs)} diverged and count nowhere"
+        if self.collapsed:
+            spread = spreads(self.sound, self.lower_is_better).get(self.metric)
+            rest = "no other is left" if spread is None else f"without: {self.metric} {_mean_and_std(spread)}"
+            yield f"{_counted(self.collapsed, self.runs)} collapsed; {rest}"
+        yield from dict.fromkeys(note for run in self.runs if run.result is not None for note in run.result.notes)
+        yield from self.notes
+
+
+def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) -> dict[str, Spread]:
+    """Every metric over the runs that have it."""
+    results = {run.seed: run.result.metrics for run in runs if run.result is not None}
+    names = dict.fromkeys(name for metrics in results.values() for name in metrics)
+    return {
+        name: _spread({seed: m[name] for seed, m in results.items() if name in m}, lowest=name in lower_is_better)
+        for name in names
+    }
+
+
+def _spread(values: Mapping[int, float], *, lowest: bool) -> Spread:
+    numbers = list(values.values())
+    whole = all(map(math.isfinite, numbers))
+    comparable = [seed for seed, value in values.items() if not math.isnan(value)]
+    pick = min if lowest else max
+    best = pick(comparable, key=values.__getitem__) if comparable else None
+    return Spread(
+        runs=len(numbers),
+        mean=statistics.fmean(numbers) if whole else math.nan,
+        std=statistics.stdev(numbers) if whole and len(numbers) > 1 else math.nan,
+        median=statistics.median(numbers) if whole else math.nan,
+        best=math.nan if best is None else values[best],
+        best_seed=best,
+    )
+
+
+def _class_means(name: str, table: MetricTable) -> list[str]:
+    title = f"means of each {table.word}{f' of {name}' if name else ''}:"
+    return ["", title, *table.class_lines(), ""] if table.rows else []
+
+
+def _run_facts(run: SeedRun, metric: str) -> dict[str, Any]:
+    done = run.result
+    facts = {"seed": run.seed, "output_dir": str(run.output_dir), "value": run.value(metric)}
+    best = {} if done is None else {"best_step": done.best_step, "steps": done.steps, "metrics": done.metrics}
+    return {**facts, **best, "failure": run.failure, "collapse": run.collapse}
+
+
+def _run_cells(run: SeedRun, metric: str) -> tuple[str, ...]:
+    if run.result is None:
+        return (str(run.seed), "-", "-", f"diverged: {run.failure}")
+    steps = f"{run.result.best_step} of {run.result.steps}"
+    remarks = ["complete already"] if run.result.reused else []
+    remarks += [] if run.collapse is None else [f"collapsed: {run.collapse}"]
+    return (str(run.seed), _number(run.value(metric)), steps, "; ".join(remarks))
+
+
+def _spread_cells(name: str, spread: Spread) -> tuple[str, ...]:
+    seed = "-" if spread.best_seed is None else str(spread.best_seed)
+    return (name, *map(_number, (spread.mean, spread.std, spread.median, spread.best)), seed)
+
+
+def _mean_and_std(spread: Spread) -> str:
+    return f"mean {_number(spread.mean)}, std {_number(spread.std)}"
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.6g}"
+
+
+def _counted(some: Sequence[SeedRun], runs: Sequence[SeedRun]) -> str:
+    seeds = ", ".join(str(run.seed) for run in some)
+    return f"{len(some)} of {len(runs)} runs (seed{'s' if len(some) > 1 else ''} {seeds})"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

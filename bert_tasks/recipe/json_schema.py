@@ -1,0 +1,107 @@
+"""The JSON schema of recipes (draft 2020-12), for editors.
+
+Owns its layout: the sections as pydantic describes them, the settings as the chosen task's fields have them. What a
+schema cannot say (files, labels that fit the rows) stays to ``load_recipe`` and ``check``.
+"""
+
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter
+
+from bert_tasks.recipe.schema import Recipe, load_task_class, stated_fields
+from bert_tasks.tasks import TASK_NAMES, TASKS, Task
+
+Schema = dict[str, Any]
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_OWN_TASK = {"pattern": r"^\w+(\.\w+)*:\w+$"}
+_SOURCES = ("dataset", "dir", "train")
+
+
+def recipe_schema(task: str | None = None) -> Schema:
+    """The schema of recipes of one task (a name of ``TASKS`` or ``module:Class``), or of all and of your own tasks.
+
+    Raises:
+        RecipeError: there is no such task.
+    """
+    schema = _without_null(Recipe.model_json_schema())
+    head = {"$schema": DIALECT, "title": "A recipe of bert-tasks" if task is None else f"A recipe for {task}"}
+    schema["$defs"]["DataSpec"]["oneOf"] = [{"required": [name]} for name in _SOURCES]
+    properties = schema["properties"]
+    if task is not None:
+        kind = load_task_class(task)
+        properties["task"] = {"const": task} if ":" in task else {"enum": [kind.name, *kind.aliases]}
+        properties["settings"] = _settings(kind)
+        schema["required"] = _required(schema["required"], properties["settings"])
+    else:
+        properties["task"] = {"anyOf": [{"enum": list(TASK_NAMES)}, _OWN_TASK]}
+        properties["settings"] = {"type": "object"}
+        schema["$defs"] |= {f"settings of {name}": _settings(each) for name, each in TASKS.items()}
+        schema["allOf"] = [_choice(each) for each in TASKS.values()]
+    return {**head, **{key: value for key, value in schema.items() if key != "title"}}
+
+
+def schema_text(schema: Mapping[str, Any]) -> str:
+    """As it stands in a file."""
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _choice(kind: type[Task]) -> Schema:
+    return {
+        "if": {"properties": {"task": {"enum": [kind.name, *kind.aliases]}}},
+        "then": {"properties": {"settings": {"$ref": f"#/$defs/settings of {kind.name}"}}},
+    }
+
+
+def _settings(kind: type[Task]) -> Schema:
+    """The fields of a task that a recipe may state, described by the docstrings of the class and of its parents."""
+    hints, told = get_type_hints(kind, include_extras=True), descriptions(kind)
+    properties: Schema = {}
+    required = []
+    for name, field in stated_fields(kind).items():
+        made = _without_null(TypeAdapter[Any](hints[name]).json_schema())
+        if name in told:
+            made["description"] = told[name]
+        if field.default is not dataclasses.MISSING and field.default is not None:
+            made["default"] = json.loads(json.dumps(field.default))
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            required.append(name)
+        properties[name] = made
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, "required": required} if required else schema
+
+
+def _required(names: list[str], settings: Mapping[str, Any]) -> list[str]:
+    return [*names, "settings"] if settings.get("required") else names
+
+
+def descriptions(kind: type[Task]) -> dict[str, str]:
+    """Field -> its lines under ``Attributes:``; a class's own words before its parents'."""
+    found: dict[str, str] = {}
+    for parent in reversed(kind.__mro__):
+        text = inspect.cleandoc(parent.__doc__ or "") if parent.__module__ != "builtins" else ""
+        _, _, attributes = text.partition("Attributes:\n")
+        for entry in re.finditer(r"^    (\w[\w, ]*): (.*(?:\n {8,}.*)*)", attributes, flags=re.MULTILINE):
+            words = " ".join(entry[2].split()).replace("``", "`")
+            found |= {name.strip(): words for name in entry[1].split(",")}
+    return found
+
+
+def _without_null(schema: Any) -> Any:
+    """TOML has no null: a key that may be null is one that may be absent."""
+    if isinstance(schema, list):
+        return [_without_null(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    plain = {key: _without_null(value) for key, value in schema.items() if not (key == "default" and value is None)}
+    options = plain.get("anyOf")
+    if isinstance(options, list) and {"type": "null"} in options:
+        rest = [option for option in options if option != {"type": "null"}]
+        del plain["anyOf"]
+        plain |= rest[0] if len(rest) == 1 else {"anyOf": rest}
+    return plain

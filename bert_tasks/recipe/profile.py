@@ -1,0 +1,208 @@
+"""What the values of a column are like: how many, how long, numbers or names.
+
+Owns the figures and the few words a person needs to recognise a column. Must not know tasks, files or recipes.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bert_tasks.data.columns import label_parts, list_in_cell
+
+MOST_CLASSES = 20  # more different numbers than this are amounts
+SEPARATORS = (";", "|", ",")  # of several labels in a cell, in the order in which they are tried
+_LONGEST_NAME = 60
+_SHOWN = 6
+# Characters of scripts that put no spaces between words count as words.
+_IDEOGRAPHS = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\s{_IDEOGRAPHS}]+")
+_PIECE = re.compile(rf"[{_IDEOGRAPHS}]|[^\W{_IDEOGRAPHS}]+|[^\w\s]")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A column in figures; shares are of the ``filled`` cells, those with a value.
+
+    Attributes:
+        distinct: how many different values; ``common``: those short enough for a name, most frequent first.
+        words: mean number of words.
+        numbers: share of numbers, from ``low`` to ``high``; ``decimals``: some are no whole numbers.
+        sets: share of cells with several names; ``names``: the different ones in all cells, none where any cell is
+            something else; ``separator``: what stands between them.
+        nested: share of lists and objects; ``lists``: of lists, also those that a text cell holds.
+    """
+
+    name: str
+    rows: int
+    filled: int
+    distinct: int
+    common: tuple[tuple[str, int], ...]
+    words: float
+    numbers: float
+    low: float
+    high: float
+    decimals: bool
+    sets: float
+    names: tuple[str, ...]
+    separator: str
+    nested: float
+    lists: float
+
+    @property
+    def known(self) -> str:
+        """The name without what people vary."""
+        return self.name.strip().lower()
+
+    @property
+    def is_number(self) -> bool:
+        return self.numbers == 1.0
+
+    @property
+    def is_id(self) -> bool:
+        """Another value without spaces in each row, and no amount."""
+        return self.filled == self.distinct == self.rows > 2 and self.words < 2 and not self.decimals
+
+    @property
+    def is_text(self) -> bool:
+        return self.words >= 3 and not self.is_number and self.nested == 0 and self.distinct > 1
+
+    @property
+    def is_classes(self) -> bool:
+        """Few short values that come back."""
+        few = self.distinct <= MOST_CLASSES or (not self.is_number and self.distinct <= self.rows / 10)
+        return few and self.is_repeated
+
+    @property
+    def is_repeated(self) -> bool:
+        """Short values that come back, however many; no decimals, no lists."""
+        short = sum(count for _, count in self.common) == self.filled and self.words <= 5
+        return short and 1 < self.distinct <= max(2, self.rows / 2) and not self.decimals and self.nested == 0
+
+    @property
+    def is_sets(self) -> bool:
+        """Names that come back in other company, several in some cells, or lists of them."""
+        return (self.sets > 0 or self.lists > 0) and _come_back(self.names, self.distinct, self.rows)
+
+    @property
+    def is_amount(self) -> bool:
+        return self.is_number and not self.is_id and self.distinct > 2 and not self.is_classes
+
+    def counts(self) -> str:
+        """The most frequent values with their counts."""
+        return listed([f"{value} {count}" for value, count in self.common])
+
+    def described(self) -> str:
+        """The column in a few words."""
+        if self.filled == 0:
+            return "empty"
+        if self.nested > 0:
+            return "lists or objects"
+        if self.is_number:
+            return f"numbers from {self.low:g} to {self.high:g}, {self.distinct} different"
+        return f"{self.distinct} different values in {self.rows} rows, {self.words:.1f} words on average"
+
+
+def profile(name: str, values: Sequence[Any], separator: str | None = None) -> Profile:
+    """The profile of a column; None and the empty text are no values.
+
+    Args:
+        name: Of the column.
+        values: Its cells.
+        separator: What stands between several names in a cell; None: found out.
+
+    Returns:
+        The figures.
+    """
+    filled = [value for value in values if value is not None and value != ""]
+    texts = [str(value) for value in filled]
+    counts = Counter(texts)
+    lengths = [len(_WORD.findall(text)) for text in texts]
+    numbers = [float(text) for text in texts if _NUMBER.fullmatch(text.strip())]
+    tried = SEPARATORS if separator is None else (separator,)
+    separator, sets = _name_sets(filled, tried, distinct=len(counts), rows=len(values))
+    return Profile(
+        name=name,
+        rows=len(values),
+        filled=len(filled),
+        distinct=len(counts),
+        common=tuple((text, count) for text, count in counts.most_common() if len(text) <= _LONGEST_NAME),
+        words=sum(lengths) / len(lengths) if lengths else 0.0,
+        numbers=_share(len(numbers), filled),
+        low=min(numbers, default=0.0),
+        high=max(numbers, default=0.0),
+        decimals=len(numbers) == len(texts) and any(not number.is_integer() for number in numbers),
+        sets=_share(sum(len(names) > 1 for names in sets), filled),
+        names=_different(sets),
+        separator=separator,
+        nested=_share(sum(isinstance(value, list | dict) for value in filled), filled),
+        lists=_share(sum(_list_of(value) is not None for value in filled), filled),
+    )
+
+
+def pieces(text: str) -> int:
+    """How many words and punctuation marks a text has: nearly what a tokenizer starts from."""
+    return len(_PIECE.findall(text))
+
+
+def percentile(lengths: Sequence[int]) -> int:
+    """What 95 of 100 lengths do not exceed."""
+    return sorted(lengths)[math.ceil(0.95 * len(lengths)) - 1] if lengths else 0
+
+
+def listed(parts: Sequence[str]) -> str:
+    """The first few, with commas."""
+    return ", ".join([*parts[:_SHOWN], *(["..."] if len(parts) > _SHOWN else [])])
+
+
+def _name_sets(
+    values: Sequence[Any], separators: Sequence[str], *, distinct: int, rows: int
+) -> tuple[str, list[list[str]]]:
+    """The first separator that parts the cells into names that come back, with these names; without one no names."""
+    for separator in separators:
+        sets = [_names(value, separator) for value in values]
+        known = [names for names in sets if names is not None]
+        if len(known) < len(sets) or (separator == "," and _are_decimals(known)):
+            continue
+        if len(separators) == 1 or (
+            any(len(names) > 1 for names in known) and _come_back(_different(known), distinct, rows)
+        ):
+            return separator, known
+        if all(_list_of(value) is not None for value in values):
+            return separator, known
+    return separators[0], []
+
+
+def _names(value: Any, separator: str) -> list[str] | None:
+    """The names in a cell that may hold a set of them; None if it is another kind of cell."""
+    parts = value if isinstance(value, list) else label_parts(str(value), separator)
+    names = [str(part).strip() for part in parts if isinstance(part, str | int)]
+    if len(names) < len(parts) or any(len(name) > _LONGEST_NAME for name in names):
+        return None
+    return [name for name in dict.fromkeys(names) if name != ""]
+
+
+def _different(sets: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(sorted({name for names in sets for name in names}))
+
+
+def _come_back(names: Sequence[str], distinct: int, rows: int) -> bool:
+    return 2 <= len(names) <= min(distinct, max(2, rows / 5))
+
+
+def _are_decimals(sets: Sequence[Sequence[str]]) -> bool:
+    """Whether commas part whole numbers from decimals, as many languages write them."""
+    return all(len(names) <= 2 and all(name.lstrip("+-").isdecimal() for name in names) for names in sets)
+
+
+def _list_of(value: Any) -> list[Any] | None:
+    if isinstance(value, str):
+        return list_in_cell(value)
+    return value if isinstance(value, list) else None
+
+
+def _share(count: int, of: Sequence[Any]) -> float:
+    return count / len(of) if of else 0.0

@@ -1,0 +1,374 @@
+"""Recipes: the typed, closed schema of a training run, read from TOML with overrides.
+
+Owns the sections, their limits and the check of a task's settings. Must not know how training, models or data
+work; importing it loads neither torch nor a task.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+
+from bert_tasks.data.splits import DataSpec
+from bert_tasks.errors import RecipeError, UsageError
+from bert_tasks.recipe.errors import (
+    KnownKeys,
+    Origin,
+    Problem,
+    missing_key,
+    nearest_or_all,
+    recipe_error,
+    schema_problems,
+    unknown_key,
+)
+from bert_tasks.recipe.toml import (
+    Document,
+    KeyPath,
+    Override,
+    combined,
+    key_lines,
+    parse_override,
+    parse_text,
+    read_text,
+    section_of,
+    to_toml,
+)
+
+if TYPE_CHECKING:
+    from bert_tasks.tasks.base import Task
+
+# The texts below the fields go into the JSON schema and into docs/reference/recipe.md.
+_CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
+
+
+def _none_if_off(value: object) -> object:
+    """TOML has no null: 0 and "none" switch a limit off."""
+    return None if value == "none" or (value == 0 and not isinstance(value, bool)) else value
+
+
+def _without_repeats(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if repeated:
+        raise ValueError(f"{', '.join(map(str, repeated))} stands more than once; each seed is one run")
+    return seeds
+
+
+def _tracker_names(value: object) -> object:
+    """Checks the names here, because a message of pydantic's has no did-you-mean; a list is as good as a tuple."""
+    if not isinstance(value, list | tuple):
+        return value
+    for name in value:
+        if isinstance(name, str) and name not in get_args(TrackerName):
+            raise ValueError(f"unknown tracker '{name}'{nearest_or_all(name, get_args(TrackerName))}")
+    return tuple(dict.fromkeys(value)) if all(isinstance(name, str) for name in value) else tuple(value)
+
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_without_repeats)]
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+Trackers = Annotated[tuple[TrackerName, ...], BeforeValidator(_tracker_names)]
+_NORM_SCHEMA = {"anyOf": [{"type": "number", "minimum": 0}, {"const": "none"}]}
+Norm = Annotated[Positive | None, BeforeValidator(_none_if_off), WithJsonSchema(_NORM_SCHEMA)]
+
+
+class ModelSection(BaseModel):
+    """The checkpoint to start from."""
+
+    model_config = _CLOSED
+    name: Annotated[str, Field(min_length=1)]
+    """A hub id, a folder, or `package:NAME/PATH` for weights inside an installed package."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    gradient_checkpointing: bool = False
+    """Compute layers twice to save memory."""
+
+
+class OptimSection(BaseModel):
+    """The optimizer (AdamW) and what is done with each step."""
+
+    model_config = _CLOSED
+    learning_rate: Positive = 5e-5
+    """The highest, after the warm-up; from there it falls to 0 in a straight line."""
+    epochs: Annotated[int, Field(ge=1, le=100_000)] = 3
+    """How often every sample is read."""
+    batch_size: Count = 32
+    """Samples per optimizer step, over all devices."""
+    warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the steps in which the learning rate rises from 0."""
+    weight_decay: NotNegative = 0.0
+    """Of all weights but those of layer norms and biases."""
+    max_grad_norm: Norm = 1.0
+    """The norm to which larger gradients are scaled; 0 or "none": no limit."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW's first decay rate."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """AdamW's second decay rate."""
+    adam_epsilon: Positive = 1e-8
+    """What AdamW adds to the denominator."""
+    mixed_precision: Literal["no", "fp16", "bf16"] = "no"
+    """Number format of the matrix products; "fp16" needs a GPU."""
+    head_learning_rate: Positive | None = None
+    """Learning rate of the task's head, if it should have its own."""
+    layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Factor of the learning rate from each layer to the one below it."""
+    freeze_embeddings: bool = False
+    """Leave the embeddings as they are."""
+    freeze_layers: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Leave that many layers as they are, counted from the embeddings."""
+    micro_batch_tokens: Count = 16384
+    """Tokens that a device holds at once. Decides about memory and, unless dropout is 0, about the masks of dropout."""
+
+
+class RunSection(BaseModel):
+    """What is evaluated, kept and written. A checkpoint is written with every evaluation, too."""
+
+    model_config = _CLOSED
+    seed: Seed = 42
+    """Of the new head, the order of the samples and dropout."""
+    seeds: Seeds | None = None
+    """One run for each, in a folder of its own inside `output_dir`; `seed` is not used then."""
+    output_dir: str | None = None
+    """The run's folder."""
+    eval_steps: Count | None = None
+    """Evaluate after that many steps; without it after each epoch."""
+    early_stopping_patience: Count | None = None
+    """Stop after that many evaluations without a better model."""
+    metric_for_best_model: str | None = None
+    """The metric that picks the model to keep, with several validation sets `SET/METRIC`; without it the task's main
+    one. Each metric knows whether more or less of it is better. Of equal models the one with the lower validation loss
+    is kept, then the earlier one."""
+    logging_steps: Count = 10
+    """Write a line to metrics.jsonl after that many steps."""
+    save_steps: Count | None = None
+    """Write a checkpoint after that many steps, besides those at evaluations."""
+    keep_last: Count = 2
+    """Checkpoints to keep, besides the best one."""
+    trackers: Trackers = ()
+    """Where what goes to metrics.jsonl is sent, too; each needs its package."""
+    project: Annotated[str, Field(min_length=1)] = "bert-tasks"
+    """The project's name at the trackers."""
+
+
+class Recipe(BaseModel):
+    """One run."""
+
+    model_config = _CLOSED
+    task: str
+    """The task's name, or `module:Class` for your own."""
+    model: ModelSection
+    """The checkpoint to start from."""
+    settings: dict[str, Any] = {}
+    """Fields of the task."""
+    data: DataSpec
+    """Where the rows are."""
+    optim: OptimSection = OptimSection()
+    """The optimizer."""
+    run: RunSection = RunSection()
+    """What is evaluated, kept and written."""
+
+
+def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: str | Path | None = None) -> Recipe:
+    """The recipe of a TOML file with all paths absolute.
+
+    Args:
+        path: The file; relative paths in it start at its folder.
+        overrides: ``section.key=value`` texts, the value a TOML literal or else a string; relative paths in
+            them start at the current folder. One that sets the source of the data removes the other sources.
+        output_dir: Replaces ``run.output_dir``; relative to the current folder.
+
+    Raises:
+        RecipeError: The file is missing, is no TOML (the first mistake) or does not fit the schema (all).
+    """
+    file = Path(path)
+    text = read_text(file)
+    changes = [parse_override(option) for option in overrides]
+    if output_dir is not None:
+        option = f"--output-dir {output_dir}"
+        changes.append(Override(option=option, path=("run", "output_dir"), value=str(output_dir)))
+    document = combined(parse_text(text, file), file.parent, changes)
+    origin = Origin(file=str(file), lines=key_lines(text), options={change.path: change.option for change in changes})
+    return _validated(document, origin)
+
+
+def resolved_toml(recipe: Recipe) -> str:
+    """The recipe as TOML that ``load_recipe`` reads back as an equal recipe, wherever the file lies."""
+    document = recipe.model_dump()
+    if recipe.optim.max_grad_norm is None:
+        document["optim"]["max_grad_norm"] = "none"
+    return to_toml(_without_none(document))
+
+
+def sections(**settings: object) -> tuple[OptimSection, RunSection]:
+    """The settings of ``[optim]`` and ``[run]`` given as keywords, each field in its section.
+
+    Raises:
+        RecipeError: naming every one that does not fit.
+    """
+    run_fields = tuple(name for name in RunSection.model_fields if name != "seeds")  # keywords are for a single run
+    of_run = {name: value for name, value in settings.items() if name in run_fields}
+    of_optim = {name: value for name, value in settings.items() if name not in of_run}
+    known = {"": (*OptimSection.model_fields, *run_fields)}
+    problems: list[Problem] = []
+    built: dict[type[BaseModel], Any] = {}
+    for kind, given in ((OptimSection, of_optim), (RunSection, of_run)):
+        try:
+            built[kind] = kind.model_validate(given)
+        except ValidationError as error:
+            problems += schema_problems(error, given, (), known)
+    if problems:
+        raise RecipeError("\n".join(problem.text for problem in problems))
+    return built[OptimSection], built[RunSection]
+
+
+def load_task_class(name: str) -> "type[Task]":
+    """The class a recipe's ``task`` names; ``module:Class`` imports the module, which runs its code."""
+    if ":" in name:
+        return _imported_task_class(name)
+    from bert_tasks.tasks import named_task
+
+    try:
+        return named_task(name)
+    except UsageError as error:
+        raise RecipeError(f"{error} (your own: 'module:Class')") from None
+
+
+def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> "Task":
+    """The recipe's task; ``labels``, if given, replace those of the settings.
+
+    Raises:
+        RecipeError: The task refuses its settings.
+    """
+    settings = recipe.settings if labels is None else {**recipe.settings, "labels": labels}
+    try:
+        return load_task_class(recipe.task)(**settings)
+    except ValueError as error:
+        raise RecipeError(f"[settings] of {recipe.task}: {error}") from error
+
+
+def _imported_task_class(name: str) -> "type[Task]":
+    from bert_tasks.tasks.base import Task
+
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
+        raise RecipeError(f"task '{name}': expected 'module:Class', such as 'my_package.my_task:MyTask'")
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, SyntaxError) as error:
+        raise RecipeError(f"task '{name}': cannot import '{module_name}' ({error}); is it on PYTHONPATH?") from error
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        tasks = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Task)]
+        raise RecipeError(f"task '{name}': no Task class '{class_name}' there{nearest_or_all(class_name, tasks)}")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise RecipeError(f"task '{name}': {class_name} does not define {missing}")
+    return found
+
+
+def _validated(document: Document, origin: Origin) -> Recipe:
+    problems: list[Problem] = []
+    task_class = _task_class(document, problems)
+    known = _known_keys(task_class)
+    settings = section_of(document, "settings")
+    if task_class is not None:
+        settings, wrong = _checked_settings(settings, task_class, known)
+        problems += wrong
+    recipe = None
+    try:  # strict validation takes lists and integers for tuples and floats only when the input is JSON
+        recipe = Recipe.model_validate_json(json.dumps(document, default=str), strict=True)
+    except ValidationError as error:
+        problems += schema_problems(error, document, (), known)
+    if recipe is None or problems:
+        raise recipe_error(problems, origin)
+    name = recipe.task if task_class is None or ":" in recipe.task else task_class.name  # an alias is not kept
+    return recipe.model_copy(update={"task": name, "settings": settings})
+
+
+def _task_class(document: Document, problems: list[Problem]) -> "type[Task] | None":
+    name = document.get("task")
+    if not isinstance(name, str):
+        return None
+    try:
+        return load_task_class(name)
+    except RecipeError as error:
+        problems.append(Problem(path=("task",), text=str(error)))
+        return None
+
+
+def _known_keys(task_class: "type[Task] | None") -> KnownKeys:
+    return {
+        "model": tuple(ModelSection.model_fields),
+        "optim": tuple(OptimSection.model_fields),
+        "run": tuple(RunSection.model_fields),
+        "data": tuple(field.name for field in dataclasses.fields(DataSpec)),
+        "settings": () if task_class is None else tuple(stated_fields(task_class)),
+        "": ("task",),
+    }
+
+
+def stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]:
+    """The fields of a task that a recipe may state."""
+    return {
+        field.name: field
+        for field in dataclasses.fields(task_class)
+        if field.init and field.name not in task_class.tuned
+    }
+
+
+def _checked_settings(settings: Document, task_class: "type[Task]", known: KnownKeys) -> tuple[Document, list[Problem]]:
+    """The settings as the task's field types want them, and what does not fit."""
+    from bert_tasks.tasks.base import typed_setting
+
+    fields = stated_fields(task_class)
+    checked: Document = {}
+    problems = list(_missing_settings(settings, fields, known))
+    for name, value in settings.items():
+        path: KeyPath = ("settings", name)
+        if name not in fields:
+            problems.append(Problem(path=path, text=unknown_key(path, known)))
+            continue
+        try:
+            checked[name] = typed_setting(task_class, name, value)
+        except ValidationError as error:
+            problems += schema_problems(error, value, path, known)
+    if not problems:
+        problems += _refused_settings(checked, task_class)
+    return checked, problems
+
+
+def _refused_settings(settings: Document, task_class: "type[Task]") -> Iterator[Problem]:
+    """What the task itself says, at the stated setting that it names first."""
+    try:
+        task_class(**settings)
+    except ValueError as error:
+        found = {word: place for place, word in reversed(list(enumerate(re.findall(r"\w+", str(error)))))}
+        named = min((name for name in settings if name in found), key=found.__getitem__, default=None)
+        path: KeyPath = ("settings",) if named is None else ("settings", named)
+        yield Problem(path=path, text=f"[settings]: {error}")
+
+
+def _missing_settings(
+    settings: Document, fields: Mapping[str, dataclasses.Field[Any]], known: KnownKeys
+) -> Iterator[Problem]:
+    for name, field in fields.items():
+        has_default = not (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
+        if not has_default and name not in settings:
+            yield Problem(path=("settings", name), text=missing_key(("settings", name), known))
+
+
+def _without_none(document: Mapping[str, Any]) -> Document:
+    """TOML has no null; a key that is absent means the same."""
+    return {
+        key: _without_none(value) if isinstance(value, Mapping) else value
+        for key, value in document.items()
+        if value is not None
+    }

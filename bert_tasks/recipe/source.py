@@ -1,0 +1,232 @@
+"""A part of a data file, to see what it holds.
+
+Owns the choice of the parser, an even sample of the rows, and what a recipe must state of a file beside its path. Must
+not know tasks or recipes.
+"""
+
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bert_tasks.data.formats import FORMATS, Format, file_format
+from bert_tasks.data.problems import shortened
+from bert_tasks.data.readers import ReadOptions, existing_file, file_records
+from bert_tasks.data.records import Record, found_encoding, is_encodable
+from bert_tasks.errors import DataError
+
+_MOST_ROWS = 20_000
+_LONGEST_HEADER = 5  # words
+_MOST_ROWS_PER_CLASS = 100  # a name in fewer of them is no class
+_PLAIN = "quotes are characters like any other (with csv's rules rows could not be read)"
+_UNKNOWN_BYTE = re.compile("[\udc80-\udcff]")  # as surrogateescape decodes it
+_DELIMITERS = (";", "\t", "|", ",")
+
+
+Stated = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A data file as far as it was read.
+
+    Attributes:
+        columns: the names in its header, or those of its first row.
+        rows: evenly drawn from all of the file's ``count`` rows, in order; ``faults`` could not be read.
+        stated: what a recipe must say of the file beside its path.
+        notes: why it must.
+        is_given: whether the caller named the format, whose columns are then those of the task.
+    """
+
+    path: Path
+    layout: Format
+    columns: tuple[str, ...]
+    rows: Sequence[Mapping[str, Any]]
+    count: int
+    faults: Sequence[str]
+    stated: Stated
+    notes: tuple[str, ...] = ()
+    is_given: bool = False
+
+    @property
+    def reading(self) -> ReadOptions:
+        """How the readers get the same rows."""
+        return ReadOptions(**{"format": self.layout.name, **self.stated})
+
+
+def read_source(path: Path, given: ReadOptions) -> Source:
+    """Reads a file once, keeping a sample; finds out what is not given of a csv file.
+
+    Args:
+        path: The file.
+        given: What is known of it; its delimiter, whether it has a header and whether quotes are characters like any
+            other are found out where they are not stated, as is the encoding from the file's first bytes.
+
+    Returns:
+        The rows, and what a recipe must state.
+
+    Raises:
+        DataError: There is no such file, or most of it is not what its name says.
+    """
+    existing_file(path)
+    layout = file_format(given.format, path)
+    found = None if layout.name == "parquet" else found_encoding(path, given.codec)
+    encoding = given.codec if found is None else found
+    options: dict[str, str | bool | None] = {"format": given.format, "delimiter": given.delimiter}
+    options |= {"encoding": None if encoding == "utf-8" else encoding, "header": given.header}
+    stated = {name: value for name, value in options.items() if value is not None}
+    if layout.name in ("csv", "tsv") and given.header is None:
+        source = _with_header(path, layout, stated)
+    else:
+        source = _read_better(_read_leniently(path, layout, stated))
+    source = replace(source, is_given=given.format is not None)
+    if source.count == 0 or len(source.faults) >= source.count:
+        first = source.faults[0] if source.faults else "no rows"
+        raise DataError(f"{path}: cannot be read as {layout.name}: {first}; state what it is with --format")
+    _check_encoding(source, encoding)
+    return source
+
+
+def _with_header(path: Path, layout: Format, stated: Stated) -> Source:
+    """The file with its first line as the header, or as a row where it looks like the others."""
+    without = {**stated, "header": False}
+    try:
+        source = _read_better(_read_leniently(path, layout, stated))
+    except DataError:  # names that appear twice: is the first line a row?
+        rows = _read_better(_read_leniently(path, layout, without))
+        if not _begins_with_a_row(rows):
+            raise
+        return _headless(rows)
+    names = {name: name for row in source.rows for name in row}
+    if _are_numbered(names):
+        return source
+    if _is_row(names, source.rows):
+        return _headless(_read_better(_read_leniently(path, layout, without)))
+    odd = next((name for name in names if name.strip().isdecimal() or len(name.split()) > _LONGEST_HEADER), None)
+    if odd is None:
+        return source
+    note = f"the first line gives the columns' names, but {shortened(odd)} looks like a value: is the header missing? "
+    return replace(source, notes=(*source.notes, f"{note}Then add --no-header"))
+
+
+def _begins_with_a_row(source: Source) -> bool:
+    return len(source.rows) > 1 and _is_row(source.rows[0], source.rows[1:])
+
+
+def _are_numbered(names: Iterable[str]) -> bool:
+    """Whether the names count the columns, as pandas calls those without names; an index before them has no name."""
+    given = [name.strip() for name in names if name.strip()]
+    return len(given) > 1 and given[0] in ("0", "1") and given == [str(int(given[0]) + i) for i in range(len(given))]
+
+
+def _is_row(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a value of the first line comes back in its column as often as a class does."""
+    for name, value in first.items():
+        count = sum(row.get(name) == value for row in others) if str(value).strip() else 0
+        if count > 1 and count * _MOST_ROWS_PER_CLASS > len(others):
+            return True
+    return False
+
+
+def _headless(source: Source) -> Source:
+    note = 'the first line is a row like the others: no header, so the columns are called "0", "1" and so on'
+    return replace(source, notes=(*source.notes, note))
+
+
+def _read_better(source: Source) -> Source:
+    """The file with another delimiter if that gives columns, or without quoting if that leaves fewer faults."""
+    if source.layout.name not in ("csv", "tsv"):
+        return source
+    if "delimiter" not in source.stated:
+        source = _with_delimiter(source)
+    wrapped = any("\n" in str(value) for row in source.rows for value in row.values())
+    mark = source.stated.get("delimiter", source.layout.delimiter)
+    if "format" in source.stated or mark != "\t" or not (source.faults or wrapped):
+        return source
+    plain = _read(source.path, FORMATS["tsv/plain"], {**source.stated, "format": "tsv/plain"})
+    is_better = len(plain.faults) < len(source.faults) or (wrapped and not plain.faults)
+    return replace(plain, notes=(*source.notes, _PLAIN)) if is_better else source
+
+
+def _read_leniently(path: Path, layout: Format, stated: Stated) -> Source:
+    """The file; a tab file whose first line breaks csv's rules of quoting is read without them."""
+    try:
+        return _read(path, layout, stated)
+    except DataError:
+        if layout.name != "tsv" or "format" in stated:
+            raise
+        plain = _read(path, FORMATS["tsv/plain"], {**stated, "format": "tsv/plain"})
+        return replace(plain, notes=(_PLAIN,))
+
+
+def _with_delimiter(source: Source) -> Source:
+    """The file cut by the mark that leaves the fewest faults, where the usual one gives a single column or many."""
+    first = source.rows[0].values() if source.rows else ()
+    names = first if source.stated.get("header") is False else source.columns
+    if len(names) != 1 and len(source.faults) * 10 <= source.count:
+        return source
+    usual = source.layout.delimiter
+    line = str(usual).join(map(str, names))
+    tried = []
+    for mark in _DELIMITERS:
+        if mark != usual and mark in line:
+            with suppress(DataError):  # by this mark the header has names that appear twice
+                tried.append(_cut_by(mark, source))
+    columned = [other for other in tried if other.rows and len(other.columns) > 1]
+    best = min(columned, key=lambda other: len(other.faults), default=None)
+    if best is None or (len(names) != 1 and len(best.faults) >= len(source.faults)):
+        return source
+    return replace(best, notes=(f"the delimiter is {best.stated.get('delimiter', best.layout.delimiter)!r}",))
+
+
+def _cut_by(mark: str, source: Source) -> Source:
+    """The file with a delimiter; one with tabs that csv's rules of quoting do not fit is read without them."""
+    try:
+        cut = _read(source.path, source.layout, {**source.stated, "delimiter": mark})
+        if mark != "\t" or len(cut.faults) * 2 <= cut.count:
+            return cut
+    except DataError:
+        if mark != "\t":
+            raise
+    return _read(source.path, FORMATS["tsv/plain"], {**source.stated, "format": "tsv/plain"})
+
+
+def _read(path: Path, layout: Format, stated: Stated) -> Source:
+    faults: list[str] = []
+    with file_records(path, layout, ReadOptions(**{**stated, "format": layout.name})) as records:
+        rows, count = _sample(records.rows, faults)
+        first = rows[0] if rows else {}
+        columns = tuple(first) if records.columns is None else records.columns
+    return Source(path=path, layout=layout, columns=columns, rows=rows, count=count, faults=faults, stated=stated)
+
+
+def _sample(records: Iterator[Record], faults: list[str]) -> tuple[list[Mapping[str, Any]], int]:
+    """Up to ``_MOST_ROWS`` rows, each as likely as any other, in file order, and how many there are."""
+    chance = random.Random(0)
+    kept: list[tuple[int, Mapping[str, Any]]] = []
+    count = 0
+    for record in records:
+        if record.skip:
+            continue
+        if record.fault is not None:
+            faults.append(f"line {record.line}: {record.fault}")
+            continue
+        place = len(kept) if count < _MOST_ROWS else chance.randint(0, count)
+        if place < _MOST_ROWS:
+            kept[place : place + 1] = [(count, record.cells)]
+        count += 1
+    return [cells for _, cells in sorted(kept, key=lambda row: row[0])], count
+
+
+def _check_encoding(source: Source, encoding: str) -> None:
+    """Raises DataError for what the readers make of a byte that the encoding does not know."""
+    for row in source.rows:
+        for name, value in row.items():
+            if not is_encodable(name) or _UNKNOWN_BYTE.search(str(value)):
+                raise DataError(
+                    f"{source.path}: column {name!r} holds bytes that are not {encoding}; state the file's encoding, "
+                    "such as --encoding latin-1"
+                )

@@ -1,0 +1,304 @@
+"""TOML as text: which line a key stands on, and how plain values are written.
+
+Owns what the standard library's reader leaves out: it gives no line numbers and writes nothing. Must not know
+what the keys of a recipe mean.
+
+The keys of a recipe before they are checked: the file's, with overrides on top and every path absolute.
+
+Owns reading the file, parsing overrides, where relative paths start and how an override displaces the file's
+source of data. Must not know the limits of a value.
+"""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, time
+from pathlib import Path
+from typing import Any
+
+from bert_tasks.data.problems import missing_path
+from bert_tasks.errors import RecipeError
+from bert_tasks.paths import is_folder
+
+_SHOWN = 40  # characters
+KeyPath = tuple[str | int, ...]
+
+_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}'  # multi-line strings may end with up to two quotes of their own
+    r"|'''.*?'{3,5}"
+    r'|"(?:\\.|[^"\\\n])*"'
+    r"|'[^'\n]*'"
+    r"|\#[^\n]*"
+    r"|[\[\]{}=\n]"
+    r"""|[^"'\#\[\]{}=\n]+""",
+    re.DOTALL,
+)
+_DEEPEST = 50
+_TOO_DEEP = f"tables and lists are nested more than {_DEEPEST} deep"
+_TOO_LARGE = "an integer has more than 64 bits, which no setting takes"
+_LONG_INTEGER = re.compile(r"[0-9][0-9_]{4299,}")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class TOMLLimitError(tomllib.TOMLDecodeError):
+    """A valid TOML text with more in it than is read; ``line`` is None where it is not known."""
+
+    def __init__(self, message: str, line: int | None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+def parse_document(text: str) -> dict[str, Any]:
+    """The document of a TOML text.
+
+    Raises:
+        TOMLLimitError: it is nested too deeply, or an integer has more than the 64 bits that TOML asks for.
+        tomllib.TOMLDecodeError: it is no TOML.
+    """
+    try:
+        document = tomllib.loads(text)
+    except RecursionError:
+        raise TOMLLimitError(_TOO_DEEP, None) from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python converts no integer of so many digits
+        digits = _LONG_INTEGER.search(text)
+        line = None if digits is None else text.count("\n", 0, digits.start()) + 1
+        raise TOMLLimitError(_TOO_LARGE, line) from None
+    found = next(_beyond_limits(document, ()), None)
+    if found is not None:
+        path, reason = found
+        lines = {} if reason == _TOO_DEEP else key_lines(text)
+        raise TOMLLimitError(
+            reason, next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
+        )
+    return document
+
+
+def _beyond_limits(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    if len(path) > _DEEPEST:
+        yield path, _TOO_DEEP
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        yield path, _TOO_LARGE
+    else:
+        items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        for key, item in items:
+            yield from _beyond_limits(item, (*path, key))
+
+
+def key_lines(text: str) -> dict[KeyPath, int]:
+    """The 1-based line of every table and key of a valid TOML text; keys of inline tables are left out."""
+    lines: dict[KeyPath, int] = {}
+    table: tuple[str, ...] = ()
+    for line, tokens in _statements(text):
+        if tokens[0] == "[":
+            path = table = parse_key("".join(tokens).strip("[] \t\r"))
+        else:
+            path = (*table, *parse_key("".join(tokens[: tokens.index("=")])))
+        for length in range(1, len(path) + 1):
+            lines.setdefault(path[:length], line)
+    return lines
+
+
+def _statements(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Key-value pairs and table headers with the line they begin on; comments and blank lines are dropped."""
+    tokens: list[str] = []
+    line = begin = 1
+    depth = 0
+    for match in _TOKEN.finditer(text + "\n"):
+        token = match.group()
+        if token == "\n" and depth == 0 and tokens:
+            yield begin, tokens
+            tokens = []
+        elif token.strip() and not token.startswith("#"):
+            if not tokens:
+                begin = line
+            tokens.append(token)
+            depth += (token in ("[", "{")) - (token in ("]", "}"))
+        line += token.count("\n")
+
+
+def parse_key(text: str) -> tuple[str, ...]:
+    """The parts of a dotted key, which may be quoted. Raises tomllib.TOMLDecodeError when it is no key."""
+    return _only_path(parse_document(f"{text.strip()} = 0"))
+
+
+def _only_path(document: Mapping[str, Any]) -> tuple[str, ...]:
+    if len(document) != 1:
+        raise tomllib.TOMLDecodeError("expected one key")
+    ((key, value),) = document.items()
+    return (key, *_only_path(value)) if isinstance(value, Mapping) else (key,)
+
+
+def parse_value(text: str) -> Any:
+    """A TOML literal if the text is one, else the text itself. Dates stay text: no setting is one.
+
+    Raises:
+        RecipeError: it is a literal with more in it than is read.
+    """
+    try:
+        document = parse_document(f"value = {text}")
+    except TOMLLimitError as error:
+        raise RecipeError(f"{text[:_SHOWN]}...: {error}") from None
+    except tomllib.TOMLDecodeError:
+        return text
+    value = document["value"]
+    return text if len(document) > 1 or isinstance(value, date | time) else value
+
+
+def to_toml(document: Mapping[str, Any]) -> str:
+    """The document as TOML; values are strings, numbers, booleans and lists, tuples or mappings of them."""
+    return "\n".join(_table_lines(document, ())) + "\n"
+
+
+def _table_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    if path:
+        yield f"\n[{'.'.join(map(_key, path))}]"
+    for key, value in table.items():
+        if not isinstance(value, Mapping):
+            yield f"{_key(key)} = {literal(value)}"
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _table_lines(value, (*path, key))
+
+
+def literal(value: object) -> str:
+    """One value as it would stand in a TOML file."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            return _quoted(value)
+        case list() | tuple():
+            return f"[{', '.join(map(literal, value))}]"
+        case Mapping():
+            return "{" + ", ".join(f"{_key(key)} = {literal(item)}" for key, item in value.items()) + "}"
+    raise TypeError(f"no TOML literal for {type(value).__name__}")
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _quoted(key)
+
+
+def _quoted(text: str) -> str:
+    """JSON's escapes are a subset of TOML's; TOML also wants DEL escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+Document = dict[str, Any]
+
+_PATHS = (("data", "dir"), ("data", "train"), ("data", "validation"), ("run", "output_dir"))
+_NAMES_OR_FOLDERS = (("model", "name"), ("data", "dataset"))
+_SOURCES = ("dataset", "dir", "train")
+_OF_ONE_SOURCE = (*_SOURCES, "config", "revision", "validation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Override:
+    """A key set from outside the file; ``option`` is what the user wrote."""
+
+    option: str
+    path: tuple[str, ...]
+    value: Any
+
+    @property
+    def document(self) -> Document:
+        nested: Document = {self.path[-1]: self.value}
+        for key in reversed(self.path[:-1]):
+            nested = {key: nested}
+        return nested
+
+
+def read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise RecipeError(f"no recipe {file}: {missing_path(file, pattern='*.toml')}") from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{file}: not UTF-8 (byte {error.start}); save it as UTF-8") from None
+    except OSError as error:
+        raise RecipeError(f"{file}: cannot be read ({error.strerror}); expected a TOML file") from None
+
+
+def parse_text(text: str, file: Path) -> Document:
+    try:
+        return parse_document(text)
+    except TOMLLimitError as error:
+        raise RecipeError(f"{file if error.line is None else f'{file}:{error.line}'}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        found = re.fullmatch(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", str(error), re.DOTALL)
+        reason, line = found.groups() if found else (str(error), None)
+        line = text.count("\n") + 1 if line is None else line
+        hints = {
+            "Cannot overwrite a value": " (the key stands twice)",
+            "Invalid value": " (strings need quotes)",
+        }
+        raise RecipeError(f"{file}:{line}: no valid TOML: {reason}{hints.get(reason, '')}") from None
+
+
+def parse_override(text: str) -> Override:
+    key, equals, value = text.partition("=")
+    try:
+        path = parse_key(key)
+    except tomllib.TOMLDecodeError:
+        path = ()
+    if not (path and equals):
+        raise RecipeError(f"--set {text}: expected section.key=value, such as optim.epochs=3")
+    return Override(option=f"--set {text}", path=path, value=parse_value(value.strip()))
+
+
+def combined(document: Document, folder: Path, changes: Sequence[Override]) -> Document:
+    """The file's document with the changes on top, every path made absolute from where it was written."""
+    document = _without_displaced(document, [change.path for change in changes])
+    layers = [(document, folder), *((change.document, Path()) for change in changes)]
+    with_files = any("train" in section_of(layer, "data") for layer, _ in layers)
+    result: Document = {}
+    for layer, start in layers:
+        result = _merged(result, _with_absolute_paths(layer, start, with_files=with_files))
+    return result
+
+
+def _without_displaced(document: Document, changed: Sequence[tuple[str, ...]]) -> Document:
+    """The file's document without its source of data, if an override sets another kind of source."""
+    data = section_of(document, "data")
+    if not any(("data", source) in changed and source not in data for source in _SOURCES):
+        return document
+    return {**document, "data": {key: value for key, value in data.items() if key not in _OF_ONE_SOURCE}}
+
+
+def section_of(document: Document, name: str) -> Document:
+    section = document.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _merged(below: Document, above: Document) -> Document:
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        merged[key] = _merged(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _with_absolute_paths(document: Document, start: Path, *, with_files: bool) -> Document:
+    """The document with paths joined to ``start``; beside a folder or hub data set, ``validation`` is a name."""
+    for section, key in (*_PATHS, *_NAMES_OR_FOLDERS):
+        value = section_of(document, section).get(key)
+        if value is None or (key == "validation" and not with_files):
+            continue
+        only_folders = (section, key) in _NAMES_OR_FOLDERS
+        document = {**document, section: {**document[section], key: _absolute(value, start, only_folders)}}
+    return document
+
+
+def _absolute(value: Any, start: Path, only_folders: bool) -> Any:
+    if isinstance(value, dict):
+        return {key: _absolute(item, start, only_folders) for key, item in value.items()}
+    if not isinstance(value, str) or not value:
+        return value
+    path = os.path.abspath(start / os.path.expanduser(value))
+    return path if not only_folders or is_folder(Path(path)) else value

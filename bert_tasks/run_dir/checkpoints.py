@@ -1,0 +1,248 @@
+"""The checkpoints of a run: how one is written whole, found again, verified and thinned out.
+
+Owns the folder ``checkpoints/`` of a run: ``ckpt-N`` after N optimizer steps, each with weights and optimizer moments
+in safetensors and everything else in JSON (no pickle is written or read), and a manifest with the sha256 of every file.
+Must not know what the state means.
+
+Written so that it is found whole or not at all, whatever is killed when: files into a folder under another name, each
+flushed to the disk; the manifest last; then the rename; then the pointers ``latest`` and ``best``; old ones go at the
+end.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bert_tasks.checkpoints.load import checked_file, read_json, read_safetensors
+from bert_tasks.errors import CheckpointError
+from bert_tasks.paths import exists, is_folder, is_link
+from bert_tasks.storage import failure, sync
+
+FOLDER = "checkpoints"
+LATEST, BEST = "latest", "best"
+MANIFEST = "manifest.json"
+_WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+_FILES = (_WEIGHTS, _OPTIMIZER, _STATE)
+_NAME = re.compile(r"ckpt-([0-9]{1,18})")
+_LEFTOVER = re.compile(r"ckpt-[0-9]+\.(tmp|old)-[0-9]+|\.(latest|best)\.tmp-[0-9]+")
+_REPLACED = re.compile(r"(ckpt-[0-9]+)\.replaced-[0-9]+")
+_MOST_JSON_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """What a run needs to go on exactly where it was.
+
+    Attributes:
+        step: optimizer steps done.
+        weights, optimizer: tensors by parameter name; the optimizer's as ``name/key``.
+        progress: everything else, as JSON.
+    """
+
+    step: int
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    progress: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedCheckpoint:
+    """The newest checkpoint that verified. ``skipped``: what was newer and why it was not taken."""
+
+    path: Path
+    state: RunState
+    skipped: Sequence[str] = field(default_factory=tuple)
+
+
+def save_checkpoint(folder: Path, state: RunState, *, facts: Mapping[str, Any], best_step: int, keep_last: int) -> Path:
+    """Writes ``folder/ckpt-N`` and removes what is no longer kept: never this one, never the best of one that stays.
+
+    Args:
+        facts: about the run, for the manifest.
+        best_step: the step of the best model so far; its checkpoint stays. 0: none yet.
+        keep_last: how many of the newest stay.
+
+    Raises:
+        CheckpointError: it cannot be written. Those before it are untouched.
+    """
+    target = folder / f"ckpt-{state.step}"
+    staging = folder / f"{target.name}.tmp-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            _write(staging, state, {**facts, "best_step": best_step})
+            _publish(staging, target)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        _point(folder, LATEST, target.name)
+        if is_folder(folder / f"ckpt-{best_step}"):
+            _point(folder, BEST, f"ckpt-{best_step}")
+        _prune(folder, step=state.step, keep_last=keep_last)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{target}: cannot be written: {_told(error, folder, state)}") from error
+    return target
+
+
+def newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
+    """The newest checkpoint whose files are those that its manifest names; None if there is none at all.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none can be used.
+    """
+    skipped: list[str] = []
+    for path in reversed(checkpoints(folder)):
+        try:
+            return LoadedCheckpoint(path=path, state=_verified(path), skipped=tuple(skipped))
+        except CheckpointError as error:
+            skipped.append(str(error))
+        except OSError as error:
+            skipped.append(f"{path} cannot be read: {error.strerror}")
+    if skipped:
+        raise CheckpointError(
+            "no checkpoint can be used: " + "; ".join(skipped) + ". Bring one back, or --overwrite to start again"
+        )
+    return None
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The committed checkpoints, oldest first."""
+    if not is_folder(folder):
+        return []
+    named = [(found, path) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name)) and is_folder(path)]
+    return [path for _, path in sorted(named, key=lambda pair: int(pair[0][1]))]
+
+
+def sweep(folder: Path) -> None:
+    """Removes what killed runs left half-written. Only for who holds the run's lock."""
+    if not is_folder(folder):
+        return
+    for path in folder.iterdir():
+        replaced = _REPLACED.fullmatch(path.name)
+        if replaced and not exists(folder / replaced[1]):
+            path.rename(folder / replaced[1])  # killed between the two renames: its successor never got the name
+        elif replaced or _LEFTOVER.fullmatch(path.name):
+            shutil.rmtree(path) if is_folder(path) and not is_link(path) else path.unlink()
+
+
+def remove_all(folder: Path) -> None:
+    """Removes the checkpoints of an earlier run; foreign files stay, and with them the folder."""
+    sweep(folder)
+    for path in checkpoints(folder):
+        _remove(path)
+    if is_folder(folder):
+        for name in (LATEST, BEST):
+            (folder / name).unlink(missing_ok=True)
+        if not any(folder.iterdir()) and not is_link(folder):
+            folder.rmdir()
+
+
+def read_weights(folder: Path, step: int) -> dict[str, Tensor]:
+    """The weights of one checkpoint, by parameter name.
+
+    Raises:
+        CheckpointError: it is gone or damaged.
+    """
+    path = folder / f"ckpt-{step}"
+    try:
+        return dict(_verified(path).weights)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _write(staging: Path, state: RunState, facts: Mapping[str, Any]) -> None:
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    progress = json.dumps(state.progress, indent=1, ensure_ascii=False, allow_nan=False)
+    (staging / _STATE).write_text(progress + "\n", encoding="utf-8")
+    mode = (staging / _STATE).stat().st_mode & 0o777  # safetensors makes its files private; the umask decides here
+    for name, tensors in ((_WEIGHTS, state.weights), (_OPTIMIZER, state.optimizer)):
+        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, staging / name)
+        (staging / name).chmod(mode)
+    for name in _FILES:
+        sync(staging / name)
+    files = {name: {"sha256": _digest(staging / name), "size": (staging / name).stat().st_size} for name in _FILES}
+    manifest = {"step": state.step, **facts, "files": files}
+    text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False)
+    (staging / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    sync(staging / MANIFEST)
+    sync(staging)
+
+
+def _publish(staging: Path, target: Path) -> None:
+    """Gives the folder its name. One that has it is damaged and was skipped, or lacks the evaluation after its step."""
+    replaced = target.with_name(f"{target.name}.replaced-{os.getpid()}")
+    if exists(target):
+        target.rename(replaced)
+    staging.rename(target)
+    if exists(replaced):
+        shutil.rmtree(replaced)
+    sync(target.parent)
+
+
+def _prune(folder: Path, *, step: int, keep_last: int) -> None:
+    """Removes all but the newest ``keep_last`` and the best of each. What is newer than ``step`` stays."""
+    known = [path for path in checkpoints(folder) if int(path.name.removeprefix("ckpt-")) <= step]
+    best = {f"ckpt-{_best_step(path)}" for path in known[-keep_last:]}
+    for path in known[:-keep_last]:
+        if path.name not in best:
+            _remove(path)
+
+
+def _best_step(path: Path) -> object:
+    try:
+        return read_json(checked_file(path, MANIFEST), max_bytes=_MOST_JSON_BYTES).get("best_step")
+    except CheckpointError:
+        return None
+
+
+def _remove(path: Path) -> None:
+    """Renames first: a kill in between must not leave a checkpoint that lacks files."""
+    doomed = path.with_name(f"{path.name}.old-{os.getpid()}")
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _point(folder: Path, name: str, target: str) -> None:
+    """A small file that names a checkpoint, for people and scripts; resuming goes by the manifests."""
+    temporary = folder / f".{name}.tmp-{os.getpid()}"
+    temporary.write_text(target + "\n", encoding="utf-8")
+    temporary.replace(folder / name)
+
+
+def _verified(path: Path) -> RunState:
+    manifest = read_json(checked_file(path, MANIFEST), max_bytes=_MOST_JSON_BYTES)
+    files, step = manifest.get("files"), manifest.get("step")
+    if not isinstance(files, dict) or path.name != f"ckpt-{step}":
+        raise CheckpointError(f"{path / MANIFEST} is not the manifest of {path.name}")
+    for name in _FILES:
+        file, stated = checked_file(path, name), files.get(name)
+        if not isinstance(stated, dict) or stated.get("sha256") != _digest(file):
+            raise CheckpointError(f"{file} is damaged: its content is not what the manifest says")
+    return RunState(
+        step=int(path.name.removeprefix("ckpt-")),
+        weights=read_safetensors(path / _WEIGHTS),
+        optimizer=read_safetensors(path / _OPTIMIZER),
+        progress=read_json(path / _STATE, max_bytes=_MOST_JSON_BYTES),
+    )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _told(error: OSError | SafetensorError, folder: Path, state: RunState) -> str:
+    """Why it failed, and what the run can go on from when that is mended."""
+    reason = failure(error, folder, [*state.weights.values(), *state.optimizer.values()])
+    kept = checkpoints(folder)
+    return f"{reason}. The run can go on from {kept[-1].name}" if kept else reason

@@ -1,0 +1,73 @@
+"""The model that evaluation and prediction run: one whose head is trained.
+
+Owns what is refused or understood differently from a model to train. Must not know files of rows or devices.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_tasks.data.readers import ReadOptions, column_names, rows_in_memory
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model.exported import ExportedModel, is_exported
+from bert_tasks.model.inputs import Data
+from bert_tasks.model.pretrained import load_task_model
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import PairClassification, SequenceClassification
+from bert_tasks.tasks.base import Task
+
+
+def load_trained(
+    model: TaskModel | str | Path,
+    *,
+    task: str | type[Task] | None,
+    settings: Mapping[str, Any] | None,
+    reading: ReadOptions,
+    revision: str | None,
+    data: Data | None = None,
+) -> TaskModel:
+    """The model, whose head must be complete; an exported folder gives a model that onnxruntime runs.
+
+    A folder of transformers does not say whether its classifier reads one text or two: the columns to read do, or those
+    of ``data``.
+
+    Raises:
+        CheckpointError: the head, or a part of it, is not in the files.
+        UsageError: a setting is not one of the task's.
+    """
+    if isinstance(model, TaskModel):
+        if settings:
+            raise UsageError(
+                "settings change a model that is loaded from files; of a model in memory replace model.task"
+            )
+        return model
+    if is_exported(model):
+        return ExportedModel.from_pretrained(model, task=task, **({} if settings is None else settings))
+    loaded = load_task_model(
+        TaskModel,
+        model,
+        task=task,
+        revision=revision,
+        given={} if settings is None else settings,
+        served_as=lambda kind: PairClassification if _has_pairs(kind, data, reading) else kind,
+    )
+    if loaded.load_report is not None and loaded.load_report.new:
+        raise CheckpointError(
+            f"{model} has no trained head for {loaded.task.name} ({', '.join(loaded.load_report.new)} would be new): "
+            "train it first, or choose another model"
+        )
+    return loaded
+
+
+def _has_pairs(kind: type[Task], data: Data | None, reading: ReadOptions) -> bool:
+    if kind is not SequenceClassification:
+        return False
+    if reading.has("text_pair"):
+        return True
+    if data is None or data == "-":
+        return False
+    if isinstance(data, str | Path):
+        return "text_pair" in column_names(Path(data), reading)
+    first = next(iter(data if isinstance(data, RowTable) else rows_in_memory(data)), {})
+    return (isinstance(first, tuple) and len(first) == 2) or (isinstance(first, Mapping) and "text_pair" in first)

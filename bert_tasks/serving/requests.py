@@ -1,0 +1,345 @@
+"""The body of a request, read as rows: JSON, then the task's schema, then the form that the task reads.
+
+Owns what a fault in a body is for a caller: a status, and where the first fault is. Reading stops there, so that the
+work is bounded by the size of the body and not by the number of its faults. What a caller sent is never sent back. Must
+not know HTTP or the event loop.
+
+The types of /predict: what a request of a task holds, what its answers look like, and example rows.
+
+Owns validation of callers' JSON, with its limits. A task that is not known here by its class gets types made of its
+columns, and answers without a schema. Must not know HTTP.
+"""
+
+import gc
+import json
+from collections.abc import Mapping, Sequence
+from types import GenericAlias, MappingProxyType
+from typing import Annotated, Any, ClassVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    StrictInt,
+    StringConstraints,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from bert_tasks.data.columns import Column, Row, text_of_words, with_words
+from bert_tasks.data.stored_reading import renamed_row
+from bert_tasks.errors import DataError
+from bert_tasks.model.predicting import canonical_row
+from bert_tasks.serving.connections import Limits
+from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
+from bert_tasks.tasks.base import Task
+
+_LONGEST_KEY = 100
+_UNREADABLE = "the body is not JSON that can be read: nested too deeply, a number too long, or not UTF-8"
+_MESSAGES = {  # in place of pydantic's own, where those say too little to a caller
+    "json_invalid": "not JSON; the number is the place of the first character that does not fit",
+    "model_type": "expected an object with the task's columns, sent as application/json",
+    "string_unicode": "half a character (a lone surrogate such as \\ud800); replace it",
+    "missing_body": "Field required",
+    "extra_forbidden": "Extra inputs are not permitted",
+}
+
+
+class BodyError(Exception):
+    """A body that cannot be answered.
+
+    Args:
+        status: 400 where the body cannot be read as JSON at all, else 422.
+        detail: what the caller is told.
+    """
+
+    def __init__(self, status: int, detail: str | list[dict[str, Any]]) -> None:
+        super().__init__(status)
+        self.status, self.detail = status, detail
+
+
+class BodyReader:
+    """Reads bodies for one task.
+
+    Args:
+        columns: the task's columns -> the names of the training data, which rows may have instead.
+    """
+
+    def __init__(self, task: Task, limits: Limits, columns: Mapping[str, str]) -> None:
+        self._schema: TypeAdapter[Any] = TypeAdapter(request_schema(task, limits, columns))
+        self._columns = [column for column in task.columns if not column.is_target]
+
+    def rows(self, body: bytes, content_type: str) -> tuple[list[Row], bool]:
+        """The rows as the task reads them, and whether they were sent as a list.
+
+        Raises:
+            BodyError: with the first fault; several only where they are in the same row.
+        """
+        if not body:
+            raise _fault((), "missing_body", "missing")
+        if not _is_json(content_type):
+            raise _fault((), "model_type")
+        content = _parsed(body)
+        if isinstance(content, dict) and INPUTS in content and len(content) > 1:
+            # pydantic would list every one of them
+            raise _fault((next(key for key in content if key != INPUTS),), "extra_forbidden")
+        try:
+            rows, several = rows_of(self._schema.validate_python(content))
+            return [canonical_row(row, self._columns, number) for number, row in enumerate(rows)], several
+        except ValidationError as error:
+            faults = error.errors(include_url=False, include_context=False, include_input=False)
+            raise BodyError(422, [_described(fault["loc"], fault["type"], fault["msg"]) for fault in faults]) from None
+        except DataError as error:
+            raise BodyError(422, [_described((), "value_error", str(error))]) from None
+
+
+def _parsed(body: bytes) -> Any:
+    collects = gc.isenabled()
+    gc.disable()  # JSON has no cycles; for its many lists the whole memory would be searched for some, again and again
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError as error:
+        raise _fault((error.pos,), "json_invalid") from None
+    except (ValueError, RecursionError):  # UnicodeDecodeError; an integer of more digits than Python reads
+        raise BodyError(400, _UNREADABLE) from None
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _is_json(content_type: str) -> bool:
+    kind, _, subtype = content_type.partition(";")[0].strip().lower().partition("/")
+    return kind == "application" and (subtype == "json" or subtype.endswith("+json"))
+
+
+def _fault(place: Sequence[str | int], message: str, kind: str | None = None) -> BodyError:
+    return BodyError(422, [_described(place, message if kind is None else kind, _MESSAGES[message])])
+
+
+def _described(place: Sequence[str | int], kind: str, message: str) -> dict[str, Any]:
+    return {"loc": ["body", *_path(place)], "msg": _MESSAGES.get(kind, message), "type": kind}
+
+
+def _path(place: Sequence[str | int]) -> list[str | int]:
+    """The keys and positions that lead to a fault. Keys are the caller's own: cut, and never half a character."""
+    steps = place[1:] if place and place[0] in (ONE, MANY) else place
+    return [step if isinstance(step, int) else step[:_LONGEST_KEY].encode(errors="replace").decode() for step in steps]
+
+
+INPUTS = "inputs"  # the key of several rows
+ONE, MANY = "(one row)", "(several rows)"  # tags of the two forms of a request; errors do not show them
+
+
+class LabelAnswer(BaseModel):
+    """The most probable label, its probability, and every label's."""
+
+    label: str
+    score: float
+    scores: dict[str, float]
+
+
+class LabelsAnswer(LabelAnswer):
+    """``labels``: those whose probability reaches their threshold."""
+
+    labels: list[str]
+
+
+class NumberAnswer(BaseModel):
+    """The number that the model predicts."""
+
+    score: float
+
+
+class Entity(BaseModel):
+    """``start`` and ``end`` count characters of the row's text; without one of its words with a space between them."""
+
+    entity_group: str
+    score: float
+    word: str
+    start: int
+    end: int
+
+
+class TagsAnswer(BaseModel):
+    """A tag and its probability for every word, and the entities that the tags mark."""
+
+    words: list[str]
+    tags: list[str]
+    scores: list[float]
+    entities: list[Entity]
+
+
+class Candidate(BaseModel):
+    """A part of the context; "" at 0 is "no answer"."""
+
+    text: str
+    score: float
+    start: int
+    end: int
+    start_logit: float
+    end_logit: float
+
+
+class SpanAnswer(BaseModel):
+    """``context[start:end]``; "" at 0: there is no answer."""
+
+    id: str | None = None
+    answer: str
+    start: int
+    end: int
+    score: float
+    null_score: float | None = None
+    null_odds: float | None = None
+    n_best: list[Candidate]
+
+
+class _SingleText(BaseModel):
+    """A text, and no second one: a folder of transformers does not say how many its classifier reads."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_text(cls, row: Any) -> Any:
+        if isinstance(row, Mapping) and row.get("text_pair") is not None:
+            raise PydanticCustomError(
+                "text_pair",
+                "text_pair is not read: the model is served as one of single texts; if it reads pairs, "
+                "its operator starts it with --task pair-classification",
+            )
+        return row
+
+
+class _Envelope(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
+def answer_schema(task: Task) -> Any:
+    """The type of one prediction."""
+    if isinstance(task, TokenClassification):
+        return TagsAnswer
+    if isinstance(task, SpanExtraction):
+        return SpanAnswer
+    if isinstance(task, SequenceClassification | PairClassification):
+        kinds = {"regression": NumberAnswer, "multi_label_classification": LabelsAnswer}
+        return kinds.get(task.problem_type, LabelAnswer)
+    return dict[str, Any]
+
+
+def answers_schema(task: Task) -> type[BaseModel]:
+    """The type of the answer to a list of rows."""
+    predictions: Any = (GenericAlias(list, (answer_schema(task),)), ...)
+    return create_model("Predictions", predictions=predictions)
+
+
+def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """One row, or ``{"inputs": [rows]}``; which of them it is decides which errors a caller reads.
+
+    Args:
+        names: the task's columns -> the names of the training data, which a row may have instead.
+    """
+    columns = [column for column in task.columns if not column.is_target]
+    fields: dict[str, Any] = {column.name: _field(column, limits) for column in columns}
+    # A task of one's own may read it.
+    base = _SingleText if isinstance(task, SequenceClassification) and "text_pair" not in fields else BaseModel
+    others = [f"{name} may be called {names[name]}" for name in fields if name in names]
+    told = "; ".join([f"What {task.name} reads; other keys are not read", *others])
+    made = create_model("Row", __base__=base, __doc__=f"{told}.", **fields)
+    shown = create_model("Row", __base__=base, __doc__=f"{told}.", **_either(columns, fields))
+    row: Any = Annotated[made, BeforeValidator(_reader(columns, names), json_schema_input_type=shown)]
+    inputs = Annotated[list[row], Field(min_length=1, max_length=limits.max_rows), FailFast()]
+    rows = create_model("Rows", __base__=_Envelope, __doc__="Several rows.", inputs=(inputs, ...))
+    return Annotated[Annotated[row, Tag(ONE)] | Annotated[rows, Tag(MANY)], Discriminator(_form)]
+
+
+def _reader(columns: Sequence[Column], names: Mapping[str, str]) -> Any:
+    """A validator that gives a row the task's names, and the words of its text where it has no words."""
+
+    def read(row: Any) -> Any:
+        return with_words(renamed_row(row, names), columns, {}) if isinstance(row, Mapping) else row
+
+    return read
+
+
+def _either(columns: Sequence[Column], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, of which words need not be there if there may be a text in their place."""
+    words, _ = text_of_words(columns)
+    if words is None:
+        return dict(fields)
+    return {**fields, words.name: (fields[words.name][0], None)}
+
+
+def rows_of(body: BaseModel) -> tuple[list[Row], bool]:
+    """The rows of a request, and whether it was a list."""
+    content = body.model_dump(exclude_none=True)
+    return (content[INPUTS], True) if isinstance(body, _Envelope) else ([content], False)
+
+
+def _form(body: Any) -> str:
+    return MANY if isinstance(body, dict) and INPUTS in body else ONE
+
+
+def _field(column: Column, limits: Limits) -> tuple[Any, Any]:
+    most = limits.max_characters
+    text = Annotated[str, StringConstraints(max_length=most)]
+    kinds: dict[str, Any] = {
+        "id": text | StrictInt,
+        "words": Annotated[list[text], Field(max_length=most), FailFast(), AfterValidator(_shorter_than(most))],
+    }
+    kind = kinds.get(column.kind, text)
+    return (kind, ...) if column.required else (kind | None, None)
+
+
+def _shorter_than(most: int) -> Any:
+    def check(words: list[str]) -> list[str]:
+        characters = sum(map(len, words))  # as many as a text has at most whose words these are
+        if characters > most:
+            raise ValueError(f"the words have {characters} characters, at most {most} are read")
+        return words
+
+    return check
+
+
+_TEXTS = (
+    "The room was clean and the staff were kind.",
+    "We waited an hour and the soup was cold.",
+    "The train leaves at nine from platform two.",
+)
+_PAIRS = (
+    ("A man is playing a guitar on stage.", "Someone is making music."),
+    ("The shop closes at six.", "The shop is open all night."),
+    ("Two dogs run through the snow.", "Animals are outdoors."),
+)
+_SENTENCES = (
+    "Ada Lovelace met Charles Babbage in London in 1833 .",
+    "The European Commission met in Brussels on Monday .",
+    "Please book a table at Luigi 's for four on Friday evening .",
+)
+_NOTICE = (
+    "The library opens at nine on weekdays and at ten on Saturdays. It is closed on Sundays. "
+    "Members may borrow six books for three weeks."
+)
+_QUESTIONS = (
+    "When does the library open on Saturdays?",
+    "How many books may members borrow?",
+    "Who founded the library?",
+)
+
+
+def example_rows(task: Task) -> Sequence[Row]:
+    """Rows to try a model with; in plain English, because nothing is known of what it was trained on."""
+    if isinstance(task, TokenClassification):
+        return [{"words": text.split()} for text in _SENTENCES]
+    if isinstance(task, SpanExtraction):
+        return [{"question": question, "context": _NOTICE} for question in _QUESTIONS]
+    if isinstance(task, PairClassification):
+        return [{"text": text, "text_pair": pair} for text, pair in _PAIRS]
+    given: Mapping[str, Any] = {"words": _SENTENCES[0].split()}
+    columns = [column for column in task.columns if column.required]
+    return [{column.name: given.get(column.kind, text) for column in columns} for text in _TEXTS]

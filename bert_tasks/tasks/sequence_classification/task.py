@@ -1,0 +1,463 @@
+"""Sequence classification: one class, several labels, or a number for each text.
+
+Owns how texts become windows, how logits become predictions and what the loss is. A text longer than ``max_length`` is
+cut, or read in overlapping windows whose logits are averaged before the loss and before the prediction.
+
+Shape legend: B sequences (windows), S samples (rows), L labels.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, ClassVar, Literal, Self, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.columns import Column, Row
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import Head, Pooling, PoolingHead, SequenceHead
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.metrics.classification import (
+    classification_metrics,
+    label_table,
+    multilabel_metrics,
+    regression_metrics,
+    tune_thresholds,
+)
+from bert_tasks.metrics.tables import MetricTable
+from bert_tasks.tasks.base import (
+    Feature,
+    LossSum,
+    Prediction,
+    Task,
+    label_places,
+    sole_prediction,
+)
+
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+
+_NO_SPREAD = 0.01  # of the labels' range: predicted numbers that differ by less count as one number
+_CLASSES: tuple[ProblemType, ...] = ("single_label_classification", "multi_label_classification")
+# The fields that only some problems have.
+_APPLY_TO: Mapping[str, tuple[ProblemType, ...]] = {
+    "labels": _CLASSES,
+    "class_weights": _CLASSES,
+    "label_smoothing": ("single_label_classification",),
+    "thresholds": ("multi_label_classification",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequencePrediction(Prediction):
+    """The answer for one text, with the field names of transformers' text-classification pipeline.
+
+    Attributes:
+        label: the most probable label; None for regression.
+        score: its probability (softmax; sigmoid for several labels), or the predicted number.
+        scores: every label's probability; empty for regression.
+        labels: several labels only: those whose probability reaches their threshold, in label order.
+        logits: every label's logit, in label order, if they were asked for; of regression the predicted number.
+    """
+
+    label: str | None
+    score: float
+    scores: Mapping[str, float]
+    labels: tuple[str, ...] | None = None
+    logits: tuple[float, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        asked = {} if self.logits is None else {"logits": list(self.logits)}
+        return self._answer() | asked
+
+    def _answer(self) -> dict[str, Any]:
+        if self.label is None:
+            return {"score": self.score}
+        chosen = {} if self.labels is None else {"labels": list(self.labels)}
+        return {"label": self.label, **chosen, "score": self.score, "scores": dict(self.scores)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceClassification(Task):
+    """Settings of sequence classification.
+
+    Attributes:
+        problem_type: as in transformers' config. For ``regression`` there are no labels.
+        pooling: ``cls`` is the family's own head; mean, max and attention read all tokens of the last layer.
+        long_texts: ``truncate`` cuts at ``max_length``; ``windows`` reads everything.
+        doc_stride: the OVERLAP of two neighbouring windows in tokens, as in transformers.
+        class_weights: one weight per label, or ``balanced`` (rows / (labels x rows of the label), from the training
+            rows); for several labels they weigh the positive examples (``balanced``: negatives / positives).
+        balanced_weights: what ``balanced`` came to on the training rows, one per label.
+        label_smoothing: share of the target spread evenly over all labels (single label only).
+        thresholds: one per label, tuned on validation (several labels only); empty: 0.5.
+    """
+
+    name: ClassVar[str] = "sequence-classification"
+    aliases: ClassVar[tuple[str, ...]] = ("text-classification", "sentiment-analysis")
+    tuned: ClassVar[tuple[str, ...]] = ("balanced_weights", "thresholds")
+    problem_type: ProblemType = "single_label_classification"
+    pooling: Pooling = "cls"
+    long_texts: Literal["truncate", "windows"] = "truncate"
+    doc_stride: int = 32
+    class_weights: Literal["balanced"] | tuple[float, ...] | None = None
+    label_smoothing: float = 0.0
+    balanced_weights: tuple[float, ...] = ()
+    thresholds: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        single, several = self.problem_type == "single_label_classification", self._several
+        if isinstance(self.class_weights, str) and self.class_weights != "balanced":
+            raise ValueError(f"class_weights is {self.class_weights!r}, expected 'balanced' or one weight per label")
+        if self._regression and (self.labels or self.class_weights is not None):
+            raise ValueError("labels and class_weights do not apply to problem_type = 'regression'")
+        if self.labels and len(self.labels) < (2 if single else 1):
+            raise ValueError(f"labels holds {len(self.labels)} name, a classifier needs at least 2")
+        if not 0.0 <= self.label_smoothing < 1.0 or (self.label_smoothing and not single):
+            raise ValueError("label_smoothing is a share from 0 to below 1, for single-label classification only")
+        if self.long_texts == "windows" and not 0 <= self.doc_stride < self.max_length - 2:
+            raise ValueError(
+                f"doc_stride is {self.doc_stride}: windows of {self.max_length} tokens (two of them special) "
+                f"can overlap by 0 to {self.max_length - 3}"
+            )
+        if isinstance(self.class_weights, tuple):
+            self._check_weights("class_weights", self.class_weights)
+        if self.balanced_weights:
+            if self.class_weights != "balanced":
+                raise ValueError("balanced_weights are fitted to the training rows where class_weights = 'balanced'")
+            self._check_weights("balanced_weights", self.balanced_weights)
+        if self.thresholds and (not several or len(self.thresholds) != len(self.labels)):
+            raise ValueError("thresholds: one per label, for multi-label classification only")
+
+    def _check_weights(self, name: str, weights: tuple[float, ...]) -> None:
+        if len(weights) != len(self.labels):
+            raise ValueError(f"{name} holds {len(weights)} weights for {len(self.labels)} labels")
+        if min(weights) < 0 or max(weights) == 0:
+            raise ValueError(f"{name} must not be negative, and not all 0")
+
+    @property
+    def _several(self) -> bool:
+        return self.problem_type == "multi_label_classification"
+
+    @property
+    def _regression(self) -> bool:
+        return self.problem_type == "regression"
+
+    @property
+    def _target(self) -> Column:
+        if self._regression:
+            return Column(name="label", kind="number", required=False)
+        if self._several:
+            return Column(name="labels", kind="labels", required=False)
+        return Column(name="label", kind="label", required=False)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(name="text", kind="text"), self._target)
+
+    @property
+    def primary_metric(self) -> str:
+        return {"regression": "pearson", "multi_label_classification": "f1"}.get(self.problem_type, "accuracy")
+
+    @property
+    def hf_head(self) -> Literal["sequence"] | None:
+        return "sequence" if self.pooling == "cls" else None
+
+    @property
+    def hf_config(self) -> dict[str, Any]:
+        labels = ("LABEL_0",) if self._regression else self.labels
+        return {
+            "id2label": {str(index): label for index, label in enumerate(labels)},
+            "label2id": {label: index for index, label in enumerate(labels)},
+            "problem_type": self.problem_type,
+        }
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
+        """Without a problem type one label means regression, as transformers infers it."""
+        names = labels if labels else ("LABEL_0", "LABEL_1")  # transformers' default: two classes
+        stated = hf_config.get("problem_type")
+        inferred = "regression" if len(names) == 1 else "single_label_classification"
+        problem = inferred if stated is None else stated
+        fields = {"problem_type": problem, "max_length": min(cls.max_length, usable_length)}
+        return fields if problem == "regression" else {**fields, "labels": names}
+
+    @classmethod
+    def compatible_fields(cls, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """What speaks of labels follows their order, and is left out where it does not apply to the given problem."""
+        kept = super().compatible_fields(known, given)
+        if given.get("labels") and kept.get("problem_type") == "regression":
+            del kept["problem_type"]  # who names classes wants a classifier
+        before = known.get("problem_type", cls.problem_type)
+        problem = {**kept, **given}.get("problem_type", cls.problem_type)
+        kept = {name: value for name, value in kept.items() if problem in _APPLY_TO.get(name, (problem,))}
+        if problem != before or given.get("class_weights", "balanced") != "balanced":
+            kept.pop("balanced_weights", None)  # they were computed for other settings
+        theirs = known.get("labels", ())
+        ours = given.get("labels", theirs)
+        return kept if ours == theirs else {**kept, **_per_label(kept, label_places(theirs, ours))}
+
+    def head(self, config: EncoderConfig) -> Head:
+        if not self._regression and not self.labels:
+            raise UsageError("sequence classification needs labels, e.g. labels=['negative', 'positive']")
+        outputs = 1 if self._regression else len(self.labels)
+        if self.pooling == "cls":
+            return SequenceHead(config, outputs)
+        return PoolingHead(config, outputs, pooling=self.pooling)
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        return self.text_features([row["text"] for row in rows], None, rows, tokenizer)
+
+    def text_features(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+        rows: Sequence[Row],
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> list[Feature]:
+        """Windows of texts (or pairs of texts). Special tokens written in a text stay plain characters."""
+        windows = self.long_texts == "windows"
+        encoding = tokenizer(
+            list(texts),
+            None if pairs is None else list(pairs),
+            truncation=True,
+            max_length=self.max_length,
+            stride=self.doc_stride if windows else 0,
+            return_overflowing_tokens=windows,
+            return_token_type_ids=True,
+            return_attention_mask=False,
+            padding=False,
+            split_special_tokens=True,
+        )
+        sources: Sequence[int] = encoding["overflow_to_sample_mapping"] if windows else range(len(texts))
+        lost = {} if windows else self._lost_tokens(encoding["input_ids"], texts, pairs, tokenizer)
+        return [
+            Feature(
+                row=row,
+                input_ids=encoding["input_ids"][position],
+                token_type_ids=encoding["token_type_ids"][position],
+                labels=self._labels(rows[row]) if position == 0 or sources[position - 1] != row else None,
+                lost_tokens=lost.get(row, 0),
+            )
+            for position, row in enumerate(sources)
+        ]
+
+    def _lost_tokens(
+        self,
+        kept: Sequence[Sequence[int]],
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> dict[int, int]:
+        """Row -> tokens that truncation cut off. Only rows that fill ``max_length`` are read again, in full.
+
+        The tokenizer's own overflow cannot be counted: of a pair it holds every combination of both texts' parts.
+        """
+        full = [row for row, ids in enumerate(kept) if len(ids) == self.max_length]
+        if not full:
+            return {}
+        encoding = tokenizer(
+            [texts[row] for row in full],
+            None if pairs is None else [pairs[row] for row in full],
+            return_attention_mask=False,
+            split_special_tokens=True,
+            verbose=False,
+        )
+        return {row: len(ids) - self.max_length for row, ids in zip(full, encoding["input_ids"], strict=True)}
+
+    def _labels(self, row: Row) -> list[float] | None:
+        """The row's targets as numbers: a class index, a 0/1 vector, or the number itself."""
+        value = row.get(self._target.name)
+        if value is None:
+            return None
+        if self._regression:
+            return [float(value)]
+        chosen = set(value) if self._several else {value}
+        unknown = sorted(chosen.difference(self.labels))
+        if unknown:
+            raise DataError(f"unknown label {unknown[0]!r}; the labels are {', '.join(map(repr, self.labels))}")
+        if self._several:
+            return [float(label in chosen) for label in self.labels]
+        return [float(self.labels.index(value))]
+
+    def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
+        """Sum over labelled samples; see DESIGN: the count is what transformers' mean divides by."""
+        samples, labelled = self._labelled(sample_logits(logits, batch.windows), batch)
+        if not labelled:
+            return LossSum(total=logits.sum() * 0.0, count=logits.new_zeros(()))
+        labels = batch.labels.view(labelled, -1)  # [S, 1] or [S, L]
+        match self.problem_type:
+            case "regression":
+                total = F.mse_loss(samples.squeeze(-1), labels.squeeze(-1).to(samples.dtype), reduction="sum")
+                return LossSum(total=total, count=samples.new_full((), labelled))
+            case "multi_label_classification":
+                total = F.binary_cross_entropy_with_logits(
+                    samples, labels.to(samples.dtype), pos_weight=self._weights(samples), reduction="sum"
+                )
+                return LossSum(total=total, count=samples.new_full((), samples.numel()))
+            case "single_label_classification":
+                return self._cross_entropy(samples, labels.squeeze(-1).long())
+
+    def _labelled(self, samples: Tensor, batch: PackedBatch) -> tuple[Tensor, int]:
+        """``[S, L]`` logits of the samples that have a target, and how many there are."""
+        starts = [0]
+        for count in batch.windows[:-1]:
+            starts.append(starts[-1] + count)
+        labelled = [sample for sample, start in enumerate(starts) if batch.label_counts[start]]
+        if len(labelled) < len(starts):
+            samples = samples.index_select(0, torch.tensor(labelled, dtype=torch.long, device=samples.device))
+        return samples, len(labelled)
+
+    def _cross_entropy(self, samples: Tensor, labels: Tensor) -> LossSum:
+        weights = self._weights(samples)
+        total = F.cross_entropy(samples, labels, weight=weights, reduction="sum", label_smoothing=self.label_smoothing)
+        count = samples.new_full((), len(labels)) if weights is None else weights.index_select(0, labels).sum()
+        return LossSum(total=total, count=count)
+
+    def _weights(self, like: Tensor) -> Tensor | None:
+        if self.class_weights is None:
+            return None
+        weights = self.balanced_weights if self.class_weights == "balanced" else self.class_weights
+        if not weights:
+            raise UsageError("class_weights = 'balanced' needs the training rows: call task.fitted_to(rows) first")
+        return torch.tensor(weights, dtype=like.dtype, device=like.device)
+
+    def fitted_to(self, rows: Iterable[Row]) -> Self:
+        """Computes what ``balanced`` class weights come to on these rows.
+
+        Raises:
+            DataError: a label has no training row, so that its weight would be infinite.
+        """
+        if self.class_weights != "balanced":
+            return self
+        given = (row.get(self._target.name) for row in rows)
+        values = [value for value in given if value is not None]
+        counts = Counter(label for value in values for label in (value if self._several else [value]))
+        absent = [label for label in self.labels if not counts[label]]
+        if absent:
+            raise DataError(f"class_weights = 'balanced': no training row has the label {absent[0]!r}")
+        if self._several:
+            return replace(self, balanced_weights=tuple((len(values) - counts[n]) / counts[n] for n in self.labels))
+        share = len(values) / len(self.labels)
+        return replace(self, balanced_weights=tuple(share / counts[name] for name in self.labels))
+
+    def decode(
+        self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> list[SequencePrediction]:
+        if not rows:
+            return []
+        samples = _row_logits(summaries, features)  # [S, L]
+        if self._regression:
+            return [SequencePrediction(label=None, score=value, scores={}) for value in samples[:, 0].tolist()]
+        probabilities = torch.sigmoid(samples) if self._several else torch.softmax(samples, dim=-1)
+        return [self._prediction(row) for row in probabilities.tolist()]
+
+    def with_logits(
+        self, predictions: Sequence[Prediction], summaries: Sequence[Tensor], features: Sequence[Feature]
+    ) -> Sequence[Prediction]:
+        if not predictions:
+            return predictions
+        answers = cast("Sequence[SequencePrediction]", predictions)
+        rows = _row_logits(summaries, features).tolist()
+        return [replace(answer, logits=tuple(row)) for answer, row in zip(answers, rows, strict=True)]
+
+    def _prediction(self, probabilities: list[float]) -> SequencePrediction:
+        scores = dict(zip(self.labels, probabilities, strict=True))
+        best = max(range(len(probabilities)), key=probabilities.__getitem__)
+        chosen = None
+        if self._several:
+            limits = self.thresholds if self.thresholds else (0.5,) * len(self.labels)
+            chosen = tuple(name for name, limit in zip(self.labels, limits, strict=True) if scores[name] >= limit)
+        return SequencePrediction(label=self.labels[best], score=probabilities[best], scores=scores, labels=chosen)
+
+    def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
+        pairs = self._answered(predictions, rows)
+        if self._regression:
+            return regression_metrics([float(value) for _, value in pairs], [guess.score for guess, _ in pairs])
+        if self._several:
+            truth = [[label in value for label in self.labels] for _, value in pairs]
+            guesses = [[label in _chosen(guess) for label in self.labels] for guess, _ in pairs]
+            return multilabel_metrics(truth, guesses, self.labels)
+        index = {label: position for position, label in enumerate(self.labels)}
+        references = [index[value] for _, value in pairs]
+        return classification_metrics(references, [index[str(guess.label)] for guess, _ in pairs], self.labels)
+
+    def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
+        """``f1`` and ``macro_f1`` are one number unless there are two classes; the more telling name stays."""
+        if self._several:  # f1 picks the best model, and untuned_f1 is compared with it
+            return label_table(metrics, self.labels, word="label", repeated={"macro_f1": "f1"})
+        repeated = {} if len(self.labels) == 2 or "macro_f1" not in metrics else {"f1": "macro_f1"}
+        return label_table(metrics, self.labels, word="class", repeated=repeated)
+
+    def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
+        """See ``Task``. Numbers count as equal if they differ by less than a hundredth of the labels' range."""
+        pairs = self._answered(predictions, rows)
+        if self._regression:
+            return _collapsed_numbers([guess.score for guess, _ in pairs], [float(value) for _, value in pairs])
+        if self._several:
+            chosen = sole_prediction((_chosen(guess) for guess, _ in pairs), (frozenset(value) for _, value in pairs))
+            if chosen is None:
+                return None
+            return (
+                f"predicts {', '.join(map(repr, chosen))} for every row" if chosen else "predicts no label for any row"
+            )
+        label = sole_prediction((guess.label for guess, _ in pairs), (value for _, value in pairs))
+        return None if label is None else f"predicts {label!r} for every row"
+
+    @property
+    def collapse_remedies(self) -> tuple[str, ...]:
+        return () if self._regression or self.class_weights is not None else ('class_weights = "balanced"',)
+
+    def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
+        """Several labels: the threshold of each label that gives it the best F1 on these rows."""
+        pairs = self._answered(predictions, rows)
+        if not self._several or not pairs:
+            return self
+        truth = [[label in value for label in self.labels] for _, value in pairs]
+        probabilities = [[guess.scores[label] for label in self.labels] for guess, _ in pairs]
+        return replace(self, thresholds=tune_thresholds(truth, probabilities))
+
+    def _answered(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> list[tuple[SequencePrediction, Any]]:
+        """Predictions beside their targets, for the rows that have one."""
+        answers = cast("Sequence[SequencePrediction]", predictions)
+        name = self._target.name
+        return [(a, row[name]) for a, row in zip(answers, rows, strict=True) if row.get(name) is not None]
+
+
+def _per_label(known: Mapping[str, Any], places: Sequence[int] | None) -> dict[str, Any]:
+    """The fields with a value for each label in another order of the labels; empty where the labels are others."""
+    moved: dict[str, Any] = {}
+    for name, nothing in (("class_weights", None), ("balanced_weights", ()), ("thresholds", ())):
+        values = known.get(name)
+        if isinstance(values, tuple) and values:
+            moved[name] = nothing if places is None else tuple(values[place] for place in places)
+    return moved
+
+
+def _collapsed_numbers(predictions: Sequence[float], labels: Sequence[float]) -> str | None:
+    if not predictions or max(predictions) - min(predictions) >= _NO_SPREAD * (max(labels) - min(labels)):
+        return None
+    return f"predicts a number close to {sum(predictions) / len(predictions):.4g} for every row"
+
+
+def _chosen(prediction: SequencePrediction) -> tuple[str, ...]:
+    return () if prediction.labels is None else prediction.labels
+
+
+def sample_logits(logits: Tensor, windows: Sequence[int]) -> Tensor:
+    """``[B, L] -> [S, L]`` mean over the windows of each sample."""
+    if len(windows) == logits.shape[0]:
+        return logits
+    return torch.segment_reduce(logits, "mean", lengths=torch.tensor(windows, device=logits.device))
+
+
+def _row_logits(summaries: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
+    """``[S, L]`` the logits of each row, those of its windows as one."""
+    starts = [i for i, feature in enumerate(features) if i == 0 or feature["row"] != features[i - 1]["row"]]
+    windows = [end - start for start, end in pairwise([*starts, len(features)])]
+    return sample_logits(torch.stack(list(summaries)), windows)

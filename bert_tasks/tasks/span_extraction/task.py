@@ -1,0 +1,449 @@
+"""Span extraction: the part of a context that answers a question, or that there is none.
+
+Owns the settings, features, loss, predictions and metrics of the task. How contexts are cut is in span_windows.py, how
+the best spans are found in span_search.py.
+
+Shape legend: R tokens of a batch, B windows, T tokens of the longest window, K n_best_size.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import isfinite
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.batching import Cuts
+from bert_tasks.data.columns import Column, Row
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import PerTokenHead
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.metrics.squad import squad_table, squad_v1_metrics, squad_v2_metrics, tune_null_threshold
+from bert_tasks.metrics.tables import MetricTable
+from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
+from bert_tasks.tasks.span_extraction.search import RankedSpans, Span, merge_windows, window_candidates
+from bert_tasks.tasks.span_extraction.windows import (
+    ContextTokens,
+    Frame,
+    answer_characters,
+    answer_tokens,
+    origins,
+    richest_windows,
+    token_ids,
+    tokenized_contexts,
+    window_ranges,
+)
+
+FEWEST_SPECIAL_TOKENS, MOST_SPECIAL_TOKENS = 3, 4  # around a pair; the most are RoBERTa's
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanPrediction(Prediction):
+    """The answer to one question, with the field names of transformers' former question-answering pipeline.
+
+    Attributes:
+        id: of the row, if it has one.
+        answer: ``context[start:end]``; "" at 0 says that there is no answer.
+        score: its probability among ``n_best``.
+        n_best: the best spans, best first; with ``version_2_with_negative`` "no answer" is among them.
+        best: the best span that is not empty, whatever the threshold says; "no answer" if there is none.
+        null_score: start and end logit of "no answer"; None without ``version_2_with_negative``, as is the next.
+        null_odds: ``null_score`` minus the score of ``best``; above the threshold the answer is "".
+    """
+
+    id: str | None
+    answer: str
+    start: int
+    end: int
+    score: float
+    n_best: Sequence[Span]
+    best: Span
+    null_score: float | None = None
+    null_odds: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        named = {} if self.id is None else {"id": self.id}
+        null = {} if self.null_odds is None else {"null_score": self.null_score, "null_odds": self.null_odds}
+        answer = {"answer": self.answer, "start": self.start, "end": self.end, "score": self.score}
+        return {**named, **answer, **null, "n_best": [_span_json(span) for span in self.n_best]}
+
+
+def _span_json(span: Span) -> dict[str, Any]:
+    fields = span._asdict()
+    return {"text": fields.pop("text"), "score": fields.pop("probability"), **fields}
+
+
+class _Question(NamedTuple):
+    """What the windows of a row are made of.
+
+    ``answer`` holds the first and last character (+ 1) of the tokens to find; None where there are none. ``answered``
+    says whether the row has an answer.
+    """
+
+    row: int
+    ids: list[int]
+    lost: int
+    context: ContextTokens
+    answer: tuple[int, int] | None
+    answered: bool
+    labelled: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanExtraction(Task):
+    """Settings of span extraction.
+
+    Attributes:
+        labels: none; leave it out.
+        max_length: of a window: question, part of the context, special tokens.
+        doc_stride: the OVERLAP of two neighbouring windows in tokens, as in transformers (in Google's BERT and in FARM
+            the word means the step from one to the next).
+        max_query_length: longer questions are cut to that many tokens, and counted.
+        n_best_size: answers per question; also how many starts and ends of a window are paired.
+        max_answer_length: in tokens.
+        version_2_with_negative: questions may have no answer (SQuAD 2.0).
+        null_threshold: "no answer" is given where the null odds exceed this; chosen on validation.
+    """
+
+    name: ClassVar[str] = "span-extraction"
+    aliases: ClassVar[tuple[str, ...]] = ("question-answering",)
+    tuned: ClassVar[tuple[str, ...]] = ("null_threshold",)
+    sample: ClassVar[Literal["row", "window"]] = "window"
+    file_formats: ClassVar[tuple[str, ...]] = (".json",)
+    max_length: int = 384
+    doc_stride: int = 128
+    max_query_length: int = 64
+    n_best_size: int = 20
+    max_answer_length: int = 30
+    version_2_with_negative: bool = False
+    null_threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels:
+            raise ValueError("labels do not apply to span extraction: leave them out")
+        for name in ("max_query_length", "n_best_size", "max_answer_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
+        if not isfinite(self.null_threshold):
+            raise ValueError(f"null_threshold is {self.null_threshold}, expected a finite number")
+        problem = self._no_room(FEWEST_SPECIAL_TOKENS)
+        if problem is not None:
+            raise ValueError(problem)
+
+    def _no_room(self, special: int) -> str | None:
+        """Why windows with so many special tokens cannot be made. Tokenizers abort the process on such settings."""
+        room = self.max_length - self.max_query_length - special
+        taken = f"max_query_length = {self.max_query_length} and {special} special tokens"
+        if room < 1:
+            return f"max_length is {self.max_length}: {taken} leave no room for the context; lower max_query_length"
+        if not 0 <= self.doc_stride < room:
+            return (
+                f"doc_stride is {self.doc_stride}: windows of {self.max_length} tokens with {taken} can overlap "
+                f"by 0 to {room - 1} tokens"
+            )
+        return None
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return (
+            Column(name="id", kind="id", required=False),
+            Column(name="question", kind="text"),
+            Column(name="context", kind="text"),
+            Column(name="answers", kind="answers", required=False),
+        )
+
+    @property
+    def primary_metric(self) -> str:
+        return "f1"
+
+    @property
+    def neutral_metrics(self) -> frozenset[str]:
+        return frozenset({"total", "HasAns_total", "NoAns_total", "best_exact_thresh", "best_f1_thresh"})
+
+    @property
+    def hf_head(self) -> Literal["span"]:
+        return "span"
+
+    @property
+    def hf_config(self) -> dict[str, Any]:
+        """Two outputs under the names that transformers gives them by default."""
+        names = ("LABEL_0", "LABEL_1")
+        return {
+            "id2label": {str(index): name for index, name in enumerate(names)},
+            "label2id": {name: index for index, name in enumerate(names)},
+            "problem_type": None,
+        }
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
+        """The defaults, made smaller for models that cannot read so long a window."""
+        max_length = min(cls.max_length, usable_length)
+        max_query_length = min(cls.max_query_length, max_length // 4)
+        room = max_length - max_query_length - MOST_SPECIAL_TOKENS
+        doc_stride = min(cls.doc_stride, room // 2)
+        return {"max_length": max_length, "max_query_length": max_query_length, "doc_stride": doc_stride}
+
+    def head(self, config: EncoderConfig) -> PerTokenHead:
+        return PerTokenHead(config, 2, dropout=config.head.span_dropout)
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        """See the base class. Lost tokens, those of a question too long, are stated in the row's first window.
+
+        Raises:
+            UsageError: this tokenizer's special tokens leave no room for ``doc_stride``.
+        """
+        if not rows:
+            return []
+        frame = Frame.of(tokenizer)
+        problem = self._no_room(frame.size)
+        if problem is not None:
+            raise UsageError(f"{self.name}: {problem}")
+        contexts = tokenized_contexts([row["context"] for row in rows], tokenizer)
+        questions = token_ids([row["question"].lstrip() for row in rows], tokenizer)
+        return [
+            feature
+            for number, (row, ids) in enumerate(zip(rows, questions, strict=True))
+            for feature in self._windows(self._question(number, row, ids, contexts[row["context"]]), frame)
+        ]
+
+    def _question(self, number: int, row: Row, ids: list[int], context: ContextTokens) -> _Question:
+        answers = row.get("answers")
+        characters, answered = None, False
+        if answers is not None and answers["text"]:
+            start, answered = answers["answer_start"][0], True
+            characters = answer_characters(context, start, start + len(answers["text"][0]))
+        return _Question(
+            row=number,
+            ids=ids[: self.max_query_length],
+            lost=max(0, len(ids) - self.max_query_length),
+            context=context,
+            answer=characters,
+            answered=answered,
+            labelled=answers is not None,
+        )
+
+    def _windows(self, question: _Question, frame: Frame) -> Iterable[Feature]:
+        context = question.context
+        capacity = self.max_length - len(question.ids) - frame.size
+        windows = window_ranges(len(context.ids), capacity=capacity, overlap=self.doc_stride)
+        richest = richest_windows(windows)
+        place = frame.context_place(question.ids)
+        labels = [_labels(question, window, place) for window in windows]
+        lost = question.answered and not any(map(any, filter(None, labels)))
+        for number, window in enumerate(windows):
+            tokens = frame.around(question.ids, context.ids[window.start : window.stop])
+            yield Feature(
+                row=question.row,
+                input_ids=tokens.ids,
+                token_type_ids=tokens.segments,
+                labels=labels[number],
+                origins=origins(context, window, richest == number, before=place, after=len(frame.after.ids)),
+                lost_tokens=0 if number else question.lost,
+                lost_answers=0 if number else int(lost),
+            )
+
+    def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
+        """Cross-entropy of the start and of the end over all tokens of each labelled window; see DESIGN 4."""
+        parts = torch.split(logits, list(batch.layout.read_counts))
+        labelled = [part for part, count in zip(parts, batch.label_counts, strict=True) if count]
+        if not labelled:
+            return LossSum(total=logits.sum() * 0.0, count=logits.new_zeros(()))
+        padded = pad_sequence(labelled, batch_first=True, padding_value=-torch.inf)  # [B, T, 2]
+        scores = padded.transpose(1, 2).flatten(0, 1)  # [2 B, T]
+        total = F.cross_entropy(scores, batch.labels.long(), reduction="sum")
+        return LossSum(total=total, count=logits.new_full((), len(scores)))
+
+    def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
+        """``[K + 1, 4]`` for each window: "no answer" and the best spans, see ``window_candidates``."""
+        roles = [bytes(_origins(feature)[2::3]) for feature in features]
+        found = window_candidates(logits, roles, n_best=self.n_best_size, max_answer_length=self.max_answer_length)
+        # One copy from the device for all windows. As views they would each be sent with the memory of all.
+        return [window.clone() for window in found.cpu()]
+
+    def decode(
+        self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> list[SpanPrediction]:
+        windows = [len(list(group)) for _, group in groupby(features, key=lambda feature: feature["row"])]
+        ranked = merge_windows(
+            summaries,
+            [_origins(feature) for feature in features],
+            windows,
+            [row["context"] for row in rows],
+            n_best=self.n_best_size,
+            with_null=self.version_2_with_negative,
+        )
+        return [self._prediction(found, row.get("id")) for found, row in zip(ranked, rows, strict=True)]
+
+    def with_logits(
+        self, predictions: Sequence[Prediction], summaries: Sequence[Tensor], features: Sequence[Feature]
+    ) -> Sequence[Prediction]:
+        """The same: ``n_best`` has the start and end logit of every span."""
+        return predictions
+
+    def _prediction(self, found: RankedSpans, name: str | None) -> SpanPrediction:
+        answer, null = found.answer(self.null_threshold), found.null
+        return SpanPrediction(
+            id=name,
+            answer=answer.text,
+            start=answer.start,
+            end=answer.end,
+            score=answer.probability,
+            n_best=found.n_best,
+            best=found.best,
+            null_score=None if null is None else null.start_logit + null.end_logit,
+            null_odds=found.null_odds,
+        )
+
+    def fitted_to(self, rows: Iterable[Row]) -> Self:
+        """The same task. Raises DataError for questions without an answer, unless the settings expect them."""
+        if not self.version_2_with_negative:
+            for number, row in enumerate(rows):
+                _refuse_unanswerable(number, row)
+        return self
+
+    def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
+        """SQuAD's, 0 to 100: 2.0's with ``version_2_with_negative``, else 1.1's.
+
+        Raises:
+            DataError: a question has no answer and the settings do not expect that, or no row has a target.
+        """
+        given = [(guess, row["answers"]["text"]) for guess, row in _with_targets(predictions, rows)]
+        golds = [texts for _, texts in given]
+        if self.version_2_with_negative:
+            guesses, odds = [guess.best.text for guess, _ in given], [_null_odds(guess) for guess, _ in given]
+            return squad_v2_metrics(golds, guesses, odds, threshold=self.null_threshold)
+        for number, row in enumerate(rows):
+            _refuse_unanswerable(number, row)
+        return squad_v1_metrics(golds, [guess.answer for guess, _ in given])
+
+    def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
+        """With ``version_2_with_negative`` a row for questions with an answer and one for those without."""
+        return squad_table(metrics)
+
+    def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
+        """See ``Task``: "no answer" to every question although some have one."""
+        given = _with_targets(predictions, rows)
+        answerable = any(row["answers"]["text"] for _, row in given)
+        is_silent = len(given) > 1 and answerable and not any(guess.answer for guess, _ in given)
+        return 'predicts "no answer" for every question' if is_silent else None
+
+    def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
+        """With ``version_2_with_negative``: the threshold that gives the best F1 on these rows."""
+        given = _with_targets(predictions, rows)
+        if not self.version_2_with_negative or not given:
+            return self
+        golds = [row["answers"]["text"] for _, row in given]
+        odds = [_null_odds(guess) for guess, _ in given]
+        return replace(self, null_threshold=tune_null_threshold(golds, [guess.best.text for guess, _ in given], odds))
+
+    def cut_notes(self, cuts: Cuts) -> tuple[str, ...]:
+        """Questions that were cut, and those whose answer is in no window."""
+        notes = []
+        if cuts.cut_rows:
+            limit = f"max_query_length = {self.max_query_length} tokens"
+            notes.append(f"{cuts.share(cuts.cut_rows)} questions are longer than {limit} and were cut")
+        if cuts.lost_answers:
+            notes.append(
+                f"{cuts.share(cuts.lost_answers)} questions have an answer that no window of max_length = "
+                f"{self.max_length} tokens holds whole: training takes them for questions without an "
+                "answer; raise max_length, or doc_stride to the length of the longest answer"
+            )
+        return tuple(notes)
+
+    def check_render(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
+        """The official files have one answer for each id.
+
+        Raises:
+            DataError: two rows have the same id.
+        """
+        _file_ids(row.get("id") for row in rows)
+        return ()
+
+    def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
+        """The official files: answers by id, and beside them ``nbest.json`` and ``null_odds.json`` (2.0 only).
+
+        Rows without an id bear their number, from 0.
+
+        Raises:
+            DataError: two rows have the same id.
+        """
+        if extension not in self.file_formats:
+            return super().render(extension, predictions, rows)
+        guesses = cast("Sequence[SpanPrediction]", predictions)
+        named = dict(zip(_file_ids(guess.id for guess in guesses), guesses, strict=True))
+        files: dict[str, Mapping[str, Any]] = {
+            "": {name: guess.answer for name, guess in named.items()},
+            "nbest.json": {name: [_official(span) for span in guess.n_best] for name, guess in named.items()},
+        }
+        if self.version_2_with_negative:
+            files["null_odds.json"] = {name: guess.null_odds for name, guess in named.items()}
+        return {name: json.dumps(content, indent=4) + "\n" for name, content in files.items()}
+
+
+def _labels(question: _Question, window: range, place: int) -> list[float] | None:
+    """The window's start and end token; both 0 ("no answer") where it does not hold the whole answer."""
+    if not question.labelled:
+        return None
+    if question.answer is None:
+        return [0.0, 0.0]
+    found = answer_tokens(question.context, window, *question.answer)
+    return [0.0, 0.0] if found is None else [float(place + token) for token in found]
+
+
+def _origins(feature: Feature) -> Sequence[int]:
+    found = feature.get("origins")
+    if found is None:
+        raise ValueError("a feature of span extraction has no origins: make features with SpanExtraction.features")
+    return found
+
+
+def _null_odds(guess: SpanPrediction) -> float:
+    if guess.null_odds is None:
+        raise ValueError("a prediction without null odds: it was made without version_2_with_negative")
+    return guess.null_odds
+
+
+def _with_targets(predictions: Sequence[Prediction], rows: Sequence[Row]) -> list[tuple[SpanPrediction, Row]]:
+    guesses = cast("Sequence[SpanPrediction]", predictions)
+    return [(guess, row) for guess, row in zip(guesses, rows, strict=True) if row.get("answers") is not None]
+
+
+def _refuse_unanswerable(number: int, row: Row) -> None:
+    answers = row.get("answers")
+    if answers is not None and not answers["text"]:
+        name = row.get("id")
+        which = f"row {number}" if name is None else f"row {number} (id {name!r})"
+        raise DataError(
+            f"{which}: the question has no answer, expected at least one; set version_2_with_negative = true "
+            "(SQuAD 2.0), or leave such questions out"
+        )
+
+
+def _file_ids(ids: Iterable[str | None]) -> list[str]:
+    """The ids under which the official files have the answers: those of the rows, or else their numbers."""
+    names = [str(number) if name is None else name for number, name in enumerate(ids)]
+    name, count = Counter(names).most_common(1)[0] if names else ("", 0)
+    if count > 1:
+        raise DataError(
+            f"id {name!r} appears {count} times, expected every id once (a row without an id has its number, from 0): "
+            "a .json file has one answer for each id; change the ids, or write .jsonl, which has a line for each row"
+        )
+    return names
+
+
+def _official(span: Span) -> dict[str, Any]:
+    return {
+        "text": span.text,
+        "probability": span.probability,
+        "start_logit": span.start_logit,
+        "end_logit": span.end_logit,
+    }

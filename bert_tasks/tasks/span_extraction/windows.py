@@ -1,0 +1,214 @@
+"""Windows of a question and a long context, as transformers' fast tokenizers cut pairs with ``only_second``.
+
+Owns where windows begin and end, which characters their tokens stand for, in which window a token has the most context,
+and which tokens an answer lies on. A question and a context are tokenised each for itself: contexts come back with
+every question, and windows of a context differ only in where it is cut. Must not know rows, settings or logits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.tasks.span_extraction.search import CONTEXT, MAX_CONTEXT, NOT_CONTEXT
+
+Numbers = npt.NDArray[np.int64]
+
+NOWHERE = -1  # the characters of a token that stands for none of the context
+
+
+class Tokens(NamedTuple):
+    """Token ids and segment ids, of the same length."""
+
+    ids: list[int]
+    segments: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """What a tokenizer puts around a question and a context: BERT 3 special tokens, RoBERTa 4 and one segment.
+
+    Attributes:
+        before, between, after: the special tokens.
+        segments: of a question token and of a context token.
+    """
+
+    before: Tokens
+    between: Tokens
+    after: Tokens
+    segments: tuple[int, int]
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Self:
+        """Reads it off a pair of short texts."""
+        encoding = tokenizer(
+            "a", "a", truncation=False, padding=False, return_token_type_ids=True, return_attention_mask=False
+        )
+        ids, segments, sides = encoding["input_ids"], encoding["token_type_ids"], encoding.sequence_ids(0)
+
+        def part(start: int, end: int) -> Tokens:
+            return Tokens(ids[start:end], segments[start:end])
+
+        question, context = sides.index(0), sides.index(1)
+        return cls(
+            before=part(0, question),
+            between=part(question + sides.count(0), context),
+            after=part(context + sides.count(1), len(ids)),
+            segments=(segments[question], segments[context]),
+        )
+
+    @property
+    def size(self) -> int:
+        return len(self.before.ids) + len(self.between.ids) + len(self.after.ids)
+
+    def around(self, question: Sequence[int], context: Sequence[int]) -> Tokens:
+        """A whole window."""
+        first, second = [self.segments[0]] * len(question), [self.segments[1]] * len(context)
+        before, between, after = self.before, self.between, self.after
+        return Tokens(
+            [*before.ids, *question, *between.ids, *context, *after.ids],
+            [*before.segments, *first, *between.segments, *second, *after.segments],
+        )
+
+    def context_place(self, question: Sequence[int]) -> int:
+        """Where the context begins in a window with this question."""
+        return len(self.before.ids) + len(question) + len(self.between.ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextTokens:
+    """A tokenised context.
+
+    Attributes:
+        ids: token ids without special tokens.
+        starts, ends: the characters that each token stands for, without white space around them: some tokenizers
+            count the space before a word to it. They are equal for a token of white space only.
+    """
+
+    ids: list[int]
+    starts: Numbers
+    ends: Numbers
+
+
+def token_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Without special tokens; those written in a text stay plain characters."""
+    encoding = tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        truncation=False,
+        padding=False,
+        return_token_type_ids=False,
+        return_attention_mask=False,
+        split_special_tokens=True,
+        verbose=False,
+    )
+    ids: list[list[int]] = encoding["input_ids"]
+    return ids
+
+
+def tokenized_contexts(contexts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, ContextTokens]:
+    """Each different text once."""
+    texts = list(dict.fromkeys(contexts))
+    encoding = tokenizer(
+        texts,
+        add_special_tokens=False,
+        truncation=False,
+        padding=False,
+        return_token_type_ids=False,
+        return_attention_mask=False,
+        return_offsets_mapping=True,
+        split_special_tokens=True,
+        verbose=False,
+    )
+    found = {}
+    for text, ids, offsets in zip(texts, encoding["input_ids"], encoding["offset_mapping"], strict=True):
+        trimmed = np.array([_trimmed(text, start, end) for start, end in offsets], dtype=np.int64).reshape(-1, 2)
+        found[text] = ContextTokens(ids=ids, starts=trimmed[:, 0], ends=trimmed[:, 1])
+    return found
+
+
+def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    while start < end and text[start].isspace():
+        start += 1
+    while start < end and text[end - 1].isspace():
+        end -= 1
+    return start, end
+
+
+def window_ranges(tokens: int, *, capacity: int, overlap: int) -> list[range]:
+    """The tokens of a context that each window holds; neighbours share ``overlap``. At least one, perhaps empty."""
+    step = capacity - overlap
+    more = max(0, -((capacity - tokens) // step))
+    return [range(start, min(start + capacity, tokens)) for start in range(0, more * step + 1, step)]
+
+
+def richest_windows(windows: Sequence[range]) -> Numbers:
+    """For each token of a context the window in which it has the most context, the first among equals.
+
+    That is the smaller of the numbers of tokens to its left and right, plus 0.01 for each token of the window: the
+    score of the original BERT code.
+    """
+    best = np.full(windows[-1].stop, -1.0)
+    owner = np.zeros(windows[-1].stop, dtype=np.int64)
+    for number, window in enumerate(windows):
+        inside = slice(window.start, window.stop)
+        place = np.arange(len(window))
+        score = np.minimum(place, place[::-1]) + 0.01 * len(window)
+        better = score > best[inside]
+        best[inside][better] = score[better]
+        owner[inside][better] = number
+    return owner
+
+
+def origins(
+    context: ContextTokens, window: range, richest: npt.NDArray[np.bool_], *, before: int, after: int
+) -> list[int]:
+    """Three numbers per token of a window: first character, last character + 1, and its role in answers.
+
+    Args:
+        richest: for each token of the context whether it has the most context in this window.
+        before, after: tokens of the window that are no context.
+    """
+    inside = slice(window.start, window.stop)
+    starts, ends = context.starts[inside], context.ends[inside]
+    table = np.full((before + len(window) + after, 3), (NOWHERE, NOWHERE, NOT_CONTEXT))
+    part = table[before : before + len(window)]
+    role = np.where(richest[inside], MAX_CONTEXT, CONTEXT)
+    visible = ends > starts  # white space neither begins nor ends an answer
+    part[visible] = np.stack([starts, ends, role], axis=1)[visible]
+    flat: list[int] = table.ravel().tolist()
+    return flat
+
+
+def answer_characters(context: ContextTokens, start: int, end: int) -> tuple[int, int] | None:
+    """An answer's characters ``start`` to ``end`` without what belongs to no token at either end; None: none is left.
+
+    They are trimmed as those of tokens are. Otherwise an answer with white space around it, or with characters that the
+    tokenizer drops, would seem to begin in the token before and to end in the token after.
+    """
+    visible = context.ends > context.starts
+    starts, ends = context.starts[visible], context.ends[visible]
+    first = int(np.searchsorted(ends, start, side="right"))  # the first token that ends after start
+    last = int(np.searchsorted(starts, end, side="left")) - 1  # the last token that begins before end
+    if first > last:
+        return None
+    return max(start, int(starts[first])), min(end, int(ends[last]))
+
+
+def answer_tokens(context: ContextTokens, window: range, start: int, end: int) -> tuple[int, int] | None:
+    """First and last token, counted in the window, of the characters ``start`` to ``end``; None: not all inside.
+
+    The characters are those that ``answer_characters`` gives. As in transformers' example the first is the last token
+    that begins at ``start`` or before, the last is the earliest that ends at ``end`` or after. Only where several
+    tokens share characters (the bytes of an emoji) can that be the wrong way round, an answer that no model could give:
+    then they change places.
+    """
+    if not window or context.starts[window.start] > start or context.ends[window.stop - 1] < end:
+        return None
+    inside = slice(window.start, window.stop)
+    first = int(np.searchsorted(context.starts[inside], start, side="right")) - 1
+    last = int(np.searchsorted(context.ends[inside], end, side="left"))
+    return min(first, last), max(first, last)

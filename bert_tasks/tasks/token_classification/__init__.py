@@ -1,0 +1,1 @@
+"""Token classification: named entities and other tags."""

@@ -1,0 +1,497 @@
+"""Token classification: one tag for every word, as in named entities, slots, chunks or parts of speech.
+
+Owns which sub-words are trained and read, what the loss is, and how logits become tags and entities. A long row is read
+in windows; every word is read in exactly one. Windows are made in word_windows.py, the CRF's arithmetic in chain.py.
+
+Shape legend: B windows, R sub-words read (words, for a CRF), W words, L labels.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, chain, pairwise
+from statistics import fmean
+from typing import Any, ClassVar, Literal, Self, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.batching import Cuts, token_batches
+from bert_tasks.data.columns import Column, Row, place_words
+from bert_tasks.data.conll import (
+    Scheme,
+    continuation_label,
+    detect_scheme,
+    entities,
+    forbidden_steps,
+    invalid_transitions,
+    label_scheme,
+    to_iob2,
+    to_labels,
+)
+from bert_tasks.data.labels import known_tags
+from bert_tasks.data.problems import shortened
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import CRFHead, PerTokenHead
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.metrics.tables import MetricTable
+from bert_tasks.metrics.tagging import check_names, tagging_metrics, tagging_table
+from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task, sole_prediction
+from bert_tasks.tasks.token_classification import crf
+from bert_tasks.tasks.word_windows import (
+    SubWords,
+    WindowRules,
+    WordWindow,
+    document_windows,
+    documents,
+    split_words,
+    word_starts,
+)
+
+_CHAIN_SCORES = 2**23  # numbers in the CRF matrices that are decoded at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntitySpan:
+    """An entity with the field names of transformers' pipeline.
+
+    Attributes:
+        score: the mean of its words' scores.
+        word: the characters of the row's text from ``start`` to ``end``; without a text its words with a space between
+            them.
+        start, end: its characters in the row's text; without one in all of the row's words with a space between them.
+    """
+
+    entity_group: str
+    score: float
+    word: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenPrediction(Prediction):
+    """The answer for one row of words.
+
+    Attributes:
+        tags: one of the model's labels for each word.
+        scores: the probability of each tag (with a CRF: over all tag sequences).
+        entities: what the tags mark, counted as conlleval does; none where labels are raw.
+        logits: for each word every label's logit, in label order, if they were asked for.
+    """
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    scores: tuple[float, ...]
+    entities: tuple[EntitySpan, ...]
+    logits: tuple[tuple[float, ...], ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        asked = {} if self.logits is None else {"logits": [list(word) for word in self.logits]}
+        return {
+            "words": list(self.words),
+            "tags": list(self.tags),
+            "scores": list(self.scores),
+            "entities": [asdict(entity) for entity in self.entities],
+            **asked,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenClassification(Task):
+    """Settings of token classification.
+
+    Attributes:
+        labelling: which sub-words of a word are trained: its ``first``; all, where B- becomes I- after the first
+            (``continuation``); or ``all``. A word's tag is always that of its first sub-word.
+        doc_stride: the OVERLAP of two neighbouring windows in tokens, at most, as in transformers; windows are cut
+            between words.
+        crf: score tag sequences, not tags; steps that the label scheme forbids are never predicted.
+        context_tokens: how many tokens of the rows around (those with the same ``document``) a window may add on each
+            side, as far as ``max_length`` allows. They are read, never tagged. Rows without a document have none.
+        scheme: the scheme in which the training tags were written.
+    """
+
+    name: ClassVar[str] = "token-classification"
+    aliases: ClassVar[tuple[str, ...]] = ("ner",)
+    tuned: ClassVar[tuple[str, ...]] = ("scheme",)
+    sample: ClassVar[Literal["window"]] = "window"
+    file_formats: ClassVar[tuple[str, ...]] = (".conll", ".txt")
+    renders_targets: ClassVar[bool] = True
+    labelling: Literal["first", "continuation", "all"] = "first"
+    doc_stride: int = 32
+    crf: bool = False
+    context_tokens: int = 0
+    scheme: Literal["", "IOB1", "IOB2", "BIOES", "raw"] = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.labels) == 1:
+            raise ValueError("labels holds 1 name, a tagger needs at least 2")
+        if not 0 <= self.doc_stride < self.max_length - 2:
+            raise ValueError(
+                f"doc_stride is {self.doc_stride}: windows of {self.max_length} tokens (two of them special) "
+                f"can overlap by 0 to {self.max_length - 3}"
+            )
+        if self.context_tokens < 0:
+            raise ValueError(f"context_tokens is {self.context_tokens}, expected 0 (no context) or more")
+        if self.crf and self.labelling != "first":
+            raise ValueError(f"crf tags words, so it needs labelling = 'first', not {self.labelling!r}")
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return (
+            Column(name="words", kind="words"),
+            Column(name="tags", kind="tags", required=False),
+            Column(name="document", kind="id", required=False),
+            Column(name="text", kind="text", required=False),  # in place of the words, or where they stand
+        )
+
+    @property
+    def _spoken(self) -> Scheme:
+        """The scheme of the labels, and so of the predictions."""
+        return label_scheme(self.labels)
+
+    @property
+    def primary_metric(self) -> str:
+        return "overall_accuracy" if self._spoken == "raw" else "overall_f1"
+
+    @property
+    def reads_neighbours(self) -> bool:
+        return self.context_tokens > 0
+
+    @property
+    def hf_head(self) -> Literal["token"]:
+        return "token"
+
+    @property
+    def is_stock_head(self) -> bool:
+        """transformers has the scores of single tags, not the CRF over them."""
+        return not self.crf
+
+    @property
+    def hf_config(self) -> dict[str, Any]:
+        return {
+            "id2label": {str(index): label for index, label in enumerate(self.labels)},
+            "label2id": {label: index for index, label in enumerate(self.labels)},
+        }
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
+        """Without labels there are two, as transformers takes it; short windows overlap by a quarter at most."""
+        names = labels if labels else ("LABEL_0", "LABEL_1")
+        max_length = min(cls.max_length, usable_length)
+        return {"labels": names, "max_length": max_length, "doc_stride": min(cls.doc_stride, max_length // 4)}
+
+    def head(self, config: EncoderConfig) -> PerTokenHead:
+        if not self.labels:
+            raise UsageError("token classification needs labels, e.g. labels=['O', 'B-PER', 'I-PER']")
+        kind = CRFHead if self.crf else PerTokenHead
+        return kind(config, len(self.labels), dropout=config.head.token_dropout)
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        """See ``Task``; ``origins`` are numbers of words, ``reads`` all their sub-words or (``first``) the first.
+
+        Rows with a tag that no label can say have no labels: they are not trained, only counted in metrics.
+
+        Raises:
+            DataError: the labels are unnamed (LABEL_0, ...) and no tag is one of them.
+        """
+        limits = {"max_length": self.max_length, "overlap": self.doc_stride, "context": self.context_tokens}
+        rules = WindowRules.of(tokenizer, **limits)
+        split = split_words([row["words"] for row in rows], tokenizer, longest=rules.room)
+        tags = [row["tags"] for row in rows if row.get("tags") is not None]
+        if all(label.startswith("LABEL_") for label in self.labels):
+            self._check_sayable(tags)
+        numbers = {label: float(index) for index, label in enumerate(self.labels)}
+        return [
+            feature
+            for document in documents([row.get("document") for row in rows], alone=not self.context_tokens)
+            for row, windows in zip(document, document_windows([split[row] for row in document], rules), strict=True)
+            for feature in self._row_features(row, windows, split[row], self._targets(rows[row], numbers), numbers)
+        ]
+
+    def _targets(self, row: Row, numbers: Mapping[str, float]) -> list[str] | None:
+        """The label of each word; None without tags, or with one that no label can say."""
+        if row.get("tags") is None:
+            return None
+        names = to_labels(row["tags"], self.labels)
+        return names if all(name in numbers for name in names) else None
+
+    def _row_features(
+        self,
+        row: int,
+        windows: Sequence[WordWindow],
+        split: SubWords,
+        names: Sequence[str] | None,
+        numbers: Mapping[str, float],
+    ) -> list[Feature]:
+        features: list[Feature] = []
+        for window in windows:
+            reads, origins = window.reads(first=self.labelling == "first")
+            features.append(
+                Feature(
+                    row=row,
+                    input_ids=window.ids,
+                    token_type_ids=[0] * len(window.ids),
+                    labels=None if names is None else self._labels([names[word] for word in origins], origins, numbers),
+                    reads=reads,
+                    origins=origins,
+                    lost_tokens=0 if features else split.lost,
+                )
+            )
+        return features
+
+    def _labels(self, names: Sequence[str], origins: Sequence[int], numbers: Mapping[str, float]) -> list[float]:
+        """The labels of sub-words. Where no training word goes on an entity, I- may be no label: then B- stays."""
+        firsts = word_starts(origins) if self.labelling == "continuation" else [True] * len(names)
+        return [
+            numbers[name if first else continuation_label(name, numbers)]
+            for name, first in zip(names, firsts, strict=True)
+        ]
+
+    def _check_sayable(self, sentences: Sequence[Sequence[str]]) -> None:
+        """Refuses tags none of which any label can say: then labels are numbers, or those of another task."""
+        known = set(known_tags(self.labels))
+        tags = {tag for sentence in sentences for tag in self._as_compared(sentence)}
+        if tags and known.isdisjoint(tags):
+            raise DataError(
+                f"the model's labels are {_some(self.labels)}, and none of the rows' tags, {_some(sorted(tags))}, is "
+                "among them; if the labels are only unnamed, load the model with labels=[...], the names in its order"
+            )
+
+    def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
+        """Sum over labelled sub-words of the cross entropy; with a CRF over windows of their negative log likelihood.
+
+        Either way the mean divides by what is labelled: with ``first`` the words, as in transformers.
+        """
+        logits, counts = _labelled(logits, batch)
+        if not counts:
+            return LossSum(total=logits.sum() * 0.0, count=logits.new_zeros(()))
+        labels = batch.labels.long()
+        if self.crf:
+            total = -crf.log_likelihood(logits, labels, counts).sum()
+        else:
+            total = F.cross_entropy(logits, labels, reduction="sum")
+        return LossSum(total=total, count=logits.new_full((), len(labels)))
+
+    def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
+        return [crf.compressed(words) for words in logits] if self.crf else logits
+
+    def decode(
+        self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> list[TokenPrediction]:
+        if not rows:
+            return []
+        counts = [len(row["words"]) for row in rows]
+        best, scores = self._chains(summaries, features, counts) if self.crf else self._words(summaries, features)
+        raw, predictions = self._spoken == "raw", []
+        for row, (start, end) in zip(rows, pairwise(accumulate(counts, initial=0)), strict=True):
+            words, sure = tuple(row["words"]), tuple(scores[start:end])
+            tags = tuple(self.labels[index] for index in best[start:end])
+            found = () if raw else entity_spans(words, tags, sure, row.get("text"))
+            predictions.append(TokenPrediction(words=words, tags=tags, scores=sure, entities=found))
+        return predictions
+
+    def _words(self, summaries: Sequence[Tensor], features: Sequence[Feature]) -> tuple[list[int], list[float]]:
+        """The best label of each word's first sub-word and its probability, over all rows."""
+        logits = self._word_logits(summaries, features)
+        best = logits.argmax(dim=1)
+        scores = torch.softmax(logits, dim=1).gather(1, best[:, None]).squeeze(1)
+        return best.tolist(), scores.tolist()
+
+    def _word_logits(self, summaries: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
+        """``[W, L]`` the logits of each word's first sub-word, over all rows."""
+        logits = torch.cat(list(summaries))  # [R, L]
+        if self.labelling == "first":
+            return logits
+        firsts = [first for feature in features for first in word_starts(feature.get("origins"))]
+        return logits.index_select(0, torch.tensor(firsts, dtype=torch.bool).nonzero().squeeze(1))
+
+    def with_logits(
+        self, predictions: Sequence[Prediction], summaries: Sequence[Tensor], features: Sequence[Feature]
+    ) -> Sequence[Prediction]:
+        """See ``Task``. Raises UsageError for a CRF, which scores sequences of tags."""
+        if self.crf:
+            raise UsageError("a tagger with crf = true scores sequences of tags, not words: predict without logits")
+        if not predictions:
+            return predictions
+        answers = cast("Sequence[TokenPrediction]", predictions)
+        words = iter(self._word_logits(summaries, features).tolist())
+        return [replace(answer, logits=tuple(tuple(next(words)) for _ in answer.words)) for answer in answers]
+
+    def _chains(
+        self, summaries: Sequence[Tensor], features: Sequence[Feature], counts: Sequence[int]
+    ) -> tuple[list[int], list[float]]:
+        """The labels of each row's best path and their marginals. The windows of a row are one chain here.
+
+        In float64: the score of a long chain is so large that float32 would leave too few digits for its words.
+        """
+        penalty = crf.FORBIDDEN * torch.tensor(forbidden_steps(self.labels), dtype=torch.float64)  # [L + 2, L]
+        by_row: list[list[Tensor]] = [[] for _ in counts]
+        for feature, summary in zip(features, summaries, strict=True):
+            by_row[feature["row"]].append(summary)
+        best: list[int] = []
+        scores: list[float] = []
+        room = _CHAIN_SCORES // penalty.numel()  # words
+        for block in token_batches([row for row, count in enumerate(counts) if count], counts, max_tokens=room):
+            logits = crf.restored([summary.double() for row in block for summary in by_row[row]]) + penalty
+            lengths = [counts[row] for row in block]
+            labels = crf.best_labels(logits, lengths)
+            best += labels.tolist()
+            scores += crf.marginals(logits, lengths).gather(1, labels[:, None]).squeeze(1).tolist()
+        return best, scores
+
+    @property
+    def lower_is_better(self) -> frozenset[str]:
+        return frozenset({"invalid_transitions"})
+
+    def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
+        """Metrics over words, whatever was trained. Entities are compared in IOB2; see ``tagging_metrics``.
+
+        Raises:
+            DataError: no row has tags, or none of the tags is one the labels can say.
+        """
+        answers = cast("Sequence[TokenPrediction]", predictions)
+        pairs = [(row["tags"], a.tags) for a, row in zip(answers, rows, strict=True) if row.get("tags") is not None]
+        self._check_sayable([tags for tags, _ in pairs])
+        references = [self._as_compared(tags) for tags, _ in pairs]
+        found = tagging_metrics(references, [self._in_iob2(tags) for _, tags in pairs], raw=self._spoken == "raw")
+        if "invalid_transitions" not in found:
+            return found
+        return {**found, "invalid_transitions": float(sum(invalid_transitions(t, self._spoken) for _, t in pairs))}
+
+    def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
+        """A row for each entity type, or for each tag where the labels mark no entities."""
+        return tagging_table(metrics, word="tag" if self._spoken == "raw" else "type")
+
+    def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
+        """See ``Task``; here it is the words that all have one tag."""
+        answers = cast("Sequence[TokenPrediction]", predictions)
+        pairs = [(a.tags, row["tags"]) for a, row in zip(answers, rows, strict=True) if row.get("tags") is not None]
+        tag = sole_prediction(chain.from_iterable(a for a, _ in pairs), chain.from_iterable(tags for _, tags in pairs))
+        return None if tag is None else f"predicts {tag!r} for every word"
+
+    def _as_compared(self, tags: Sequence[str]) -> list[str]:
+        """True tags in IOB2; as they are where the labels are raw."""
+        return list(tags) if self._spoken == "raw" else to_iob2(tags)
+
+    def _in_iob2(self, tags: Sequence[str]) -> list[str]:
+        """Predicted tags in IOB2; what the model says in IOB2 stays as it is, faults and all."""
+        plain = all(label == "O" or label.startswith(("B-", "I-")) for label in self.labels)
+        return list(tags) if self._spoken == "raw" or (plain and self._spoken == "IOB2") else to_iob2(tags)
+
+    def fitted_to(self, rows: Iterable[Row]) -> Self:
+        """Records the scheme of the training tags.
+
+        Raises:
+            DataError: ``context_tokens`` finds no document, or a tag's name is that of a metric over all tags.
+        """
+        tags: list[Sequence[str]] = []
+        documented = False
+        for row in rows:
+            documented |= row.get("document") is not None
+            tags += [row["tags"]] if row.get("tags") is not None else []
+        if self.context_tokens and not documented:
+            raise DataError(
+                f"context_tokens = {self.context_tokens}, but no row has a document: name the column that says which "
+                "sentences stand together (in CoNLL files the -DOCSTART- lines do), or set context_tokens = 0"
+            )
+        fitted = replace(self, scheme=detect_scheme(tags)) if tags else self
+        check_names(fitted.labels, raw=fitted._spoken == "raw")
+        return fitted
+
+    def cut_notes(self, cuts: Cuts) -> tuple[str, ...]:
+        """Rows with words of which only the first sub-words are read; a long sentence has several windows."""
+        if not cuts.cut_rows:
+            return ()
+        return (
+            f"{cuts.share(cuts.cut_rows)} rows have a word that alone is longer than max_length = {self.max_length} "
+            "tokens: of such words only the beginning is read; each of them is tagged",
+        )
+
+    def check_render(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
+        """Counts words that ``render`` changes. Tags are not changed: they would be other classes.
+
+        Raises:
+            DataError: a label, or a tag of the rows, has white space, which would part it into columns.
+        """
+        tags, count, changed = dict.fromkeys(self.labels), 0, Counter[str]()
+        for row in rows:
+            tags |= dict.fromkeys(row["tags"] if row.get("tags") is not None else ())
+            count += len(row["words"])
+            changed.update(word for word in row["words"] if _column(word) != word)
+        wrong = next((tag for tag in tags if _column(tag) != tag), None)
+        if wrong is not None:
+            raise DataError(f"the tag {wrong!r} has white space, which parts the columns of {extension}: write .jsonl")
+        if not changed:
+            return ()
+        example = next(iter(changed))
+        return (
+            f"{changed.total()} of {count} words have white space or are empty, which columns cannot hold: {extension} "
+            f"has _ in its place ({_column(example)} for {shortened(example)}, ...); .jsonl keeps words as they are",
+        )
+
+    def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
+        """Columns that conlleval reads: word, its true tag if all rows have tags, predicted tag; entities in IOB2.
+
+        A blank line ends each row. White space within a word, which would part columns, becomes ``_``, and so does an
+        empty word; ``check_render`` says how many.
+        """
+        if extension not in self.file_formats:
+            return super().render(extension, predictions, rows)
+        answers = cast("Sequence[TokenPrediction]", predictions)
+        with_tags = all(row.get("tags") is not None for row in rows)
+        lines: list[str] = []
+        for answer, row in zip(answers, rows, strict=True):
+            given = [self._as_compared(row["tags"])] if with_tags else []
+            columns = zip(map(_column, answer.words), *given, self._in_iob2(answer.tags), strict=True)
+            lines += [*map(" ".join, columns), ""]
+        return {"": "".join(f"{line}\n" for line in lines)}
+
+
+def entity_spans(
+    words: Sequence[str], tags: Sequence[str], scores: Sequence[float], text: str | None = None
+) -> tuple[EntitySpan, ...]:
+    """The entities that tags mark, with their characters in the text.
+
+    Without a text, or where the words are not those of the text, it is all words with a space between them.
+    """
+    places = None if text is None else place_words(words, text)
+    if text is None or places is None:
+        text = " ".join(words)
+        starts = accumulate((len(word) + 1 for word in words), initial=0)
+        places = [(start, start + len(word)) for start, word in zip(starts, words, strict=False)]
+    return tuple(
+        EntitySpan(
+            entity_group=entity.type,
+            score=fmean(scores[entity.start : entity.end]),
+            word=text[places[entity.start][0] : places[entity.end - 1][1]],
+            start=places[entity.start][0],
+            end=places[entity.end - 1][1],
+        )
+        for entity in entities(tags)
+    )
+
+
+def _labelled(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, list[int]]:
+    """The logits of the windows that have labels, and how many each of these has, where it has any."""
+    reads, labels = batch.layout.read_counts, batch.label_counts
+    if sum(labels) < sum(reads):
+        ends = accumulate(reads, initial=0)
+        kept = [row for start, count in zip(ends, labels, strict=False) for row in range(start, start + count)]
+        logits = logits.index_select(0, torch.tensor(kept, dtype=torch.long, device=logits.device))
+    return logits, [count for count in labels if count]
+
+
+def _column(word: str) -> str:
+    """A word as one column of a line."""
+    return re.sub(r"\s+|^$", "_", word)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
