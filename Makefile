@@ -20,9 +20,13 @@ PYTEST := cd build/testrun && env -u PYTHONPATH PYTHONSAFEPATH=1 OMP_NUM_THREADS
 	BERT_TASKS_REPOSITORY="$(CURDIR)" "$(BIN)/pytest" -c "$(CURDIR)/pyproject.toml" --rootdir "$(CURDIR)" \
 	-n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder "$(CURDIR)/tests" -q
 
+# Campaigns run outside pytest, at length, also on the installed wheel.
+CAMPAIGN := env PYTHONPATH=tests PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 \
+	BERT_TASKS_REPOSITORY="$(CURDIR)" "$(BIN)/python" -m campaigns
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-slow faults fuzz docs lint clean
+.PHONY: help quickstart test test-slow faults fuzz soak docs lint clean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -37,12 +41,14 @@ test-slow: $(DEPENDENCIES)dev $(PACKAGE) build/testrun  ## the tests that take l
 	$(PYTEST) -m "slow and not gpu"
 
 faults: $(DEPENDENCIES)dev $(PACKAGE)  ## the fault suite at full length; its figures go to docs/reliability
-	env -u PYTHONPATH OMP_NUM_THREADS=1 BERT_TASKS_REPOSITORY="$(CURDIR)" \
-		"$(BIN)/python" tests/support/fault_campaign.py
+	$(CAMPAIGN).faults
 
 fuzz: $(DEPENDENCIES)dev $(DEPENDENCIES)fuzz $(PACKAGE)  ## edited files and requests, 9 groups of 7 minutes; figures as above
-	env -u PYTHONPATH OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/fuzzing.py
-	env -u PYTHONPATH OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/guided_fuzzing.py
+	$(CAMPAIGN).fuzzing
+	$(CAMPAIGN).guided_fuzzing
+
+soak: $(DEPENDENCIES)dev $(PACKAGE)  ## ten minutes of good and bad clients at once on a server: make soak MODEL=folder
+	$(CAMPAIGN).serve_soak "$(MODEL)"
 
 docs: $(DEPENDENCIES)dev $(PACKAGE)  ## write reference and schema from docstrings, options and recipe keys
 	env -u PYTHONPATH HF_HUB_OFFLINE=1 "$(BIN)/python" tests/support/reference.py

@@ -1,4 +1,5 @@
-"""Owns what every test shares: a private Hugging Face home, no network, one torch thread, small tokenizers.
+"""Owns what every test shares: a private Hugging Face home, no network, one torch thread, small tokenizers
+and tiny checkpoints.
 
 The environment is set before anything imports a Hugging Face library, because these read it at import.
 """
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from browser import Browser
+    from support.browser import Browser
 
 # Files whose few tests start whole programs: they go first, so that no worker is left alone with them at the end.
 LONG_FILES = (
@@ -51,13 +52,14 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
 )
 
-pytest.register_assert_rewrite("task_contract")
+pytest.register_assert_rewrite("support.task_contract")
 
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from transformers import AutoTokenizer, PreTrainedTokenizerBase  # noqa: E402
 
-from small_tokenizers import train_bpe, train_unigram  # noqa: E402
+from support.small_tokenizers import train_bpe, train_unigram  # noqa: E402
+from support.training_runs import save_checkpoint  # noqa: E402
 
 # Two runs of the suite try the same examples. `pytest --hypothesis-profile=default` draws new ones.
 settings.register_profile("repeatable", derandomize=True)
@@ -125,9 +127,26 @@ def by_kind(
 
 
 @pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, bpe_tokenizer: PreTrainedTokenizerBase) -> Path:
+    """Two layers at transformers' initialisation, no dropout: it learns quickly."""
+    return save_checkpoint(tmp_path_factory.mktemp("tiny"), bpe_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory, bpe_tokenizer: PreTrainedTokenizerBase) -> Path:
+    """Large weights, so that a wrong gradient shows; no dropout."""
+    return save_checkpoint(tmp_path_factory.mktemp("wide"), bpe_tokenizer, wide=True)
+
+
+@pytest.fixture(scope="session")
+def dropout_checkpoint(tmp_path_factory: pytest.TempPathFactory, bpe_tokenizer: PreTrainedTokenizerBase) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("dropout"), bpe_tokenizer, dropout=0.2)
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator["Browser"]:
     """A headless Chromium; skips the test where none is installed."""
-    from browser import open_browser
+    from support.browser import open_browser
 
     with open_browser() as opened:
         yield opened

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from browser import Browser, contrast
+from support.browser import Browser, contrast
 
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>t</title><style>
 body { background: #fff; color: #111; margin: 0 }

@@ -16,12 +16,12 @@ import pytest
 import typer
 from transformers import TrainingArguments
 
-import reference
 from bert_tasks import TaskModel, load_recipe
 from bert_tasks.cli.app import app
 from bert_tasks.recipe.schema import Recipe
 from bert_tasks.tasks import TASKS
-from documents import (
+from support import reference
+from support.documents import (
     Block,
     Page,
     agrees,

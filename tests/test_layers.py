@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sources import Import, Source, imports, package_sources
+from support.sources import Import, Source, imports, package_sources
 
 # From top to bottom. A unit is a folder or a top-level module; units of one layer do not import each other.
 LAYERS: tuple[frozenset[str], ...] = (

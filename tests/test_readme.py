@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from documents import Block, Page, agrees, blocks, is_exempt
+from support.documents import Block, Page, agrees, blocks, is_exempt
 
 
 @pytest.fixture(scope="module")

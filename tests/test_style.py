@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sources import Source, package_sources
+from support.sources import Source, package_sources
 
 MAX_FILE_LINES = 599
 MAX_FUNCTION_LINES = 60

@@ -9,9 +9,9 @@ Needs Debian's chromium, chromium-driver and fonts-inter (the font of the pictur
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from browser import open_browser
+from support.browser import open_browser
 
 WIDTH, MOST_BYTES = 1100, 150_000
 BELOW_RESULTS = (

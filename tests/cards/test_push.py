@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.cards.push import push
 from bert_tasks.errors import BertTasksError, CheckpointError, UsageError
-from hub_commands import Ended, run_commands
-from hub_server import READER, WRITER, HubServer
-from small_checkpoints import copied, save_checkpoint
+from support.hub_commands import Ended, run_commands
+from support.hub_server import READER, WRITER, HubServer
+from support.small_checkpoints import copied, save_checkpoint
 
 MODEL = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "LICENSE.txt"}
 OTHERS = {"run.json", "metrics.jsonl", ".env", ".cache", "checkpoints", "train.csv", "optimizer.safetensors", "evil.py"}

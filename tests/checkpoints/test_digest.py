@@ -19,7 +19,7 @@ from bert_tasks.checkpoints.load import read_safetensors, tensors_digest
 from bert_tasks.checkpoints.save import save_folder
 from bert_tasks.errors import CheckpointError
 from bert_tasks.model.task_model import TaskModel
-from small_checkpoints import copied, save_checkpoint
+from support.small_checkpoints import copied, save_checkpoint
 
 LABELS = ("calm", "glad")
 ROWS = [{"text": "the old ferry", "label": "calm"}, {"text": "home along the shore", "label": "glad"}]

@@ -12,7 +12,7 @@ from huggingface_hub.utils import httpx
 
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.errors import CheckpointError, UsageError
-from hub_server import HubServer, commit_of
+from support.hub_server import HubServer, commit_of
 
 # Resolves each of a list of [name, revision] in a process of its own and prints the outcomes as JSON.
 RESOLVE = """

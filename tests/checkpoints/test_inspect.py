@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
 from bert_tasks.errors import CheckpointError
-from hf_models import FAMILIES, HEADS, Head, hf_config, hf_model
+from support.hf_models import FAMILIES, HEADS, Head, hf_config, hf_model
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -18,7 +18,7 @@ from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.errors import CheckpointError
 from bert_tasks.families.registry import HeadKind, encoder_config, family_of, parameter_map
 from bert_tasks.model.encoder import Encoder
-from hf_models import FAMILIES, HEADS, PREFIX, Head, hf_class, hf_config, hf_model
+from support.hf_models import FAMILIES, HEADS, PREFIX, Head, hf_class, hf_config, hf_model
 
 PRETRAINING = {
     "BertForPreTraining": "bert",

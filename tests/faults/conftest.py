@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-import runs
-from training import save_checkpoint
+from support import runs
+from support.training_runs import save_checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import runs
 from bert_tasks.run_dir.checkpoints import newest_checkpoint
+from support import runs
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-import runs
 from bert_tasks.run_dir.checkpoints import newest_checkpoint
-from training import make_rows
+from support import runs
+from support.training_runs import make_rows
 
 KILLS, CHAINS = (int(os.environ.get(f"BERT_TASKS_{name}", default)) for name, default in (("KILLS", 4), ("CHAINS", 1)))
 MOMENTS = ("start-up", "training", "saving", "evaluation")

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import network
-import runs
 from bert_tasks.environment import TELEMETRY_OFF, disable_telemetry
-from hub_commands import run_commands
+from support import network, runs
+from support.hub_commands import run_commands
 
 SOCKET = "import socket\ntry: socket.create_connection(('192.0.2.1', 9), 0.2)\nexcept OSError: pass"
 NAME = "import socket\ntry: socket.getaddrinfo('example.org', 80)\nexcept OSError: pass"

@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
-import runs
-from training import distance, save_checkpoint
+from support import runs
+from support.training_runs import distance, save_checkpoint
 
 pytestmark = pytest.mark.slow
 

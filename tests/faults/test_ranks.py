@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-import runs
 from bert_tasks.run_dir.checkpoints import newest_checkpoint
+from support import runs
 
 
 @pytest.fixture
 def faulty(recipe: Path) -> Path:
     """The recipe with a task that fails on process 1 after the first checkpoint."""
-    text = recipe.read_text("utf-8").replace('"sequence-classification"', '"faulty_task:FaultyTask"')
+    text = recipe.read_text("utf-8").replace('"sequence-classification"', '"support.faulty_task:FaultyTask"')
     recipe.write_text(text + "save_steps = 2\n", "utf-8")
     return recipe
 

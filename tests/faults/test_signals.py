@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import runs
+from support import runs
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_command_to_resume_does_not_overwrite(recipe: Path) -> None:
 def test_a_second_signal_ends_at_once_and_loses_nothing_saved(recipe: Path) -> None:
     """The step takes 0.2 seconds a micro-batch, so both signals arrive within it."""
     folder = recipe.parent
-    text = recipe.read_text("utf-8").replace('"sequence-classification"', '"faulty_task:FaultyTask"')
+    text = recipe.read_text("utf-8").replace('"sequence-classification"', '"support.faulty_task:FaultyTask"')
     recipe.write_text(text.replace("epochs = 3", "epochs = 30"), "utf-8")
     program = runs.Program([*runs.CONSOLE, "train", recipe], folder=folder, FAULT="slow")
     program.until(lambda: runs.steps_done(folder / "run") >= 8)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-import runs
+from support import runs
 
 BASH = "/bin/bash"
 NAMES = ("--text", "text", "--label", "label")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import runs
+from support import runs
 
 CANARY = "import os, pathlib\npathlib.Path(os.environ['CANARY']).write_text('ran')\n"
 

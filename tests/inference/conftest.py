@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
-from small_checkpoints import save_checkpoint
+from support.small_checkpoints import save_checkpoint
 
 LABELS = ("calm", "glad")
 

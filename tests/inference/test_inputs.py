@@ -22,8 +22,8 @@ from bert_tasks.inference import predict_file
 from bert_tasks.inference import streams as streams_module
 from bert_tasks.model import predicting
 from bert_tasks.model.task_model import TaskModel
-from task_contract import unlabelled
-from task_examples import EXAMPLES
+from support.task_contract import unlabelled
+from support.task_examples import EXAMPLES
 
 ONE_TEXT = ("single", "several", "regression", "windows")
 ModelOf = Callable[[str], TaskModel]

@@ -22,7 +22,7 @@ from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import locked
 from bert_tasks.tasks import SequenceClassification, SpanExtraction, TokenClassification
-from training import make_rows
+from support.training_runs import make_rows
 
 LABELS = ("calm", "glad")
 Write = Callable[..., Path]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-import runs
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
-from training import make_rows, save_checkpoint
+from support import runs
+from support.training_runs import make_rows, save_checkpoint
 
 LABELS = ("negative", "positive")
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "-m", "bert_tasks")

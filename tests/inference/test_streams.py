@@ -16,7 +16,7 @@ from bert_tasks.inference.output import StreamWriter, WriteOptions
 from bert_tasks.inference.predictor import Predictor
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
-from small_checkpoints import save_checkpoint
+from support.small_checkpoints import save_checkpoint
 
 ROWS = 60
 

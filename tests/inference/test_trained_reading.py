@@ -20,8 +20,8 @@ from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import CheckpointError, DataError
 from bert_tasks.inference import predict_file
 from bert_tasks.model.pretrained import saved_config
-from small_checkpoints import edit_config
-from training import make_rows
+from support.small_checkpoints import edit_config
+from support.training_runs import make_rows
 
 OPTIONS = {"columns": {"text": "Bewertung", "label": "Urteil"}, "delimiter": ";", "encoding": "latin-1"}
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from bert_tasks.encoder import attention
 from bert_tasks.encoder.dropout import Dropout
-from hf_models import FAMILIES, Head, hf_config, hf_model, random_batch
-from parity import ours_from, packed_difference, shaped_difference
+from support.hf_models import FAMILIES, Head, hf_config, hf_model, random_batch
+from support.parity import ours_from, packed_difference, shaped_difference
 
 PROBABILITIES: dict[str, dict[str, float]] = {
     "bert": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3},

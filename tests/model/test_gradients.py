@@ -10,8 +10,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PretrainedConfig, PreTrainedModel
 
 from bert_tasks.model.task_model import TaskModel
-from hf_models import FAMILIES, Head, HFBatch, hf_config, hf_model, random_batch
-from parity import hf_output, in_our_names, ours_from, packed_batch, shaped_output
+from support.hf_models import FAMILIES, Head, HFBatch, hf_config, hf_model, random_batch
+from support.parity import hf_output, in_our_names, ours_from, packed_batch, shaped_output
 
 TOLERANCE = 1e-9
 LENGTHS = (17, 1, 30, 9, 2, 16)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-import parity
 from bert_tasks.encoder import attention, heads
 from bert_tasks.encoder.config import Activation
 from bert_tasks.encoder.layers import Layer, activate
@@ -24,8 +23,9 @@ from bert_tasks.encoder.packing import Layout, Packed
 from bert_tasks.families.registry import parameter_map
 from bert_tasks.model import encoder as shaped
 from bert_tasks.model.task_model import TaskModel
-from hf_models import FAMILIES, Head, HFBatch, hf_model, random_batch
-from parity import Model, difference, hf_output, ours_from, packed_output, shaped_output
+from support import parity
+from support.hf_models import FAMILIES, Head, HFBatch, hf_model, random_batch
+from support.parity import Model, difference, hf_output, ours_from, packed_output, shaped_output
 
 DETECTED = 10 * 1e-10
 LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)

@@ -17,8 +17,8 @@ from bert_tasks.model.onnx import GraphModel, exported_graph, quantized_graph
 from bert_tasks.model.predicting import batch_logits, feature_summaries
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
-from small_checkpoints import save_checkpoint, tokenizer_of
-from small_tokenizers import LINES
+from support.small_checkpoints import save_checkpoint, tokenizer_of
+from support.small_tokenizers import LINES
 
 LABELS = ("calm", "glad", "sad")
 # Family -> head in the file, task, settings: every head shape once, every family once.

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedTokenizerBase
 
 from bert_tasks.model.encoder import Encoder
-from hf_models import FAMILIES, HEADS, Head, HFBatch, hf_config, hf_model, random_batch
-from parity import (
+from support.hf_models import FAMILIES, HEADS, Head, HFBatch, hf_config, hf_model, random_batch
+from support.parity import (
     Model,
     difference,
     hf_output,

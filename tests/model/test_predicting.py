@@ -13,8 +13,8 @@ from bert_tasks.model import predicting
 from bert_tasks.model.predicting import feature_summaries, predict_rows
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
-from small_checkpoints import save_checkpoint
-from small_tokenizers import LINES
+from support.small_checkpoints import save_checkpoint
+from support.small_tokenizers import LINES
 
 
 @pytest.fixture(scope="module")

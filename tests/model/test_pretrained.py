@@ -22,9 +22,9 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
-from hf_models import FAMILIES, PREFIX, Head
-from small_checkpoints import copied, edit_config, save_checkpoint, tokenizer_of
-from small_tokenizers import LINES
+from support.hf_models import FAMILIES, PREFIX, Head
+from support.small_checkpoints import copied, edit_config, save_checkpoint, tokenizer_of
+from support.small_tokenizers import LINES
 
 LABELS = ("calm", "glad", "sad")
 TEXTS = (LINES[0], "the ferry", "", LINES[7])

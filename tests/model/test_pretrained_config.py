@@ -18,7 +18,7 @@ from bert_tasks.model.pretrained import stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.tasks.sequence_classification.task import ProblemType
-from small_checkpoints import copied, edit_config, save_checkpoint
+from support.small_checkpoints import copied, edit_config, save_checkpoint
 
 LABELS = ("calm", "glad", "sad")
 IDS = torch.tensor([[2, 7, 9, 11, 3], [2, 8, 20, 3, 3]])

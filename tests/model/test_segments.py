@@ -23,9 +23,9 @@ from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import PairClassification, SpanExtraction
 from bert_tasks.tasks.base import Feature
-from hf_models import FAMILIES
-from small_checkpoints import save_checkpoint
-from small_tokenizers import LINES
+from support.hf_models import FAMILIES
+from support.small_checkpoints import save_checkpoint
+from support.small_tokenizers import LINES
 
 LABELS = ("calm", "glad", "sad")
 ROWS = [
@@ -145,7 +145,7 @@ def test_no_segment_is_beyond_the_models_table(width: int, family: str, fresh: A
 def resize(folder: Path, family: str, width: int) -> None:
     from safetensors.torch import load_file, save_file
 
-    from small_checkpoints import edit_config
+    from support.small_checkpoints import edit_config
 
     weights = load_file(folder / "model.safetensors")
     key = "embeddings.token_type_embeddings.weight"

@@ -5,15 +5,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
-from report_runs import KINDS, trained
-from training import save_checkpoint
-
-
-@pytest.fixture(scope="session")
-def checkpoint(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"), bpe_tokenizer)
+from support.report_runs import KINDS, trained
 
 
 @pytest.fixture(scope="session")

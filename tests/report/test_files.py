@@ -17,7 +17,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.report import make_report
 from bert_tasks.report.files import NOTHING, SHOWN, slices_by
 from bert_tasks.report.statistics import Estimate
-from report_runs import HOSTILE, KINDS, write_rows
+from support.report_runs import HOSTILE, KINDS, write_rows
 
 EXTRA = ("web", "phone", None, "=cmd|' /C calc'!A0")
 

@@ -14,7 +14,7 @@ from bert_tasks.report.page import comparison_page, run_page
 from bert_tasks.report.tokens import results as token_results
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification, SequencePrediction
 from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
-from report_runs import HOSTILE, KINDS, MARK
+from support.report_runs import HOSTILE, KINDS, MARK
 
 CASES = [(name, scheme) for name in KINDS for scheme in ("light", "dark")]
 

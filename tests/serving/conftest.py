@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.model.task_model import TaskModel
-from small_checkpoints import save_checkpoint
-from task_examples import EXAMPLES
+from support.small_checkpoints import save_checkpoint
+from support.task_examples import EXAMPLES
 
 ModelOf = Callable[[str], TaskModel]
 

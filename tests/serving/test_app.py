@@ -18,9 +18,9 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.connections import Limits
 from bert_tasks.serving.gate import Gate, ServerMetrics, host_name
 from bert_tasks.serving.requests import answer_schema, answers_schema, request_schema
-from serving import SLOW, Application, application, errors_of
-from task_contract import unlabelled
-from task_examples import EXAMPLES
+from support.servers import SLOW, Application, application, errors_of
+from support.task_contract import unlabelled
+from support.task_examples import EXAMPLES
 
 ModelOf = Callable[[str], TaskModel]
 JSON = {"content-type": "application/json"}

@@ -18,10 +18,10 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.batching import Batcher, QueueFullError
 from bert_tasks.serving.connections import Batching
 from bert_tasks.tasks.base import Prediction
-from runs import PATIENCE
-from serving import SLOW, application
-from task_contract import numbers, unlabelled
-from task_examples import EXAMPLES
+from support.runs import PATIENCE
+from support.servers import SLOW, application
+from support.task_contract import numbers, unlabelled
+from support.task_examples import EXAMPLES
 
 ModelOf = Callable[[str], TaskModel]
 PATIENT = Batching(max_wait=0.3)

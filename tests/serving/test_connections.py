@@ -13,9 +13,9 @@ import pytest
 
 from bert_tasks.errors import UsageError
 from bert_tasks.serving import connections
-from runs import PATIENCE
-from serving import Serving
-from task_examples import TEXTS
+from support.runs import PATIENCE
+from support.servers import Serving
+from support.task_examples import TEXTS
 
 FolderOf = Callable[[str], Path]
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -10,8 +10,8 @@ from contextlib import suppress
 import pytest
 
 from bert_tasks.model.task_model import TaskModel
-from runs import PATIENCE
-from serving import listening
+from support.runs import PATIENCE
+from support.servers import listening
 
 SIZE = 2**20 - 64  # just below the limit of a body
 TOGETHER = 6

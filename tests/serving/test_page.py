@@ -8,12 +8,12 @@ import pytest
 
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.connections import Limits
-from runs import PATIENCE
-from serving import listening
-from task_examples import EXAMPLES
+from support.runs import PATIENCE
+from support.servers import listening
+from support.task_examples import EXAMPLES
 
 if TYPE_CHECKING:
-    from browser import Browser
+    from support.browser import Browser
 
 ModelOf = Callable[[str], TaskModel]
 KINDS = ("single", "several", "regression", "pair", "token", "span", "span v2")

@@ -17,7 +17,6 @@ import httpx2
 import pytest
 import uvicorn
 
-import serve_soak
 from bert_tasks import serving
 from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, UsageError
@@ -28,10 +27,11 @@ from bert_tasks.serving import server
 from bert_tasks.serving.connections import Batching, Limits
 from bert_tasks.serving.requests import request_schema
 from bert_tasks.serving.server import Address
-from runs import PATIENCE, Program
-from serving import SLOW, Serving, listening
-from small_checkpoints import copied
-from task_examples import EXAMPLES, TEXTS
+from campaigns import serve_soak
+from support.runs import PATIENCE, Program
+from support.servers import SLOW, Serving, listening
+from support.small_checkpoints import copied
+from support.task_examples import EXAMPLES, TEXTS
 
 FolderOf = Callable[[str], Path]
 

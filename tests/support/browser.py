@@ -23,7 +23,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from browser_scripts import CONTRAST, FOCUSED, HEADINGS, OVERFLOWING, UNREACHABLE
+from support.browser_scripts import CONTRAST, FOCUSED, HEADINGS, OVERFLOWING, UNREACHABLE
 
 Scheme = Literal["light", "dark"]
 PROGRAMS = ("chromium", "chromedriver")

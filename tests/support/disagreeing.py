@@ -1,4 +1,4 @@
-"""Owns a run whose processes were given different things (``disagreeing.py CHECKPOINT FOLDER``, by torchrun).
+"""Owns a run whose processes were given different things (``-m support.disagreeing CHECKPOINT FOLDER``, by torchrun).
 
 Each process prints the error that it met for each of them.
 """
@@ -13,7 +13,7 @@ from bert_tasks import fit
 from bert_tasks.errors import BertTasksError
 from bert_tasks.inference import leave_process_group
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
-from training import LABELS, load_model, make_rows
+from support.training_runs import LABELS, load_model, make_rows
 
 DIFFERENT = ("labels", "rows", "settings")
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from hub_repositories import Repository, StoredFile, commit_of, from_folder
+from support.hub_repositories import Repository, StoredFile, commit_of, from_folder
 
 __all__ = ["HubServer", "commit_of"]
 

@@ -24,7 +24,7 @@ from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification, Task
 from bert_tasks.tasks.base import Feature, LossSum, Prediction
-from hf_models import Head, HFBatch
+from support.hf_models import Head, HFBatch
 
 Model = Encoder | TaskModel
 

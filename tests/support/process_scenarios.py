@@ -1,6 +1,6 @@
 """Owns what the tests of several processes run: the same scenarios under any launcher, with their results in a file.
 
-Run by torchrun as a script (``process_scenarios.py CHECKPOINT FOLDER``) and called by the tests in one process.
+Run by torchrun as a script (``-m support.process_scenarios CHECKPOINT FOLDER``) and called by the tests in one process.
 """
 
 import sys
@@ -15,7 +15,7 @@ from bert_tasks import evaluate, fit, inference
 from bert_tasks.data.table import RowTable
 from bert_tasks.inference import evaluate_samples, make_accelerator
 from bert_tasks.model.inputs import tokenized
-from training import TASK, WEIGHTED_TASK, load_model, make_rows, make_stepper, walk, weights_of
+from support.training_runs import TASK, WEIGHTED_TASK, load_model, make_rows, make_stepper, walk, weights_of
 
 EVALUATED = (9, 1, 3, 17)
 DTYPES = (torch.float64, torch.float32)

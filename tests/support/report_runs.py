@@ -8,7 +8,7 @@ from typing import Any
 
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.training.run import train
-from task_examples import CLASSES, NUMBERS, PAIRS, SENTENCES, SETS, SOME_WITHOUT_ANSWER, SPANS
+from support.task_examples import CLASSES, NUMBERS, PAIRS, SENTENCES, SETS, SOME_WITHOUT_ANSWER, SPANS
 
 HOSTILE = "<script>document.title = 'owned'</script><img src=x onerror=alert(1)>"
 MARK = "</style><b id=broken>"

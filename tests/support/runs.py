@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-import training
+from support import training_runs
 
 CONSOLE = (str(Path(sys.executable).with_name("bert-tasks")),)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "bert_tasks")
-SUPPORT = Path(training.__file__).parent
+TESTS = Path(__file__).parents[1]  # where processes find `support`
 PATIENCE = 120.0  # seconds for what takes one on an idle machine
 
 
@@ -35,7 +35,7 @@ class Program:
     """A running command."""
 
     def __init__(self, arguments: Sequence[object], *, folder: Path, **environment: str) -> None:
-        path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
         extra = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment}
         self.out, self.err = folder / "out.txt", folder / "err.txt"
         with self.out.open("w") as out, self.err.open("w") as err:
@@ -78,7 +78,7 @@ def write_recipe(
 ) -> Path:
     """A recipe of small rows in batches of 4, evaluated after each epoch; its run goes to ``folder/run``."""
     for name, count, seed in (("train", rows, 0), ("dev", 12, 1)):
-        lines = [f"{row['text']},{row['label']}" for row in training.make_rows(count, seed=seed)]
+        lines = [f"{row['text']},{row['label']}" for row in training_runs.make_rows(count, seed=seed)]
         (folder / f"{name}.csv").write_text("\n".join(["text,label", *lines]) + "\n", "utf-8")
     path = folder / "recipe.toml"
     path.write_text(

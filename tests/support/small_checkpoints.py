@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_models import Head, hf_class, hf_config, widen
+from support.hf_models import Head, hf_class, hf_config, widen
 
 
 def save_checkpoint(

@@ -1,6 +1,6 @@
 """Runs that a signal stops after a step, and what their folders hold in the end.
 
-Called by the tests in one process, and run by torchrun as a script (``stopped_runs.py CHECKPOINT FOLDER``): then every
+Called by the tests in one process, and run by torchrun (``-m support.stopped_runs CHECKPOINT FOLDER``): then every
 kind of task is stopped after every step, by a signal that only the last process gets, and goes on.
 """
 
@@ -23,8 +23,8 @@ from bert_tasks.inference import make_accelerator
 from bert_tasks.training import loop
 from bert_tasks.training.job import FitResult
 from bert_tasks.training.step import StepResult, TrainContext
-from task_examples import EXAMPLES
-from training import load_model
+from support.task_examples import EXAMPLES
+from support.training_runs import load_model
 
 STEPS = 6  # 8 rows in batches of 3, twice
 KINDS = ("single", "several", "token crf", "span v2", "pair regression")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from small_checkpoints import save_checkpoint
-from small_tokenizers import LINES
+from support.small_checkpoints import save_checkpoint
+from support.small_tokenizers import LINES
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 

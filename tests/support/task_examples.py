@@ -3,7 +3,7 @@
 from typing import Any
 
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
-from task_contract import Example
+from support.task_contract import Example
 
 TEXTS = (
     "the ferry leaves at seven",

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from hf_models import FAMILIES
-from small_checkpoints import save_checkpoint, tokenizer_of
+from support.hf_models import FAMILIES
+from support.small_checkpoints import save_checkpoint, tokenizer_of
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -1,8 +1,8 @@
 """The contract of tasks, for those in ``TASKS``."""
 
 from bert_tasks.tasks import TASKS
-from task_contract import TaskContract
-from task_examples import EXAMPLES
+from support.task_contract import TaskContract
+from support.task_examples import EXAMPLES
 
 
 def test_every_task_has_an_example() -> None:

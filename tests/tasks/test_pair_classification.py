@@ -16,9 +16,9 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction
 from bert_tasks.tasks.base import collate
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
-from hf_models import FAMILIES
-from small_checkpoints import save_checkpoint, tokenizer_of
-from small_tokenizers import LINES
+from support.hf_models import FAMILIES
+from support.small_checkpoints import save_checkpoint, tokenizer_of
+from support.small_tokenizers import LINES
 
 NLI = ("entailment", "neutral", "contradiction")
 TASK = PairClassification(labels=NLI, max_length=32)

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.errors import DataError
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
-from small_tokenizers import LINES
+from support.small_tokenizers import LINES
 
 LABELS = ("negative", "neutral", "positive")
 SINGLE = SequenceClassification(labels=LABELS)

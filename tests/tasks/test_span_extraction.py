@@ -28,10 +28,10 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature, collate
 from bert_tasks.tasks.span_extraction.search import Span
 from bert_tasks.tasks.span_extraction.task import SpanExtraction, SpanPrediction
-from hf_models import hf_class, hf_config, hf_model, widen
-from parity import ours_from
-from small_checkpoints import edit_config, save_checkpoint
-from small_tokenizers import LINES
+from support.hf_models import hf_class, hf_config, hf_model, widen
+from support.parity import ours_from
+from support.small_checkpoints import edit_config, save_checkpoint
+from support.small_tokenizers import LINES
 
 V1 = SpanExtraction(max_length=40, doc_stride=12, max_query_length=10, n_best_size=6, max_answer_length=5)
 V2 = SpanExtraction(

@@ -21,7 +21,7 @@ from bert_tasks.tasks.span_extraction.search import (
     merge_windows,
     window_candidates,
 )
-from span_reference import Expected, Token, expected_answers, float32
+from support.span_reference import Expected, Token, expected_answers, float32
 
 COARSE = (-1.0, -0.0, 0.0, 0.5, 0.5, 2.0)  # many ties, also of sums
 FILLER = -9.0

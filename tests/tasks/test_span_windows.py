@@ -17,7 +17,7 @@ from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.span_extraction.task import SpanExtraction
 from bert_tasks.tasks.span_extraction.windows import richest_windows, tokenized_contexts, window_ranges
-from small_tokenizers import LINES
+from support.small_tokenizers import LINES
 
 KINDS = ("wordpiece_tokenizer", "bpe_tokenizer", "untrimmed_tokenizer", "unigram_tokenizer")
 SMALL = SpanExtraction(max_length=40, doc_stride=9, max_query_length=12)

@@ -13,10 +13,10 @@ from bert_tasks.data.writers import json_line
 from bert_tasks.inference import evaluate, predict
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import PairClassification, SpanExtraction, TokenClassification
-from hf_models import FAMILIES
-from small_checkpoints import save_checkpoint, tokenizer_of
-from small_tokenizers import LINES
-from task_contract import padded_logits
+from support.hf_models import FAMILIES
+from support.small_checkpoints import save_checkpoint, tokenizer_of
+from support.small_tokenizers import LINES
+from support.task_contract import padded_logits
 
 TAGGERS = {
     "IOB2": ("I-LOC", "O", "B-LOC", "B-PER", "I-PER"),

@@ -15,8 +15,8 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.families.registry import encoder_config
 from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.token_classification.task import EntitySpan, TokenClassification, TokenPrediction, entity_spans
-from hf_models import hf_config
-from taggers import LABELS
+from support.hf_models import hf_config
+from support.taggers import LABELS
 
 TASK = TokenClassification(labels=LABELS, max_length=48, doc_stride=8)
 

@@ -9,8 +9,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from bert_tasks.data.batching import Cuts
 from bert_tasks.errors import DataError
 from bert_tasks.tasks.token_classification.task import TokenClassification
-from small_tokenizers import LINES
-from taggers import LABELS, tagged, transformers_labels
+from support.small_tokenizers import LINES
+from support.taggers import LABELS, tagged, transformers_labels
 
 TASK = TokenClassification(labels=LABELS, max_length=48, doc_stride=8)
 GRANDMOTHER = {"words": ["My", "grandmother", "kept", "bees"], "tags": ["B-PER", "I-PER", "O", "B-LOC"]}

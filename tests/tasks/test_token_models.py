@@ -18,10 +18,10 @@ from bert_tasks.recipe.schema import RunSection
 from bert_tasks.tasks.base import collate
 from bert_tasks.tasks.token_classification.task import TokenClassification
 from bert_tasks.training.evaluation import check_metric
-from hf_models import hf_config, hf_model
-from parity import ours_from
-from small_tokenizers import LINES
-from taggers import LABELS, save_tagger, tagged, transformers_labels
+from support.hf_models import hf_config, hf_model
+from support.parity import ours_from
+from support.small_tokenizers import LINES
+from support.taggers import LABELS, save_tagger, tagged, transformers_labels
 
 TASK = TokenClassification(labels=LABELS, max_length=48, doc_stride=8)
 

@@ -26,9 +26,9 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import Task
 from bert_tasks.tasks.base import Feature, LossSum, Prediction
 from bert_tasks.tasks.word_windows import WindowRules, document_windows, split_words
-from small_checkpoints import save_checkpoint
-from small_tokenizers import LINES
-from task_contract import Example, TaskContract
+from support.small_checkpoints import save_checkpoint
+from support.small_tokenizers import LINES
+from support.task_contract import Example, TaskContract
 
 
 @dataclass(frozen=True, kw_only=True)

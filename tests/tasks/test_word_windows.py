@@ -20,7 +20,7 @@ from bert_tasks.tasks.word_windows import (
     split_words,
     word_starts,
 )
-from small_tokenizers import LINES
+from support.small_tokenizers import LINES
 
 KINDS = ("wordpiece", "bpe", "unigram")
 SENTENCE = LINES[1].split()

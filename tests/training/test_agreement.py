@@ -1,15 +1,11 @@
 """Processes that were given different labels, settings or rows are told so before the first step."""
 
-from pathlib import Path
-
 import pytest
 
-import process_scenarios
-import runs
 from bert_tasks.training.metadata import disagreements
-from training import make_rows
+from support import runs
+from support.training_runs import make_rows
 
-SUPPORT = Path(process_scenarios.__file__).parent
 TORCHRUN = runs.TORCHRUN[:-2]
 
 
@@ -29,7 +25,7 @@ def test_what_differs_is_named_with_the_processes_that_have_it():
 @pytest.fixture(scope="module")
 def launched(checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("disagreeing")
-    ended = runs.run([*TORCHRUN, SUPPORT / "disagreeing.py", checkpoint, folder], folder=folder)
+    ended = runs.run([*TORCHRUN, "-m", "support.disagreeing", checkpoint, folder], folder=folder)
     assert ended.code == 0, ended.err
     return folder, ended.err
 

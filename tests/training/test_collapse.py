@@ -8,8 +8,8 @@ import pytest
 from bert_tasks import TaskModel, fit
 from bert_tasks.cli import main
 from bert_tasks.report import make_report
-from task_examples import EXAMPLES
-from training import load_model, make_rows
+from support.task_examples import EXAMPLES
+from support.training_runs import load_model, make_rows
 
 # Kind of task -> what the rows to train on have in place of their labels, and what the note says.
 ALIKE = {

@@ -12,7 +12,7 @@ from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.training.job import HF_ARGUMENTS, FitSettings
-from training import LABELS, distance, load_model, make_rows, weights_of
+from support.training_runs import LABELS, distance, load_model, make_rows, weights_of
 
 QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
 ROWS, OTHERS = make_rows(16), make_rows(9, seed=1)

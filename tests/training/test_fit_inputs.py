@@ -10,7 +10,7 @@ from bert_tasks.errors import DataError, DivergedError, UsageError
 from bert_tasks.inference import make_accelerator
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.training import loop
-from training import LABELS, load_model, make_rows, weights_of
+from support.training_runs import LABELS, load_model, make_rows, weights_of
 
 QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
 

@@ -17,7 +17,7 @@ from bert_tasks.errors import BertTasksError, DataError, DivergedError, StoppedE
 from bert_tasks.inference import Evaluation, evaluate_samples, evaluation
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.training.sampling import linear_schedule
-from training import KEYWORDS, LABELS, TASK, distance, load_model, make_rows, make_stepper, weights_of
+from support.training_runs import KEYWORDS, LABELS, TASK, distance, load_model, make_rows, make_stepper, weights_of
 
 QUICK = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
 

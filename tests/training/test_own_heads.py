@@ -18,7 +18,7 @@ from bert_tasks.encoder.heads import first_rows
 from bert_tasks.encoder.packing import Layout
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.tasks import SequenceClassification
-from training import LABELS, load_model, make_rows, weights_of
+from support.training_runs import LABELS, load_model, make_rows, weights_of
 
 QUICK: dict[str, Any] = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
 PRIOR = (-0.25, 0.75)

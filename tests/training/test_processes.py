@@ -5,24 +5,23 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 
-import process_scenarios
-from process_scenarios import DTYPES, EVALUATED
-from training import distance, make_rows
+from support import process_scenarios
+from support.process_scenarios import DTYPES, EVALUATED
+from support.runs import TESTS
+from support.training_runs import distance, make_rows
 
-SUPPORT = Path(process_scenarios.__file__).parent
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2")
 TOLERANCE = {"torch.float64": 1e-12, "torch.float32": 1e-6}
 
 
 def launch(*command, code=0):
-    """Runs a launcher to its end; the support folder is on the import path of its processes."""
-    path = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    """Runs a launcher to its end; the tests' folder is on the import path of its processes."""
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == code, done.stderr[-3000:]
@@ -39,7 +38,7 @@ def one(checkpoint, wide_checkpoint, tmp_path_factory):
 def two(checkpoint, wide_checkpoint, tmp_path_factory):
     """The results of both processes."""
     folder = tmp_path_factory.mktemp("two")
-    done = launch(*TORCHRUN, SUPPORT / "process_scenarios.py", checkpoint, wide_checkpoint, folder)
+    done = launch(*TORCHRUN, "-m", "support.process_scenarios", checkpoint, wide_checkpoint, folder)
     ranks = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in (0, 1)]
     return [rank | {"folder": folder / "run", "stderr": done.stderr} for rank in ranks]
 

@@ -19,9 +19,9 @@ from bert_tasks.training import state as run_folder
 from bert_tasks.training.evaluation import Rank
 from bert_tasks.training.job import Job
 from bert_tasks.training.state import take_over
-from stopped_runs import KINDS, SETTINGS, STEPS, digests, events, run, stopped
-from task_examples import EXAMPLES
-from training import load_model, weights_of
+from support.stopped_runs import KINDS, SETTINGS, STEPS, digests, events, run, stopped
+from support.task_examples import EXAMPLES
+from support.training_runs import load_model, weights_of
 
 
 def names(folder):

@@ -9,17 +9,26 @@ from pathlib import Path
 
 import pytest
 
-import stopped_runs
+from support import stopped_runs
+from support.runs import TESTS
 
 
 @pytest.mark.slow
 def test_two_processes_stopped_at_every_step_end_with_the_same_bits(
     dropout_checkpoint: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    script = Path(stopped_runs.__file__)
-    path = os.pathsep.join([str(script.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        "-m",
+        "support.stopped_runs",
+    ]
     done = subprocess.run(
         [*command, str(dropout_checkpoint), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=600
     )

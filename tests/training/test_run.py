@@ -13,7 +13,7 @@ from bert_tasks import TaskModel, evaluate, load_recipe, train
 from bert_tasks.errors import DataError, RecipeError, UsageError
 from bert_tasks.training import run as runs
 from bert_tasks.training.run import check, dry_run
-from training import load_model, make_rows
+from support.training_runs import load_model, make_rows
 
 LONG = " ".join(["harbour"] * 60)
 

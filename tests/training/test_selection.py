@@ -17,7 +17,7 @@ from bert_tasks.tasks import PairClassification, SpanExtraction
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.tasks.token_classification.task import TokenClassification
 from bert_tasks.training.evaluation import TrainerState, lower_is_better, rank_of
-from training import LABELS, TASK, load_model, make_rows
+from support.training_runs import LABELS, TASK, load_model, make_rows
 
 TAGGER = TokenClassification(labels=("O", "B-loss", "B-invalid_transitions"))
 SETS = ("dev", "dev_strict")

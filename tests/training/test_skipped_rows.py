@@ -11,7 +11,7 @@ from bert_tasks.errors import RecipeError, UsageError
 from bert_tasks.run_dir.files import read_facts
 from bert_tasks.tasks.span_extraction.task import SpanExtraction
 from bert_tasks.training.run import check
-from training import load_model, make_rows
+from support.training_runs import load_model, make_rows
 
 QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
 BAD = [{"text": None, "label": "positive"}, {"text": "b", "label": None}, {"text": 3, "label": "negative"}]

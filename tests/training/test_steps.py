@@ -13,7 +13,7 @@ from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.training import step as steps
 from bert_tasks.training.sampling import linear_schedule
 from bert_tasks.training.step import StepResult, accumulate, read_step_metrics, update
-from training import (
+from support.training_runs import (
     LABELS,
     WEIGHTED_TASK,
     batches,

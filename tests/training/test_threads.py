@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bert_tasks import fit
 from bert_tasks.training import metadata as facts
 from bert_tasks.training.metadata import CPUUse, cpu_use, thread_hint
-from training import load_model, make_rows
+from support.training_runs import load_model, make_rows
 
 
 @pytest.mark.parametrize(

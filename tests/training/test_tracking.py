@@ -23,8 +23,8 @@ from bert_tasks.experiments.seeds import train_seeds
 from bert_tasks.training import tracking
 from bert_tasks.training.metadata import tracker_config
 from bert_tasks.training.tracking import check_installed, points
-from runs import digests, events, newest, write_recipe
-from training import load_model, make_rows
+from support.runs import digests, events, newest, write_recipe
+from support.training_runs import load_model, make_rows
 
 ROWS, DEV = make_rows(40, seed=0), make_rows(12, seed=1)
 

@@ -14,8 +14,8 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature, collate
 from bert_tasks.tasks.token_classification.crf import best_labels, log_likelihood, marginals
 from bert_tasks.tasks.token_classification.task import TokenClassification
-from small_tokenizers import LINES
-from taggers import save_tagger
+from support.small_tokenizers import LINES
+from support.taggers import save_tagger
 
 LABELS = ("O", "B-A", "I-A", "B-B", "I-B")
 TASK = TokenClassification(labels=LABELS, max_length=40, doc_stride=6, crf=True)

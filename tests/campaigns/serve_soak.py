@@ -1,6 +1,6 @@
 """A soak of the server on loopback: good, bad, slow, idle and vanishing clients at once, for as long as wanted.
 
-    python tests/support/serve_soak.py MODEL --seconds 600
+    PYTHONPATH=tests python -m campaigns.serve_soak MODEL --seconds 600
 
 Every good client compares its answer with the model's own: a request without one is lost, one with another's exchanged.
 Printed at the end, as JSON: requests by kind, the slowest /healthz, answers with status 500 and above other than 503,

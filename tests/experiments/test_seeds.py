@@ -17,7 +17,7 @@ from bert_tasks.experiments.seeds import dry_run_seeds, parse_seeds, seed_recipe
 from bert_tasks.experiments.summary import SeedRun, SeedsResult, spreads
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.training.job import FitResult
-from training import load_model, make_rows
+from support.training_runs import load_model, make_rows
 
 
 def write_csv(path, rows):

@@ -7,7 +7,7 @@ from onnx import ModelProto
 
 from bert_tasks.errors import CheckpointError, DataError
 from bert_tasks.tasks import TASKS
-from fuzzing import READERS, RECIPES, Target, attempt, connections, fuzz, loaders, requests
+from campaigns.fuzzing import READERS, RECIPES, Target, attempt, connections, fuzz, loaders, requests
 
 FIXED = {**READERS, **RECIPES}
 LOADERS = ("weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
@@ -52,7 +52,7 @@ def test_a_refusal_that_acts_on_a_terminal_is_found(monkeypatch: pytest.MonkeyPa
 
     target = Target(b"", refuse)
     assert not attempt(target, b"\x1b[2J", tmp_path)
-    monkeypatch.setattr("fuzzing.printable", str)
+    monkeypatch.setattr("campaigns.fuzzing.printable", str)
     with pytest.raises(AssertionError, match="x1b"):
         attempt(target, b"\x1b[2J", tmp_path)
 

@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.export.exporting import TOLERANCE, Export, export
 from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
-from hf_models import FAMILIES, Head
-from small_checkpoints import save_checkpoint, tokenizer_of
+from support.hf_models import FAMILIES, Head
+from support.small_checkpoints import save_checkpoint, tokenizer_of
 
 pytestmark = pytest.mark.slow
 

@@ -22,8 +22,8 @@ from bert_tasks.inference import evaluation, prediction
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.tasks.base import LossSum
-from small_checkpoints import save_checkpoint
-from small_tokenizers import LINES
+from support.small_checkpoints import save_checkpoint
+from support.small_tokenizers import LINES
 
 COMMANDS = ("train", "evaluate", "predict", "check", "init", "inspect", "export")
 LABELS = ("calm", "glad")

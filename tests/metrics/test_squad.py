@@ -15,7 +15,7 @@ from bert_tasks.metrics.squad import (
     squad_v2_metrics,
     tune_null_threshold,
 )
-from span_reference import plain_exact, plain_f1, plain_normalized, plain_v1, plain_v2
+from support.span_reference import plain_exact, plain_f1, plain_normalized, plain_v1, plain_v2
 
 quick = settings(max_examples=50, deadline=None, database=None)
 few = settings(max_examples=30, deadline=None, database=None)

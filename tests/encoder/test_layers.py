@@ -14,8 +14,8 @@ from bert_tasks.encoder.layers import TransformerEncoder, activate, initialize
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
-from hf_models import FAMILIES, hf_config, hf_model, widen
-from parity import ours_from, packed_rows
+from support.hf_models import FAMILIES, hf_config, hf_model, widen
+from support.parity import ours_from, packed_rows
 
 LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)
 

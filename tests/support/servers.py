@@ -20,7 +20,7 @@ from bert_tasks.serving.app import Served, build_app
 from bert_tasks.serving.batching import Batcher
 from bert_tasks.serving.connections import Batching, Limits
 from bert_tasks.serving.gate import LOOPBACK, Gate, ServerMetrics
-from runs import CONSOLE, PATIENCE, Program
+from support.runs import CONSOLE, PATIENCE, Program
 
 SLOW = Limits(timeout=PATIENCE)
 

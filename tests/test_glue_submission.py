@@ -14,7 +14,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.glue_submission import FILES, TEST_SETS, glue_submission
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import TASKS
-from small_checkpoints import save_checkpoint
+from support.small_checkpoints import save_checkpoint
 
 TESTS = {
     "CoLA/test.tsv": "index\tsentence\n0\tA ferry left.\n1\tLeft a ferry the.\n",

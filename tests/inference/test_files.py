@@ -20,8 +20,8 @@ from bert_tasks.model import predicting
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification, Task
 from bert_tasks.tasks.base import Prediction
-from small_checkpoints import save_checkpoint
-from small_tokenizers import LINES
+from support.small_checkpoints import save_checkpoint
+from support.small_tokenizers import LINES
 
 LABELS = ("calm", "glad", "sad")
 ODD_TEXTS = ('a "quoted", text', "two\nlines", " spaces ", "NA", "", "café ☕ 你好", "tab\there", "null", "a;b")

@@ -18,8 +18,8 @@ from bert_tasks.recipe.init import Draft, init_recipe
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.tasks import TASK_NAMES
 from bert_tasks.training.run import check
-from small_checkpoints import save_checkpoint
-from small_tokenizers import LINES
+from support.small_checkpoints import save_checkpoint
+from support.small_tokenizers import LINES
 
 MOODS = ("calm", "glad", "sad")
 SINGLE, SEVERAL = "single_label_classification", "multi_label_classification"

@@ -28,7 +28,7 @@ from bert_tasks.recipe.schema import (
 from bert_tasks.recipe.toml import to_toml
 from bert_tasks.tasks import TASK_NAMES, TASKS, SequenceClassification, Task
 
-REPOSITORY = Path(os.environ.get("BERT_TASKS_REPOSITORY", Path(__file__).parents[1]))
+REPOSITORY = Path(os.environ.get("BERT_TASKS_REPOSITORY", Path(__file__).parents[2]))
 RECIPES = sorted((REPOSITORY / "recipes").rglob("*.toml"))
 
 MINIMAL = """\

@@ -1,7 +1,9 @@
 """Damaged files and requests for everything that reads one: a valid one, edited at random, goes in; only our own errors
 come out, and none of their messages acts on a terminal.
 
-python tests/support/fuzzing.py --seconds 420    # for each group of targets; writes docs/reliability/fuzz.json
+    PYTHONPATH=tests python -m campaigns.fuzzing --seconds 420    # of each group of targets
+
+The figures go to docs/reliability/fuzz.json.
 """
 
 import argparse
@@ -38,8 +40,8 @@ from bert_tasks.serving.requests import BodyError, BodyReader, example_rows
 from bert_tasks.tasks import TASKS, SequenceClassification
 from bert_tasks.tasks.base import Task
 from bert_tasks.terminal import printable
-from runs import PATIENCE
-from serving import Serving
+from support.runs import PATIENCE
+from support.servers import Serving
 
 Read = Callable[[bytes, Path], object]
 
@@ -411,7 +413,7 @@ def campaign(groups: Mapping[str, Mapping[str, Target]], folder: Path, seconds: 
 
 
 def main() -> None:
-    import fault_campaign
+    from campaigns import faults
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each group of targets")
@@ -423,8 +425,8 @@ def main() -> None:
         with connections(server) as sent:
             tried = campaign({**file_groups(folder), "connections": sent}, folder, seconds)
     found = {"cases": sum(tried.values()), "failures": 0, "skipped": 0, "details": tried}
-    about = fault_campaign.provenance(f"python tests/support/fuzzing.py --seconds {seconds:g}", began)
-    fault_campaign.write("fuzz", {**found, **about})
+    about = faults.provenance(f"python -m campaigns.fuzzing --seconds {seconds:g}", began)
+    faults.write("fuzz", {**found, **about})
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def test_an_own_task(validator: Draft202012Validator) -> None:
     document = tomllib.loads(BASE.replace("sequence-classification", "my_package.tasks:Mine"))
     document["settings"] = {"anything": 1}
     assert list(validator.iter_errors(document)) == []
-    faulty = recipe_schema("faulty_task:FaultyTask")["properties"]["settings"]
+    faulty = recipe_schema("support.faulty_task:FaultyTask")["properties"]["settings"]
     assert "max_length" in faulty["properties"]
     with pytest.raises(RecipeError, match="did you mean 'pair-classification'"):
         recipe_schema("pair-clasification")

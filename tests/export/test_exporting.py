@@ -30,8 +30,8 @@ from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import locked
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
-from small_checkpoints import copied, edit_config, save_checkpoint
-from small_tokenizers import LINES
+from support.small_checkpoints import copied, edit_config, save_checkpoint
+from support.small_tokenizers import LINES
 
 TAGS = ("O", "B-X", "I-X")
 SENTENCES = [

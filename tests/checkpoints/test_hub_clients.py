@@ -15,10 +15,10 @@ from pyarrow import parquet
 from safetensors.torch import load_file, save
 from transformers import PreTrainedTokenizerBase
 
-from hub_client import ask
-from hub_server import READER, HubServer
-from small_checkpoints import save_checkpoint
-from training import make_rows
+from support.hub_client import ask
+from support.hub_server import READER, HubServer
+from support.small_checkpoints import save_checkpoint
+from support.training_runs import make_rows
 
 CHUNK = 10 * 2**20  # bytes that the client writes at once; what it has of the next chunk is lost with the connection
 CARD = """---

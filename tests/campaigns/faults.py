@@ -1,8 +1,8 @@
 """Runs the fault suite at full length and writes what it found: a JSON for each class, and docs/reliability.md.
 
-    python tests/support/fault_campaign.py                 # all classes
-    python tests/support/fault_campaign.py kills ranks     # some
-    python tests/support/fault_campaign.py --document      # only the document, from the JSON files there are
+    PYTHONPATH=tests python -m campaigns.faults                 # all classes
+    PYTHONPATH=tests python -m campaigns.faults kills ranks     # some
+    PYTHONPATH=tests python -m campaigns.faults --document      # only the document, from the JSON files there are
 
 A case is a test, or what a test says it tried (``record_property("cases", N)``).
 """
@@ -43,7 +43,7 @@ CLASSES = {
         tests=(
             "tests/training/test_resuming.py",
             "tests/training/test_resuming_processes.py",
-            "tests/training/test_checkpointing.py",
+            "tests/run_dir/test_checkpoints.py",
         ),
     ),
     "kills": FaultClass(
@@ -67,20 +67,20 @@ CLASSES = {
     "disk": FaultClass(
         promise="A full disk, a read-only folder or a file in the way is named with what was needed; what was "
         "saved stays good; the umask decides who may read.",
-        tests=("tests/faults/test_disk.py", "tests/training/test_locking.py", "tests/training/test_outputs.py"),
+        tests=("tests/faults/test_disk.py", "tests/test_storage.py", "tests/run_dir/test_files.py"),
     ),
     "inputs": FaultClass(
         promise="Bad files are refused with every bad row named, or read as they are meant; nothing is dropped in "
         "silence.",
         tests=(
             "tests/data/test_readers.py",
-            "tests/data/test_values.py",
+            "tests/data/test_columns.py",
             "tests/data/test_checks.py",
-            "tests/data/test_row_checks.py",
+            "tests/data/test_validator.py",
             "tests/data/test_conll.py",
             "tests/data/test_squad_json.py",
             "tests/data/test_arrow_cache.py",
-            "tests/test_recipe_errors.py",
+            "tests/recipe/test_errors.py",
         ),
     ),
     "payloads": FaultClass(
@@ -102,7 +102,7 @@ CLASSES = {
     "terminal": FaultClass(
         promise="Whatever labels, columns, tensors, files and arguments are called, nothing acts on the terminal; a "
         "stream that cannot be written never ends a run, and only a command's own result may fail on it.",
-        tests=("tests/faults/test_streams.py", "tests/test_cli_terminal.py", "tests/test_terminal.py"),
+        tests=("tests/faults/test_streams.py", "tests/cli/test_terminal.py", "tests/test_terminal.py"),
     ),
     "clients": FaultClass(
         promise="Slow, idle, vanishing and hostile clients of the server are refused or closed in time; nobody else's "
@@ -117,12 +117,12 @@ CLASSES = {
         promise="Whatever a file or a request holds, readers, the recipe parser, the loaders of models, exports and "
         "checkpoints and the server read it or refuse it with an error of the package whose message does not act on a "
         "terminal.",
-        tests=("tests/faults/test_fuzz.py",),
+        tests=("tests/campaigns/test_fuzzing.py",),
     ),
     "guided": FaultClass(
         promise="The same files and bodies of requests, with edits that are guided by the lines of the package that "
         "they reach (atheris).",
-        tests=("tests/support/guided_fuzzing.py",),
+        tests=("tests/campaigns/guided_fuzzing.py",),
     ),
 }
 

@@ -5,8 +5,8 @@ import torch
 
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
-from hf_models import FAMILIES, HEADS, Head, hf_config, random_batch
-from parity import Model, shaped_output, task_for
+from support.hf_models import FAMILIES, HEADS, Head, hf_config, random_batch
+from support.parity import Model, shaped_output, task_for
 
 
 def model(family: str, head: Head = "base") -> Model:

@@ -18,8 +18,8 @@ from bert_tasks.report.comparison import MCNEMAR, RANDOMISATION
 from bert_tasks.report.page import run_page
 from bert_tasks.report.statistics import Estimate
 from bert_tasks.tasks import SequenceClassification
-from report_runs import KINDS, trained, write_recipe
-from runs import digests
+from support.report_runs import KINDS, trained, write_recipe
+from support.runs import digests
 
 
 def call(*arguments):

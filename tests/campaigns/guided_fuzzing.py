@@ -1,6 +1,8 @@
 """The targets of ``fuzzing`` but those of a server, with edits guided by the lines of the package that they reach.
 
-    python tests/support/guided_fuzzing.py --seconds 420    # for each group; writes docs/reliability/guided.json
+    PYTHONPATH=tests python -m campaigns.guided_fuzzing --seconds 420    # of each group of targets
+
+The figures go to docs/reliability/guided.json.
 
 Every target runs in a process of its own, because libFuzzer ends the process that it runs in. What breaks one stays
 in a file whose name is printed. Needs the extra ``fuzz``.
@@ -18,7 +20,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["bert_tasks"]):
-    from fuzzing import SECONDS, TOKENS, Target, attempt, file_groups
+    from campaigns.fuzzing import SECONDS, TOKENS, Target, attempt, file_groups
 
 KEPT = 200  # contents after which the files that reading them left are removed
 
@@ -54,7 +56,17 @@ def run_process(name: str, folder: Path, seconds: float) -> int:
     Raises:
         SystemExit: one of them broke something.
     """
-    command = [sys.executable, __file__, "--target", name, "--folder", str(folder), "--seconds", str(seconds)]
+    command = [
+        sys.executable,
+        "-m",
+        "campaigns.guided_fuzzing",
+        "--target",
+        name,
+        "--folder",
+        str(folder),
+        "--seconds",
+        str(seconds),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     found = re.search(r"Done (\d+) runs", done.stderr)
     if done.returncode != 0 or found is None:
@@ -63,7 +75,7 @@ def run_process(name: str, folder: Path, seconds: float) -> int:
 
 
 def campaign(seconds: float) -> None:
-    import fault_campaign
+    from campaigns import faults
 
     began, tried = time.monotonic(), {}
     root = Path(tempfile.mkdtemp(prefix="guided-"))
@@ -71,9 +83,9 @@ def campaign(seconds: float) -> None:
         for number, name in enumerate(group):
             tried[name] = run_process(name, root / f"{len(tried)}-{number}", seconds / len(group))
     shutil.rmtree(root)
-    about = fault_campaign.provenance(f"python tests/support/guided_fuzzing.py --seconds {seconds:g}", began)
+    about = faults.provenance(f"python -m campaigns.guided_fuzzing --seconds {seconds:g}", began)
     found = {"cases": sum(tried.values()), "failures": 0, "skipped": 0, "details": tried}
-    fault_campaign.write("guided", {**found, **about})
+    faults.write("guided", {**found, **about})
 
 
 def main() -> None:

@@ -18,9 +18,9 @@ from bert_tasks.experiments.seeds import train_seeds
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.storage import locked
 from bert_tasks.training.run import train
-from runs import TORCHRUN, Ended, digests, events, write_recipe
-from runs import run as in_process
-from training import load_model, make_rows
+from support.runs import TORCHRUN, Ended, digests, events, write_recipe
+from support.runs import run as in_process
+from support.training_runs import load_model, make_rows
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ from bert_tasks.recipe.init import EMBEDDED_MODEL, USUAL_MODEL, Draft, _commands
 from bert_tasks.recipe.profile import percentile, pieces, profile
 from bert_tasks.recipe.schema import build_task, load_recipe
 from bert_tasks.training.run import check
-from small_checkpoints import save_checkpoint
-from small_tokenizers import LINES
+from support.small_checkpoints import save_checkpoint
+from support.small_tokenizers import LINES
 
 MOODS = ("calm", "glad", "sad")
 SINGLE, SEVERAL = "single_label_classification", "multi_label_classification"

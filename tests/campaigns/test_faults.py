@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from xml.etree import ElementTree
 
-import fault_campaign
+from campaigns import faults
 
 REPORT = """<testsuites><testsuite>
 <testcase name="a"/><testcase name="b"><failure>no</failure></testcase><testcase name="c"><skipped/></testcase>
@@ -16,21 +16,21 @@ REPORT = """<testsuites><testsuite>
 
 
 def test_the_document_is_generated_from_the_figures() -> None:
-    assert fault_campaign.DOCUMENT.read_text("utf-8") == fault_campaign.document()
+    assert faults.DOCUMENT.read_text("utf-8") == faults.document()
 
 
 def test_every_class_names_tests_that_exist_and_figures_that_are_whole(repository: Path) -> None:
-    for name, chosen in fault_campaign.CLASSES.items():
+    for name, chosen in faults.CLASSES.items():
         for test in chosen.tests:
             file, _, function = test.partition("::")
             assert f"def {function}" in (repository / file).read_text("utf-8"), test
-        path = fault_campaign.FOLDER / f"{name}.json"
+        path = faults.FOLDER / f"{name}.json"
         if path.is_file():
             found = json.loads(path.read_text("utf-8"))
             assert {"cases", "failures", "seconds", "commit", "command", "versions"} <= found.keys()
-            assert name in fault_campaign.OWN_CAMPAIGN or all(test in found["command"] for test in chosen.tests), name
+            assert name in faults.OWN_CAMPAIGN or all(test in found["command"] for test in chosen.tests), name
 
 
 def test_cases_are_tests_or_what_they_recorded() -> None:
-    found = fault_campaign.counts(ElementTree.fromstring(REPORT))
+    found = faults.counts(ElementTree.fromstring(REPORT))
     assert found == {"cases": 13, "failures": 2, "skipped": 1, "details": {"saving": 5, "training": 6}}

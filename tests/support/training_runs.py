@@ -21,7 +21,7 @@ from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.training.optim import build_optimizer, parameter_groups
 from bert_tasks.training.sampling import epoch_batches, total_steps
 from bert_tasks.training.step import StepLog, TrainContext, accumulate, read_step_metrics, update
-from hf_models import hf_class, hf_config, widen
+from support.hf_models import hf_class, hf_config, widen
 
 LABELS = ("negative", "positive")
 KEYWORDS = {"negative": "terrible", "positive": "wonderful"}
