@@ -1,15 +1,15 @@
-"""``fit``, ``train`` and ``train_seeds`` as users call them: training, then the card beside each finished model.
+"""``fit``, ``train`` and ``train_seeds`` as users call them: training, then a model card and, on request, a report.
 
-Owns the arguments of ``fit``, and what follows a run. It is finished by then, so nothing that fails here loses it: the
-failure is logged, and the same call, which finds the run complete, tries again. Must not know what is written.
+Owns the arguments of ``fit``. The card and the report are written after the run is complete: a failure there is logged
+and loses nothing, and the same call writes them again.
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from functools import partial, wraps
-from inspect import Parameter, signature
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, Unpack, get_type_hints
+from types import MappingProxyType
+from typing import Literal, Never
 
 from bert_tasks.cards.card import write_card
 from bert_tasks.data.checks import check_splits
@@ -19,23 +19,26 @@ from bert_tasks.data.splits import Splits, train_validation_split
 from bert_tasks.data.stored_reading import training_reading
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, UsageError
-from bert_tasks.experiments import seeds
+from bert_tasks.experiments import seeds as experiments
 from bert_tasks.experiments.summary import SeedsResult
 from bert_tasks.inference import is_first_process, main_process_first, make_accelerator
 from bert_tasks.model.inputs import Data, load_table, renamed
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import exists
-from bert_tasks.recipe.schema import OptimSection, RunSection, sections
+from bert_tasks.recipe.errors import nearest_or_all
+from bert_tasks.recipe.schema import OptimSection, Recipe, RunSection, TrackerName, sections
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import GivenRows
 from bert_tasks.run_dir.files import REPORT
-from bert_tasks.training import run
-from bert_tasks.training.job import Callback, FitResult, FitSettings, Job, check_keywords, prepare_model
+from bert_tasks.training import run as training
+from bert_tasks.training.job import Callback, FitResult, Job, prepare_model
 from bert_tasks.training.loop import run_job
 from bert_tasks.training.tracking import check_installed
 
-P = ParamSpec("P")
-R = TypeVar("R", FitResult, SeedsResult)
+# The keyword arguments of ``fit`` that are keys of a recipe.
+FIT_SETTINGS = tuple(
+    name for name in (*OptimSection.model_fields, *RunSection.model_fields) if name not in ("seeds", "output_dir")
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,6 +49,30 @@ def fit(
     validation: Data | Mapping[str, Data] | None = None,
     *,
     output_dir: str | Path,
+    learning_rate: float = 5e-5,
+    epochs: int = 3,
+    batch_size: int = 32,
+    warmup_ratio: float = 0.0,
+    weight_decay: float = 0.0,
+    max_grad_norm: float | None = 1.0,
+    adam_beta1: float = 0.9,
+    adam_beta2: float = 0.999,
+    adam_epsilon: float = 1e-8,
+    mixed_precision: Literal["no", "fp16", "bf16"] = "no",
+    head_learning_rate: float | None = None,
+    layerwise_lr_decay: float | None = None,
+    freeze_embeddings: bool = False,
+    freeze_layers: int = 0,
+    micro_batch_tokens: int = 16384,
+    seed: int = 42,
+    eval_steps: int | None = None,
+    early_stopping_patience: int | None = None,
+    metric_for_best_model: str | None = None,
+    logging_steps: int = 10,
+    save_steps: int | None = None,
+    keep_last: int = 2,
+    trackers: tuple[TrackerName, ...] = (),
+    project: str = "bert-tasks",
     columns: Mapping[str, str] | None = None,
     format: str | None = None,
     delimiter: str | None = None,
@@ -59,102 +86,160 @@ def fit(
     gradient_checkpointing: bool = False,
     report: bool = False,
     callback: Callback | None = None,
-    **settings: Unpack[FitSettings],
+    **unknown: Never,
 ) -> FitResult:
-    """Fine-tunes a model; afterwards it holds the best weights, which ``output_dir/model`` holds too.
+    """Fine-tunes a model; afterwards it holds the best weights, which are also saved in ``output_dir/model``.
 
-    A run that was stopped or killed resumes from its newest checkpoint when it is called again with the same
-    settings and rows; a finished one is not repeated. SIGTERM and SIGINT save the run after the step.
+    Call it again with the same settings and rows to resume an interrupted run; a finished run is not repeated. SIGTERM
+    and SIGINT save the run after the current step.
 
     Args:
-        model: with a task, whose data-dependent settings (balanced weights, thresholds) are set here. A new head is
-            drawn from the seed; one that was trained before is trained further.
-        train, validation: files, lists of dicts, pandas DataFrames or data sets of `datasets`; several validation sets
-            by name. Without validation rows ``validation_share`` of the training rows is set aside.
-        columns: the task's columns -> those of the rows, where they differ.
-        format, delimiter, encoding, header, label_separator, on_error: as in a recipe's ``[data]``.
+        model: the model to train. Settings that depend on the data (balanced class weights, thresholds) are set here.
+            A new head is initialised from the seed; trained weights are trained further.
+        train: training rows: a file, a list of dicts, a pandas DataFrame or a data set of `datasets`.
+        validation: validation rows likewise, or several validation sets by name. Without it ``validation_share`` of the
+            training rows is used.
+        output_dir: the run's folder.
+        learning_rate: the highest learning rate, after the warm-up; it then falls linearly to 0.
+        epochs: how often each sample is used.
+        batch_size: samples per optimizer step, over all devices.
+        warmup_ratio: share of the steps in which the learning rate rises from 0.
+        weight_decay: of all weights except those of layer norms and biases.
+        max_grad_norm: larger gradients are scaled to this norm; None: no limit.
+        adam_beta1, adam_beta2, adam_epsilon: constants of AdamW (Loshchilov and Hutter, arXiv:1711.05101).
+        mixed_precision: number format of the matrix products; "fp16" needs a GPU.
+        head_learning_rate: learning rate of the task's head, if it has its own.
+        layerwise_lr_decay: factor of the learning rate from each layer to the layer below it.
+        freeze_embeddings: do not train the embeddings.
+        freeze_layers: number of layers, counted from the embeddings, that are not trained.
+        micro_batch_tokens: tokens that a device processes at once.
+        seed: of the new head, the order of the samples and dropout.
+        eval_steps: evaluate after that many steps; default: after each epoch.
+        early_stopping_patience: stop after that many evaluations without a better model.
+        metric_for_best_model: the metric that picks the best model; default: the task's primary metric.
+        logging_steps: write a record to metrics.jsonl after that many steps.
+        save_steps: write a checkpoint after that many steps, in addition to those at evaluations.
+        keep_last: number of checkpoints to keep, in addition to the best one.
+        trackers: "tensorboard", "wandb", "mlflow" or "trackio"; each needs its package.
+        project: the project's name at the trackers.
+        columns: the task's columns -> those of the rows, where the names differ.
+        format, delimiter, encoding, header, label_separator, on_error: keys of a recipe's ``[data]``.
+        validation_share: share of the training rows to validate on, between 0 and 1.
         overwrite: replace an earlier run in ``output_dir`` instead of resuming it.
-        gradient_checkpointing: compute layers twice to save memory.
+        progress: show progress on standard error.
+        gradient_checkpointing: recompute activations in the backward pass to save memory.
         report: write ``output_dir/report.html`` at the end, as the command ``train`` does.
-        callback: called with each record of metrics.jsonl; its true answer to an "evaluation" ends the run.
-        settings: the keys of a recipe's ``[optim]`` and ``[run]``: learning_rate, epochs, batch_size, seed, ...
+        callback: called with each record of metrics.jsonl; a true return value for an "evaluation" ends the run.
+        unknown: not accepted; another argument raises UsageError with the name that was probably meant.
+
+    Returns:
+        The metrics of the best model, the number of steps, and what a reader of the metrics should know.
 
     Raises:
-        RecipeError: an impossible setting.
-        DataError: rows that cannot be used, all of them named.
+        RecipeError: a setting has an impossible value.
+        DataError: rows cannot be used; the message names all of them.
         UsageError: an unknown argument, the output folder is in use or holds a run with other settings, the launcher
             does not fit, or a library (peft, ...) has wrapped modules of the model.
         CheckpointError: the run cannot be saved or resumed.
         DivergedError: a loss or gradient was not finite.
         StoppedError: a signal asked the run to stop; it is saved.
     """
-    of_files: dict[str, Any] = {
-        "delimiter": delimiter,
-        "encoding": encoding,
-        "header": header,
-        "label_separator": label_separator,
-    }
-    how = ReadOptions(columns=columns, format=format, **of_files)
-    load = partial(_splits, model, train, validation, how, validation_share, on_error)
-    job = _fit_job(model, load, settings, Path(output_dir), gradient_checkpointing, callback)
-    result = run_job(job, overwrite=overwrite, progress=progress)
-    _write_beside(result, job, report=report)
-    return result
-
-
-# What help() shows and notebooks complete: the settings by name, with the defaults of recipes.
-_SECTIONS = {**OptimSection.model_fields, **RunSection.model_fields}
-_OWN = [one for one in signature(fit).parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
-_SETTINGS = [
-    Parameter(name, Parameter.KEYWORD_ONLY, default=_SECTIONS[name].default, annotation=kind)
-    for name, kind in get_type_hints(FitSettings).items()
-]
-fit.__signature__ = signature(fit).replace(parameters=[*_OWN, *_SETTINGS])  # type: ignore[attr-defined]  # PEP 362
-
-
-def _fit_job(
-    model: TaskModel,
-    load: Callable[[int], Splits],
-    settings: FitSettings,
-    output_dir: Path,
-    gradient_checkpointing: bool,
-    callback: Callback | None,
-) -> Job:
-    """What ``fit`` trains; ``load`` gets the seed."""
-    check_keywords(settings, [one.name for one in _OWN])
-    optim, run = sections(**settings)
+    arguments = locals()
+    known = [name for name in arguments if name != "unknown"]
+    if unknown:
+        wrong = (f"unknown argument '{name}'{_argument_hint(name, known)}" for name in unknown)
+        raise UsageError(f"fit: {'; '.join(wrong)}")
+    optim, run = sections(**{name: arguments[name] for name in FIT_SETTINGS})
     prepare_model(model, seed=run.seed)
     check_installed(run.trackers)
-    splits = main_process_first(make_accelerator(optim.mixed_precision), lambda: load(run.seed))
-    return Job(
+    options = ReadOptions(
+        columns=columns,
+        format=format,
+        delimiter=delimiter,
+        encoding=encoding,
+        header=header,
+        label_separator=label_separator,
+    )
+    load = partial(_load_splits, model, train, validation, options, validation_share, on_error, run.seed)
+    splits = main_process_first(make_accelerator(optim.mixed_precision), load)
+    job = Job(
         model=model,
         splits=splits,
         optim=optim,
         run=run,
-        output_dir=output_dir,
+        output_dir=Path(output_dir),
         gradient_checkpointing=gradient_checkpointing,
         callback=callback,
     )
+    result = run_job(job, overwrite=overwrite, progress=progress)
+    _write_model_card(result.output_dir)
+    if report and not (result.reused and exists(result.output_dir / REPORT)):
+        given = GivenRows(validation=splits.validation, task=type(model.task))
+        _write_after_run("report", lambda: make_report(result.output_dir, given=given))
+    return result
 
 
-def _splits(
+def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FitResult:
+    """Trains a recipe. An interrupted run in its output folder is resumed, a finished one is only reported.
+
+    Args:
+        recipe: a recipe, or the path of its TOML file.
+        overwrite: replace an earlier run in the output folder instead of resuming it.
+        progress: show progress on standard error.
+
+    Returns:
+        The metrics of the best model, the number of steps, and what a reader of the metrics should know.
+
+    Raises:
+        RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: see ``fit``.
+    """
+    result = training.train(recipe, overwrite=overwrite, progress=progress)
+    _write_model_card(result.output_dir)
+    return result
+
+
+def train_seeds(
+    recipe: Recipe | str | Path, seeds: Iterable[int] | None = None, *, overwrite: bool = False, progress: bool = True
+) -> SeedsResult:
+    """Trains a recipe once for each seed and compares the runs; see ``experiments.seeds.train_seeds``.
+
+    Args:
+        recipe: a recipe, or the path of its TOML file.
+        seeds: default: the recipe's ``run.seeds``.
+        overwrite: repeat all runs instead of resuming or reusing them.
+        progress: show progress on standard error.
+
+    Returns:
+        The runs and their summary.
+
+    Raises:
+        RecipeError, DataError, CheckpointError, UsageError, StoppedError: see ``fit``.
+    """
+    result = experiments.train_seeds(recipe, seeds, overwrite=overwrite, progress=progress)
+    for made in result.runs:
+        if made.result is not None:
+            _write_model_card(made.output_dir)
+    return result
+
+
+def _load_splits(
     model: TaskModel,
     train: Data,
     validation: Data | Mapping[str, Data] | None,
-    how: ReadOptions,
+    options: ReadOptions,
     validation_share: float,
     on_error: Literal["fail", "skip"],
     seed: int,
 ) -> Splits:
-    """The rows, checked; the model remembers how they were read."""
+    """The checked rows; the model remembers how they were read."""
     task, skips = model.task, on_error == "skip"
     if on_error not in ("fail", "skip"):
         raise UsageError(f"on_error is {on_error!r}, expected 'fail' or 'skip'")
 
     def read(data: Data, name: str) -> RowTable:
-        given = renamed(data, task, how.columns, name)
+        given = renamed(data, task, options.columns, name)
         try:
-            return load_table(given, task, reading=how, name=name, skips=skips).without_faults()
+            return load_table(given, task, reading=options, name=name, skips=skips).without_faults()
         except BadRowsError as error:
             raise BadRowsError(error.found, None if skips else 'on_error="skip" leaves such rows out') from None
 
@@ -162,57 +247,75 @@ def _splits(
     if validation is None:
         if not 0 < validation_share < 1:
             raise UsageError(f"validation_share = {validation_share}: expected a share between 0 and 1")
-        rows, kept = train_validation_split(rows, task.columns, validation_share, seed)
-        tables = {"": kept}
+        rows, held_out = train_validation_split(rows, task.columns, validation_share, seed)
+        tables = {"": held_out}
     else:
         sets = validation if isinstance(validation, Mapping) else {"": validation}
         tables = {name: read(data, f"validation {name}".strip()) for name, data in sets.items()}
     splits = Splits(train=rows, validation=tables)
     check_splits(splits, columns=task.columns, labels=task.labels)
-    model.reading = training_reading(how, train if isinstance(train, str | Path) else None)
+    model.reading = training_reading(options, train if isinstance(train, str | Path) else None)
     return splits
 
 
-def _with_card(work: Callable[P, R]) -> Callable[P, R]:
-    @wraps(work)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        result = work(*args, **kwargs)
-        if is_first_process():
-            for folder in _folders(result):
-                _try_card(folder)
-        return result
-
-    return call
+def _write_model_card(run_folder: Path) -> None:
+    _write_after_run("model card", lambda: write_card(run_folder))
 
 
-def _folders(result: FitResult | SeedsResult) -> list[Path]:
-    if isinstance(result, FitResult):
-        return [result.output_dir]
-    return [made.output_dir for made in result.runs if made.result is not None]
-
-
-def _try_card(folder: Path) -> None:
+def _write_after_run(what: str, write: Callable[[], object]) -> None:
+    """Writes a file about a complete run, on the first process; a failure is only logged."""
+    if not is_first_process():
+        return
     try:
-        write_card(folder)
+        write()
     except (BertTasksError, OSError, ValueError, TypeError, LookupError) as error:
-        _LOG.warning("the run is complete, but it has no new model card: %s", error)
+        _LOG.warning("the run is complete, but its %s could not be written: %s", what, error)
 
 
-def _write_beside(result: FitResult, job: Job, *, report: bool) -> None:
-    """The card, and the report if it is wanted and not there."""
-    folder = result.output_dir
-    if is_first_process():
-        _try_card(folder)
-        if report and not (result.reused and exists(folder / REPORT)):
-            _try_report(folder, job)
+# Arguments of transformers' TrainingArguments and Trainer -> their counterparts here.
+HF_ARGUMENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "num_train_epochs": "epochs",
+        "max_steps": "epochs",
+        "per_device_train_batch_size": "batch_size, which counts samples over all devices",
+        "per_gpu_train_batch_size": "batch_size, which counts samples over all devices",
+        "train_batch_size": "batch_size, which counts samples over all devices",
+        "per_device_eval_batch_size": "nothing: evaluation forms its batches by length",
+        "gradient_accumulation_steps": "micro_batch_tokens, which limits what a device holds at once",
+        "auto_find_batch_size": "micro_batch_tokens, which limits what a device holds at once",
+        "lr": "learning_rate",
+        "warmup_steps": "warmup_ratio, a share of the steps",
+        "lr_scheduler_type": "nothing: the learning rate falls linearly to 0",
+        "fp16": 'mixed_precision="fp16"',
+        "bf16": 'mixed_precision="bf16"',
+        "save_total_limit": "keep_last",
+        "eval_strategy": "eval_steps; without it after each epoch",
+        "evaluation_strategy": "eval_steps; without it after each epoch",
+        "save_strategy": "save_steps; with every evaluation in any case",
+        "logging_strategy": "logging_steps",
+        "logging_dir": "trackers, whose files go to output_dir",
+        "report_to": "trackers",
+        "run_name": "project",
+        "data_seed": "seed",
+        "load_best_model_at_end": "nothing: the model ends with the best weights",
+        "greater_is_better": "nothing: each metric knows whether higher or lower is better",
+        "overwrite_output_dir": "overwrite",
+        "resume_from_checkpoint": "nothing: the same call resumes the run in output_dir",
+        "train_dataset": "train",
+        "eval_dataset": "validation",
+        "callbacks": "callback",
+        "compute_metrics": "nothing: the task computes its metrics",
+        "disable_tqdm": "progress=False",
+        "max_seq_length": "the setting max_length of the model's task",
+        "max_length": "the setting max_length of the model's task",
+        "label_smoothing_factor": "the setting label_smoothing of the model's task",
+        "optim": "nothing: the optimizer is AdamW",
+    }
+)
 
 
-def _try_report(folder: Path, job: Job) -> None:
-    try:
-        make_report(folder, given=GivenRows(validation=job.splits.validation, task=type(job.model.task)))
-    except (BertTasksError, OSError, ValueError, TypeError, LookupError) as error:
-        _LOG.warning("the run is complete, but it has no report: %s", error)
-
-
-train = _with_card(run.train)
-train_seeds = _with_card(seeds.train_seeds)
+def _argument_hint(name: str, known: Iterable[str]) -> str:
+    ours = HF_ARGUMENTS.get(name)
+    if ours is None:
+        return nearest_or_all(name, known)
+    return f"; {ours[9:]}" if ours.startswith("nothing") else f"; transformers' {name} is {ours}"

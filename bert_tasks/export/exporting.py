@@ -105,7 +105,12 @@ def export(
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
     overwrite: bool = False,
-    **reading: Any,
+    columns: Mapping[str, str] | None = None,
+    format: str | None = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    header: bool | None = None,
+    label_separator: str | None = None,
 ) -> Export:
     """Writes a folder with an ONNX graph of the model, which predict and evaluate run, if the graph gives its answers.
 
@@ -117,7 +122,7 @@ def export(
         to: ``onnx`` (float32) or ``int8``.
         output: a new or empty folder; with ``overwrite`` also an earlier export.
         settings: fields of the task to change, of a model that is loaded here.
-        reading: fields of ``ReadOptions``: columns, format, delimiter, encoding, header, label_separator.
+        columns, format, delimiter, encoding, header, label_separator: how ``data`` is read; see ``ReadOptions``.
 
     Raises:
         UsageError: the ``export`` extra is missing, an argument is wrong, the output cannot be a folder of its own, or
@@ -131,7 +136,14 @@ def export(
     check_libraries()
     target = _checked_folder(Path(output), overwrite=overwrite)
     with _held(target) as place:
-        how = ReadOptions(**reading)
+        how = ReadOptions(
+            columns=columns,
+            format=format,
+            delimiter=delimiter,
+            encoding=encoding,
+            header=header,
+            label_separator=label_separator,
+        )
         loaded = load_trained(model, task=task, settings=settings, data=data, reading=how, revision=revision)
         others = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
         if others:

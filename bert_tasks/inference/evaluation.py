@@ -153,7 +153,12 @@ def evaluate(
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
     dtype: DType = "float32",
-    **reading: Any,
+    columns: Mapping[str, str] | None = None,
+    format: str | None = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    header: bool | None = None,
+    label_separator: str | None = None,
 ) -> dict[str, float]:
     """Metrics of a model on rows with targets, the same digits on any number of processes.
 
@@ -163,15 +168,23 @@ def evaluate(
         settings: fields of the task to change, of a model that is loaded here.
         data: a file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
         dtype: ``int8`` runs a quantised copy of the model on the CPU, which takes seconds to make (extra ``export``).
-        reading: fields of ``ReadOptions``: columns, format, delimiter, encoding, header, label_separator.
+        columns, format, delimiter, encoding, header, label_separator: how the data are read; see ``ReadOptions``.
+            Without them they are read like the training data.
 
     Raises:
         DataError: naming every bad row.
         CheckpointError: the model cannot be loaded.
     """
-    how = ReadOptions(**reading)
-    loaded = load_trained(model, task=task, settings=settings, data=data, reading=how, revision=revision)
-    return evaluate_data(loaded, data, dtype=dtype, reading=how).metrics
+    options = ReadOptions(
+        columns=columns,
+        format=format,
+        delimiter=delimiter,
+        encoding=encoding,
+        header=header,
+        label_separator=label_separator,
+    )
+    loaded = load_trained(model, task=task, settings=settings, data=data, reading=options, revision=revision)
+    return evaluate_data(loaded, data, dtype=dtype, reading=options).metrics
 
 
 def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: DType = "float32") -> Evaluation:

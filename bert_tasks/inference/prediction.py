@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal, overload
+from typing import IO, Any, Literal, cast, overload
 
 import torch
 from accelerate import Accelerator
@@ -46,7 +46,7 @@ from bert_tasks.model.onnx import DType, logits_of
 from bert_tasks.model.predicting import predict_rows
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.run_dir.trained import load_trained
-from bert_tasks.tasks.base import Prediction, Task
+from bert_tasks.tasks.base import PredictionT, Task
 
 
 def predict_rendered(
@@ -90,19 +90,32 @@ def predict_rendered(
 
 
 @overload
-def predict(model: TaskModel | str | Path, data: Data, *, output: None = None, **options: Any) -> list[Prediction]: ...
+def predict(
+    model: TaskModel[PredictionT] | str | Path,
+    data: Data,
+    *,
+    output: None = None,
+    task: str | type[Task[PredictionT]] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    dtype: DType = "float32",
+    logits: bool = False,
+    columns: Mapping[str, str] | None = None,
+    format: str | None = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    header: bool | None = None,
+    label_separator: str | None = None,
+) -> list[PredictionT]: ...
 
 
 @overload
-def predict(model: TaskModel | str | Path, data: Data, *, output: str | Path | IO[bytes], **options: Any) -> int: ...
-
-
 def predict(
-    model: TaskModel | str | Path,
+    model: TaskModel[PredictionT] | str | Path,
     data: Data,
     *,
-    output: str | Path | IO[bytes] | None = None,
-    task: str | type[Task] | None = None,
+    output: str | Path | IO[bytes],
+    task: str | type[Task[PredictionT]] | None = None,
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
     dtype: DType = "float32",
@@ -112,8 +125,37 @@ def predict(
     csv_raw: bool = False,
     output_format: str | None = None,
     logits: bool = False,
-    **reading: Any,
-) -> list[Prediction] | int:
+    columns: Mapping[str, str] | None = None,
+    format: str | None = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    header: bool | None = None,
+    label_separator: str | None = None,
+) -> int: ...
+
+
+def predict(
+    model: TaskModel[PredictionT] | str | Path,
+    data: Data,
+    *,
+    output: str | Path | IO[bytes] | None = None,
+    task: str | type[Task[PredictionT]] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    dtype: DType = "float32",
+    keep_columns: PassthroughColumns = "all",
+    on_error: Literal["fail", "skip"] = "fail",
+    rejects: str | Path | None = None,
+    csv_raw: bool = False,
+    output_format: str | None = None,
+    logits: bool = False,
+    columns: Mapping[str, str] | None = None,
+    format: str | None = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    header: bool | None = None,
+    label_separator: str | None = None,
+) -> list[PredictionT] | int:
     """One prediction per row, in row order; with ``output`` they go there as they are made, and only their number back.
 
     The output is .jsonl, .csv, .tsv or .parquet, which a file of any size fits through; or a format of the task, which
@@ -149,19 +191,28 @@ def predict(
     if output is None and writing != WriteOptions(logits=logits):
         raise UsageError("keep_columns, on_error, rejects, csv_raw and output_format are for an output: give one")
     options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
-    how = ReadOptions(**reading)
+    how = ReadOptions(
+        columns=columns,
+        format=format,
+        delimiter=delimiter,
+        encoding=encoding,
+        header=header,
+        label_separator=label_separator,
+    )
     if output is not None:
         return predict_file(model, data, output, dtype=dtype, writing=writing, reading=how, **options).rows
     return _in_memory(load_trained(model, data=data, reading=how, **options), data, how, dtype, logits=logits)
 
 
-def _in_memory(model: TaskModel, data: Data, reading: ReadOptions, dtype: DType, *, logits: bool) -> list[Prediction]:
+def _in_memory(
+    model: TaskModel[PredictionT], data: Data, reading: ReadOptions, dtype: DType, *, logits: bool
+) -> list[PredictionT]:
     if torch.cuda.is_available():
         model.to("cuda")
     run = logits_of(model, dtype)
     data, reading = as_trained(model, data, reading)
     table = load_table(data, model.task, reading=reading, targets="unread")
-    return list(predict_rows(model, table, run=run, logits=logits))
+    return cast("list[PredictionT]", list(predict_rows(model, table, run=run, logits=logits)))
 
 
 def predict_file(

@@ -24,7 +24,7 @@ from bert_tasks.model.onnx import GraphModel, check_libraries, external_tensor
 from bert_tasks.model.pretrained import stated_task, stored_reading
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import is_file, with_home
-from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.base import PredictionT, Task
 
 GRAPH, RECORD = "model.onnx", "export.json"
 _MAX_RECORD_BYTES = 2**20
@@ -37,13 +37,13 @@ def is_exported(name: str | Path) -> bool:
     return is_file(with_home(name) / RECORD)
 
 
-class ExportedModel(TaskModel):
+class ExportedModel(TaskModel[PredictionT]):
     """Predicts as ``TaskModel`` does. It has no weights: it is neither trained nor saved, but copied as a folder.
 
     Only the head is built: it says which rows are read, and holds a CRF's transitions, which no graph has.
     """
 
-    def __init__(self, hf_config: Mapping[str, Any], task: Task, *, graph: bytes, **options: Any) -> None:
+    def __init__(self, hf_config: Mapping[str, Any], task: Task[PredictionT], *, graph: bytes, **options: Any) -> None:
         with torch.device("meta"):
             super().__init__(hf_config, task, **options)
         del self.stack
@@ -59,7 +59,7 @@ class ExportedModel(TaskModel):
         cls,
         name: str | Path,
         *,
-        task: str | Task | type[Task] | None = None,
+        task: str | Task[PredictionT] | type[Task[PredictionT]] | None = None,
         labels: Sequence[str] | None = None,
         revision: str | None = None,
         **settings: Any,

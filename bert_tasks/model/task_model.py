@@ -8,7 +8,7 @@ Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R rows
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,10 @@ from bert_tasks.errors import UsageError
 from bert_tasks.families.registry import encoder_config, second_segment
 from bert_tasks.model.encoder import padded_inputs
 from bert_tasks.model.predicting import Inputs, as_rows, predict_rows
-from bert_tasks.tasks.base import Prediction, Task
+from bert_tasks.tasks.base import PredictionT, Task
 
 
-class TaskModel(nn.Module):
+class TaskModel(nn.Module, Generic[PredictionT]):
     """One of the four kinds of task on one of the five families.
 
     Attributes:
@@ -43,7 +43,7 @@ class TaskModel(nn.Module):
     """
 
     def __init__(
-        self, hf_config: Mapping[str, Any], task: Task, *, tokenizer: PreTrainedTokenizerBase | None = None
+        self, hf_config: Mapping[str, Any], task: Task[PredictionT], *, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> None:
         super().__init__()
         self.hf_config = dict(hf_config)
@@ -67,7 +67,7 @@ class TaskModel(nn.Module):
         cls,
         name: str | Path,
         *,
-        task: str | Task | type[Task] | None = None,
+        task: str | Task[PredictionT] | type[Task[PredictionT]] | None = None,
         labels: Sequence[str] | None = None,
         revision: str | None = None,
         **settings: Any,
@@ -194,7 +194,7 @@ class TaskModel(nn.Module):
         logits: Tensor = self.head(hidden, batch.layout)
         return logits
 
-    def predict(self, inputs: Inputs, *, logits: bool = False) -> list[Prediction]:
+    def predict(self, inputs: Inputs, *, logits: bool = False) -> list[PredictionT]:
         """One prediction per row, in row order; a list of one for one row.
 
         Args:
@@ -208,7 +208,7 @@ class TaskModel(nn.Module):
             UsageError: the model has no tokenizer, or its task gives no logits.
         """
         columns = [column for column in self.task.columns if not column.is_target]
-        return list(predict_rows(self, as_rows(inputs, columns), logits=logits))
+        return cast("list[PredictionT]", list(predict_rows(self, as_rows(inputs, columns), logits=logits)))
 
     def parameter_depths(self) -> dict[str, int]:
         """Each parameter's place from the input: embeddings 0, layer i (its last use) i + 1, the head one more."""

@@ -11,11 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from itertools import groupby
-from typing import Any, ClassVar, Literal, NotRequired, Self, TypedDict, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, Literal, NotRequired, Self, TypedDict, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+from typing_extensions import TypeVar
 
 from bert_tasks.data.batching import Cuts
 from bert_tasks.data.columns import Column, Row
@@ -72,8 +73,12 @@ class Prediction(ABC):
     def to_json(self) -> dict[str, Any]: ...
 
 
+# What a task predicts. A model that is loaded by a task's name has predictions of any type for a type checker.
+PredictionT = TypeVar("PredictionT", bound=Prediction, default=Any)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC):
+class Task(ABC, Generic[PredictionT]):
     """One kind of task; one frozen instance per model, whose fields are its settings.
 
     A subclass sets ``name`` (as on the hub), the columns it reads and how it turns rows into numbers and back. The

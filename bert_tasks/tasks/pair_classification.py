@@ -28,7 +28,7 @@ GROUP = "group"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairClassification(Task):
+class PairClassification(Task[SequencePrediction]):
     """Settings of pair classification; each means what it means in ``SequenceClassification``.
 
     With two labels and a column ``group`` (a query, a question) the rows of each group are ranked by the probability of

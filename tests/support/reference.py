@@ -11,7 +11,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import BaseModel
@@ -95,16 +95,21 @@ def toml_value(value: Any) -> str:
 def signature(of: Callable[..., Any], name: str) -> str:
     """Its signature over several lines where it is long."""
     shown = inspect.signature(of)
-    given = [part for part in shown.parameters.values() if part.name != "self"]
-    parts = [
-        re.sub(r"\b(?:[A-Za-z_]\w*\.)+(\w+)", r"\1", str(part)).replace(DATA, "Data").replace("NoneType", "None")
-        for part in given
-    ]
+    given = [part for part in shown.parameters.values() if part.name != "self" and part.annotation is not Never]
+    parts = [_parameter_text(part) for part in given]
     keywords = [i for i, part in enumerate(given) if part.kind is part.KEYWORD_ONLY]
     if keywords and not any(part.kind is part.VAR_POSITIONAL for part in given):
         parts.insert(keywords[0], "*")
     line = f"{name}({', '.join(parts)})"
     return line if len(line) <= 100 else f"{name}(\n    " + ",\n    ".join(parts) + ",\n)"
+
+
+def _parameter_text(part: inspect.Parameter) -> str:
+    """The parameter without the modules and type variables of its annotation."""
+    text = re.sub(r"\b(?:[A-Za-z_]\w*\.)+(\w+)", r"\1", str(part)).replace("[~PredictionT]", "")
+    for union in re.findall(r"Union\[(?:[^\[\]]|\[[^\[\]]*\])*\]", text):
+        text = text.replace(union, union[len("Union[") : -1].replace(", ", " | "))
+    return text.replace(DATA, "Data").replace("NoneType", "None")
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

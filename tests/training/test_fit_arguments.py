@@ -1,17 +1,20 @@
 """What ``fit`` takes beside a model: rows in many forms, the settings of recipes by name, a report and a callback."""
 
+import dataclasses
 import inspect
 import json
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pandas as pd
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from bert_tasks import TaskModel, evaluate, fit
+from bert_tasks import TaskModel, evaluate, fit, predict
+from bert_tasks.api import FIT_SETTINGS, HF_ARGUMENTS
+from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import DataError, UsageError
+from bert_tasks.export.exporting import export
 from bert_tasks.recipe.schema import OptimSection, RunSection
-from bert_tasks.training.job import HF_ARGUMENTS, FitSettings
 from support.training_runs import LABELS, distance, load_model, make_rows, weights_of
 
 QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
@@ -90,14 +93,23 @@ def test_without_validation_rows_a_share_is_set_aside(checkpoint, tmp_path):
 
 
 def test_every_setting_of_a_recipe_is_an_argument_that_editors_know():
-    sections = {**OptimSection.model_fields, **RunSection.model_fields}
-    expected = sections.keys() - {"seeds", "output_dir"}
-    assert FitSettings.__annotations__.keys() == expected
+    fields = {**OptimSection.model_fields, **RunSection.model_fields}
+    assert set(FIT_SETTINGS) == fields.keys() - {"seeds", "output_dir"}
     shown = inspect.signature(fit).parameters
-    assert {name: shown[name].default for name in expected} == {name: sections[name].default for name in expected}
-    assert not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in shown.values())
+    assert {name: shown[name].default for name in FIT_SETTINGS} == {name: fields[name].default for name in FIT_SETTINGS}
     hints = {**get_type_hints(OptimSection), **get_type_hints(RunSection)}
-    assert get_type_hints(FitSettings) == {name: hints[name] for name in expected}
+    annotated = get_type_hints(fit)
+    assert {name: annotated[name] for name in FIT_SETTINGS} == {name: hints[name] for name in FIT_SETTINGS}
+
+
+@pytest.mark.parametrize("function", [fit, evaluate, predict, export])
+def test_every_option_of_reading_is_an_argument_that_editors_know(function):
+    shown = inspect.signature(function).parameters
+    fields = {field.name: field for field in dataclasses.fields(ReadOptions)}
+    assert {name: shown[name].default for name in fields} == {name: field.default for name, field in fields.items()}
+    hints, annotated = get_type_hints(ReadOptions), get_type_hints(function)
+    assert {name: annotated[name] for name in fields} == {name: hints[name] for name in fields}
+    assert not any(one.annotation is Any for one in shown.values())
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ class SequencePrediction(Prediction):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceClassification(Task):
+class SequenceClassification(Task[SequencePrediction]):
     """Settings of sequence classification.
 
     Attributes:

@@ -98,7 +98,7 @@ class _Question(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanExtraction(Task):
+class SpanExtraction(Task[SpanPrediction]):
     """Settings of span extraction.
 
     Attributes:

@@ -102,7 +102,7 @@ class TokenPrediction(Prediction):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenClassification(Task):
+class TokenClassification(Task[TokenPrediction]):
     """Settings of token classification.
 
     Attributes:
