@@ -147,7 +147,8 @@ def _products(work: Predictor, options: Options) -> list[Product]:
             packed = collate(features, position_offset=model.config.position_offset).to(options.device)
             with torch.autocast(options.device.type, torch.bfloat16, enabled=options.bf16):
                 logits = model(packed)
-            model.task.loss(logits.float(), packed).total.backward()
+            (loss,) = model.task.loss(logits.float(), packed)
+            loss.total.backward()
             model.zero_grad(set_to_none=True)
     return recorder.products
 

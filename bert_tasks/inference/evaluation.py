@@ -30,11 +30,13 @@ from bert_tasks.model.onnx import DType, Logits, logits_of
 from bert_tasks.model.predicting import batch_logits, batch_tokens, summaries
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.run_dir.trained import load_trained
-from bert_tasks.tasks.base import Feature, Prediction, Task
+from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction, Task
 
 _log = logging.getLogger("bert_tasks")
 
 DECODED_ROWS = 1000  # rows per call of ``Task.decode``
+# In place of the run's seed: two evaluations, and two models, see the same masks.
+EVALUATION_SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +58,7 @@ class _BatchResult:
 
     samples: list[int]
     summaries: tuple[Tensor, ...]
-    loss: float
-    count: float
+    loss: list[tuple[float, float]]  # weighted sum and count of each term
 
 
 def evaluate_samples(
@@ -91,15 +92,17 @@ def evaluate_samples(
 
 
 def _run_batch(model: TaskModel, samples: Samples, chosen: list[int], run: Logits | None) -> _BatchResult:
-    features = cast("list[Feature]", samples.whole_features_of(chosen))
+    keys = FeatureKeys(seed=EVALUATION_SEED, epoch=0, numbers=samples.indices(chosen))
+    features = model.task.prepare(
+        cast("list[Feature]", samples.whole_features_of(chosen)), keys, cast("Sequence[Feature]", samples.features)
+    )
     batch, logits = batch_logits(model, features, run=run)
     with torch.inference_mode():
-        loss = model.task.loss(logits.double(), batch)
+        terms = model.task.loss(logits.double(), batch)
     return _BatchResult(
         samples=chosen,
         summaries=summaries(model, batch, logits, features),
-        loss=loss.total.item(),
-        count=loss.count.item(),
+        loss=[(term.weight * term.total.item(), term.count.item()) for term in terms],
     )
 
 
@@ -117,8 +120,9 @@ def _evaluation(
         if task != model.task:
             extra = {untuned(task.primary_metric): model.task.metrics(predictions, rows)[task.primary_metric]}
             predictions = _decoded(task, samples, found, rows)
-    count = sum(result.count for result in ordered)
-    loss = {LOSS: sum(result.loss for result in ordered) / count} if count else {}
+    terms = [map(sum, zip(*batches, strict=True)) for batches in zip(*(one.loss for one in ordered), strict=True)]
+    means = [total / count for total, count in terms if count]
+    loss = {LOSS: sum(means)} if means else {}
     metrics = merged(loss, task.metrics(predictions, rows), extra)
     return Evaluation(metrics=metrics, predictions=predictions, task=task, collapse=task.collapse(predictions, rows))
 

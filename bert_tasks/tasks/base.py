@@ -13,6 +13,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from itertools import groupby
 from typing import Any, ClassVar, Generic, Literal, NotRequired, Self, TypedDict, get_args, get_origin, get_type_hints
 
+import numpy as np
 from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -59,11 +60,39 @@ class Feature(TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossSum:
-    """A summed loss and what the mean divides by, both 0-dimensional tensors on the logits' device."""
+class LossTerm:
+    """One term of a loss: a sum and what the mean divides it by.
 
+    Attributes:
+        name: of the term, unique within a task and the same in every batch.
+        total, count: 0-dimensional tensors on the logits' device.
+        weight: of the term's mean in the loss of a step; the same in every batch.
+    """
+
+    name: str
     total: Tensor
     count: Tensor
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureKeys:
+    """Sources of random numbers for ``Task.prepare``, one for each feature.
+
+    What a feature looks like in an epoch thus depends on nothing but the seed, the epoch and the feature: not on the
+    batch it is in, the process that reads it, or the steps before.
+
+    Attributes:
+        numbers: the number of each feature among all features of its split.
+    """
+
+    seed: int
+    epoch: int
+    numbers: Sequence[int]
+
+    def generator(self, i: int) -> np.random.Generator:
+        """A new generator for the ``i``-th feature, seeded by (seed, epoch, number of the feature)."""
+        return np.random.default_rng((self.seed, self.epoch, self.numbers[i]))
 
 
 class Prediction(ABC):
@@ -168,8 +197,36 @@ class Task(ABC, Generic[PredictionT]):
         """
 
     @abstractmethod
-    def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
-        """The summed loss over the labelled items of the batch and the number that a mean divides by."""
+    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm, ...]:
+        """The terms of the loss, each summed over the labelled items of the batch, with the number of these items.
+
+        A batch without labelled items for a term has that term all the same, with count 0 and a total that is 0 times
+        the logits, because processes that train together wait for each other's gradients.
+        """
+
+    @abstractmethod
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        """The count of each term of ``loss`` for a batch of these features, under the term's name.
+
+        Training needs the counts of a whole step before its first backward pass.
+        """
+
+    def prepare(
+        self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
+    ) -> Sequence[Feature]:
+        """The features as a step sees them, by default unchanged. Called for training and for labelled evaluation.
+
+        A task that masks tokens or draws random partners overrides this.
+
+        Args:
+            features: as ``features`` made them; the windows of a row are neighbours.
+            keys: a source of random numbers for each feature.
+            corpus: all features of the split.
+
+        Returns:
+            As many features in the same order, each of at most ``max_length`` tokens.
+        """
+        return features
 
     def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """What ``decode`` needs of each feature's float32 logits (``[L]``, or ``[R, L]``), still on their device.

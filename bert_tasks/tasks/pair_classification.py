@@ -21,7 +21,7 @@ from bert_tasks.encoder.heads import Head, Pooling
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.metrics.classification import ranking_metrics
 from bert_tasks.metrics.tables import MetricTable, merged
-from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task
 from bert_tasks.tasks.sequence_classification.task import ProblemType, SequenceClassification, SequencePrediction
 
 GROUP = "group"
@@ -97,8 +97,11 @@ class PairClassification(Task[SequencePrediction]):
         pairs = [row["text_pair"] for row in rows]
         return self.classifier.text_features([row["text"] for row in rows], pairs, rows, tokenizer)
 
-    def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm, ...]:
         return self.classifier.loss(logits, batch)
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        return self.classifier.counts(features)
 
     def decode(
         self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]

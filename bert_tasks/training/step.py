@@ -9,6 +9,8 @@ Shape legend: 0-dimensional tensors unless said otherwise.
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import accumulate as accumulated
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -19,7 +21,7 @@ from bert_tasks.data.batching import Samples, token_batches
 from bert_tasks.errors import DivergedError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection
-from bert_tasks.tasks.base import Feature, LossSum, collate
+from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, collate
 from bert_tasks.training.optim import clip_and_scale
 from bert_tasks.training.sampling import (
     epoch_batches,
@@ -108,48 +110,89 @@ def accumulate(stepper: TrainContext, step: int, batch: Sequence[int]) -> Tensor
     """Forward and backward of this process's share of the batch, leaving summed gradients.
 
     Gradients hold the sum of losses divided by the samples of the batch, a scale that keeps half precision in range.
-    A process without samples runs the shortest one with weight 0, because the others wait for its gradients.
+    The totals of a second and further loss terms are multiplied by the reference count over their own count, so that
+    dividing all gradients by the reference count gives the sum of the terms' means. The reference is the first term
+    with a count. A process without samples runs the shortest one with weight 0, because the others wait for its
+    gradients.
 
     Returns:
-        ``[2]`` float64: summed loss and count over this process's samples.
+        ``[K, 2]`` float64: weighted sum and count of each of K loss terms over this process's samples.
     """
-    accelerator, lengths = stepper.accelerator, stepper.samples.lengths
+    accelerator, samples = stepper.accelerator, stepper.samples
     rank, world = accelerator.process_index, accelerator.num_processes
     torch.manual_seed(step_seed(stepper.seed, step, rank))
-    share = rank_share(batch, lengths, rank=rank, world_size=world)
+    share = rank_share(batch, samples.lengths, rank=rank, world_size=world)
     weight = 1.0 if share else 0.0
-    samples = share if share else [min(batch, key=lengths.__getitem__)]
-    parts = token_batches(samples, lengths, max_tokens=stepper.optim.micro_batch_tokens)
-    sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
-    for position, part in enumerate(parts):
+    parts = _micro_batches(stepper, step, share if share else [min(batch, key=samples.lengths.__getitem__)])
+    ratios = _count_ratios(stepper, parts, weight)
+    sums = torch.zeros(1, dtype=torch.float64, device=accelerator.device)
+    for position, features in enumerate(parts):
         last = position == len(parts) - 1
         with nullcontext() if last else accelerator.no_sync(stepper.prepared):
-            loss = _loss(stepper, part)
-            accelerator.backward(loss.total * (weight / len(batch)))
-        sums += torch.stack([loss.total.detach().double(), loss.count.double()]) * weight
+            terms = _loss(stepper, features)
+            scaled = [term.total * (term.weight * weight / len(batch)) for term in terms]
+            if ratios is not None:
+                scaled = [total * ratio.to(total.dtype) for total, ratio in zip(scaled, ratios, strict=True)]
+            accelerator.backward(scaled[0] if len(scaled) == 1 else torch.stack(scaled).sum())
+        values = [torch.stack([term.total.detach().double() * term.weight, term.count.double()]) for term in terms]
+        sums = sums + torch.stack(values) * weight
     return sums
 
 
-def _loss(stepper: TrainContext, samples: Sequence[int]) -> LossSum:
-    features = cast("list[Feature]", stepper.samples.features_of(samples))
+def _micro_batches(stepper: TrainContext, step: int, chosen: Sequence[int]) -> list[list[Feature]]:
+    """The prepared features of some samples, cut into micro-batches."""
+    samples = stepper.samples
+    numbers = samples.indices(chosen)
+    keys = FeatureKeys(seed=stepper.seed, epoch=step // stepper.epoch_steps, numbers=numbers)
+    features = cast("list[Feature]", samples.features_of(chosen))
+    features = list(stepper.model.task.prepare(features, keys, cast("Sequence[Feature]", samples.features)))
+    starts = accumulated((int(samples.starts[one + 1] - samples.starts[one]) for one in chosen), initial=0)
+    windows = [features[start:end] for start, end in pairwise(starts)]
+    lengths = [sum(len(feature["input_ids"]) for feature in one) for one in windows]
+    parts = token_batches(range(len(windows)), lengths, max_tokens=stepper.optim.micro_batch_tokens)
+    return [[feature for one in part for feature in windows[one]] for part in parts]
+
+
+def _count_ratios(stepper: TrainContext, parts: Sequence[Sequence[Feature]], weight: float) -> Tensor | None:
+    """``[K]`` the reference count over the count of each term, over all processes; None for a single term.
+
+    A term that has no count anywhere gets 0. Nothing waits for the device.
+    """
+    counts = [stepper.model.task.counts(features) for features in parts]
+    if len(counts[0]) == 1:
+        return None
+    own = torch.tensor([list(part.values()) for part in counts], dtype=torch.float64).sum(dim=0) * weight
+    device = stepper.accelerator.device
+    total = stepper.accelerator.reduce(own.to(device, non_blocking=True), reduction="sum")
+    return torch.where(total > 0, _reference_count(total) / total, 0.0)
+
+
+def _reference_count(counts: Tensor) -> Tensor:
+    """The first of the counts that is not 0."""
+    return counts.index_select(0, (counts > 0).int().argmax().view(1)).squeeze(0)
+
+
+def _loss(stepper: TrainContext, features: Sequence[Feature]) -> tuple[LossTerm, ...]:
     packed = collate(features, position_offset=stepper.model.config.position_offset).to(stepper.accelerator.device)
     return stepper.model.task.loss(stepper.prepared(packed), packed)
 
 
 def update(stepper: TrainContext, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False) -> StepResult:
-    """Scales the gradient to that of the mean over all labelled items, clips, and steps the optimizer.
+    """Scales the gradient to that of the sum of the terms' means, clips, and steps the optimizer.
 
     A loss or norm that is not finite skips the update on the device, without waiting for the host. ``stop``: this
     process wants to end; the others learn it with the step's numbers.
     """
     accelerator, optimizer = stepper.accelerator, stepper.optimizer
-    total, count, stops = accelerator.reduce(torch.cat([sums, sums.new_tensor([float(stop)])]), reduction="sum")
+    *values, stops = accelerator.reduce(torch.cat([sums.flatten(), sums.new_tensor([float(stop)])]), reduction="sum")
+    totals, counts = torch.stack(values).view(-1, 2).unbind(dim=1)
+    count = _reference_count(counts)
     # Gradients are averaged over processes and already divided by the samples; no labels at all: no gradient.
     factor = torch.where(count > 0, accelerator.num_processes * len(batch) / count, 0.0)
     if stepper.optim.mixed_precision == "fp16":
         accelerator.unscale_gradients(optimizer)
     norm = clip_and_scale(stepper.model.parameters(), factor=factor, max_norm=stepper.optim.max_grad_norm)
-    loss = total / count.clamp(min=1e-30)
+    loss = (totals / counts.clamp(min=1e-30)).sum()
     bad = ~(torch.isfinite(norm) & torch.isfinite(loss))
     if stepper.optim.mixed_precision != "fp16":  # there the loss scaler skips
         optimizer.optimizer.grad_scale, optimizer.optimizer.found_inf = None, bad.float()

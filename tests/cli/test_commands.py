@@ -21,7 +21,7 @@ from bert_tasks.cli.app import kept_columns
 from bert_tasks.inference import evaluation, prediction
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
-from bert_tasks.tasks.base import LossSum
+from bert_tasks.tasks.base import LossTerm
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
 
@@ -239,9 +239,9 @@ class TestTrain:
     def test_divergence(self, recipe: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = SequenceClassification.loss
 
-        def broken(self: SequenceClassification, *arguments: Any) -> LossSum:
-            loss = whole(self, *arguments)
-            return replace(loss, total=loss.total * float("nan"))
+        def broken(self: SequenceClassification, *arguments: Any) -> tuple[LossTerm]:
+            (loss,) = whole(self, *arguments)
+            return (replace(loss, total=loss.total * float("nan")),)
 
         monkeypatch.setattr(SequenceClassification, "loss", broken)
         message = failure(run("train", recipe, "--quiet"), 5)

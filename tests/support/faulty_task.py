@@ -5,7 +5,7 @@ import signal
 import time
 from typing import Any
 
-from bert_tasks.tasks.base import LossSum
+from bert_tasks.tasks.base import LossTerm
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 
 CALL = 12  # losses before the fault
@@ -14,7 +14,7 @@ CALL = 12  # losses before the fault
 class FaultyTask(SequenceClassification):
     calls = 0
 
-    def loss(self, logits: Any, batch: Any) -> LossSum:
+    def loss(self, logits: Any, batch: Any) -> tuple[LossTerm]:
         FaultyTask.calls += 1
         if FaultyTask.calls > CALL and os.environ.get("RANK", "0") == os.environ.get("FAULTY_RANK", "0"):
             _fail(os.environ["FAULT"])

@@ -23,7 +23,7 @@ from bert_tasks.families.registry import encoder_config, family_of, parameter_ma
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification, Task
-from bert_tasks.tasks.base import Feature, LossSum, Prediction
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction
 from support.hf_models import Head, HFBatch
 
 Model = Encoder | TaskModel
@@ -57,9 +57,12 @@ class RowTask(Task):
         dropout = config.head.token_dropout if self.kind == "token" else config.head.span_dropout
         return PerTokenHead(config, len(self.labels), dropout=dropout)
 
-    def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         """The sum of squares: every token and every logit takes part."""
-        return LossSum(total=logits.square().sum(), count=logits.new_full((), logits.shape[0]))
+        return (LossTerm(name="squares", total=logits.square().sum(), count=logits.new_full((), logits.shape[0])),)
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        raise NotImplementedError("a batch is made of token ids here")
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         raise NotImplementedError("a batch is made of token ids here")

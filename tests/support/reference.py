@@ -22,7 +22,7 @@ from bert_tasks.cli.app import app
 from bert_tasks.recipe.json_schema import descriptions, recipe_schema, schema_text
 from bert_tasks.recipe.schema import ModelSection, OptimSection, Recipe, RunSection
 from bert_tasks.tasks import TASKS
-from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 from bert_tasks.tasks.span_extraction.search import Span
 from bert_tasks.tasks.span_extraction.task import SpanPrediction
@@ -155,7 +155,7 @@ def _fields_of(kind: type) -> Iterator[str]:
 
 
 def _contract() -> Iterator[str]:
-    for kind in (Task, Feature, LossSum, Prediction):
+    for kind in (Task, Feature, LossTerm, Prediction):
         yield from ("", f"### {kind.__name__}", "", rendered(kind.__doc__))
     rows = []
     for name, member in vars(Task).items():

@@ -151,7 +151,7 @@ class TaskContract:
         batch = collate(made(learner, example.rows), position_offset=learner.config.position_offset)
         optimizer = torch.optim.AdamW(learner.parameters(), lr=5e-3, weight_decay=0.0, foreach=True)
         for _ in range(ENOUGH_STEPS):
-            loss = task.loss(learner(batch), batch)
+            (loss,) = task.loss(learner(batch), batch)
             mean = loss.total / loss.count
             optimizer.zero_grad()
             mean.backward()
@@ -197,12 +197,22 @@ class TaskContract:
         offset = model.config.position_offset
         with torch.no_grad():
             batch = collate(made(model, without), position_offset=offset)
-            assert model.task.loss(model(batch), batch).count == 0
+            assert [term.count for term in model.task.loss(model(batch), batch)] == [0]
             mixed = collate(made(model, [*example.rows[:2], *without]), position_offset=offset)
             part = collate(made(model, example.rows[:2]), position_offset=offset)
-            with_others, alone = model.task.loss(model(mixed), mixed), model.task.loss(model(part), part)
+            (with_others,), (alone,) = model.task.loss(model(mixed), mixed), model.task.loss(model(part), part)
         assert with_others.count == alone.count > 0
         assert with_others.total.item() == pytest.approx(alone.total.item(), rel=1e-5)
+
+    def test_counts_of_features_are_those_of_the_loss(self, model: TaskModel, example: Example) -> None:
+        rows = [*example.rows, changed(example, "word " * 60), *example.rows[:3]]
+        for features in (made(model, rows), made(model, rows[2:5]), made(model, unlabelled(example))):
+            batch = collate(features, position_offset=model.config.position_offset)
+            with torch.no_grad():
+                terms = model.task.loss(model(batch), batch)
+            counts = {term.name: term.count.item() for term in terms}
+            assert len(counts) == len(terms)
+            assert model.task.counts(features) == pytest.approx(counts, rel=1e-6)
 
     def test_stock_transformers_gives_equal_logits(self, model: TaskModel, example: Example, tmp_path: Path) -> None:
         head = model.task.hf_head

@@ -69,12 +69,12 @@ def test_loss_is_that_of_each_window_as_a_chain() -> None:
     reads = [range(1, count + 1) for count in counts]
     batch = pack(ids, ids, position_offset=0, labels=labelled, reads=reads)
     logits = torch.randn(6, 7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    loss = TASK.loss(logits, batch)
+    (loss,) = TASK.loss(logits, batch)
     chains = [(logits[:2], [1, 2]), (logits[5:], [4])]
     expected = -sum(float(log_likelihood(part, torch.tensor(path), [len(path)])) for part, path in chains)
     assert loss.total.item() == pytest.approx(expected, rel=1e-12)
     assert loss.count == 3
-    nothing = TASK.loss(logits, pack(ids, ids, position_offset=0, reads=reads))
+    (nothing,) = TASK.loss(logits, pack(ids, ids, position_offset=0, reads=reads))
     assert (nothing.total.item(), nothing.count.item()) == (0.0, 0.0)
 
 
@@ -139,7 +139,7 @@ def test_whole_sequences_are_learnt_where_words_alone_mislead(
         learner.stack.requires_grad_(False)
         optimizer = torch.optim.AdamW(learner.head.parameters(), lr=0.1, weight_decay=0.0)
         for _ in range(80):
-            loss = task.loss(learner(batch), batch)
+            (loss,) = task.loss(learner(batch), batch)
             optimizer.zero_grad()
             (loss.total / loss.count).backward()
             optimizer.step()

@@ -46,7 +46,7 @@ def logits_of(samples: int, outputs: int, seed: int = 0) -> Tensor:
 
 
 def mean_loss(task: SequenceClassification, logits: Tensor, targets: Sequence[Sequence[float] | None]) -> float:
-    loss = task.loss(logits, batch_of(targets))
+    (loss,) = task.loss(logits, batch_of(targets))
     return float(loss.total / loss.count)
 
 
@@ -81,7 +81,7 @@ class TestLoss:
         theirs = nn.CrossEntropyLoss(weight, label_smoothing=smoothing)(logits, torch.tensor([2, 0, 1, 2, 2]))
         assert mean_loss(task, logits, self.CLASSES) == pytest.approx(float(theirs), rel=1e-12)
         expected = 5 if weights is None else 3 * 1.25 + 0.5 + 2.0
-        assert float(task.loss(logits, batch_of(self.CLASSES)).count) == pytest.approx(expected)
+        assert float(task.loss(logits, batch_of(self.CLASSES))[0].count) == pytest.approx(expected)
 
     def test_weights_of_several_labels_weigh_positive_examples(self) -> None:
         weights = (0.5, 2.0, 4.0)
@@ -95,10 +95,13 @@ class TestLoss:
     def test_rows_without_target_do_not_count(self, task: SequenceClassification) -> None:
         target = [1.0] if task is not SEVERAL else [1.0, 0.0, 1.0]
         logits = logits_of(3, 1 if task is NUMBER else 3).requires_grad_()
-        mixed, alone = task.loss(logits, batch_of([None, target, None])), task.loss(logits[1:2], batch_of([target]))
+        (mixed,), (alone,) = (
+            task.loss(logits, batch_of([None, target, None])),
+            task.loss(logits[1:2], batch_of([target])),
+        )
         assert mixed.total.item() == pytest.approx(alone.total.item())
         assert mixed.count == alone.count
-        nothing = task.loss(logits, batch_of([None, None, None]))
+        (nothing,) = task.loss(logits, batch_of([None, None, None]))
         assert (nothing.total.item(), nothing.count.item()) == (0.0, 0.0)
         nothing.total.backward()
         assert logits.grad is not None
@@ -109,7 +112,7 @@ class TestLoss:
         windows = [3, 1, 2]
         means = torch.stack([part.mean(0) for part in logits.split(windows)])
         assert torch.allclose(sample_logits(logits, windows), means)
-        loss = SINGLE.loss(logits, batch_of([[2.0], None, [0.0]], windows))
+        (loss,) = SINGLE.loss(logits, batch_of([[2.0], None, [0.0]], windows))
         labelled = means[[0, 2]]
         assert float(loss.count) == 2
         expected = nn.functional.cross_entropy(labelled, torch.tensor([2, 0]), reduction="sum")

@@ -90,23 +90,23 @@ class TestLoss:
             for column, place in enumerate(label):
                 scores = part[:, column].tolist()
                 expected += math.log(sum(map(math.exp, scores))) - scores[place]
-        loss = V1.loss(logits, collate(windows_of(self.LENGTHS, self.LABELS), position_offset=0))
+        (loss,) = V1.loss(logits, collate(windows_of(self.LENGTHS, self.LABELS), position_offset=0))
         assert loss.total.item() == pytest.approx(expected, rel=1e-12)
         assert loss.count.item() == 2 * len(self.LENGTHS)
 
     def test_windows_without_target_do_not_count(self) -> None:
         logits = random_logits(sum(self.LENGTHS)).requires_grad_()
         labels = [label if number in (0, 3) else None for number, label in enumerate(self.LABELS)]
-        mixed = V1.loss(logits, collate(windows_of(self.LENGTHS, labels), position_offset=0))
+        (mixed,) = V1.loss(logits, collate(windows_of(self.LENGTHS, labels), position_offset=0))
         mixed.total.backward()
         assert logits.grad is not None
         used = logits.grad.abs().sum(1) > 0
         assert used.tolist() == [True] * 7 + [False] * 15 + [True] * 3 + [False]
         assert logits.grad.isfinite().all()
         alone = torch.cat([logits[:7], logits[22:25]])
-        expected = V1.loss(alone, collate(windows_of((7, 3), (labels[0], labels[3])), position_offset=0))
+        (expected,) = V1.loss(alone, collate(windows_of((7, 3), (labels[0], labels[3])), position_offset=0))
         assert (mixed.total.item(), mixed.count.item()) == (pytest.approx(expected.total.item()), 4.0)
-        nothing = V1.loss(logits, collate(windows_of(self.LENGTHS, [None] * 5), position_offset=0))
+        (nothing,) = V1.loss(logits, collate(windows_of(self.LENGTHS, [None] * 5), position_offset=0))
         assert (nothing.total.item(), nothing.count.item()) == (0.0, 0.0)
 
     @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ class TestLoss:
             rows = ids[step % 5].tolist()
             features = [{**feature, "input_ids": tokens} for feature, tokens in zip(features, rows, strict=True)]
             batch = collate(features, position_offset=ours.config.position_offset)
-            loss = V1.loss(ours(batch), batch)
+            (loss,) = V1.loss(ours(batch), batch)
             return loss.total / loss.count
 
         expected, found = loss_curve(theirs, hf_loss), loss_curve(ours, our_loss)

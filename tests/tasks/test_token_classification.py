@@ -34,7 +34,7 @@ def logits_of(rows: int, labels: int = 5) -> Tensor:
 class TestLoss:
     def test_is_the_cross_entropy_of_what_is_labelled(self) -> None:
         logits = logits_of(9).requires_grad_()
-        loss = TASK.loss(logits, batch_of([2, 3, 0, 3, 1], [[1, 2], [], [], [0, 4, 3], []]))
+        (loss,) = TASK.loss(logits, batch_of([2, 3, 0, 3, 1], [[1, 2], [], [], [0, 4, 3], []]))
         expected = F.cross_entropy(logits[[0, 1, 5, 6, 7]], torch.tensor([1, 2, 0, 4, 3]))
         assert loss.count == 5
         assert (loss.total / loss.count).item() == pytest.approx(expected.item(), rel=1e-12)
@@ -44,7 +44,7 @@ class TestLoss:
     @pytest.mark.parametrize("reads", [[2, 1], [0, 0]])
     def test_of_nothing_is_nothing(self, reads: list[int]) -> None:
         logits = logits_of(sum(reads)).requires_grad_()
-        loss = TASK.loss(logits, batch_of(reads, [[], []]))
+        (loss,) = TASK.loss(logits, batch_of(reads, [[], []]))
         assert (loss.total.item(), loss.count.item()) == (0.0, 0.0)
         loss.total.backward()
         assert logits.grad is not None

@@ -86,7 +86,7 @@ def test_a_hundred_steps_give_transformers_loss_curve(
     ]
 
     def our_loss(part: int) -> Tensor:
-        loss = ours.task.loss(ours(packed[part]), packed[part])
+        (loss,) = ours.task.loss(ours(packed[part]), packed[part])
         return loss.total / loss.count
 
     expected = loss_curve(theirs, lambda part: theirs(**batches[part]).loss)
@@ -100,7 +100,7 @@ def test_rows_without_words_alone_in_a_batch(model: TaskModel) -> None:
     assert model.tokenizer is not None
     features = TASK.features([{"words": [], "tags": []}] * 2, model.tokenizer)
     batch = collate(features, position_offset=model.config.position_offset)
-    loss = TASK.loss(model(batch), batch)
+    (loss,) = TASK.loss(model(batch), batch)
     assert (loss.total.item(), loss.count.item()) == (0.0, 0.0)
     loss.total.backward()
     model.zero_grad()

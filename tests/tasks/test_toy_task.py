@@ -24,7 +24,7 @@ from bert_tasks.errors import CheckpointError
 from bert_tasks.metrics.classification import pearson
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import Task
-from bert_tasks.tasks.base import Feature, LossSum, Prediction
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, targets
 from bert_tasks.tasks.word_windows import WindowRules, document_windows, split_words
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
@@ -91,14 +91,17 @@ class WordRegression(Task):
                 features.append(feature)
         return features
 
-    def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         parts = torch.split(logits.squeeze(1), list(batch.layout.read_counts))
         labelled = [part for part, count in zip(parts, batch.label_counts, strict=True) if count]
         if not labelled:
-            return LossSum(total=logits.sum() * 0.0, count=logits.new_zeros(()))
+            return (LossTerm(name="words", total=logits.sum() * 0.0, count=logits.new_zeros(())),)
         guesses = torch.cat(labelled)
         total = (guesses - batch.labels).square().sum()
-        return LossSum(total=total, count=logits.new_full((), len(guesses)))
+        return (LossTerm(name="words", total=total, count=logits.new_full((), len(guesses))),)
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        return {"words": float(sum(len(targets(feature)) for feature in features))}
 
     def decode(
         self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]

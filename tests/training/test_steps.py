@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bert_tasks.errors import DivergedError
-from bert_tasks.tasks.base import LossSum
+from bert_tasks.tasks.base import LossTerm
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.training import step as steps
 from bert_tasks.training.sampling import linear_schedule
@@ -35,8 +35,9 @@ class MeanOfMeans(SequenceClassification):
     """The usual mistake: micro-batches count alike, whatever they hold."""
 
     def loss(self, logits, batch):
-        loss = super().loss(logits, batch)
-        return LossSum(total=loss.total / loss.count.clamp(min=1e-9), count=torch.ones_like(loss.count))
+        (loss,) = super().loss(logits, batch)
+        total = loss.total / loss.count.clamp(min=1e-9)
+        return (LossTerm(name=loss.name, total=total, count=torch.ones_like(loss.count)),)
 
 
 def trained(checkpoint, *, micro_batch_tokens, dtype=torch.float64, task=WEIGHTED_TASK):
@@ -103,7 +104,7 @@ def test_a_process_without_rows_adds_nothing_but_takes_part(wide_checkpoint):
         process_index=2, num_processes=3, device=torch.device("cpu"), backward=lambda loss: loss.backward()
     )
     sums = accumulate(replace(stepper, accelerator=third), 0, [4, 5])
-    assert sums.tolist() == [0, 0]
+    assert sums.tolist() == [[0, 0]]
     assert all(parameter.grad.abs().max() == 0 for parameter in model.parameters())
 
 
@@ -132,7 +133,7 @@ def test_dropout_depends_on_seed_and_step_alone(dropout_checkpoint):
 
     def loss(step):
         torch.rand(7)  # whatever else drew random numbers
-        return accumulate(stepper, step, batch)[0].item()
+        return accumulate(stepper, step, batch)[0, 0].item()
 
     assert loss(3) == loss(3)
     assert loss(3) != loss(4)

@@ -9,7 +9,7 @@ Shape legend: B sequences (windows), S samples (rows), L labels.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
@@ -32,11 +32,12 @@ from bert_tasks.metrics.classification import (
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.tasks.base import (
     Feature,
-    LossSum,
+    LossTerm,
     Prediction,
     Task,
     label_places,
     sole_prediction,
+    targets,
 )
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
@@ -285,23 +286,37 @@ class SequenceClassification(Task[SequencePrediction]):
             return [float(label in chosen) for label in self.labels]
         return [float(self.labels.index(value))]
 
-    def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
-        """Sum over labelled samples; see DESIGN: the count is what transformers' mean divides by."""
+    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
+        """Sum over labelled samples; the count is what transformers' mean divides by."""
         samples, labelled = self._labelled(sample_logits(logits, batch.windows), batch)
         if not labelled:
-            return LossSum(total=logits.sum() * 0.0, count=logits.new_zeros(()))
+            return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
         labels = batch.labels.view(labelled, -1)  # [S, 1] or [S, L]
         match self.problem_type:
             case "regression":
                 total = F.mse_loss(samples.squeeze(-1), labels.squeeze(-1).to(samples.dtype), reduction="sum")
-                return LossSum(total=total, count=samples.new_full((), labelled))
+                count = samples.new_full((), labelled)
             case "multi_label_classification":
                 total = F.binary_cross_entropy_with_logits(
                     samples, labels.to(samples.dtype), pos_weight=self._weights(samples), reduction="sum"
                 )
-                return LossSum(total=total, count=samples.new_full((), samples.numel()))
+                count = samples.new_full((), samples.numel())
             case "single_label_classification":
-                return self._cross_entropy(samples, labels.squeeze(-1).long())
+                classes, weights = labels.squeeze(-1).long(), self._weights(samples)
+                total = F.cross_entropy(
+                    samples, classes, weight=weights, reduction="sum", label_smoothing=self.label_smoothing
+                )
+                count = samples.new_full((), labelled) if weights is None else weights.index_select(0, classes).sum()
+        return (LossTerm(name=self.name, total=total, count=count),)
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        """See ``Task``: labelled samples, times the labels if there may be several, or the sum of class weights."""
+        firsts = (next(windows) for _, windows in groupby(features, key=lambda feature: feature["row"]))
+        labels = [found for first in firsts if (found := targets(first))]
+        weights = self._class_weights()
+        if self.problem_type == "single_label_classification" and weights is not None:
+            return {self.name: float(sum(weights[int(label)] for (label,) in labels))}
+        return {self.name: float(sum(map(len, labels)))}
 
     def _labelled(self, samples: Tensor, batch: PackedBatch) -> tuple[Tensor, int]:
         """``[S, L]`` logits of the samples that have a target, and how many there are."""
@@ -313,19 +328,17 @@ class SequenceClassification(Task[SequencePrediction]):
             samples = samples.index_select(0, torch.tensor(labelled, dtype=torch.long, device=samples.device))
         return samples, len(labelled)
 
-    def _cross_entropy(self, samples: Tensor, labels: Tensor) -> LossSum:
-        weights = self._weights(samples)
-        total = F.cross_entropy(samples, labels, weight=weights, reduction="sum", label_smoothing=self.label_smoothing)
-        count = samples.new_full((), len(labels)) if weights is None else weights.index_select(0, labels).sum()
-        return LossSum(total=total, count=count)
-
     def _weights(self, like: Tensor) -> Tensor | None:
+        weights = self._class_weights()
+        return None if weights is None else torch.tensor(weights, dtype=like.dtype, device=like.device)
+
+    def _class_weights(self) -> tuple[float, ...] | None:
         if self.class_weights is None:
             return None
         weights = self.balanced_weights if self.class_weights == "balanced" else self.class_weights
         if not weights:
             raise UsageError("class_weights = 'balanced' needs the training rows: call task.fitted_to(rows) first")
-        return torch.tensor(weights, dtype=like.dtype, device=like.device)
+        return weights
 
     def fitted_to(self, rows: Iterable[Row]) -> Self:
         """Computes what ``balanced`` class weights come to on these rows.

@@ -28,7 +28,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_table, squad_v1_metrics, squad_v2_metrics, tune_null_threshold
 from bert_tasks.metrics.tables import MetricTable
-from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, targets
 from bert_tasks.tasks.span_extraction.search import RankedSpans, Span, merge_windows, window_candidates
 from bert_tasks.tasks.span_extraction.windows import (
     ContextTokens,
@@ -251,16 +251,20 @@ class SpanExtraction(Task[SpanPrediction]):
                 lost_answers=0 if number else int(lost),
             )
 
-    def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         """Cross-entropy of the start and of the end over all tokens of each labelled window; see DESIGN 4."""
         parts = torch.split(logits, list(batch.layout.read_counts))
         labelled = [part for part, count in zip(parts, batch.label_counts, strict=True) if count]
         if not labelled:
-            return LossSum(total=logits.sum() * 0.0, count=logits.new_zeros(()))
+            return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
         padded = pad_sequence(labelled, batch_first=True, padding_value=-torch.inf)  # [B, T, 2]
         scores = padded.transpose(1, 2).flatten(0, 1)  # [2 B, T]
         total = F.cross_entropy(scores, batch.labels.long(), reduction="sum")
-        return LossSum(total=total, count=logits.new_full((), len(scores)))
+        return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(scores))),)
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        """See ``Task``: the start and the end of each labelled window."""
+        return {self.name: 2.0 * sum(len(targets(feature)) > 0 for feature in features)}
 
     def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[K + 1, 4]`` for each window: "no answer" and the best spans, see ``window_candidates``."""

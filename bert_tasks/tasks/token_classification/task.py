@@ -40,7 +40,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.metrics.tagging import check_names, tagging_metrics, tagging_table
-from bert_tasks.tasks.base import Feature, LossSum, Prediction, Task, sole_prediction
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, sole_prediction, targets
 from bert_tasks.tasks.token_classification import crf
 from bert_tasks.tasks.word_windows import (
     SubWords,
@@ -264,20 +264,24 @@ class TokenClassification(Task[TokenPrediction]):
                 "among them; if the labels are only unnamed, load the model with labels=[...], the names in its order"
             )
 
-    def loss(self, logits: Tensor, batch: PackedBatch) -> LossSum:
+    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         """Sum over labelled sub-words of the cross entropy; with a CRF over windows of their negative log likelihood.
 
         Either way the mean divides by what is labelled: with ``first`` the words, as in transformers.
         """
         logits, counts = _labelled(logits, batch)
         if not counts:
-            return LossSum(total=logits.sum() * 0.0, count=logits.new_zeros(()))
+            return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
         labels = batch.labels.long()
         if self.crf:
             total = -crf.log_likelihood(logits, labels, counts).sum()
         else:
             total = F.cross_entropy(logits, labels, reduction="sum")
-        return LossSum(total=total, count=logits.new_full((), len(labels)))
+        return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(labels))),)
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        """See ``Task``: the labelled sub-words."""
+        return {self.name: float(sum(len(targets(feature)) for feature in features))}
 
     def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         return [crf.compressed(words) for words in logits] if self.crf else logits
