@@ -109,7 +109,7 @@ def peaked_logits(work: Predictor, generator: np.random.Generator) -> list[Logit
 
 def _table(feature: Feature) -> npt.NDArray[np.int64]:
     """``[T, 3]``: first character, last character + 1, role."""
-    return np.array(feature["origins"]).reshape(-1, 3)
+    return np.array(feature["offsets"]).reshape(-1, 3)
 
 
 def their_features(work: Predictor) -> list[dict[str, Any]]:
@@ -135,11 +135,11 @@ def answered(
     limits = {"n_best": SETTINGS.n_best_size, "max_answer_length": SETTINGS.max_answer_length}
     with torch.inference_mode():
         for numbers, logits in zip(work.batches, batches, strict=True):
-            roles = [bytes(work.features[number]["origins"][2::3]) for number in numbers]
+            roles = [bytes(work.features[number]["offsets"][2::3]) for number in numbers]
             found |= zip(numbers, window_candidates(logits, roles, **limits).unbind(), strict=True)
     return merge_windows(
         [found[number] for number in range(len(work.features))],
-        [feature["origins"] for feature in work.features],
+        [feature["offsets"] for feature in work.features],
         work.windows,
         [given.context for given in work.questions],
         n_best=SETTINGS.n_best_size,

@@ -177,7 +177,7 @@ def _trainer_inputs(feature: Feature, workload: Workload) -> dict[str, Any]:
     match workload.task:
         case "token-classification":
             marked = [IGNORED] * len(ids)
-            for place, label in zip(feature["reads"], labels, strict=True):
+            for place, label in zip(feature["gather_positions"], labels, strict=True):
                 marked[place] = int(label)
             return {**inputs, "labels": marked}
         case "span-extraction":

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.int64]
 
 # What a batch is made of, and what decoding needs.
-_FOR_TRAINING = ("row", "input_ids", "token_type_ids", "labels", "reads")
-_FOR_DECODING = ("row", "reads", "origins")
+_FOR_TRAINING = ("row", "input_ids", "token_type_ids", "labels", "gather_positions")
+_FOR_DECODING = ("row", "gather_positions", "word_ids", "offsets")
 
 
 @dataclass(frozen=True, kw_only=True)

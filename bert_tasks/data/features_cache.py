@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from datasets import Dataset, Features
 
 MakeFeatures = Callable[[list[dict[str, Any]], Any], Sequence[Mapping[str, Any]]]
-_VERSION = 3  # part of the key: raise it when the schema changes
+_VERSION = 4  # part of the key: raise it when the schema changes
+_OPTIONAL = ("labels", "gather_positions", "word_ids", "offsets")
 
 
 def cached_features(
@@ -93,8 +94,9 @@ def features_schema() -> "Features":
             "input_ids": List(Value("int32")),
             "token_type_ids": List(Value("int8")),
             "labels": List(Value("float64")),
-            "reads": List(Value("int32")),
-            "origins": List(Value("int32")),
+            "gather_positions": List(Value("int32")),
+            "word_ids": List(Value("int32")),
+            "offsets": List(Value("int32")),
             "lost_tokens": Value("int32"),
             "lost_answers": Value("int32"),
         }
@@ -118,6 +120,6 @@ def _columns(made: Sequence[Mapping[str, Any]], *, offset: int) -> dict[str, lis
         "row": [feature["row"] + offset for feature in made],
         "input_ids": [feature["input_ids"] for feature in made],
         "token_type_ids": [feature["token_type_ids"] for feature in made],
-        **{name: [feature.get(name) for feature in made] for name in ("labels", "reads", "origins")},
+        **{name: [feature.get(name) for feature in made] for name in _OPTIONAL},
         **{name: [feature.get(name, 0) for feature in made] for name in ("lost_tokens", "lost_answers")},
     }

@@ -115,7 +115,7 @@ class PerTokenHead(nn.Module):
         initialize(self, std=config.initializer_range)
 
     def read(self, layout: Layout) -> Tensor | None:
-        return layout.reads if isinstance(layout, Packed) else None
+        return layout.gather_positions if isinstance(layout, Packed) else None
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         """``[R, H] -> [R, L]``"""

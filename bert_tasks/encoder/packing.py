@@ -54,7 +54,7 @@ class Regroup:
 class Packed:
     """Sequences one after another, longest groups of near-equal length side by side.
 
-    Rows are ordered by sequence length; ``first_rows``, ``reads`` and ``lengths`` by the caller's sequence order, so
+    Rows are ordered by sequence length; ``first_rows``, ``gather_positions`` and ``lengths`` by the caller's sequence order, so
     whatever is read through them comes out in the caller's order.
 
     Attributes:
@@ -64,8 +64,8 @@ class Packed:
         sequence_of_row: ``[N]`` the place (not the number) of the sequence that a row belongs to.
         row_lengths: ``[B]`` sequence lengths in the order of the rows.
         offsets: ``[B + 1]`` int32 running sum of ``row_lengths``, for variable-length kernels.
-        reads: ``[R]`` the rows that a head with logits per token reads, sequence after sequence.
-        read_counts: how many of ``reads`` belong to each sequence, on the host.
+        gather_positions: ``[R]`` the rows that a head with logits per token reads, sequence after sequence.
+        gather_counts: how many of ``gather_positions`` belong to each sequence, on the host.
         groups: partition of the rows.
         regroup: how to pad the groups; None if no group needs padding.
     """
@@ -76,8 +76,8 @@ class Packed:
     sequence_of_row: Tensor
     row_lengths: Tensor
     offsets: Tensor
-    reads: Tensor
-    read_counts: tuple[int, ...]
+    gather_positions: Tensor
+    gather_counts: tuple[int, ...]
     groups: tuple[Group, ...]
     regroup: Regroup | None
 
@@ -99,7 +99,7 @@ class Packed:
             sequence_of_row=move(self.sequence_of_row),
             row_lengths=move(self.row_lengths),
             offsets=move(self.offsets),
-            reads=move(self.reads),
+            gather_positions=move(self.gather_positions),
             groups=tuple(
                 group if group.mask is None else replace(group, mask=move(group.mask)) for group in self.groups
             ),
@@ -162,7 +162,7 @@ def pack(
     position_offset: int,
     windows: Sequence[int] | None = None,
     labels: Sequence[Sequence[float]] | None = None,
-    reads: Sequence[Sequence[int] | None] | None = None,
+    gather_positions: Sequence[Sequence[int] | None] | None = None,
 ) -> PackedBatch:
     """Packs sequences into one batch.
 
@@ -172,7 +172,7 @@ def pack(
         position_offset: position id of a first token (``EncoderConfig.position_offset``).
         windows: sequences per sample; default: each sequence is a sample.
         labels: targets of each sequence.
-        reads: the tokens of each sequence that a head with logits per token reads; default: all.
+        gather_positions: the tokens of each sequence that a head with logits per token reads; default: all.
 
     Raises:
         ValueError: no sequence, an empty one, or lengths that differ between ids and segments.
@@ -189,7 +189,7 @@ def pack(
         input_ids=torch.tensor([token for i in by_length for token in input_ids[i]]),
         position_ids=torch.tensor([p + position_offset for length in row_lengths for p in range(length)]),
         token_type_ids=torch.tensor([kind for i in by_length for kind in token_type_ids[i]]),
-        layout=packed_layout(lengths, by_length, reads),
+        layout=packed_layout(lengths, by_length, gather_positions),
         windows=(1,) * len(lengths) if windows is None else tuple(windows),
         labels=torch.tensor([label for values in per_sequence for label in values], dtype=torch.float64),
         label_counts=tuple(len(values) for values in per_sequence),
@@ -197,7 +197,7 @@ def pack(
 
 
 def packed_layout(
-    lengths: Sequence[int], by_length: Sequence[int], reads: Sequence[Sequence[int] | None] | None = None
+    lengths: Sequence[int], by_length: Sequence[int], gather_positions: Sequence[Sequence[int] | None] | None = None
 ) -> Packed:
     """The layout of sequences whose rows are laid out in the order ``by_length`` (shortest first)."""
     row_lengths = [lengths[i] for i in by_length]
@@ -206,8 +206,8 @@ def packed_layout(
     for position, i in enumerate(by_length):
         place[i] = position
     groups, regroup = group_rows(row_lengths)
-    chosen = [None] * len(lengths) if reads is None else reads
-    tokens = [range(length) if read is None else read for length, read in zip(lengths, chosen, strict=True)]
+    chosen = [None] * len(lengths) if gather_positions is None else gather_positions
+    tokens = [range(length) if part is None else part for length, part in zip(lengths, chosen, strict=True)]
     starts = [offsets[p] for p in place]
     return Packed(
         lengths=tuple(lengths),
@@ -216,8 +216,10 @@ def packed_layout(
         sequence_of_row=torch.repeat_interleave(torch.tensor(row_lengths)),
         row_lengths=torch.tensor(row_lengths),
         offsets=torch.tensor(offsets, dtype=torch.int32),
-        reads=torch.tensor([start + i for start, read in zip(starts, tokens, strict=True) for i in read]).long(),
-        read_counts=tuple(map(len, tokens)),
+        gather_positions=torch.tensor(
+            [start + i for start, part in zip(starts, tokens, strict=True) for i in part]
+        ).long(),
+        gather_counts=tuple(map(len, tokens)),
         groups=groups,
         regroup=regroup,
     )

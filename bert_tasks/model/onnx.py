@@ -294,7 +294,7 @@ class GraphModel:
             rows = slice(row, row + int(lengths.sum()))
             parts.append(self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths))
             row = rows.stop
-        wanted = batch.layout.reads if isinstance(self.head, PerTokenHead) else batch.layout.order
+        wanted = batch.layout.gather_positions if isinstance(self.head, PerTokenHead) else batch.layout.order
         logits = torch.cat(parts).index_select(0, wanted).to(device)
         return self.head.chained(logits) if isinstance(self.head, CRFHead) else logits
 

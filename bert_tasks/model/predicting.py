@@ -244,7 +244,7 @@ def summaries(
     model: "TaskModel", batch: PackedBatch, logits: Tensor, features: Sequence[Feature]
 ) -> tuple[Tensor, ...]:
     """The task's summary of each feature's logits, on the CPU."""
-    counts = batch.layout.read_counts
+    counts = batch.layout.gather_counts
     with torch.inference_mode():
         split = torch.split(logits, list(counts)) if isinstance(model.head, PerTokenHead) else logits.unbind()
         return tuple(summary.cpu() for summary in model.task.reduce_logits(split, features))

@@ -42,9 +42,10 @@ class Feature(TypedDict):
     Attributes:
         row: index of the row it came from; features of a row are neighbours.
         labels: the targets as numbers; absent (or None, from Arrow) where a row has none.
-        reads: tokens that a head with logits per token reads, ascending; absent (or None): all.
-        origins: where those tokens come from, in the task's own numbers (words, characters), for ``reduce_logits`` and
-            ``decode``; training does not load them.
+        gather_positions: the tokens that a head with logits per token reads, ascending; absent (or None): all.
+        word_ids: for each of these tokens the number of its word in the row, for ``decode``.
+        offsets: three numbers per token of a span task: its first character, last character + 1, and role; for
+            ``reduce_logits`` and ``decode``. Training loads neither ``word_ids`` nor ``offsets``.
         lost_tokens: how many of the row's tokens no window holds.
         lost_answers: how many of the row's targets no window holds whole, so that training does not see them.
     """
@@ -53,8 +54,9 @@ class Feature(TypedDict):
     input_ids: list[int]
     token_type_ids: list[int]
     labels: NotRequired[list[float] | None]
-    reads: NotRequired[list[int] | None]
-    origins: NotRequired[list[int] | None]
+    gather_positions: NotRequired[list[int] | None]
+    word_ids: NotRequired[list[int] | None]
+    offsets: NotRequired[list[int] | None]
     lost_tokens: NotRequired[int]
     lost_answers: NotRequired[int]
 
@@ -241,7 +243,8 @@ class Task(ABC, Generic[PredictionT]):
     ) -> Sequence[Prediction]:
         """One prediction per row, in row order, from what ``reduce_logits`` gave for each feature, on the CPU.
 
-        ``features`` need not hold tokens: ``row`` (from 0 within ``rows``), ``reads`` and ``origins`` are there.
+        ``features`` need not hold tokens: ``row`` (from 0 within ``rows``), ``gather_positions``,
+        ``word_ids`` and ``offsets`` are there.
         """
 
     def with_logits(
@@ -369,7 +372,7 @@ def collate(features: Sequence[Feature], *, position_offset: int) -> PackedBatch
         position_offset=position_offset,
         windows=[len(list(windows)) for _, windows in groupby(features, key=lambda feature: feature["row"])],
         labels=[targets(feature) for feature in features],
-        reads=[feature.get("reads") for feature in features],
+        gather_positions=[feature.get("gather_positions") for feature in features],
     )
 
 

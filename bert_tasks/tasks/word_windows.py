@@ -45,16 +45,16 @@ class WordWindow:
     words: range
     spans: list[range]
 
-    def reads(self, *, first: bool) -> tuple[list[int], list[int]]:
+    def gather_positions(self, *, first: bool) -> tuple[list[int], list[int]]:
         """The tokens that are read (of each word all, or only the ``first``), and the word that each belongs to."""
         spans = [span[:1] for span in self.spans] if first else self.spans
-        origins = [word for word, span in zip(self.words, spans, strict=True) for _ in span]
-        return [token for span in spans for token in span], origins
+        word_ids = [word for word, span in zip(self.words, spans, strict=True) for _ in span]
+        return [token for span in spans for token in span], word_ids
 
 
-def word_starts(origins: Sequence[int] | None) -> list[bool]:
+def word_starts(word_ids: Sequence[int] | None) -> list[bool]:
     """Which of a window's tokens that are read (None: there are none) begin a word."""
-    return [] if origins is None else [word != before for before, word in pairwise([-1, *origins])]
+    return [] if word_ids is None else [word != before for before, word in pairwise([-1, *word_ids])]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,12 +130,12 @@ def test_labels_and_windows_stay_in_the_callers_order() -> None:
 @given(LENGTHS, st.randoms(use_true_random=False))
 def test_what_is_read_stays_in_the_callers_order(lengths: list[int], chance: random.Random) -> None:
     ids = [[1000 * i + p for p in range(length)] for i, length in enumerate(lengths)]
-    reads = [None if chance.random() < 0.2 else sorted(chance.sample(range(n), chance.randint(0, n))) for n in lengths]
-    batch = pack(ids, ids, position_offset=0, reads=reads)
-    expected = [part if read is None else [part[p] for p in read] for part, read in zip(ids, reads, strict=True)]
-    assert batch.input_ids[batch.layout.reads].tolist() == [token for part in expected for token in part]
-    assert batch.layout.read_counts == tuple(map(len, expected))
-    assert batch.layout.reads.dtype == torch.long
+    chosen = [None if chance.random() < 0.2 else sorted(chance.sample(range(n), chance.randint(0, n))) for n in lengths]
+    batch = pack(ids, ids, position_offset=0, gather_positions=chosen)
+    expected = [part if read is None else [part[p] for p in read] for part, read in zip(ids, chosen, strict=True)]
+    assert batch.input_ids[batch.layout.gather_positions].tolist() == [token for part in expected for token in part]
+    assert batch.layout.gather_counts == tuple(map(len, expected))
+    assert batch.layout.gather_positions.dtype == torch.long
 
 
 def test_each_sequence_is_a_sample_unless_told_otherwise() -> None:
@@ -164,7 +164,7 @@ def test_moving_a_batch_moves_every_tensor() -> None:
     layout = batch.layout
     assert layout.regroup is not None
     tensors = [batch.input_ids, batch.position_ids, batch.token_type_ids, batch.labels, layout.first_rows]
-    tensors += [layout.order, layout.sequence_of_row, layout.row_lengths, layout.offsets, layout.reads]
+    tensors += [layout.order, layout.sequence_of_row, layout.row_lengths, layout.offsets, layout.gather_positions]
     tensors += [layout.regroup.gather, layout.regroup.scatter]
     tensors += [group.mask for group in layout.groups if group.mask is not None]
     assert {tensor.device.type for tensor in tensors} == {"meta"}

@@ -145,7 +145,7 @@ def packed_output(model: Model, batch: HFBatch) -> Tensor:
     if isinstance(model, TaskModel) and not isinstance(model.head, PerTokenHead):
         return rows  # [B, L]
     rectangle = rows.new_zeros(*batch.input_ids.shape, rows.shape[-1])  # [B, T, X]
-    in_order = rows if isinstance(model, TaskModel) else rows.index_select(0, packed.layout.reads)
+    in_order = rows if isinstance(model, TaskModel) else rows.index_select(0, packed.layout.gather_positions)
     for sequence, part in enumerate(in_order.split(list(packed.layout.lengths))):
         rectangle[sequence, batch.attention_mask[sequence].bool()] = part
     return rectangle

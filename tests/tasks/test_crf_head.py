@@ -66,15 +66,15 @@ def test_forbidden_steps_are_those_that_make_a_sentence_invalid(labels: tuple[st
 def test_loss_is_that_of_each_window_as_a_chain() -> None:
     counts, labelled = (2, 0, 3, 1), [[1, 2], [], [], [4]]
     ids = [[5] * (count + 2) for count in counts]
-    reads = [range(1, count + 1) for count in counts]
-    batch = pack(ids, ids, position_offset=0, labels=labelled, reads=reads)
+    words = [range(1, count + 1) for count in counts]
+    batch = pack(ids, ids, position_offset=0, labels=labelled, gather_positions=words)
     logits = torch.randn(6, 7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     (loss,) = TASK.loss(logits, batch)
     chains = [(logits[:2], [1, 2]), (logits[5:], [4])]
     expected = -sum(float(log_likelihood(part, torch.tensor(path), [len(path)])) for part, path in chains)
     assert loss.total.item() == pytest.approx(expected, rel=1e-12)
     assert loss.count == 3
-    (nothing,) = TASK.loss(logits, pack(ids, ids, position_offset=0, reads=reads))
+    (nothing,) = TASK.loss(logits, pack(ids, ids, position_offset=0, gather_positions=words))
     assert (nothing.total.item(), nothing.count.item()) == (0.0, 0.0)
 
 
@@ -91,7 +91,7 @@ def test_windows_of_a_row_are_decoded_as_one_chain(monkeypatch: pytest.MonkeyPat
     sizes, rows = (3, 2, 0, 4, 1), (0, 0, 1, 2, 2)
     logits = chain_logits(sum(sizes))
     features = [
-        Feature(row=row, input_ids=[], token_type_ids=[], reads=[0] * size, origins=[0] * size)
+        Feature(row=row, input_ids=[], token_type_ids=[], gather_positions=[0] * size, word_ids=[0] * size)
         for row, size in zip(rows, sizes, strict=True)
     ]
     summaries = TASK.reduce_logits(logits.split(list(sizes)), features)

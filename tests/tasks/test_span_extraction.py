@@ -159,7 +159,7 @@ def plain_n_best(
     """Texts and scores of one question as transformers' example finds them, without "no answer"."""
     found: list[tuple[float, str]] = []
     for window, feature in zip(logits, features, strict=True):
-        flat = feature["origins"]
+        flat = feature["offsets"]
         assert flat is not None
         starts, ends = ([float(value) for value in window[:, column]] for column in (0, 1))
         best_starts, best_ends = (

@@ -103,7 +103,7 @@ def theirs(rows: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, t
 
 def triples(feature: Feature) -> list[tuple[int, ...]]:
     """Start character, end character and role of each token."""
-    flat = feature["origins"]
+    flat = feature["offsets"]
     assert flat is not None
     assert len(flat) == 3 * len(feature["input_ids"])
     return list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))

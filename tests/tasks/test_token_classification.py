@@ -21,10 +21,10 @@ from support.taggers import LABELS
 TASK = TokenClassification(labels=LABELS, max_length=48, doc_stride=8)
 
 
-def batch_of(reads: Sequence[int], labels: Sequence[Sequence[float]]) -> PackedBatch:
+def batch_of(words: Sequence[int], labels: Sequence[Sequence[float]]) -> PackedBatch:
     """Windows of which the first tokens are read."""
-    ids = [[5] * (count + 2) for count in reads]
-    return pack(ids, ids, position_offset=0, labels=labels, reads=[range(1, count + 1) for count in reads])
+    ids = [[5] * (count + 2) for count in words]
+    return pack(ids, ids, position_offset=0, labels=labels, gather_positions=[range(1, count + 1) for count in words])
 
 
 def logits_of(rows: int, labels: int = 5) -> Tensor:
@@ -41,18 +41,18 @@ class TestLoss:
         ours, theirs = (torch.autograd.grad(value, logits)[0] for value in (loss.total / 5, expected))
         assert torch.allclose(ours, theirs, atol=1e-14)
 
-    @pytest.mark.parametrize("reads", [[2, 1], [0, 0]])
-    def test_of_nothing_is_nothing(self, reads: list[int]) -> None:
-        logits = logits_of(sum(reads)).requires_grad_()
-        (loss,) = TASK.loss(logits, batch_of(reads, [[], []]))
+    @pytest.mark.parametrize("words", [[2, 1], [0, 0]])
+    def test_of_nothing_is_nothing(self, words: list[int]) -> None:
+        logits = logits_of(sum(words)).requires_grad_()
+        (loss,) = TASK.loss(logits, batch_of(words, [[], []]))
         assert (loss.total.item(), loss.count.item()) == (0.0, 0.0)
         loss.total.backward()
         assert logits.grad is not None
         assert not logits.grad.any()
 
 
-def feature_of(row: int, origins: list[int]) -> Feature:
-    return Feature(row=row, input_ids=[], token_type_ids=[], reads=origins, origins=origins)
+def feature_of(row: int, word_ids: list[int]) -> Feature:
+    return Feature(row=row, input_ids=[], token_type_ids=[], gather_positions=word_ids, word_ids=word_ids)
 
 
 class TestDecode:

@@ -31,12 +31,12 @@ class TestFeatures:
         task = TokenClassification(labels=LABELS, max_length=400, labelling=labelling)
         for feature, row in zip(task.features(rows, bpe_tokenizer), rows, strict=True):
             expected = transformers_labels(row, reference, LABELS, labelling)
-            reads, labels, origins = feature["reads"], feature["labels"], feature["origins"]
-            assert reads == [token for token, label in enumerate(expected) if label != -100]
+            positions, labels, words = feature["gather_positions"], feature["labels"], feature["word_ids"]
+            assert positions == [token for token, label in enumerate(expected) if label != -100]
             assert labels == [label for label in expected if label != -100]
             word_ids = reference(row["words"], is_split_into_words=True).word_ids()
-            assert reads is not None
-            assert origins == [word_ids[token] for token in reads]
+            assert positions is not None
+            assert words == [word_ids[token] for token in positions]
             assert feature["input_ids"] == reference(row["words"], is_split_into_words=True)["input_ids"]
             assert feature["token_type_ids"] == [0] * len(feature["input_ids"])
 
@@ -74,7 +74,9 @@ class TestFeatures:
         ]
         features = TASK.features(rows, bpe_tokenizer)
         assert [feature["labels"] for feature in features] == [[1, 2, 0, 3], None, None, None]
-        assert [feature["reads"] is not None and len(feature["reads"]) for feature in features] == [4, 2, 1, 0]
+        assert [
+            feature["gather_positions"] is not None and len(feature["gather_positions"]) for feature in features
+        ] == [4, 2, 1, 0]
 
     def test_unnamed_labels_need_names(self, bpe_tokenizer: PreTrainedTokenizerBase) -> None:
         task = TokenClassification(labels=("LABEL_0", "LABEL_1"))
@@ -92,8 +94,8 @@ class TestFeatures:
             "input_ids": special,
             "token_type_ids": [0, 0],
             "labels": [],
-            "reads": [],
-            "origins": [],
+            "gather_positions": [],
+            "word_ids": [],
             "lost_tokens": 0,
         }
 
@@ -106,15 +108,15 @@ class TestFeatures:
         assert max(len(feature["input_ids"]) for feature in features) <= 24
         of_long = [feature for feature in features if feature["row"] == 1]
         assert len(of_long) > 10
-        for key in ("labels", "origins"):
+        for key in ("labels", "word_ids"):
             assert [value for feature in of_long for value in feature[key]] == whole[key]
-        assert [f["input_ids"][token] for f in of_long for token in f["reads"] or ()] == [
-            whole["input_ids"][token] for token in whole["reads"] or ()
+        assert [f["input_ids"][token] for f in of_long for token in f["gather_positions"] or ()] == [
+            whole["input_ids"][token] for token in whole["gather_positions"] or ()
         ]
         last = [feature for feature in features if feature["row"] == 2]
         assert sum(feature["lost_tokens"] for feature in last) > 200
         assert sum(feature["lost_tokens"] for feature in features if feature["row"] < 2) == 0
-        assert {word for feature in last for word in feature["origins"] or ()} == {0, 1}
+        assert {word for feature in last for word in feature["word_ids"] or ()} == {0, 1}
         rows_cut = {feature["row"] for feature in features if feature["lost_tokens"]}
         (note,) = task.cut_notes(Cuts(rows=len(rows), cut_rows=len(rows_cut)))
         assert note.startswith("1 of 3 (33.3%) rows have a word that alone is longer than max_length = 24 tokens")
@@ -129,7 +131,7 @@ class TestFeatures:
         special = alone[0]["input_ids"][0], alone[0]["input_ids"][-1]
         expected = [inner[0] + inner[1][:5], inner[0][-5:] + inner[1], inner[2], inner[3]]
         assert [feature["input_ids"] for feature in together] == [[special[0], *ids, special[1]] for ids in expected]
-        assert together[1]["reads"] == [token + 5 for token in alone[1]["reads"] or ()]
+        assert together[1]["gather_positions"] == [token + 5 for token in alone[1]["gather_positions"] or ()]
         assert [feature["labels"] for feature in together] == [feature["labels"] for feature in alone]
         without = task.features([{"words": row["words"]} for row in rows], bpe_tokenizer)
         assert [feature["input_ids"] for feature in without] == [feature["input_ids"] for feature in alone]

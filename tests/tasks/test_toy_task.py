@@ -77,22 +77,22 @@ class WordRegression(Task):
         for number, (row, words) in enumerate(zip(rows, split, strict=True)):
             (windows,) = document_windows([words], rules)
             for window in windows:
-                reads, origins = window.reads(first=True)
+                gather_positions, word_ids = window.gather_positions(first=True)
                 tags = row.get("tags")
                 feature = Feature(
                     row=number,
                     input_ids=window.ids,
                     token_type_ids=[0] * len(window.ids),
-                    labels=None if tags is None else [float(tags[word]) / self.scale for word in origins],
-                    reads=reads,
-                    origins=origins,
+                    labels=None if tags is None else [float(tags[word]) / self.scale for word in word_ids],
+                    gather_positions=gather_positions,
+                    word_ids=word_ids,
                     lost_tokens=0,
                 )
                 features.append(feature)
         return features
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
-        parts = torch.split(logits.squeeze(1), list(batch.layout.read_counts))
+        parts = torch.split(logits.squeeze(1), list(batch.layout.gather_counts))
         labelled = [part for part, count in zip(parts, batch.label_counts, strict=True) if count]
         if not labelled:
             return (LossTerm(name="words", total=logits.sum() * 0.0, count=logits.new_zeros(())),)

@@ -245,7 +245,7 @@ class TestContext:
         assert [window.ids for window in found[0]] == [[-1, *range(12), -2]]
         (middle,) = found[1]
         assert middle.ids == [-1, *range(6, 18), -2]
-        assert middle.reads(first=False) == ([5, 6, 7, 8], [0, 1, 2, 3])
+        assert middle.gather_positions(first=False) == ([5, 6, 7, 8], [0, 1, 2, 3])
         assert [window.ids[1] for window in found[2]] == [14, 22]
         assert found[2][-1].ids == [-1, *range(22, 34), -2]
 

@@ -174,7 +174,7 @@ def _no_spans(places: Tensor, max_answer_length: int) -> Tensor:
 
 def merge_windows(
     candidates: Sequence[Tensor],
-    origins: Sequence[Sequence[int]],
+    offsets: Sequence[Sequence[int]],
     windows: Sequence[int],
     contexts: Sequence[str],
     *,
@@ -185,27 +185,27 @@ def merge_windows(
 
     Args:
         candidates: ``[K + 1, 4]`` for each window, as ``window_candidates`` gives them, on the CPU.
-        origins: for each window three numbers per token; the first two are the characters of the context at which it
+        offsets: for each window three numbers per token; the first two are the characters of the context at which it
             begins and ends, -1 for token 0; the third is not read here.
         windows: how many windows each question has, at least 1; those of a question are neighbours.
         contexts: the text of each question.
         with_null: whether "no answer" is an answer (SQuAD 2.0).
     """
-    if len(candidates) != len(origins) or sum(windows) != len(origins) or len(windows) != len(contexts):
-        raise ValueError("candidates and origins: expected one for each window; windows and contexts: one per question")
+    if len(candidates) != len(offsets) or sum(windows) != len(offsets) or len(windows) != len(contexts):
+        raise ValueError("candidates and offsets: expected one for each window; windows and contexts: one per question")
     if not windows:
         return []
-    table, sizes = torch.stack(list(candidates)), torch.tensor([len(numbers) for numbers in origins])
+    table, sizes = torch.stack(list(candidates)), torch.tensor([len(numbers) for numbers in offsets])
     counts = torch.tensor(windows)
     firsts = counts.cumsum(0) - counts
     results: dict[int, RankedSpans] = {}
     for count in set(windows):
         questions = (counts == count).nonzero().squeeze(1)
         own = firsts[questions].unsqueeze(1) + torch.arange(count)  # [Q, M] windows of each question
-        begins = sizes[own].cumsum(1) - sizes[own]  # where the origins of each window start among the question's
+        begins = sizes[own].cumsum(1) - sizes[own]  # where the offsets of each window start among the question's
         ranking = _rank(table[own], begins, n_best=n_best, with_null=with_null)
         for question, first, *ranked in zip(questions.tolist(), own[:, 0].tolist(), *ranking, strict=True):
-            joined = origins[first] if count == 1 else list(chain(*origins[first : first + count]))
+            joined = offsets[first] if count == 1 else list(chain(*offsets[first : first + count]))
             results[question] = _cut(contexts[question], joined, *ranked)
     return [results[question] for question in range(len(windows))]
 
@@ -215,7 +215,7 @@ class _Ranking(NamedTuple):
 
     Attributes:
         counts: how many entries of each list are real.
-        places: of an entry's first and last character among the origins of all windows of the question, ``2 k``.
+        places: of an entry's first and last character among the offsets of all windows of the question, ``2 k``.
         numbers: as in ``SpanList``, ``[Q, k, 3]``.
         nulls: where "no answer" is; None where it is not allowed.
         odds: the null odds for each entry, if that is the best span, ``[Q, k]``; "no answer" has its score there.
@@ -260,7 +260,7 @@ def _rank(table: Tensor, begins: Tensor, *, n_best: int, with_null: bool) -> _Ra
 
 def _cut(
     context: str,
-    origins: Sequence[int],
+    offsets: Sequence[int],
     count: int,
     places: list[int],
     numbers: npt.NDArray[np.float64],
@@ -270,7 +270,7 @@ def _cut(
     """One item of a ranking, with the characters of its spans."""
     if not count:
         return RankedSpans(SpanList("", (0, 0), np.zeros((1, 3))), 0, None, None)
-    characters = itemgetter(*places[: 2 * count])(origins)
+    characters = itemgetter(*places[: 2 * count])(offsets)
     n_best = SpanList(context, characters, numbers)
     best_at = _first_with_text(characters)
     if null_at is None:

@@ -35,10 +35,10 @@ from bert_tasks.tasks.span_extraction.windows import (
     Frame,
     answer_characters,
     answer_tokens,
-    origins,
     richest_windows,
     token_ids,
     tokenized_contexts,
+    window_offsets,
     window_ranges,
 )
 
@@ -246,14 +246,14 @@ class SpanExtraction(Task[SpanPrediction]):
                 input_ids=tokens.ids,
                 token_type_ids=tokens.segments,
                 labels=labels[number],
-                origins=origins(context, window, richest == number, before=place, after=len(frame.after.ids)),
+                offsets=window_offsets(context, window, richest == number, before=place, after=len(frame.after.ids)),
                 lost_tokens=0 if number else question.lost,
                 lost_answers=0 if number else int(lost),
             )
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         """Cross-entropy of the start and of the end over all tokens of each labelled window; see DESIGN 4."""
-        parts = torch.split(logits, list(batch.layout.read_counts))
+        parts = torch.split(logits, list(batch.layout.gather_counts))
         labelled = [part for part, count in zip(parts, batch.label_counts, strict=True) if count]
         if not labelled:
             return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
@@ -268,7 +268,7 @@ class SpanExtraction(Task[SpanPrediction]):
 
     def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[K + 1, 4]`` for each window: "no answer" and the best spans, see ``window_candidates``."""
-        roles = [bytes(_origins(feature)[2::3]) for feature in features]
+        roles = [bytes(_offsets(feature)[2::3]) for feature in features]
         found = window_candidates(logits, roles, n_best=self.n_best_size, max_answer_length=self.max_answer_length)
         # One copy from the device for all windows. As views they would each be sent with the memory of all.
         return [window.clone() for window in found.cpu()]
@@ -279,7 +279,7 @@ class SpanExtraction(Task[SpanPrediction]):
         windows = [len(list(group)) for _, group in groupby(features, key=lambda feature: feature["row"])]
         ranked = merge_windows(
             summaries,
-            [_origins(feature) for feature in features],
+            [_offsets(feature) for feature in features],
             windows,
             [row["context"] for row in rows],
             n_best=self.n_best_size,
@@ -403,10 +403,10 @@ def _labels(question: _Question, window: range, place: int) -> list[float] | Non
     return [0.0, 0.0] if found is None else [float(place + token) for token in found]
 
 
-def _origins(feature: Feature) -> Sequence[int]:
-    found = feature.get("origins")
+def _offsets(feature: Feature) -> Sequence[int]:
+    found = feature.get("offsets")
     if found is None:
-        raise ValueError("a feature of span extraction has no origins: make features with SpanExtraction.features")
+        raise ValueError("a feature of span extraction has no offsets: make features with SpanExtraction.features")
     return found
 
 

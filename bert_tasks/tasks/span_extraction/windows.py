@@ -163,7 +163,7 @@ def richest_windows(windows: Sequence[range]) -> Numbers:
     return owner
 
 
-def origins(
+def window_offsets(
     context: ContextTokens, window: range, richest: npt.NDArray[np.bool_], *, before: int, after: int
 ) -> list[int]:
     """Three numbers per token of a window: first character, last character + 1, and its role in answers.

@@ -194,7 +194,7 @@ class TokenClassification(Task[TokenPrediction]):
         return kind(config, len(self.labels), dropout=config.head.token_dropout)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """See ``Task``; ``origins`` are numbers of words, ``reads`` all their sub-words or (``first``) the first.
+        """See ``Task``; ``gather_positions`` are all sub-words of the words or (``labelling = "first"``) the first.
 
         Rows with a tag that no label can say have no labels: they are not trained, only counted in metrics.
 
@@ -232,23 +232,25 @@ class TokenClassification(Task[TokenPrediction]):
     ) -> list[Feature]:
         features: list[Feature] = []
         for window in windows:
-            reads, origins = window.reads(first=self.labelling == "first")
+            gather_positions, word_ids = window.gather_positions(first=self.labelling == "first")
             features.append(
                 Feature(
                     row=row,
                     input_ids=window.ids,
                     token_type_ids=[0] * len(window.ids),
-                    labels=None if names is None else self._labels([names[word] for word in origins], origins, numbers),
-                    reads=reads,
-                    origins=origins,
+                    labels=None
+                    if names is None
+                    else self._labels([names[word] for word in word_ids], word_ids, numbers),
+                    gather_positions=gather_positions,
+                    word_ids=word_ids,
                     lost_tokens=0 if features else split.lost,
                 )
             )
         return features
 
-    def _labels(self, names: Sequence[str], origins: Sequence[int], numbers: Mapping[str, float]) -> list[float]:
+    def _labels(self, names: Sequence[str], word_ids: Sequence[int], numbers: Mapping[str, float]) -> list[float]:
         """The labels of sub-words. Where no training word goes on an entity, I- may be no label: then B- stays."""
-        firsts = word_starts(origins) if self.labelling == "continuation" else [True] * len(names)
+        firsts = word_starts(word_ids) if self.labelling == "continuation" else [True] * len(names)
         return [
             numbers[name if first else continuation_label(name, numbers)]
             for name, first in zip(names, firsts, strict=True)
@@ -313,7 +315,7 @@ class TokenClassification(Task[TokenPrediction]):
         logits = torch.cat(list(summaries))  # [R, L]
         if self.labelling == "first":
             return logits
-        firsts = [first for feature in features for first in word_starts(feature.get("origins"))]
+        firsts = [first for feature in features for first in word_starts(feature.get("word_ids"))]
         return logits.index_select(0, torch.tensor(firsts, dtype=torch.bool).nonzero().squeeze(1))
 
     def with_logits(
@@ -484,9 +486,9 @@ def entity_spans(
 
 def _labelled(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, list[int]]:
     """The logits of the windows that have labels, and how many each of these has, where it has any."""
-    reads, labels = batch.layout.read_counts, batch.label_counts
-    if sum(labels) < sum(reads):
-        ends = accumulate(reads, initial=0)
+    gathered, labels = batch.layout.gather_counts, batch.label_counts
+    if sum(labels) < sum(gathered):
+        ends = accumulate(gathered, initial=0)
         kept = [row for start, count in zip(ends, labels, strict=False) for row in range(start, start + count)]
         logits = logits.index_select(0, torch.tensor(kept, dtype=torch.long, device=logits.device))
     return logits, [count for count in labels if count]
