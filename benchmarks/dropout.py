@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bert_tasks.encoder.attention import dropped_attention
+from bert_tasks.encoder.attention import attention_with_dropout
 from bert_tasks.encoder.dropout import Dropout
 
 P = 0.1
@@ -57,7 +57,7 @@ def attention_sides(batch: int, length: int) -> dict[str, Callable[[], object]]:
     return {
         "torch": lambda: theirs(P),
         "torch without dropout": lambda: theirs(0.0),
-        "ours": lambda: torch.autograd.grad(dropped_attention(qkv, None, P), qkv, gradient),
+        "ours": lambda: torch.autograd.grad(attention_with_dropout(qkv, None, P), qkv, gradient),
     }
 
 

@@ -22,31 +22,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bert_tasks.encoder.dropout import draws_words, keep_scale, kept, random_words
+from bert_tasks.encoder.dropout import keep_mask, keep_scale, random_bits, uses_random_bits
 from bert_tasks.encoder.packing import Packed, Padded, Regroup
 
 # Weights of one piece: 1 MiB in float32. Larger pieces leave the cache, smaller ones cost more calls.
 _PIECE = 2**18
 
 
-def dropped_attention(qkv: Tensor, mask: Tensor | None, p: float) -> Tensor:
+def attention_with_dropout(qkv: Tensor, mask: Tensor | None, p: float) -> Tensor:
     """Context ``[B, T, A, D]`` of attention whose weights are dropped with probability ``p``.
 
     Args:
         qkv: ``[B, T, 3, A, D]`` queries, keys and values on the CPU, float32 or float64.
         mask: ``[B, 1, 1, T]`` True at keys that may be seen; None: all.
     """
-    context: Tensor = _DroppedAttention.apply(qkv, mask, p)  # type: ignore[no-untyped-call]  # torch
+    context: Tensor = _AttentionWithDropout.apply(qkv, mask, p)  # type: ignore[no-untyped-call]  # torch
     return context
 
 
-class _DroppedAttention(torch.autograd.Function):
+class _AttentionWithDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, mask: Tensor | None, p: float) -> Tensor:
         batch, length, _, heads, size = qkv.shape
         query, key, value = by_head = qkv.permute(2, 0, 3, 1, 4).reshape(3, batch * heads, length, size)
         weights = qkv.new_empty(batch * heads, length, length)
-        words = random_words(weights.shape)
+        words = random_bits(weights.shape)
         context = torch.empty_like(query)  # [M, T, D]
         biases = repeat(None) if mask is None else _in_pieces(_bias(mask, heads, qkv.dtype), length)
         for q, k, v, weight, word, out, bias in zip(
@@ -55,7 +55,7 @@ class _DroppedAttention(torch.autograd.Function):
             strict=False,
         ):
             torch.softmax(_scores(q, k, bias, out=weight), -1, out=weight)
-            factors = kept(word, p, out=torch.empty_like(weight))
+            factors = keep_mask(word, p, out=torch.empty_like(weight))
             torch.bmm(factors.mul_(weight), v, out=out)
         context *= keep_scale(p)
         ctx.save_for_backward(by_head, weights, words)
@@ -72,7 +72,7 @@ class _DroppedAttention(torch.autograd.Function):
         for q, k, v, weight, word, outer, of_q, of_k, of_v in zip(
             *(_in_pieces(tensor, length) for tensor in tensors), strict=True
         ):
-            factors = kept(word, ctx.p, out=torch.empty_like(weight))
+            factors = keep_mask(word, ctx.p, out=torch.empty_like(weight))
             torch.bmm((weight * factors).transpose(1, 2), outer, out=of_v)
             of_weight = torch.bmm(outer, v.transpose(1, 2)).mul_(factors)
             of_score = torch._softmax_backward_data(of_weight, weight, -1, weight.dtype)
@@ -172,8 +172,8 @@ def _attend_groups(qkv: Tensor, layout: Packed, dropout: float) -> Tensor:
 def _attend_rectangle(qkv: Tensor, batch: int, length: int, mask: Tensor | None, dropout: float) -> Tensor:
     _, _, heads, size = qkv.shape
     qkv = qkv.view(batch, length, 3, heads, size)
-    if draws_words(qkv, dropout):
-        return dropped_attention(qkv, mask, dropout).view(batch * length, heads * size)
+    if uses_random_bits(qkv, dropout):
+        return attention_with_dropout(qkv, mask, dropout).view(batch * length, heads * size)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, A, T, D]
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     return context.transpose(1, 2).reshape(batch * length, heads * size)

@@ -14,41 +14,41 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-_WORDS = 2**16
+_RANGE = 2**16
 _LOWEST = -(2**15)  # of an int16
 
 
-def draws_words(hidden: Tensor, p: float) -> bool:
+def uses_random_bits(hidden: Tensor, p: float) -> bool:
     """Whether dropout of this tensor comes from random words."""
-    return hidden.device.type == "cpu" and hidden.dtype in (torch.float32, torch.float64) and 0 < _dropped(p) < _WORDS
+    return hidden.device.type == "cpu" and hidden.dtype in (torch.float32, torch.float64) and 0 < _dropped(p) < _RANGE
 
 
 def _dropped(p: float) -> int:
     """How many of the 65536 words drop an element."""
-    return round(p * _WORDS)
+    return round(p * _RANGE)
 
 
 def keep_scale(p: float) -> float:
     """What kept elements are multiplied by, so that the expected value stays."""
-    return _WORDS / (_WORDS - _dropped(p))
+    return _RANGE / (_RANGE - _dropped(p))
 
 
-def random_words(shape: Sequence[int]) -> Tensor:
+def random_bits(shape: Sequence[int]) -> Tensor:
     """``int16`` words of the given shape from torch's CPU generator, every value equally likely."""
     count = torch.Size(shape).numel()
     draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     return draws.view(torch.int16)[:count].view(shape)
 
 
-def kept(words: Tensor, p: float, *, out: Tensor) -> Tensor:
+def keep_mask(words: Tensor, p: float, *, out: Tensor) -> Tensor:
     """1 where a word keeps its element, else 0, written into ``out`` of any floating type."""
     return torch.ge(words, _dropped(p) + _LOWEST, out=out)
 
 
-class _Dropped(torch.autograd.Function):
+class _DropoutFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, p: float) -> Tensor:
-        factors = kept(random_words(hidden.shape), p, out=torch.empty_like(hidden)).mul_(keep_scale(p))
+        factors = keep_mask(random_bits(hidden.shape), p, out=torch.empty_like(hidden)).mul_(keep_scale(p))
         ctx.save_for_backward(factors)
         return hidden * factors
 
@@ -68,9 +68,9 @@ class Dropout(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
             return hidden
-        if not draws_words(hidden, self.p):
+        if not uses_random_bits(hidden, self.p):
             return F.dropout(hidden, self.p)
-        dropped: Tensor = _Dropped.apply(hidden, self.p)  # type: ignore[no-untyped-call]  # torch
+        dropped: Tensor = _DropoutFunction.apply(hidden, self.p)  # type: ignore[no-untyped-call]  # torch
         return dropped
 
     def extra_repr(self) -> str:

@@ -135,11 +135,11 @@ class CRFHead(PerTokenHead):
         self.transitions = nn.Parameter(torch.zeros(num_labels + 2, num_labels))
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """``[R, H] -> [R, L + 2, L]``, see ``chained``; padded rows give the emissions alone, ``[N, L]``."""
+        """``[R, H] -> [R, L + 2, L]``, see ``with_transitions``; padded rows give the emissions alone, ``[N, L]``."""
         emissions = super().forward(hidden, layout)  # [R, L]
-        return emissions if isinstance(layout, Padded) else self.chained(emissions)
+        return emissions if isinstance(layout, Padded) else self.with_transitions(emissions)
 
-    def chained(self, emissions: Tensor) -> Tensor:
+    def with_transitions(self, emissions: Tensor) -> Tensor:
         """``[R, L] -> [R, L + 2, L]`` emission + transition.
 
         Each row holds what it adds to a path as a start, after each label, and (without emission) as an end.

@@ -54,8 +54,8 @@ class Regroup:
 class Packed:
     """Sequences one after another, longest groups of near-equal length side by side.
 
-    Rows are ordered by sequence length; ``first_rows``, ``gather_positions`` and ``lengths`` by the caller's sequence order, so
-    whatever is read through them comes out in the caller's order.
+    Rows are ordered by sequence length; ``first_rows``, ``gather_positions`` and ``lengths`` by the caller's sequence
+    order, so that whatever is read through them comes out in the caller's order.
 
     Attributes:
         lengths: tokens of each sequence, on the host.

@@ -302,7 +302,7 @@ def _difference(model: TaskModel, graph: GraphModel, batch: list[Feature]) -> tu
         segments = torch.tensor([kind for sequence in batch for kind in sequence["token_type_ids"]])  # [N]
         lengths = torch.tensor([len(sequence["input_ids"]) for sequence in batch])  # [B]
         found = graph.rectangle_logits(ids, segments, lengths).to(model.device)
-        return model.head.chained(found) if isinstance(model.head, CRFHead) else found
+        return model.head.with_transitions(found) if isinstance(model.head, CRFHead) else found
 
     exact, other = batch_logits(model, batch)[1], batch_logits(model, batch, run=run)[1]
     return (exact - other).abs().max().item(), exact.abs().max().item()

@@ -296,7 +296,7 @@ class GraphModel:
             row = rows.stop
         wanted = batch.layout.gather_positions if isinstance(self.head, PerTokenHead) else batch.layout.order
         logits = torch.cat(parts).index_select(0, wanted).to(device)
-        return self.head.chained(logits) if isinstance(self.head, CRFHead) else logits
+        return self.head.with_transitions(logits) if isinstance(self.head, CRFHead) else logits
 
     def rectangle_logits(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> Tensor:
         """Sequences one after another, padded to the longest and run in one call: ``[N] -> [N, L]`` or ``[B, L]``.

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from bert_tasks.encoder import dropout
-from bert_tasks.encoder.dropout import Dropout, draws_words, keep_scale, kept, random_words
+from bert_tasks.encoder.dropout import Dropout, keep_mask, keep_scale, random_bits, uses_random_bits
 
 PROBABILITIES = (0.1, 0.25, 1 / 3, 0.5, 0.9)
 
@@ -16,14 +16,14 @@ def every_word() -> Tensor:
 
 @pytest.mark.parametrize("p", PROBABILITIES)
 def test_the_share_of_words_that_keep_is_the_rounded_probability(p: float) -> None:
-    keeping = int(kept(every_word(), p, out=torch.empty(2**16, dtype=torch.float64)).sum())
+    keeping = int(keep_mask(every_word(), p, out=torch.empty(2**16, dtype=torch.float64)).sum())
     assert abs(keeping / 2**16 - (1 - p)) <= 2**-17
     assert keep_scale(p) == 2**16 / keeping
 
 
 def test_every_bit_of_every_word_is_fair() -> None:
     torch.manual_seed(0)
-    words = random_words((4 * 40_000,)).view(-1, 4).int()  # four words come from one draw
+    words = random_bits((4 * 40_000,)).view(-1, 4).int()  # four words come from one draw
     for lane in range(4):
         for bit in range(16):
             share = ((words[:, lane] >> bit) & 1).float().mean().item()
@@ -32,14 +32,14 @@ def test_every_bit_of_every_word_is_fair() -> None:
 
 def test_neighbouring_words_are_independent() -> None:
     torch.manual_seed(0)
-    drops = 1 - kept(random_words((200_000,)), 0.1, out=torch.empty(200_000))
+    drops = 1 - keep_mask(random_bits((200_000,)), 0.1, out=torch.empty(200_000))
     together = (drops[1:] * drops[:-1]).mean().item()
     assert together == pytest.approx(0.01, abs=0.0015)
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (7, 3), (2, 3, 5)])
 def test_words_have_any_shape(shape: tuple[int, ...]) -> None:
-    assert random_words(shape).shape == shape
+    assert random_bits(shape).shape == shape
 
 
 def test_kept_elements_grow_by_exactly_what_keeps_the_mean() -> None:
@@ -78,7 +78,7 @@ def test_nothing_is_drawn_outside_training_or_for_probability_0() -> None:
 @pytest.mark.parametrize(("dtype", "p"), [(torch.bfloat16, 0.5), (torch.float32, 1e-6), (torch.float32, 1.0)])
 def test_what_words_cannot_do_is_torchs(dtype: torch.dtype, p: float, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.ones(1000, dtype=dtype)
-    assert not draws_words(rows, p)
-    monkeypatch.setattr(dropout, "random_words", lambda shape: pytest.fail("words were drawn"))
+    assert not uses_random_bits(rows, p)
+    monkeypatch.setattr(dropout, "random_bits", lambda shape: pytest.fail("words were drawn"))
     dropped = (Dropout(p).train()(rows) == 0).float().mean().item()
     assert dropped == pytest.approx(p, abs=0.1)

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from bert_tasks.encoder import attention
 from bert_tasks.encoder import attention as module
-from bert_tasks.encoder.attention import attend, dropped_attention
-from bert_tasks.encoder.dropout import keep_scale, kept, random_words
+from bert_tasks.encoder.attention import attend, attention_with_dropout
+from bert_tasks.encoder.dropout import keep_mask, keep_scale, random_bits
 from bert_tasks.encoder.packing import pack
 
 BATCH, HEADS, SIZE = 5, 3, 4
@@ -29,10 +29,10 @@ def both(length: int, *, masked: bool, p: float = 0.3) -> tuple[tuple[Tensor, Te
     mask = (torch.arange(length) < lengths[:, None])[:, None, None] if masked else None
     outer = torch.randn(BATCH, length, HEADS, SIZE, dtype=torch.float64)
     torch.manual_seed(1)
-    ours = dropped_attention(qkv, mask, p)
+    ours = attention_with_dropout(qkv, mask, p)
     torch.manual_seed(1)
-    words = random_words((BATCH * HEADS, length, length))
-    factors = kept(words, p, out=torch.empty(words.shape, dtype=torch.float64)) * keep_scale(p)
+    words = random_bits((BATCH * HEADS, length, length))
+    factors = keep_mask(words, p, out=torch.empty(words.shape, dtype=torch.float64)) * keep_scale(p)
     theirs = plain(qkv, mask, factors.view(BATCH, HEADS, length, length))
     return (ours, *torch.autograd.grad(ours, qkv, outer)), (theirs, *torch.autograd.grad(theirs, qkv, outer))
 
@@ -54,9 +54,9 @@ def test_packed_rows_come_here_and_almost_no_dropout_is_almost_none(monkeypatch:
 
     def counting(qkv: Tensor, mask: Tensor | None, p: float) -> Tensor:
         handled.append(len(qkv))
-        return dropped_attention(qkv, mask, p)
+        return attention_with_dropout(qkv, mask, p)
 
-    monkeypatch.setattr(attention, "dropped_attention", counting)
+    monkeypatch.setattr(attention, "attention_with_dropout", counting)
     ids = [[0] * length for length in (5, 1, 7, 3, 7, 16, 15)]
     layout = pack(ids, ids, position_offset=0).layout
     qkv = torch.randn(sum(map(len, ids)), 3, HEADS, SIZE, dtype=torch.float64)
@@ -75,9 +75,9 @@ def test_the_words_are_drawn_once_and_used_in_both_directions(monkeypatch: pytes
 
     def counting(shape: torch.Size) -> Tensor:
         drawn.append(shape.numel())
-        return random_words(shape)
+        return random_bits(shape)
 
-    monkeypatch.setattr(module, "random_words", counting)
+    monkeypatch.setattr(module, "random_bits", counting)
     qkv = torch.randn(2, 6, 3, HEADS, SIZE, requires_grad=True)
-    dropped_attention(qkv, None, 0.1).sum().backward()
+    attention_with_dropout(qkv, None, 0.1).sum().backward()
     assert drawn == [2 * HEADS * 6 * 6]

@@ -59,7 +59,7 @@ def test_dropout_stands_where_transformers_has_it(family: str, head: Head) -> No
 def test_attention_weights_are_dropped_in_training_only(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ours_from(hf_model(family, "base", config=config(family, "base", attention_dropout=0.25)), "base")
     seen: set[float] = set()
-    plain, dropped = F.scaled_dot_product_attention, attention.dropped_attention
+    plain, dropped = F.scaled_dot_product_attention, attention.attention_with_dropout
 
     def recording(*arguments: Any, dropout_p: float, **options: Any) -> Tensor:
         seen.add(dropout_p)
@@ -70,7 +70,7 @@ def test_attention_weights_are_dropped_in_training_only(family: str, monkeypatch
         return dropped(qkv, mask, p)
 
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", recording)
-    monkeypatch.setattr(attention, "dropped_attention", recording_dropped)
+    monkeypatch.setattr(attention, "attention_with_dropout", recording_dropped)
     batch = random_batch(family)
     ours.train()
     ours(**batch.inputs(family))

@@ -9,10 +9,10 @@ from torch import Tensor
 from transformers import AutoModelForTokenClassification, PreTrainedTokenizerBase
 
 from bert_tasks.data.conll import forbidden_steps, invalid_transitions, label_scheme
+from bert_tasks.encoder.crf import best_labels, log_likelihood, marginals
 from bert_tasks.encoder.packing import pack
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature, collate
-from bert_tasks.tasks.token_classification.crf import best_labels, log_likelihood, marginals
 from bert_tasks.tasks.token_classification.task import TokenClassification
 from support.small_tokenizers import LINES
 from support.taggers import save_tagger

@@ -1,7 +1,7 @@
 """Token classification: one tag for every word, as in named entities, slots, chunks or parts of speech.
 
 Owns which sub-words are trained and read, what the loss is, and how logits become tags and entities. A long row is read
-in windows; every word is read in exactly one. Windows are made in word_windows.py, the CRF's arithmetic in chain.py.
+in windows; every word is read in exactly one. Windows are made in word_windows.py, the CRF is in encoder/crf.py.
 
 Shape legend: B windows, R sub-words read (words, for a CRF), W words, L labels.
 """
@@ -34,6 +34,7 @@ from bert_tasks.data.conll import (
 )
 from bert_tasks.data.labels import known_tags
 from bert_tasks.data.problems import shortened
+from bert_tasks.encoder import crf
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch
@@ -41,7 +42,6 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.metrics.tagging import check_names, tagging_metrics, tagging_table
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, sole_prediction, targets
-from bert_tasks.tasks.token_classification import crf
 from bert_tasks.tasks.word_windows import (
     SubWords,
     WindowRules,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bert_tasks.tasks.token_classification.crf import (
+from bert_tasks.encoder.crf import (
     best_labels,
     compressed,
     log_likelihood,
