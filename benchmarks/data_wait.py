@@ -20,7 +20,7 @@ import torch
 from train_throughput import Options, train_ours
 from train_workloads import WORKLOADS
 
-from bert_tasks.data.batching import Samples
+from bert_tasks.data.features import Samples
 from bert_tasks.training import loop
 from bert_tasks.training import step as steps
 

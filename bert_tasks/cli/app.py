@@ -32,7 +32,7 @@ from bert_tasks.errors import ClosedPipeError, UsageError
 from bert_tasks.terminal import message_stream, printable, printable_json, write_message
 
 if TYPE_CHECKING:
-    from bert_tasks.data.records import PassthroughColumns
+    from bert_tasks.data.columns import PassthroughColumns
     from bert_tasks.tasks.base import Task
 
 

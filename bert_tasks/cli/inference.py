@@ -165,7 +165,7 @@ def predict(
 @contextmanager
 def _interruption(output: str) -> Iterator[None]:
     """Says what Ctrl-C leaves of an output, and ends the command with the signal's exit code."""
-    from bert_tasks.inference.unfinished import parts_folder
+    from bert_tasks.inference.output import parts_folder
     from bert_tasks.paths import is_folder
 
     try:

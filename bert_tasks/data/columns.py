@@ -25,6 +25,10 @@ from typing import Any, Literal, TypedDict
 Row = Mapping[str, Any]
 Kind = Literal["text", "id", "label", "labels", "number", "words", "tags", "answers"]
 
+KEPT, FAULT = "given row", "fault of the row"  # columns of the table; no task can have these names
+
+PassthroughColumns = Literal["all", "none"] | Sequence[str]
+
 TARGET_KINDS: frozenset[Kind] = frozenset({"label", "labels", "number", "tags", "answers"})
 
 

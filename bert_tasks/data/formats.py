@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bert_tasks.data.problems import did_you_mean
-from bert_tasks.data.squad_json import looks_like_squad
+from bert_tasks.data.records import looks_like_squad
 from bert_tasks.errors import DataError
 from bert_tasks.paths import is_file
 

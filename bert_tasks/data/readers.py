@@ -18,22 +18,21 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from bert_tasks.data.columns import LABEL_SEPARATOR, Column, Row
+from bert_tasks.data.columns import FAULT, KEPT, LABEL_SEPARATOR, Column, PassthroughColumns, Row
 from bert_tasks.data.conll import conll_records, conllu_records
-from bert_tasks.data.delimited import plain_records, quoted_records, text_records
 from bert_tasks.data.formats import Format, file_format, named_format
 from bert_tasks.data.problems import missing_path
 from bert_tasks.data.records import (
-    FAULT,
-    KEPT,
-    PassthroughColumns,
     Records,
     dataset_records,
     in_batches,
     json_records,
     parquet_records,
+    plain_records,
+    quoted_records,
+    squad_records,
+    text_records,
 )
-from bert_tasks.data.squad_json import squad_records
 from bert_tasks.data.table import (
     HubSplit,
     RowTable,

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from bert_tasks.data.columns import BadValueError, Column, canonical, with_words
+from bert_tasks.data.columns import FAULT, BadValueError, Column, canonical, with_words
 from bert_tasks.data.problems import Problems, raise_problems
-from bert_tasks.data.records import FAULT, Record, fault_of, rows_of
-from bert_tasks.data.validator import checked_together
+from bert_tasks.data.records import Record, rows_of
+from bert_tasks.data.validator import checked_together, fault_of
 from bert_tasks.errors import DataError
 from bert_tasks.paths import exists
 

@@ -8,16 +8,22 @@ Owns the column mapping, canonical values and labels of every row, and the repor
 files are parsed or stored.
 """
 
+import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from bert_tasks.data.checks import LABEL_KINDS, LabelCensus
 from bert_tasks.data.columns import (
+    FAULT,
+    KEPT,
     LABEL_SEPARATOR,
     UNKNOWN_START,
     Answers,
     BadValueError,
     Column,
+    PassthroughColumns,
     canonical,
     column_of,
     text_of_words,
@@ -25,9 +31,8 @@ from bert_tasks.data.columns import (
 )
 from bert_tasks.data.conll import label_scheme
 from bert_tasks.data.formats import Format
-from bert_tasks.data.labels import LABEL_KINDS, LabelCensus
 from bert_tasks.data.problems import Problems, did_you_mean, raise_problems, shortened
-from bert_tasks.data.records import FAULT, KEPT, PassthroughColumns, Record, fault_of, kept_cells
+from bert_tasks.data.records import Record
 from bert_tasks.errors import DataError
 
 CONTEXT = "context"
@@ -334,3 +339,39 @@ def check_columns(present: tuple[str, ...], plan: ColumnMapping) -> None:
             ]
         )
     )
+
+
+def is_kept(column: str, keep: PassthroughColumns) -> bool:
+    return keep == "all" or (keep != "none" and column in keep)
+
+
+def kept_cells(cells: Mapping[str, Any], keep: PassthroughColumns) -> str:
+    """The cells to keep, as a JSON object."""
+    chosen = {name: value for name, value in cells.items() if is_kept(name, keep)}
+    try:
+        text = json.dumps(chosen, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (ValueError, TypeError):  # UnicodeError is a ValueError
+        text = json.dumps(plain(chosen), ensure_ascii=False)
+    return text
+
+
+def fault_of(record: Record, reasons: Sequence[str]) -> str:
+    """A line of a reject file, in ASCII: the record's place, what is wrong with it, and all of it as it stands."""
+    raw = record.raw if record.raw is not None else dict(record.cells)
+    name = {} if record.name is None else {"id": record.name}
+    return json.dumps({"line": record.line, **name, "reason": "; ".join(reasons), "raw": raw}, default=str)
+
+
+def plain(value: Any) -> Any:
+    """The value in types that JSON has: a number that is none becomes None, half a character U+FFFD."""
+    if isinstance(value, Mapping):
+        return {str(plain(name)): plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int):
+        return value
+    text = value if isinstance(value, str) else str(value)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -24,8 +24,8 @@ from typing import Any, Literal, get_args
 import torch
 
 from bert_tasks.checkpoints.save import save_folder
-from bert_tasks.data.batching import token_batches
 from bert_tasks.data.columns import Row
+from bert_tasks.data.features import token_batches
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.environment import disable_telemetry

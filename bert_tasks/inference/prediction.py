@@ -19,28 +19,44 @@ from typing import IO, Any, Literal, cast, overload
 import torch
 from accelerate import Accelerator
 
-from bert_tasks.data.batching import Cuts
+from bert_tasks.data.columns import FAULT, PassthroughColumns
+from bert_tasks.data.features import Cuts
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.records import FAULT, PassthroughColumns
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.writers import whole_file
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import UsageError
-from bert_tasks.inference import streams
 from bert_tasks.inference.output import (
     STANDARD,
     OutputDestination,
+    Part,
+    Parts,
     Predicted,
     Progress,
     StreamWriter,
     WriteOptions,
     beside_output,
     finish,
+    prediction_facts,
     target_of,
+    unfinished,
     write_rejects,
 )
-from bert_tasks.inference.predictor import ChunkResult, Predictor, check_same_rows, map_chunks_distributed, part_rows
-from bert_tasks.inference.unfinished import Part, Parts, prediction_facts, unfinished
+from bert_tasks.inference.predictor import (
+    STDIN,
+    STDIN_NAME,
+    ChunkResult,
+    Predictor,
+    can_open,
+    can_stream,
+    check_same_rows,
+    checked_format,
+    detected,
+    map_chunks_distributed,
+    part_rows,
+    predict_stream,
+    stored_input,
+)
 from bert_tasks.model.inputs import Data, as_trained, in_memory, load_table
 from bert_tasks.model.onnx import DType, logits_of
 from bert_tasks.model.predicting import predict_rows
@@ -236,7 +252,7 @@ def predict_file(
     how, writing = ReadOptions() if reading is None else reading, WriteOptions() if writing is None else writing
     own = type(model.task) if isinstance(model, TaskModel) else task
     target = target_of(output, data, writing, own if isinstance(own, type) else None)
-    form = streams.checked_format(how) if isinstance(data, str) and data == STANDARD else None
+    form = checked_format(how) if isinstance(data, str) and data == STANDARD else None
     accelerator = make_accelerator()
     broadcast_from_main(accelerator, partial(target.check_places, data))
     if data == STANDARD and sys.stdin is None:
@@ -250,10 +266,10 @@ def predict_file(
     job = _Job(accelerator=accelerator, work=work, target=target, dtype=dtype, progress=progress)
     if not isinstance(data, str) or data != STANDARD:
         return _predict_table(job, data, how, "rows")
-    if target.stream is not None and streams.can_stream(form) and streams.can_open(streams.INPUT):
+    if target.stream is not None and can_stream(form) and can_open(STDIN):
         return _predict_stream(job, how, target.stream)
-    with streams.stored_input(sys.stdin.buffer, form) as path:
-        return _predict_table(job, path, streams.detected(how, path, loaded), streams.CALLED)
+    with stored_input(sys.stdin.buffer, form) as path:
+        return _predict_table(job, path, detected(how, path, loaded), STDIN_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +287,7 @@ class _Job:
 
 def _predict_stream(job: _Job, reading: ReadOptions, stream: IO[bytes]) -> Predicted:
     out = StreamWriter(stream, form=job.target.form, raw=job.work.writing.csv_raw)
-    done = streams.predict_stream(job.work, reading, out, job.target.rejects, streams.INPUT, job.progress)
+    done = predict_stream(job.work, reading, out, job.target.rejects, STDIN, job.progress)
     return job.told(Predicted(rows=done.rows, truncated=done.truncated, rejected=done.rejected))
 
 

@@ -9,13 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from bert_tasks.data.batching import Samples
 from bert_tasks.data.checks import check_labels
-from bert_tasks.data.columns import LABEL_SEPARATOR, Row
-from bert_tasks.data.features_cache import cached_features
+from bert_tasks.data.columns import LABEL_SEPARATOR, PassthroughColumns, Row
+from bert_tasks.data.features import Samples, cached_features
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.readers import Frame, ReadOptions, read_table, rows_in_memory
-from bert_tasks.data.records import PassthroughColumns
 from bert_tasks.data.stored_reading import known_names, reading_of_file, renamed_row
 from bert_tasks.data.table import RowTable, file_digest
 from bert_tasks.errors import DataError

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.batching import longest_first
 from bert_tasks.data.columns import BadValueError, Column, Row, canonical, text_of_words, with_words
+from bert_tasks.data.features import longest_first
 from bert_tasks.data.stored_reading import known_names, renamed_row
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, PerTokenHead

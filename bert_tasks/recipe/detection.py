@@ -10,9 +10,9 @@ from itertools import permutations
 from types import MappingProxyType
 from typing import Any
 
+from bert_tasks.data.checks import imbalance_hint
 from bert_tasks.data.columns import LABEL_SEPARATOR, BadValueError, Kind, canonical
 from bert_tasks.data.conll import detect_scheme, entities, to_iob2
-from bert_tasks.data.labels import imbalance_hint
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.errors import DataError
 from bert_tasks.recipe.profile import Profile, listed, percentile, pieces, profile

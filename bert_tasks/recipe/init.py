@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from bert_tasks.data.checks import check_splits, named_splits
-from bert_tasks.data.columns import LABEL_SEPARATOR, Column
+from bert_tasks.data.columns import FAULT, LABEL_SEPARATOR, Column
 from bert_tasks.data.formats import GZIP_EXTENSION, uncompressed
 from bert_tasks.data.problems import BadRowsError, did_you_mean
 from bert_tasks.data.readers import ReadOptions, column_names
-from bert_tasks.data.records import FAULT
 from bert_tasks.data.splits import DataSpec, Splits, load_splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError

@@ -21,10 +21,9 @@ from typing import Any
 
 import torch
 
-from bert_tasks.data.columns import Row
+from bert_tasks.data.columns import KEPT, Row
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.records import KEPT
 from bert_tasks.data.writers import (
     DELIMITERS,
     TableWriter,

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import TypeVar
 
-from bert_tasks.data.batching import Cuts
 from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.features import Cuts
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import PackedBatch, pack

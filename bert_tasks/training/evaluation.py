@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from accelerate import Accelerator
 
-from bert_tasks.data.batching import Samples
+from bert_tasks.data.features import Samples
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate_samples

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, Self
 from accelerate import Accelerator
 from accelerate.utils import broadcast
 
-from bert_tasks.data.batching import Samples
+from bert_tasks.data.features import Samples
 from bert_tasks.data.splits import Splits
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.inference import broadcast_from_main, main_process_first, make_accelerator

@@ -24,8 +24,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from bert_tasks.data.batching import Cuts
-from bert_tasks.data.features_cache import tokenizer_content
+from bert_tasks.data.features import Cuts, tokenizer_content
 from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.model.predicting import tokenizer_of

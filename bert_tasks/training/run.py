@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.data.batching import Cuts, token_lengths
 from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, named_splits
+from bert_tasks.data.features import Cuts, token_lengths
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.splits import Splits, load_splits, stored_reading
 from bert_tasks.data.table import RowTable

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.data.batching import Cuts
-from bert_tasks.data.checks import TokenCounts, check_labels, check_splits, data_report, infer_labels
+from bert_tasks.data.checks import LabelCensus, TokenCounts, check_labels, check_splits, data_report, infer_labels
 from bert_tasks.data.columns import Column
-from bert_tasks.data.labels import LabelCensus
+from bert_tasks.data.features import Cuts
 from bert_tasks.data.problems import BadRowsError, Problems, raise_problems
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import RowTable

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from bert_tasks.data.batching import Cuts, token_lengths
-from bert_tasks.data.features_cache import cached_features
+from bert_tasks.data.features import Cuts, cached_features, token_lengths
 from bert_tasks.data.table import RowTable
 
 ROWS = [{"text": "a fine film"}, {"text": "dull"}, {"text": "so so, but long enough for a second window"}]

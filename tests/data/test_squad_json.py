@@ -9,7 +9,7 @@ import pytest
 
 from bert_tasks.data.columns import Column
 from bert_tasks.data.problems import BadRowsError
-from bert_tasks.data.squad_json import looks_like_squad
+from bert_tasks.data.records import looks_like_squad
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 

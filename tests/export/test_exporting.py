@@ -24,7 +24,7 @@ from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.export import exporting
 from bert_tasks.export.exporting import Export, export, kept_answers
 from bert_tasks.inference import evaluate, predict
-from bert_tasks.inference.unfinished import model_fingerprint
+from bert_tasks.inference.output import model_fingerprint
 from bert_tasks.model import onnx
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel

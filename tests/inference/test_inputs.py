@@ -18,8 +18,7 @@ from bert_tasks import predict
 from bert_tasks.cli import inference as progress
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.inference import predict_file
-from bert_tasks.inference import streams as streams_module
+from bert_tasks.inference import predict_file, predictor
 from bert_tasks.model import predicting
 from bert_tasks.model.task_model import TaskModel
 from support.task_contract import unlabelled
@@ -139,9 +138,7 @@ def piped(model: TaskModel, content: str, tmp_path: Path, **options: Any) -> lis
     from bert_tasks.inference.predictor import Predictor
 
     work = Predictor(model=model, run=None, writing=WriteOptions())
-    streams_module.predict_stream(
-        work, ReadOptions(**options), StreamWriter(out, form="jsonl", raw=False), None, source
-    )
+    predictor.predict_stream(work, ReadOptions(**options), StreamWriter(out, form="jsonl", raw=False), None, source)
     return [json.loads(line) for line in out.getvalue().decode().splitlines()]
 
 
@@ -161,7 +158,7 @@ def test_lines_of_a_pipe_are_texts_unless_they_are_json(
 ) -> None:
     model = model_of("single")
     assert [row["text"] for row in piped(model, content, tmp_path)] == texts
-    stored = streams_module.detected(ReadOptions(), tmp_path / "pipe", model)
+    stored = predictor.detected(ReadOptions(), tmp_path / "pipe", model)
     assert predict_file(model, tmp_path / "pipe", tmp_path / "out.jsonl", reading=stored).rows == len(texts)
 
 

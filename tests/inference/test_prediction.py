@@ -13,10 +13,9 @@ import pytest
 from pyarrow import parquet
 
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError
+from bert_tasks.inference import output as output_module
 from bert_tasks.inference import predict, predict_file, prediction
-from bert_tasks.inference import unfinished as parts_module
-from bert_tasks.inference.output import WriteOptions
-from bert_tasks.inference.unfinished import model_fingerprint, parts_folder
+from bert_tasks.inference.output import WriteOptions, model_fingerprint, parts_folder
 from bert_tasks.model import predicting
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel
@@ -297,7 +296,7 @@ class TestGoingOn:
         assert (tmp_path / "a.jsonl").read_bytes() == expected
         assert names(tmp_path) == ["a.jsonl", "new.csv"]
 
-    @pytest.mark.parametrize("name", [parts_module.ROWS, parts_module.LOG])
+    @pytest.mark.parametrize("name", [output_module.ROWS, output_module.LOG])
     @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
     def test_damaged_parts_are_made_again(
         self, name: str, damage: str, broken: Path, expected: bytes, model: TaskModel, data: Path, tmp_path: Path

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from bert_tasks.inference.unfinished import LOG, ROWS, Part, parts_folder, unfinished
+from bert_tasks.inference.output import LOG, ROWS, Part, parts_folder, unfinished
 
 FACTS = {"input": "x"}
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from bert_tasks import TaskModel, evaluate
 from bert_tasks.cli.app import app
+from bert_tasks.data.columns import KEPT
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.records import KEPT
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.report import make_report
 from bert_tasks.report.files import NOTHING, SHOWN, slices_by

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel
-from bert_tasks.data.batching import Samples
+from bert_tasks.data.features import Samples
 from bert_tasks.data.table import RowTable
 from bert_tasks.inference import make_accelerator
 from bert_tasks.model.inputs import tokenized

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.batching import Cuts
 from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.features import Cuts
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.batching import Cuts, token_batches
+from bert_tasks.data.checks import known_tags
 from bert_tasks.data.columns import Column, Row, place_words
 from bert_tasks.data.conll import (
     Scheme,
@@ -32,7 +32,7 @@ from bert_tasks.data.conll import (
     to_iob2,
     to_labels,
 )
-from bert_tasks.data.labels import known_tags
+from bert_tasks.data.features import Cuts, token_batches
 from bert_tasks.data.problems import shortened
 from bert_tasks.encoder import crf
 from bert_tasks.encoder.config import EncoderConfig
