@@ -26,7 +26,7 @@ CAMPAIGN := env PYTHONPATH=tests PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 HF_HUB_OFFLI
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-slow faults fuzz soak docs lint clean
+.PHONY: help quickstart test test-slow faults fuzz mutants soak docs lint clean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -46,6 +46,9 @@ faults: $(DEPENDENCIES)dev $(PACKAGE)  ## the fault suite at full length; its fi
 fuzz: $(DEPENDENCIES)dev $(DEPENDENCIES)fuzz $(PACKAGE)  ## edited files and requests, 9 groups of 7 minutes; figures as above
 	$(CAMPAIGN).fuzzing
 	$(CAMPAIGN).guided_fuzzing
+
+mutants: $(DEPENDENCIES)dev $(PACKAGE)  ## 200 random faults in the package, against its tests; figures as above
+	$(CAMPAIGN).mutants --workers $(PYTEST_WORKERS)
 
 soak: $(DEPENDENCIES)dev $(PACKAGE)  ## ten minutes of good and bad clients at once on a server: make soak MODEL=folder
 	$(CAMPAIGN).serve_soak "$(MODEL)"

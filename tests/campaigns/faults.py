@@ -124,9 +124,15 @@ CLASSES = {
         "they reach (atheris).",
         tests=("tests/campaigns/guided_fuzzing.py",),
     ),
+    "mutants": FaultClass(
+        promise="A random fault in the code of the package (another comparison, operator, constant, default or return "
+        "value, a negated condition, a dropped statement) makes a test of that part of the package fail. A failure is "
+        "a fault that no test noticed; skipped are faults that change nothing anybody can see.",
+        tests=("tests/campaigns/mutants.py",),
+    ),
 }
 
-OWN_CAMPAIGN = ("fuzz", "guided")
+OWN_CAMPAIGN = ("fuzz", "guided", "mutants")
 
 
 def run_class(name: str) -> dict[str, object]:
@@ -201,7 +207,8 @@ def document() -> str:
         "# Reliability",
         "",
         "What holds under faults, the tests that prove it, and what they found at full length. Written by `make",
-        "faults` and `make fuzz` from `docs/reliability/*.json`, which hold command, commit and versions.",
+        "faults`, `make fuzz` and `make mutants` from `docs/reliability/*.json`, which hold command, commit and",
+        "versions.",
         "",
     ]
     for name, chosen in CLASSES.items():
@@ -219,8 +226,15 @@ def _figures(name: str) -> list[str]:
     skipped = f", {found['skipped']} skipped" if found["skipped"] else ""
     return [
         f"**{found['cases']} cases, {found['failures']} failures**{skipped}{f' ({details})' if details else ''}, "
-        f"{found['seconds']} s, commit {found['commit']}."
+        f"{found['seconds']} s, commit {found['commit']}.",
+        *_not_killed(found.get("not_killed", [])),
     ]
+
+
+def _not_killed(mutants: list[dict[str, str]]) -> list[str]:
+    """Faults in the package that no test noticed, and why nothing can."""
+    listed = [f"- `{each['mutant']}`: {each['reason'] or each['verdict']}" for each in mutants]
+    return ["", "Not killed:", "", *listed] if listed else []
 
 
 def main() -> None:
