@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.problems import missing_path
@@ -19,7 +20,6 @@ from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import beside, exists, is_file, is_folder
 from bert_tasks.recipe.schema import load_recipe
-from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 
 # The date in the archive, so that the same predictions give the same bytes.
 _DATE = (1980, 1, 1, 0, 0, 0)
@@ -149,7 +149,7 @@ def _predicted(run: Path, test_set: TestSet, spec: DataSpec) -> str | None:
     table = _test_rows(spec, test_set, model)
     if table is None:
         return None
-    return _text([answer for answer in predict(model, table) if isinstance(answer, SequencePrediction)], test_set)
+    return _text([prediction.to_json() for prediction in predict(model, table)], test_set)
 
 
 def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable | None:
@@ -177,14 +177,16 @@ def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable 
     return table
 
 
-def _text(answers: Sequence[SequencePrediction], test_set: TestSet) -> str:
+def _text(predictions: Sequence[Mapping[str, Any]], test_set: TestSet) -> str:
+    """The file for predictions as ``to_json`` gives them: with a label, or with a number only."""
     numbers = {label: number for number, label in named_format(test_set.format).label_names.items()}
     lines = ["index\tprediction"]
-    for index, answer in enumerate(answers):
-        if answer.label is None:
-            value = f"{min(max(answer.score, _LOWEST), _HIGHEST):.3f}"
+    for index, prediction in enumerate(predictions):
+        label = prediction.get("label")
+        if label is None:
+            value = f"{min(max(prediction['score'], _LOWEST), _HIGHEST):.3f}"
         else:
-            value = answer.label if test_set.words else numbers[answer.label]
+            value = label if test_set.words else numbers[label]
         lines.append(f"{index}\t{value}")
     return "\n".join(lines) + "\n"
 

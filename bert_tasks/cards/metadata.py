@@ -47,7 +47,7 @@ class Facts:
         head: sequence, token or span where transformers has this head; None where it has not.
         metrics: of the best model on the validation rows.
         recipe: the resolved recipe without paths; None for a run that ``fit`` made.
-        stated_task: what tells metrics of single classes from those over all; None where it is not built in.
+        stated_task: the task with its settings; None where it is not built in.
     """
 
     task: str
@@ -74,6 +74,11 @@ class Facts:
     def is_stock_head(self) -> bool:
         """Whether transformers gives the same answers from the model's folder."""
         return self.head is not None and "labels" not in self.entry
+
+    @property
+    def pipeline_tag(self) -> str | None:
+        """What the hub calls the task."""
+        return None if self.stated_task is None else self.stated_task.pipeline_tag
 
     @property
     def is_hub_base(self) -> bool:

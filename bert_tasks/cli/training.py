@@ -145,7 +145,7 @@ def init(
     validation: Annotated[Path | None, typer.Option(help="A second file; default: set rows aside.")] = None,
     model: Annotated[str | None, typer.Option(help="A folder, a hub id, or package:NAME/PATH.")] = None,
     output: Annotated[Path, typer.Option(help="The recipe to write; it must not exist.")] = Path("recipe.toml"),
-    task: Annotated[str | None, typer.Option(metavar="NAME", help="E.g. sequence-classification.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="NAME", help="Its name; default: found out.")] = None,
     text: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Of the texts or words; twice for two texts.")
     ] = None,

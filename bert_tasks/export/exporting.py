@@ -18,7 +18,7 @@ from importlib.metadata import version
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any, Literal, get_args
 
 import torch
@@ -49,16 +49,11 @@ from bert_tasks.paths import beside, exists, is_folder, resolved
 from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.storage import locked, reason, sync
 from bert_tasks.tasks.base import Feature, Prediction, Task
-from bert_tasks.tasks.sequence_classification.task import SequencePrediction
-from bert_tasks.tasks.span_extraction.task import SpanPrediction
-from bert_tasks.tasks.token_classification.task import TokenPrediction
 
 To = Literal["onnx", "int8"]
 
 TOLERANCE = 1e-5  # of a float32 graph's logits, times the largest logit where that is above 1
 KEPT_ANSWERS = 0.95  # share of answers that an int8 graph must leave as they are
-NEAR = 0.1  # a number is kept if it moves by less than this share of the numbers' standard deviation
-_ALIKE = 1e-6  # numbers that are nearer than this share of their mean: the last digits depend on the batch
 VERIFIED_ROWS = 200
 LENGTHS = (1, 2, 3, 127, 128)  # and the longest and one less
 BATCHES = (1, 7)
@@ -226,7 +221,7 @@ def _verified_graph(model: TaskModel, rows: Sequence[Row], to: To) -> tuple[byte
     Raises:
         DataError, CheckpointError: see ``export``.
     """
-    exact = _judging_answers(model, rows) if to == "int8" else []
+    exact = _int8_baseline(model, rows) if to == "int8" else []
     graph = exported_graph(model)
     if graph.ByteSize() > _LARGEST_GRAPH:
         raise CheckpointError(f"the graph has {graph.ByteSize()} bytes, more than the 2 GiB that an ONNX file may have")
@@ -308,24 +303,18 @@ def _difference(model: TaskModel, graph: GraphModel, batch: list[Feature]) -> tu
     return (exact - other).abs().max().item(), exact.abs().max().item()
 
 
-def _judging_answers(model: TaskModel, rows: Sequence[Row]) -> list[Prediction]:
-    """The model's answers, which an int8 graph must keep.
+def _int8_baseline(model: TaskModel, rows: Sequence[Row]) -> list[Prediction]:
+    """The model's predictions, which an int8 graph must keep.
 
     Raises:
-        DataError: they cannot tell a good graph from a bad one: there is none, or all numbers are alike.
+        DataError: they cannot tell a good graph from a bad one: there are none, or the task says so.
     """
     exact = list(predict_rows(model, rows))
-    if not kept_answers(exact, exact):
-        raise DataError(
-            f"int8 is judged by its answers, and the first {len(rows)} rows have none: their sentences have no words; "
-            "name a file of sentences with words (--data)"
-        )
-    numbers = _numbers(exact)
-    if numbers and pstdev(numbers) <= _ALIKE * max(1.0, abs(fmean(numbers))):
-        raise DataError(
-            f"int8 is judged by how far it moves numbers, compared with how far these are apart: the model gives the "
-            f"first {len(rows)} rows one number, {numbers[0]:.6g}; name a file with several, different rows (--data)"
-        )
+    try:
+        if not model.task.same_predictions(exact, exact):
+            raise DataError(f"the first {len(rows)} rows have nothing to predict: their sentences have no words")
+    except DataError as error:
+        raise DataError(f"int8 export compares predictions, but {error}; pass a file of other rows (--data)") from None
     return exact
 
 
@@ -338,7 +327,7 @@ def _agreement(
 ) -> dict[str, Any]:
     """How many of the model's answers, ``exact``, the int8 graph keeps. Raises CheckpointError if these are too few."""
     rough = list(predict_rows(model, rows, run=graph.packed_logits))
-    kept = kept_answers(exact, rough)
+    kept = model.task.same_predictions(exact, rough)
     share = fmean(kept)
     if share < KEPT_ANSWERS:
         raise CheckpointError(
@@ -349,41 +338,6 @@ def _agreement(
     if not isfinite(worst):
         raise CheckpointError("the int8 graph gives logits that are not finite; nothing was written. Export to onnx")
     return {"kept": share, "answers": len(kept), "required": KEPT_ANSWERS, "max_difference": worst, "rows": len(rows)}
-
-
-def kept_answers(exact: Sequence[Prediction], rough: Sequence[Prediction]) -> list[bool]:
-    """For each answer whether it stays the same: a row's label, labels, number or span, or each word's tag."""
-    pairs = list(zip(exact, rough, strict=True))
-    numbers = _numbers(exact)
-    near = NEAR * pstdev(numbers) if numbers else 0.0
-    return [same for one, other in pairs for same in _same(one, other, near)]
-
-
-def _numbers(predictions: Sequence[Prediction]) -> list[float]:
-    """What a regression predicts; empty for classes."""
-    return [one.score for one in predictions if isinstance(one, SequencePrediction) and one.label is None]
-
-
-def _same(one: Prediction, other: Prediction, near: float) -> list[bool]:
-    match one, other:
-        case SequencePrediction(), SequencePrediction() if one.label is None:
-            return [abs(one.score - other.score) <= near]
-        case SequencePrediction(), SequencePrediction():
-            return [one.label == other.label if one.labels is None else one.labels == other.labels]
-        case TokenPrediction(), TokenPrediction():
-            return [left == right for left, right in zip(one.tags, other.tags, strict=True)]
-        case SpanPrediction(), SpanPrediction():
-            return [(one.start, one.answer) == (other.start, other.answer)]
-    return [_without_fractions(one.to_json()) == _without_fractions(other.to_json())]
-
-
-def _without_fractions(value: Any) -> Any:
-    """What a task of the user's own answers, without scores."""
-    if isinstance(value, Mapping):
-        return {key: _without_fractions(item) for key, item in value.items() if not isinstance(item, float)}
-    if isinstance(value, list | tuple):
-        return [_without_fractions(item) for item in value if not isinstance(item, float)]
-    return value
 
 
 def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], target: Path, place: Path) -> None:

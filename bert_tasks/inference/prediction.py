@@ -293,7 +293,7 @@ def _predict_stream(job: _Job, reading: ReadOptions, stream: IO[bytes]) -> Predi
 
 def _predict_table(job: _Job, data: Data, reading: ReadOptions, name: str) -> Predicted:
     target, task, skips = job.target, job.work.model.task, job.work.writing.skips
-    shows_targets = target.rendered and task.renders_targets
+    shows_targets = target.rendered and task.renders_labels
     if not isinstance(data, str | Path | RowTable):
         data = in_memory(data, task)
         job = replace(job, work=replace(job.work, given=data))

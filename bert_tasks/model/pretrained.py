@@ -40,7 +40,7 @@ from bert_tasks.families.registry import (
     head_kind,
     parameter_map,
 )
-from bert_tasks.tasks import TASK_NAMES, TASKS, Task, named_task
+from bert_tasks.tasks import TASK_NAMES, TASKS, Task, named_task, tasks_with_head
 from bert_tasks.tasks.base import label_places, typed_setting
 
 if TYPE_CHECKING:
@@ -50,12 +50,6 @@ READING_KEY = "reading"  # below our key of config.json
 
 ModelT = TypeVar("ModelT", bound="TaskModel")
 
-# The tasks that a head of transformers serves; the first is what a folder without our key is taken for.
-HEADS: Mapping[HeadKind | None, tuple[str, ...]] = {
-    "sequence": ("sequence-classification", "pair-classification"),
-    "token": ("token-classification",),
-    "span": ("span-extraction",),
-}
 _UNNAMED = re.compile(r"LABEL_\d+")  # transformers' name of a class that nobody has named
 
 
@@ -211,9 +205,16 @@ def _task_class(
         return _stored_class(folder, stored) if is_own and stored is not None else named_task(task)
     if stored is not None:
         return _stored_class(folder, stored)
-    if is_new and folder.head not in HEADS:
-        raise UsageError("labels and settings need a task: pass task='sequence-classification' (or another) too")
-    return _served(folder) if served_as is None else served_as(_served(folder))
+    served = tasks_with_head(folder.head)
+    if served:
+        return served[0] if served_as is None else served_as(served[0])
+    example = f"pass task={next(iter(TASKS))!r} (or another)"
+    if is_new:
+        raise UsageError(f"labels and settings need a task: {example} too")
+    raise CheckpointError(
+        f"{folder.path} has no task head this package knows (architectures: "
+        f"{folder.hf_config.get('architectures')}); {example} for a new one"
+    )
 
 
 def _given_task(task: str | Task | type[Task] | None, given: Mapping[str, Any]) -> Task:
@@ -281,19 +282,10 @@ def _stored_class(folder: _Folder, stored: Mapping[str, Any]) -> type[Task]:
     return TASKS[name]
 
 
-def _served(folder: _Folder) -> type[Task]:
-    if folder.head not in HEADS:
-        raise CheckpointError(
-            f"{folder.path} has no task head this package knows (architectures: "
-            f"{folder.hf_config.get('architectures')}); pass task='sequence-classification' (or another) for a new one"
-        )
-    return TASKS[HEADS[folder.head][0]]
-
-
 def _implied(folder: _Folder, kind: type[Task]) -> dict[str, Any]:
     """What transformers' part of the configuration says about the task; of a new head only the lengths."""
     implied = kind.from_hf(folder.hf_config, folder.labels, encoder_config(folder.hf_config).usable_length)
-    if folder.states(kind) or kind.name in HEADS.get(folder.head, ()):
+    if folder.states(kind) or kind in tasks_with_head(folder.head):
         return implied
     return {key: value for key, value in implied.items() if isinstance(value, int)}
 

@@ -220,7 +220,7 @@ def init_recipe(
             installed, else bert-base-uncased.
         output: the recipe, which must not exist yet.
         format, encoding, delimiter, header: see `ReadOptions`.
-        task: sequence-classification, pair-classification, token-classification or span-extraction.
+        task: the name of a built-in task; default: the one that fits the columns best.
         text: the column of the texts or words; two for a pair, and the question and the context of a span.
         label: the column of the labels, numbers, tags or answers.
         label_separator: what stands between several labels in a cell.

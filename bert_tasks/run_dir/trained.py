@@ -14,8 +14,7 @@ from bert_tasks.model.exported import ExportedModel, is_exported
 from bert_tasks.model.inputs import Data
 from bert_tasks.model.pretrained import load_task_model
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import PairClassification, SequenceClassification
-from bert_tasks.tasks.base import Task
+from bert_tasks.tasks import Task, tasks_with_head
 
 
 def load_trained(
@@ -50,7 +49,7 @@ def load_trained(
         task=task,
         revision=revision,
         given={} if settings is None else settings,
-        served_as=lambda kind: PairClassification if _has_pairs(kind, data, reading) else kind,
+        served_as=lambda kind: _task_of_columns(kind, data, reading),
     )
     if loaded.load_report is not None and loaded.load_report.new:
         raise CheckpointError(
@@ -60,14 +59,26 @@ def load_trained(
     return loaded
 
 
-def _has_pairs(kind: type[Task], data: Data | None, reading: ReadOptions) -> bool:
-    if kind is not SequenceClassification:
-        return False
-    if reading.has("text_pair"):
-        return True
+def _task_of_columns(kind: type[Task], data: Data | None, reading: ReadOptions) -> type[Task]:
+    """The task with the same head as ``kind`` that reads all required columns which are named, or are in the data."""
+    needed = {
+        task: {column.name for column in task().columns if column.required}
+        for task in tasks_with_head(kind.default_head)
+    }
+    for task, columns in needed.items():
+        more = columns - needed[kind]
+        if more and (all(map(reading.has, more)) or _has_columns(data, more, len(columns), reading)):
+            return task
+    return kind
+
+
+def _has_columns(data: Data | None, names: set[str], texts: int, reading: ReadOptions) -> bool:
+    """Whether the data have these columns; rows in memory may also be tuples of the task's texts."""
     if data is None or data == "-":
         return False
     if isinstance(data, str | Path):
-        return "text_pair" in column_names(Path(data), reading)
+        return names <= set(column_names(Path(data), reading))
     first = next(iter(data if isinstance(data, RowTable) else rows_in_memory(data)), {})
-    return (isinstance(first, tuple) and len(first) == 2) or (isinstance(first, Mapping) and "text_pair" in first)
+    if isinstance(first, tuple):
+        return len(first) == texts
+    return isinstance(first, Mapping) and names <= first.keys()

@@ -31,9 +31,7 @@ from bert_tasks.serving.gate import GONE, PREDICT, ServerMetrics
 from bert_tasks.serving.requests import (
     BodyError,
     BodyReader,
-    answer_schema,
     answers_schema,
-    example_rows,
     request_schema,
 )
 from bert_tasks.tasks.base import Prediction, Task
@@ -119,7 +117,7 @@ def build_app(served: Served) -> FastAPI:
 
 
 def _add_predict(app: FastAPI, served: Served) -> None:
-    examples = example_rows(served.task)
+    examples = served.task.example_rows
     shown: dict[str, Any] = {"one row": {"value": examples[0]}, "several rows": {"value": {"inputs": examples}}}
 
     reader, threads = BodyReader(served.task, served.limits, served.columns), asyncio.Lock()
@@ -151,7 +149,7 @@ def _add_predict(app: FastAPI, served: Served) -> None:
         methods=["POST"],
         summary="Predict one row, or several",
         description="",
-        response_model=answer_schema(served.task) | answers_schema(served.task),
+        response_model=served.task.prediction_schema | answers_schema(served.task),
         responses={status: {"description": text} for status, text in _REFUSALS.items()},
         route_class_override=PredictRoute,
     )
@@ -200,11 +198,12 @@ def description(served: Served) -> dict[str, Any]:
     return {
         "model": served.name,
         "task": task.name,
+        "pipeline_tag": task.pipeline_tag,
         "problem_type": getattr(task, "problem_type", None),
         "labels": list(task.labels),
         "columns": [asdict(column) for column in task.columns if not column.is_target],
         "limits": asdict(served.limits),
-        "examples": list(example_rows(task)),
+        "examples": list(task.example_rows),
     }
 
 

@@ -30,7 +30,6 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     create_model,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -39,7 +38,6 @@ from bert_tasks.data.stored_reading import renamed_row
 from bert_tasks.errors import DataError
 from bert_tasks.model.predicting import canonical_row
 from bert_tasks.serving.connections import Limits
-from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
 from bert_tasks.tasks.base import Task
 
 _LONGEST_KEY = 100
@@ -138,103 +136,13 @@ INPUTS = "inputs"  # the key of several rows
 ONE, MANY = "(one row)", "(several rows)"  # tags of the two forms of a request; errors do not show them
 
 
-class LabelAnswer(BaseModel):
-    """The most probable label, its probability, and every label's."""
-
-    label: str
-    score: float
-    scores: dict[str, float]
-
-
-class LabelsAnswer(LabelAnswer):
-    """``labels``: those whose probability reaches their threshold."""
-
-    labels: list[str]
-
-
-class NumberAnswer(BaseModel):
-    """The number that the model predicts."""
-
-    score: float
-
-
-class Entity(BaseModel):
-    """``start`` and ``end`` count characters of the row's text; without one of its words with a space between them."""
-
-    entity_group: str
-    score: float
-    word: str
-    start: int
-    end: int
-
-
-class TagsAnswer(BaseModel):
-    """A tag and its probability for every word, and the entities that the tags mark."""
-
-    words: list[str]
-    tags: list[str]
-    scores: list[float]
-    entities: list[Entity]
-
-
-class Candidate(BaseModel):
-    """A part of the context; "" at 0 is "no answer"."""
-
-    text: str
-    score: float
-    start: int
-    end: int
-    start_logit: float
-    end_logit: float
-
-
-class SpanAnswer(BaseModel):
-    """``context[start:end]``; "" at 0: there is no answer."""
-
-    id: str | None = None
-    answer: str
-    start: int
-    end: int
-    score: float
-    null_score: float | None = None
-    null_odds: float | None = None
-    n_best: list[Candidate]
-
-
-class _SingleText(BaseModel):
-    """A text, and no second one: a folder of transformers does not say how many its classifier reads."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_text(cls, row: Any) -> Any:
-        if isinstance(row, Mapping) and row.get("text_pair") is not None:
-            raise PydanticCustomError(
-                "text_pair",
-                "text_pair is not read: the model is served as one of single texts; if it reads pairs, "
-                "its operator starts it with --task pair-classification",
-            )
-        return row
-
-
 class _Envelope(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
-def answer_schema(task: Task) -> Any:
-    """The type of one prediction."""
-    if isinstance(task, TokenClassification):
-        return TagsAnswer
-    if isinstance(task, SpanExtraction):
-        return SpanAnswer
-    if isinstance(task, SequenceClassification | PairClassification):
-        kinds = {"regression": NumberAnswer, "multi_label_classification": LabelsAnswer}
-        return kinds.get(task.problem_type, LabelAnswer)
-    return dict[str, Any]
-
-
 def answers_schema(task: Task) -> type[BaseModel]:
     """The type of the answer to a list of rows."""
-    predictions: Any = (GenericAlias(list, (answer_schema(task),)), ...)
+    predictions: Any = (GenericAlias(list, (task.prediction_schema,)), ...)
     return create_model("Predictions", predictions=predictions)
 
 
@@ -246,23 +154,28 @@ def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = Mappin
     """
     columns = [column for column in task.columns if not column.is_target]
     fields: dict[str, Any] = {column.name: _field(column, limits) for column in columns}
-    # A task of one's own may read it.
-    base = _SingleText if isinstance(task, SequenceClassification) and "text_pair" not in fields else BaseModel
+    rejected = {name: reason for name, reason in task.rejected_columns.items() if name not in fields}
     others = [f"{name} may be called {names[name]}" for name in fields if name in names]
     told = "; ".join([f"What {task.name} reads; other keys are not read", *others])
-    made = create_model("Row", __base__=base, __doc__=f"{told}.", **fields)
-    shown = create_model("Row", __base__=base, __doc__=f"{told}.", **_either(columns, fields))
-    row: Any = Annotated[made, BeforeValidator(_reader(columns, names), json_schema_input_type=shown)]
+    made = create_model("Row", __doc__=f"{told}.", **fields)
+    shown = create_model("Row", __doc__=f"{told}.", **_either(columns, fields))
+    row: Any = Annotated[made, BeforeValidator(_reader(columns, names, rejected), json_schema_input_type=shown)]
     inputs = Annotated[list[row], Field(min_length=1, max_length=limits.max_rows), FailFast()]
     rows = create_model("Rows", __base__=_Envelope, __doc__="Several rows.", inputs=(inputs, ...))
     return Annotated[Annotated[row, Tag(ONE)] | Annotated[rows, Tag(MANY)], Discriminator(_form)]
 
 
-def _reader(columns: Sequence[Column], names: Mapping[str, str]) -> Any:
+def _reader(columns: Sequence[Column], names: Mapping[str, str], rejected: Mapping[str, str]) -> Any:
     """A validator that gives a row the task's names, and the words of its text where it has no words."""
 
     def read(row: Any) -> Any:
-        return with_words(renamed_row(row, names), columns, {}) if isinstance(row, Mapping) else row
+        if not isinstance(row, Mapping):
+            return row
+        named = with_words(renamed_row(row, names), columns, {})
+        for name, reason in rejected.items():
+            if named.get(name) is not None:
+                raise PydanticCustomError("rejected_column", "{reason}", {"reason": reason})
+        return named
 
     return read
 
@@ -304,42 +217,3 @@ def _shorter_than(most: int) -> Any:
         return words
 
     return check
-
-
-_TEXTS = (
-    "The room was clean and the staff were kind.",
-    "We waited an hour and the soup was cold.",
-    "The train leaves at nine from platform two.",
-)
-_PAIRS = (
-    ("A man is playing a guitar on stage.", "Someone is making music."),
-    ("The shop closes at six.", "The shop is open all night."),
-    ("Two dogs run through the snow.", "Animals are outdoors."),
-)
-_SENTENCES = (
-    "Ada Lovelace met Charles Babbage in London in 1833 .",
-    "The European Commission met in Brussels on Monday .",
-    "Please book a table at Luigi 's for four on Friday evening .",
-)
-_NOTICE = (
-    "The library opens at nine on weekdays and at ten on Saturdays. It is closed on Sundays. "
-    "Members may borrow six books for three weeks."
-)
-_QUESTIONS = (
-    "When does the library open on Saturdays?",
-    "How many books may members borrow?",
-    "Who founded the library?",
-)
-
-
-def example_rows(task: Task) -> Sequence[Row]:
-    """Rows to try a model with; in plain English, because nothing is known of what it was trained on."""
-    if isinstance(task, TokenClassification):
-        return [{"words": text.split()} for text in _SENTENCES]
-    if isinstance(task, SpanExtraction):
-        return [{"question": question, "context": _NOTICE} for question in _QUESTIONS]
-    if isinstance(task, PairClassification):
-        return [{"text": text, "text_pair": pair} for text, pair in _PAIRS]
-    given: Mapping[str, Any] = {"words": _SENTENCES[0].split()}
-    columns = [column for column in task.columns if column.required]
-    return [{column.name: given.get(column.kind, text) for column in columns} for text in _TEXTS]

@@ -40,7 +40,6 @@ from bert_tasks.serving.connections import (
     allowed_connections,
 )
 from bert_tasks.serving.gate import LOOPBACK, Gate, ServerMetrics, host_name
-from bert_tasks.serving.requests import example_rows
 from bert_tasks.tasks.base import Task
 
 Tell = Callable[[str], None]
@@ -153,7 +152,7 @@ def _loaded(wanted: Wanted) -> tuple[TaskModel, Logits]:
     if torch.cuda.is_available():
         model.to("cuda")
     run = logits_of(model, wanted.dtype)
-    rows = example_rows(model.task)
+    rows = model.task.example_rows
     try:
         for given in (rows[:1], rows, [*rows] * 8):
             encoded([prediction.to_json() for prediction in predict_rows(model, given, run=run)])

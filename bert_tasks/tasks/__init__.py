@@ -18,6 +18,15 @@ TASK_NAMES: Mapping[str, type[Task]] = MappingProxyType(
 )
 
 
+def tasks_with_head(head: str | None) -> tuple[type[Task], ...]:
+    """The built-in tasks that read transformers' folders with this head; the first is the one that they are taken for.
+
+    Args:
+        head: "sequence", "token" or "span"; no task has another one.
+    """
+    return tuple(task for task in _ALL if head is not None and task.default_head == head)
+
+
 def named_task(name: str) -> type[Task]:
     """The built-in task of this name; the names of the hub's pipelines are accepted too.
 
@@ -41,4 +50,5 @@ __all__ = [
     "Task",
     "TokenClassification",
     "named_task",
+    "tasks_with_head",
 ]

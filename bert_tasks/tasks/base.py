@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, NotRequired, Self, TypedDict, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -33,6 +34,12 @@ Answer = TypeVar("Answer", bound=Hashable)
 NO_STOCK_HEAD = (
     "transformers lacks this model's head: use the folder with bert_tasks. Pipelines of transformers end in an error "
     "or give other answers, with LABEL_0, LABEL_1, ... in place of the labels."
+)
+
+_EXAMPLE_TEXTS = (
+    "The room was clean and the staff were kind.",
+    "We waited an hour and the soup was cold.",
+    "The train leaves at nine from platform two.",
 )
 
 
@@ -120,8 +127,12 @@ class Task(ABC, Generic[PredictionT]):
         aliases: further names that users may write for the task, those of the hub's pipelines.
         tuned: the fields that the data set, never a user.
         sample: what has one joint loss and counts for ``batch_size``: a row (all its windows), or each window.
+        default_head: the head of transformers that models of this task have; None where transformers has none.
+            A folder of transformers is read as the first built-in task with its head.
+        pipeline_tag: the hub's name of the task, for model cards; None where the hub has none.
         file_formats: the extensions that ``render`` knows.
-        renders_targets: ``render`` shows what the answers should be.
+        renders_labels: ``render`` shows the labels of the rows beside the predictions.
+        rejected_columns: columns that a request to the server must not hold -> why.
         labels: the names of the classes, which fix their order; without them they are found in the training rows.
         max_length: of the longest window in tokens, special tokens included.
     """
@@ -130,8 +141,11 @@ class Task(ABC, Generic[PredictionT]):
     aliases: ClassVar[tuple[str, ...]] = ()
     tuned: ClassVar[tuple[str, ...]] = ()
     sample: ClassVar[Literal["row", "window"]] = "row"
+    default_head: ClassVar[Literal["sequence", "token", "span"] | None] = None
+    pipeline_tag: ClassVar[str | None] = None
     file_formats: ClassVar[tuple[str, ...]] = ()
-    renders_targets: ClassVar[bool] = False
+    renders_labels: ClassVar[bool] = False
+    rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType({})
     labels: tuple[str, ...] = ()
     max_length: int = 128
 
@@ -169,9 +183,9 @@ class Task(ABC, Generic[PredictionT]):
         return frozenset()
 
     @property
-    @abstractmethod
     def hf_head(self) -> Literal["sequence", "token", "span"] | None:
-        """The head of transformers that equals ours; None where transformers has none."""
+        """The head of transformers that has the parameters of ours with these settings; None where there is none."""
+        return self.default_head
 
     @property
     def is_stock_head(self) -> bool:
@@ -334,10 +348,61 @@ class Task(ABC, Generic[PredictionT]):
         """Predictions in one of ``file_formats``: file name suffix -> text; the suffix "" is the file asked for."""
         raise UsageError(f"{self.name} has no output format {extension!r}")
 
+    def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
+        """Whether two models agree, for each label, number or span that they predict for the same rows.
+
+        Export to int8 keeps a graph only if enough of the predictions stay the same. The default compares ``to_json``
+        without floating-point numbers, which are scores.
+
+        Args:
+            predictions: of the model.
+            others: of the model that is compared with it, in the same order.
+
+        Returns:
+            One value for each row, or for each word or other item that has a prediction of its own.
+
+        Raises:
+            DataError: these predictions cannot show whether the models agree.
+        """
+        return [
+            _without_scores(one.to_json()) == _without_scores(other.to_json())
+            for one, other in zip(predictions, others, strict=True)
+        ]
+
+    @property
+    def prediction_schema(self) -> Any:
+        """The pydantic type of ``Prediction.to_json``, for the server's OpenAPI document; default: any object."""
+        return dict[str, Any]
+
+    @property
+    def example_rows(self) -> Sequence[Row]:
+        """Three rows without labels to try a model with, for the server and model cards.
+
+        They are in plain English, because nothing is known of what the model was trained on.
+        """
+        columns = [column for column in self.columns if column.required]
+        return [
+            {column.name: text.split() if column.kind == "words" else text for column in columns}
+            for text in _EXAMPLE_TEXTS
+        ]
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Sentences for the model card on what these settings leave out, besides ``max_length``."""
+        return ()
+
     def settings(self) -> dict[str, Any]:
         """The fields a user states: all but ``labels`` (stored apart) and what the data set."""
         names = [field.name for field in fields(self) if field.name not in ("labels", *self.tuned)]
         return {name: getattr(self, name) for name in names}
+
+
+def _without_scores(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_scores(item) for key, item in value.items() if not isinstance(item, float)}
+    if isinstance(value, list | tuple):
+        return [_without_scores(item) for item in value if not isinstance(item, float)]
+    return value
 
 
 def label_places(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self, cast
 
+from pydantic import BaseModel
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -36,6 +37,8 @@ class PairClassification(Task[SequencePrediction]):
     """
 
     name: ClassVar[str] = "pair-classification"
+    default_head: ClassVar[Literal["sequence"]] = "sequence"
+    pipeline_tag: ClassVar[str] = "text-classification"
     tuned: ClassVar[tuple[str, ...]] = ("balanced_weights", "thresholds")
     problem_type: ProblemType = "single_label_classification"
     pooling: Pooling = "cls"
@@ -127,6 +130,23 @@ class PairClassification(Task[SequencePrediction]):
     @property
     def collapse_remedies(self) -> tuple[str, ...]:
         return self.classifier.collapse_remedies
+
+    def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
+        """See ``SequenceClassification.same_predictions``."""
+        return self.classifier.same_predictions(predictions, others)
+
+    @property
+    def prediction_schema(self) -> type[BaseModel]:
+        return self.classifier.prediction_schema
+
+    @property
+    def example_rows(self) -> Sequence[Row]:
+        pairs = (
+            ("A man is playing a guitar on stage.", "Someone is making music."),
+            ("The shop closes at six.", "The shop is open all night."),
+            ("Two dogs run through the snow.", "Animals are outdoors."),
+        )
+        return [{"text": text, "text_pair": other} for text, other in pairs]
 
     def _ranking(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
         if self.problem_type != "single_label_classification" or len(self.labels) != 2:

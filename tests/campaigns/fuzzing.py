@@ -36,7 +36,7 @@ from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.run_dir import checkpoints as checkpointing
 from bert_tasks.serving.app import encoded
 from bert_tasks.serving.connections import Limits
-from bert_tasks.serving.requests import BodyError, BodyReader, example_rows
+from bert_tasks.serving.requests import BodyError, BodyReader
 from bert_tasks.tasks import TASKS, SequenceClassification
 from bert_tasks.tasks.base import Task
 from bert_tasks.terminal import printable
@@ -282,7 +282,7 @@ def requests(folder: Path) -> Mapping[str, Target]:
 
 
 def _rows(task: Task) -> bytes:
-    return json.dumps({"inputs": list(example_rows(task))}).encode()
+    return json.dumps({"inputs": list(task.example_rows)}).encode()
 
 
 @contextmanager

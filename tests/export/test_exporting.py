@@ -22,14 +22,13 @@ from bert_tasks.api import fit
 from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.export import exporting
-from bert_tasks.export.exporting import Export, export, kept_answers
+from bert_tasks.export.exporting import Export, export
 from bert_tasks.inference import evaluate, predict
 from bert_tasks.inference.output import model_fingerprint
 from bert_tasks.model import onnx
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import locked
-from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 from support.small_checkpoints import copied, edit_config, save_checkpoint
 from support.small_tokenizers import LINES
 
@@ -301,7 +300,9 @@ def test_rows_that_say_nothing_about_an_int8_graph_are_refused(
     case: Case, tmp_path: Path, again: Callable[..., Export]
 ) -> None:
     for rows in ([{"words": []}], [{"words": []}] * 3):
-        with pytest.raises(DataError, match=f"the first {len(rows)} rows have none: their sentences have no words"):
+        with pytest.raises(
+            DataError, match=f"the first {len(rows)} rows have nothing to predict: their sentences have no words"
+        ):
             again(tmp_path / "int8", to="int8", data=rows)
     made = again(tmp_path / "int8", to="int8", data=[{"words": []}, *SENTENCES, {"words": [""]}])
     assert made.record["int8"]["answers"] == sum(len(row["words"]) for row in SENTENCES) + 1
@@ -309,22 +310,9 @@ def test_rows_that_say_nothing_about_an_int8_graph_are_refused(
         case.source.parent / "base", task="sequence-classification", problem_type="regression", max_length=64
     )
     for rows in ([{"text": "one row"}], [{"text": "one row"}] * 5):
-        with pytest.raises(DataError, match=f"the model gives the first {len(rows)} rows one number"):
+        with pytest.raises(DataError, match=f"the model predicts the same number for all {len(rows)} rows"):
             export(regression, to="int8", output=tmp_path / "number", data=rows)
     assert [path.name for path in tmp_path.iterdir()] == ["int8"]
-
-
-def test_answers_that_are_kept() -> None:
-    def number(score: float) -> SequencePrediction:
-        return SequencePrediction(label=None, score=score, scores={})
-
-    def label(name: str, *labels: str) -> SequencePrediction:
-        return SequencePrediction(label=name, score=1.0, scores={}, labels=labels or None)
-
-    exact = [number(score) for score in (0.0, 1.0, 2.0)]
-    assert kept_answers(exact, [number(score) for score in (0.05, 1.2, 2.0)]) == [True, False, True]
-    assert kept_answers([label("a"), label("a")], [label("a"), label("b")]) == [True, False]
-    assert kept_answers([label("a", "a", "b")], [label("a", "a")]) == [False]
 
 
 def test_an_existing_folder(case: Case, tmp_path: Path, again: Callable[..., Export]) -> None:

@@ -17,7 +17,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.connections import Limits
 from bert_tasks.serving.gate import Gate, ServerMetrics, host_name
-from bert_tasks.serving.requests import answer_schema, answers_schema, request_schema
+from bert_tasks.serving.requests import answers_schema, request_schema
 from support.servers import SLOW, Application, application, errors_of
 from support.task_contract import unlabelled
 from support.task_examples import EXAMPLES
@@ -66,7 +66,7 @@ def test_answers_equal_the_models_and_have_the_documented_type(model_of: ModelOf
     assert (one.status_code, many.status_code) == (200, 200)
     assert one.json() == rounded(expected[0])
     assert many.json() == {"predictions": rounded(expected)}
-    TypeAdapter(answer_schema(model.task)).validate_python(one.json())
+    TypeAdapter(model.task.prediction_schema).validate_python(one.json())
     answers_schema(model.task).model_validate(many.json())
 
 
@@ -145,8 +145,8 @@ def test_a_second_text_for_a_model_of_single_texts_is_not_dropped_in_silence(mod
         return [await served.post(body) for body in bodies]
 
     one, many, other = visit(model_of("single"), ask)
-    assert errors_of(one) == {"body": "text_pair"}
-    assert errors_of(many) == {"body.inputs.1": "text_pair"}
+    assert errors_of(one) == {"body": "rejected_column"}
+    assert errors_of(many) == {"body.inputs.1": "rejected_column"}
     assert "--task pair-classification" in one.json()["detail"][0]["msg"]
     assert other.status_code == 200
     assert [found.status_code for found in visit(model_of("pair"), ask)[:1]] == [200]

@@ -19,8 +19,8 @@ ModelOf = Callable[[str], TaskModel]
 KINDS = ("single", "several", "regression", "pair", "token", "span", "span v2")
 TITLES = {
     "single": "Text classification",
-    "pair": "Classification of two texts",
-    "token": "Labels for words",
+    "pair": "Text classification",
+    "token": "Token classification",
     "span": "Question answering",
 }
 

@@ -315,3 +315,21 @@ class TestSettings:
             "regression": ("label", "number", False),
         }
         assert all(task.columns[0].required for task in (SINGLE, SEVERAL, NUMBER))
+
+
+def test_predictions_that_stay_the_same() -> None:
+    def number(score: float) -> SequencePrediction:
+        return SequencePrediction(label=None, score=score, scores={})
+
+    def label(name: str, *labels: str) -> SequencePrediction:
+        return SequencePrediction(label=name, score=1.0, scores={}, labels=labels or None)
+
+    numbers = SequenceClassification(problem_type="regression")
+    exact = [number(score) for score in (0.0, 1.0, 2.0)]
+    assert numbers.same_predictions(exact, [number(score) for score in (0.05, 1.2, 2.0)]) == [True, False, True]
+    with pytest.raises(DataError, match="the same number for all 2 rows, 1"):
+        numbers.same_predictions(exact[1:2] * 2, exact[:2])
+    single = SequenceClassification(labels=("a", "b"))
+    assert single.same_predictions([label("a"), label("a")], [label("a"), label("b")]) == [True, False]
+    several = SequenceClassification(labels=("a", "b"), problem_type="multi_label_classification")
+    assert several.same_predictions([label("a", "a", "b")], [label("a", "a")]) == [False]

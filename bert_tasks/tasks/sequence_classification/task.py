@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
+from statistics import fmean, pstdev
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
@@ -43,6 +46,8 @@ from bert_tasks.tasks.base import (
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 _NO_SPREAD = 0.01  # of the labels' range: predicted numbers that differ by less count as one number
+_NEAR = 0.1  # of their standard deviation: predicted numbers that two models move by no more are the same
+_ALIKE = 1e-6  # of their mean: numbers that differ by less differ in digits that depend on the batch
 _CLASSES: tuple[ProblemType, ...] = ("single_label_classification", "multi_label_classification")
 # The fields that only some problems have.
 _APPLY_TO: Mapping[str, tuple[ProblemType, ...]] = {
@@ -82,6 +87,26 @@ class SequencePrediction(Prediction):
         return {"label": self.label, **chosen, "score": self.score, "scores": dict(self.scores)}
 
 
+class LabelJson(BaseModel):
+    """The most probable label, its probability, and the probability of every label."""
+
+    label: str
+    score: float
+    scores: dict[str, float]
+
+
+class LabelsJson(LabelJson):
+    """``labels``: those whose probability reaches their threshold."""
+
+    labels: list[str]
+
+
+class NumberJson(BaseModel):
+    """The number that the model predicts."""
+
+    score: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassification(Task[SequencePrediction]):
     """Settings of sequence classification.
@@ -100,6 +125,15 @@ class SequenceClassification(Task[SequencePrediction]):
 
     name: ClassVar[str] = "sequence-classification"
     aliases: ClassVar[tuple[str, ...]] = ("text-classification", "sentiment-analysis")
+    default_head: ClassVar[Literal["sequence"]] = "sequence"
+    pipeline_tag: ClassVar[str] = "text-classification"
+    # A folder of transformers does not say how many texts its classifier reads.
+    rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "text_pair": "text_pair is not read: the model is served as one of single texts; if it reads pairs, "
+            "its operator starts it with --task pair-classification"
+        }
+    )
     tuned: ClassVar[tuple[str, ...]] = ("balanced_weights", "thresholds")
     problem_type: ProblemType = "single_label_classification"
     pooling: Pooling = "cls"
@@ -425,6 +459,34 @@ class SequenceClassification(Task[SequencePrediction]):
     @property
     def collapse_remedies(self) -> tuple[str, ...]:
         return () if self._regression or self.class_weights is not None else ('class_weights = "balanced"',)
+
+    def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
+        """See ``Task``. A number stays the same if it moves by at most 0.1 standard deviations of the numbers.
+
+        Raises:
+            DataError: all predicted numbers are alike.
+        """
+        pairs = list(
+            zip(*(cast("Sequence[SequencePrediction]", given) for given in (predictions, others)), strict=True)
+        )
+        if not self._regression:
+            return [
+                one.label == other.label if one.labels is None else one.labels == other.labels for one, other in pairs
+            ]
+        numbers = [one.score for one, _ in pairs]
+        spread = pstdev(numbers) if numbers else 0.0
+        if numbers and spread <= _ALIKE * max(1.0, abs(fmean(numbers))):
+            raise DataError(f"the model predicts the same number for all {len(numbers)} rows, {numbers[0]:.6g}")
+        return [abs(one.score - other.score) <= _NEAR * spread for one, other in pairs]
+
+    @property
+    def prediction_schema(self) -> type[BaseModel]:
+        kinds: dict[str, type[BaseModel]] = {"regression": NumberJson, "multi_label_classification": LabelsJson}
+        return kinds.get(self.problem_type, LabelJson)
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        return ("Longer texts are cut, not read in windows.",) if self.long_texts == "truncate" else ()
 
     def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
         """Several labels: the threshold of each label that gives it the best F1 on these rows."""

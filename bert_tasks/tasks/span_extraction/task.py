@@ -15,6 +15,7 @@ from math import isfinite
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -81,6 +82,30 @@ def _span_json(span: Span) -> dict[str, Any]:
     return {"text": fields.pop("text"), "score": fields.pop("probability"), **fields}
 
 
+class CandidateJson(BaseModel):
+    """A part of the context; "" at 0 is "no answer"."""
+
+    text: str
+    score: float
+    start: int
+    end: int
+    start_logit: float
+    end_logit: float
+
+
+class SpanJson(BaseModel):
+    """``context[start:end]``; "" at 0: there is no answer."""
+
+    id: str | None = None
+    answer: str
+    start: int
+    end: int
+    score: float
+    null_score: float | None = None
+    null_odds: float | None = None
+    n_best: list[CandidateJson]
+
+
 class _Question(NamedTuple):
     """What the windows of a row are made of.
 
@@ -117,6 +142,8 @@ class SpanExtraction(Task[SpanPrediction]):
     aliases: ClassVar[tuple[str, ...]] = ("question-answering",)
     tuned: ClassVar[tuple[str, ...]] = ("null_threshold",)
     sample: ClassVar[Literal["row", "window"]] = "window"
+    default_head: ClassVar[Literal["span"]] = "span"
+    pipeline_tag: ClassVar[str] = "question-answering"
     file_formats: ClassVar[tuple[str, ...]] = (".json",)
     max_length: int = 384
     doc_stride: int = 128
@@ -168,10 +195,6 @@ class SpanExtraction(Task[SpanPrediction]):
     @property
     def neutral_metrics(self) -> frozenset[str]:
         return frozenset({"total", "HasAns_total", "NoAns_total", "best_exact_thresh", "best_f1_thresh"})
-
-    @property
-    def hf_head(self) -> Literal["span"]:
-        return "span"
 
     @property
     def hf_config(self) -> dict[str, Any]:
@@ -339,6 +362,27 @@ class SpanExtraction(Task[SpanPrediction]):
         answerable = any(row["answers"]["text"] for _, row in given)
         is_silent = len(given) > 1 and answerable and not any(guess.answer for guess, _ in given)
         return 'predicts "no answer" for every question' if is_silent else None
+
+    def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
+        pairs = zip(*(cast("Sequence[SpanPrediction]", given) for given in (predictions, others)), strict=True)
+        return [(one.start, one.answer) == (other.start, other.answer) for one, other in pairs]
+
+    @property
+    def prediction_schema(self) -> type[BaseModel]:
+        return SpanJson
+
+    @property
+    def example_rows(self) -> Sequence[Row]:
+        context = (
+            "The library opens at nine on weekdays and at ten on Saturdays. It is closed on Sundays. "
+            "Members may borrow six books for three weeks."
+        )
+        questions = (
+            "When does the library open on Saturdays?",
+            "How many books may members borrow?",
+            "Who founded the library?",
+        )
+        return [{"question": question, "context": context} for question in questions]
 
     def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
         """With ``version_2_with_negative``: the threshold that gives the best F1 on these rows."""

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
@@ -101,6 +102,25 @@ class TokenPrediction(Prediction):
         }
 
 
+class EntityJson(BaseModel):
+    """``start`` and ``end`` count characters of the row's text; without one of its words with a space between them."""
+
+    entity_group: str
+    score: float
+    word: str
+    start: int
+    end: int
+
+
+class TagsJson(BaseModel):
+    """A tag and its probability for every word, and the entities that the tags mark."""
+
+    words: list[str]
+    tags: list[str]
+    scores: list[float]
+    entities: list[EntityJson]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenClassification(Task[TokenPrediction]):
     """Settings of token classification.
@@ -120,8 +140,10 @@ class TokenClassification(Task[TokenPrediction]):
     aliases: ClassVar[tuple[str, ...]] = ("ner",)
     tuned: ClassVar[tuple[str, ...]] = ("scheme",)
     sample: ClassVar[Literal["window"]] = "window"
+    default_head: ClassVar[Literal["token"]] = "token"
+    pipeline_tag: ClassVar[str] = "token-classification"
     file_formats: ClassVar[tuple[str, ...]] = (".conll", ".txt")
-    renders_targets: ClassVar[bool] = True
+    renders_labels: ClassVar[bool] = True
     labelling: Literal["first", "continuation", "all"] = "first"
     doc_stride: int = 32
     crf: bool = False
@@ -163,10 +185,6 @@ class TokenClassification(Task[TokenPrediction]):
     @property
     def reads_neighbours(self) -> bool:
         return self.context_tokens > 0
-
-    @property
-    def hf_head(self) -> Literal["token"]:
-        return "token"
 
     @property
     def is_stock_head(self) -> bool:
@@ -381,6 +399,24 @@ class TokenClassification(Task[TokenPrediction]):
         pairs = [(a.tags, row["tags"]) for a, row in zip(answers, rows, strict=True) if row.get("tags") is not None]
         tag = sole_prediction(chain.from_iterable(a for a, _ in pairs), chain.from_iterable(tags for _, tags in pairs))
         return None if tag is None else f"predicts {tag!r} for every word"
+
+    def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
+        """See ``Task``: one value for each word."""
+        pairs = zip(*(cast("Sequence[TokenPrediction]", given) for given in (predictions, others)), strict=True)
+        return [tag == other_tag for one, other in pairs for tag, other_tag in zip(one.tags, other.tags, strict=True)]
+
+    @property
+    def prediction_schema(self) -> type[BaseModel]:
+        return TagsJson
+
+    @property
+    def example_rows(self) -> Sequence[Row]:
+        texts = (
+            "Ada Lovelace met Charles Babbage in London in 1833 .",
+            "The European Commission met in Brussels on Monday .",
+            "Please book a table at Luigi 's for four on Friday evening .",
+        )
+        return [{"words": text.split()} for text in texts]
 
     def _as_compared(self, tags: Sequence[str]) -> list[str]:
         """True tags in IOB2; as they are where the labels are raw."""
