@@ -373,16 +373,15 @@ class SpanExtraction(Task[SpanPrediction]):
 
     @property
     def example_rows(self) -> Sequence[Row]:
-        context = (
+        notice = (
             "The library opens at nine on weekdays and at ten on Saturdays. It is closed on Sundays. "
             "Members may borrow six books for three weeks."
         )
-        questions = (
-            "When does the library open on Saturdays?",
-            "How many books may members borrow?",
-            "Who founded the library?",
-        )
-        return [{"question": question, "context": context} for question in questions]
+        return [
+            {"question": "Who wrote it?", "context": "The letter was written by Ada in May."},
+            {"question": "How many books may members borrow?", "context": notice},
+            {"question": "Who founded the library?", "context": notice},
+        ]
 
     def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
         """With ``version_2_with_negative``: the threshold that gives the best F1 on these rows."""
