@@ -18,8 +18,9 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.paths import beside, exists, is_file, is_folder
+from bert_tasks.paths import exists, is_file, is_folder
 from bert_tasks.recipe.schema import load_recipe
+from bert_tasks.storage import atomic_path
 
 # The date in the archive, so that the same predictions give the same bytes.
 _DATE = (1980, 1, 1, 0, 0, 0)
@@ -192,13 +193,9 @@ def _text(predictions: Sequence[Mapping[str, Any]], test_set: TestSet) -> str:
 
 
 def _write_zip(texts: Mapping[str, str], target: Path) -> None:
-    temporary = beside(target, before=".", after=".tmp")
     try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+        with atomic_path(target) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, text in sorted(texts.items()):
                 archive.writestr(zipfile.ZipInfo(name, date_time=_DATE), text)
-        temporary.replace(target)
     except OSError as error:
         raise UsageError(f"{target}: cannot write the submission ({error.strerror})") from None
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,11 +1,10 @@
-"""What is at a path that a user named, and what the files beside it are called.
+"""What exists at a path that a user named.
 
-Owns every look at the file system that only asks. pathlib's own answers are not enough: for a folder that may not be
-searched or a name that is too long they raise an OSError without advice, and for others they say that nothing is there.
-A test forbids them in the rest of the package. Must not know what the files are for.
+Every question to the file system goes through this module; a test enforces it. The methods of pathlib are not enough:
+for a folder that may not be searched or a name that is too long they raise an OSError without advice, and for others
+they say that nothing exists.
 """
 
-import hashlib
 import os
 import stat
 from pathlib import Path
@@ -13,8 +12,6 @@ from pathlib import Path
 from bert_tasks.errors import PathError
 
 _LONGEST_SHOWN = 300  # characters
-_NAME_MAX = 255  # bytes
-_DIGEST = 16  # characters
 
 
 def exists(path: Path) -> bool:
@@ -63,28 +60,6 @@ def with_home(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise PathError(f"{_printable(path)}: {error} Write the path without ~") from None
-
-
-def beside(path: Path, *, before: str = "", after: str = "") -> Path:
-    """The path of a companion of a file, in its folder: the file's name with something before or after it.
-
-    A name that would be longer than the file system takes is cut, and has a digest of the whole in the place of the
-    rest: the same for the same name.
-    """
-    room = _longest_name(path.parent) - len(os.fsencode(before + after))
-    name = os.fsencode(path.name)
-    if len(name) > room:
-        digest = f"-{hashlib.sha256(name).hexdigest()[:_DIGEST]}"
-        name = name[: room - len(digest)].decode("utf-8", errors="ignore").encode() + digest.encode()
-    return path.with_name(f"{before}{os.fsdecode(name)}{after}")
-
-
-def _longest_name(folder: Path) -> int:
-    """In bytes; what most file systems take where this one does not say."""
-    try:
-        return os.pathconf(folder, "PC_NAME_MAX")
-    except (OSError, ValueError):
-        return _NAME_MAX
 
 
 def os_error_message(error: OSError) -> str:

@@ -1,100 +1,266 @@
-"""One run at a time in an output folder.
+"""Files on disk: written whole or not at all, hashed, and locked.
 
-Owns the lock file: who holds it is written in it, and the kernel frees it with the process, however that ends. Must not
-know what a run writes.
-
-What all writing of weights shares: flushing to the disk, and saying in words why it failed.
-
-Must not know what is written.
+Every other module writes, hashes and locks through this one; a test enforces it. A file or folder is written under a
+temporary name, flushed to the disk and then renamed, so that a reader finds the old content or the new one, whatever is
+killed when. Digests are sha256 in hexadecimal.
 """
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
 import socket
-from collections.abc import Iterable, Iterator
+import stat
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
-
-from safetensors import SafetensorError
-from torch import Tensor
+from typing import IO, Any
 
 from bert_tasks.errors import UsageError
-from bert_tasks.paths import exists
+from bert_tasks.paths import exists, is_file, lexists
 
 LOCK = "run.lock"
+_TEMPORARY = re.compile(r"\.(.+)\.tmp-[0-9]+")
+_NAME_MAX = 255  # bytes
+_DIGEST_IN_NAME = 16  # characters
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds the folder for this process; makes it, and takes it away again if nothing was put there.
+def atomic_path(path: Path, *, folder: Path | None = None, durable: bool = True) -> Iterator[Path]:
+    """A temporary path to write to; the file takes the name ``path`` when the block ends without an error.
 
-    On a file system without locks nothing is held.
+    Args:
+        path: the name that the file gets. A file that has it is replaced.
+        folder: where the file is written, on the same file system as ``path``; by default the folder of ``path``.
+        durable: flush the file to the disk first. False is for caches whose content is verified by its digest.
 
     Raises:
-        UsageError: another process holds it (its number and machine are named), or the folder cannot be made.
+        OSError: the file cannot be written. For a full disk the reason states the bytes written and free.
     """
-    made = _make(folder)
+    with temporary_path(path if folder is None else folder / path.name) as temporary:
+        yield temporary
+        move(temporary, path, durable=durable)
+
+
+@contextmanager
+def temporary_path(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` under which its content can be written; a file that still has it at the end is removed.
+
+    Raises:
+        OSError: as in ``atomic_path``.
+    """
+    # A random number, because processes of several machines may write to one folder.
+    temporary = sibling_path(path, prefix=".", suffix=f".tmp-{secrets.randbelow(2**32)}")
     try:
-        file = _acquired(folder)
+        with explained_disk_full(temporary):
+            yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(target: Path, *, staging: Path, replaced: Path) -> Iterator[Path]:
+    """An empty folder to write to; it becomes ``target`` when the block ends without an error.
+
+    Its files get the mode that the umask asks for, and are flushed to the disk before the folder is renamed.
+
+    Args:
+        target: the name that the folder gets. A folder that has it is removed last.
+        staging: the name of the folder until then.
+        replaced: the name of the earlier folder between the two renames. Only after a kill in between it is left and
+            ``target`` is missing; the caller decides whether to restore it.
+    """
+    shutil.rmtree(staging, ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
+    try:
+        staging.mkdir()
+        yield staging
+        flush_files(staging)
+        if exists(target):
+            os.replace(target, replaced)
+        os.replace(staging, target)
+        sync(target.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        if lexists(replaced) and not lexists(target):
+            os.replace(replaced, target)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def flush_files(folder: Path) -> None:
+    """Flushes the files of a folder to the disk, with the mode that the umask asks for.
+
+    Some libraries, such as safetensors, make their files private whatever the umask is.
+    """
+    probe = folder / ".mode"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for file in filter(is_file, folder.iterdir()):
+        file.chmod(mode)
+        sync(file)
+    sync(folder)
+
+
+def move(source: Path, target: Path, *, durable: bool = True) -> None:
+    """Renames a file or folder, flushed to the disk first if ``durable``. A file at ``target`` is replaced."""
+    if durable:
+        sync(source)
+    os.replace(source, target)
+
+
+def sync(path: Path) -> None:
+    """Flushes a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sibling_path(path: Path, *, prefix: str = "", suffix: str = "") -> Path:
+    """The path of a companion of a file, in its folder: the file's name with a prefix or suffix.
+
+    A name that would be too long for the file system is cut and ends in a digest of the whole name, so that the same
+    name always gives the same companion.
+    """
+    try:
+        longest = os.pathconf(path.parent, "PC_NAME_MAX")
+    except (OSError, ValueError):  # the folder does not exist, or its file system does not say
+        longest = _NAME_MAX
+    room = longest - len(os.fsencode(prefix + suffix))
+    name = os.fsencode(path.name)
+    if len(name) > room:
+        ending = f"-{sha256(name)[:_DIGEST_IN_NAME]}"
+        name = name[: room - len(ending)].decode("utf-8", errors="ignore").encode() + ending.encode()
+    return path.with_name(f"{prefix}{os.fsdecode(name)}{suffix}")
+
+
+def is_temporary(name: str, of: Collection[str] | None = None) -> bool:
+    """Whether a name is a temporary one of ``atomic_path``, of a file with one of the names ``of`` (None: any name)."""
+    found = _TEMPORARY.fullmatch(name)
+    return found is not None and (of is None or found[1] in of)
+
+
+def remove_temporaries(folder: Path, of: Collection[str] | None = None) -> None:
+    """Removes the temporary files that killed processes left; ``of`` as in ``is_temporary``."""
+    for path in folder.iterdir():
+        if is_temporary(path.name, of):
+            path.unlink()
+
+
+@contextmanager
+def explained_disk_full(partial: Path) -> Iterator[None]:
+    """States in the error of a full disk how many bytes of ``partial`` were written and how many are free."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise
+        written = partial.stat().st_size if exists(partial) else 0
+        free = shutil.disk_usage(partial.absolute().parent).free
+        reason = f"no space left: {written} bytes written, more needed, {free} bytes free"
+        raise OSError(error.errno, reason) from error
+
+
+def weights_write_error(error: Exception, folder: Path, size: int) -> str:
+    """Why weights of ``size`` bytes could not be written to a folder. ``error``: an OSError, or safetensors' own."""
+    text = str(error)
+    if (error.errno == errno.ENOSPC) if isinstance(error, OSError) else (f"os error {errno.ENOSPC}" in text):
+        return f"no space left: {size} bytes of weights needed, {shutil.disk_usage(folder).free} free"
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "a file is in the way; expected a folder"
+    return text
+
+
+def sha256(content: bytes | str) -> str:
+    """The digest of bytes, or of a text in UTF-8."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+
+
+def sha256_parts(parts: Iterable[bytes | memoryview]) -> str:
+    """The digest of all parts one after another; one part at a time is in memory."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """The digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_json(*values: Any) -> str:
+    """The digest of values that JSON can represent; the order of keys does not matter."""
+    return sha256(json.dumps(values, sort_keys=True, default=str))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds a folder for this process. It is created if it is missing, and removed if it is empty at the end.
+
+    The holder is written in the lock file; the kernel releases the lock when the process ends, however that happens. On
+    a file system without locks nothing is held.
+
+    Raises:
+        UsageError: another process holds the folder (the message names the process and its machine), or the folder
+            cannot be created.
+    """
+    created = [path for path in (folder.absolute(), *folder.absolute().parents) if not exists(path)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be created ({error.strerror}): choose another output folder") from error
+    try:
+        file = _acquire(folder / LOCK)
         try:
             yield
         finally:
-            (folder / LOCK).unlink(missing_ok=True)  # before it is freed: the next one makes a file of its own
+            (folder / LOCK).unlink(missing_ok=True)  # before the release: the next process makes a file of its own
             file.close()
     finally:
-        for path in made:
+        for path in created:
             with suppress(OSError):  # it is not empty, or another process has just come
                 path.rmdir()
 
 
-def _make(folder: Path) -> list[Path]:
-    """Makes the folder; returns what was missing, the innermost first."""
-    missing = [path for path in (folder.absolute(), *folder.absolute().parents) if not exists(path)]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{folder}: cannot be made ({error.strerror}): choose another output folder") from error
-    return missing
-
-
-def _acquired(folder: Path) -> IO[str]:
-    path = folder / LOCK
+def _acquire(path: Path) -> IO[str]:
+    """The open lock file, which is held as long as it is open."""
     while True:
         try:
             file = path.open("a+", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{path}: cannot be written ({error.strerror}): choose another output folder") from error
-        if _is_current(file, path):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The process that held it before may have removed the file after we opened it.
+            current = os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except FileNotFoundError:
+            current = False
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                holder = _holder(file)
+                file.close()
+                raise UsageError(
+                    f"{path.parent} is in use by another run ({holder}): wait for it, or choose another folder"
+                ) from None
+            current = True
+        if current:
             break
         file.close()
     file.seek(0)
     file.truncate()
-    with suppress(OSError):  # a full disk: the lock holds, its holder is not named
+    with suppress(OSError):  # a full disk: the lock is held, only its holder is not named
         os.write(file.fileno(), json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n")
     return file
-
-
-def _is_current(file: IO[str], path: Path) -> bool:
-    """Takes the lock; False if the one who held it before has removed the file in between."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return True
-        holder = _holder(file)
-        file.close()
-        raise UsageError(
-            f"{path.parent} is in use by another run ({holder}): wait for it, or choose another folder"
-        ) from None
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _holder(file: IO[str]) -> str:
@@ -104,28 +270,3 @@ def _holder(file: IO[str]) -> str:
         return f"process {int(who['pid'])} on {who['host']}"
     except (ValueError, KeyError, TypeError):
         return "its process is not known yet"
-
-
-def sync(path: Path) -> None:
-    """Flushes a file's or folder's content to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def failure(error: OSError | SafetensorError, folder: Path, tensors: Iterable[Tensor]) -> str:
-    """Why tensors could not be written to a folder; of a full disk the bytes needed and free."""
-    return reason(error, folder, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
-
-
-def reason(error: OSError | SafetensorError, folder: Path, needed: int) -> str:
-    """The same where the number of bytes is known."""
-    text = str(error)
-    full = error.errno == errno.ENOSPC if isinstance(error, OSError) else f"os error {errno.ENOSPC}" in text
-    if full:
-        return f"no space left: {needed} bytes of weights needed, {shutil.disk_usage(folder).free} free"
-    if isinstance(error, FileExistsError | NotADirectoryError):
-        return "a file is in the way; expected a folder"
-    return text

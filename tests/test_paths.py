@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from bert_tasks.cli import main
 from bert_tasks.errors import PathError, UsageError
 from bert_tasks.paths import (
-    beside,
     exists,
     is_file,
     is_folder,
@@ -24,6 +23,7 @@ from bert_tasks.paths import (
     resolved,
     with_home,
 )
+from bert_tasks.storage import sibling_path
 
 PROBES = (exists, lexists, is_file, is_folder, is_link)
 COMMANDS = {
@@ -196,21 +196,22 @@ def test_home_of_nobody_is_refused() -> None:
 
 @given(
     name=st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=255),
-    before=st.sampled_from(["", "."]),
-    after=st.sampled_from(["", ".parts", ".tmp-4194304", ".rejects.jsonl"]),
+    prefix=st.sampled_from(["", "."]),
+    suffix=st.sampled_from(["", ".parts", ".tmp-4194304", ".rejects.jsonl"]),
 )
-def test_companion_of_a_file_has_a_name_that_fits(name: str, before: str, after: str) -> None:
+def test_companion_of_a_file_has_a_name_that_fits(name: str, prefix: str, suffix: str) -> None:
     assume(name not in (".", "..") and len(os.fsencode(name)) <= 255)
     path = Path("/tmp") / name
-    found = beside(path, before=before, after=after)
+    found = sibling_path(path, prefix=prefix, suffix=suffix)
     assert found.parent == path.parent
     assert len(os.fsencode(found.name)) <= 255
-    assert found.name.startswith(before)
-    assert found.name.endswith(after)
-    assert found == beside(path, before=before, after=after)
-    if len(os.fsencode(before + name + after)) <= 255:
-        assert found.name == before + name + after
-    assert found != beside(path.with_name(f"{name[:-1]}{'a' if name[-1] != 'a' else 'b'}"), before=before, after=after)
+    assert found.name.startswith(prefix)
+    assert found.name.endswith(suffix)
+    assert found == sibling_path(path, prefix=prefix, suffix=suffix)
+    if len(os.fsencode(prefix + name + suffix)) <= 255:
+        assert found.name == prefix + name + suffix
+    other = path.with_name(f"{name[:-1]}{'a' if name[-1] != 'a' else 'b'}")
+    assert found != sibling_path(other, prefix=prefix, suffix=suffix)
 
 
 @given(name=st.none() | st.text(max_size=400), number=st.sampled_from([errno.ENOSPC, errno.EACCES, errno.EIO]))

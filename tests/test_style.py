@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from support.sources import Source, package_sources
+from support.sources import Source, imports, package_sources
 
 MAX_FILE_LINES = 599
 MAX_FUNCTION_LINES = 60
@@ -16,6 +16,10 @@ FORBIDDEN_CLASS = re.compile(r"Manager$|Helper$|^Base|Base$|Utils?$")
 PRINTING_MODULES = {"cli.app"}
 # Where the file system may be asked; the environment's pieces are best effort, each behind ``_known``.
 PROBING_MODULES = {"paths", "environment"}
+# Modules and functions that storage alone uses. ``x.replace(y)`` and ``x.rename(y)`` are those of paths: of texts
+# ``replace`` takes two arguments.
+STORAGE_MODULES = {"hashlib", "fcntl"}
+STORAGE_FUNCTIONS = {"os.replace", "os.rename", "os.renames", "os.fsync", "Path.replace", "Path.rename", "shutil.move"}
 PATHLIB_PROBES = {"exists", "is_file", "is_dir", "is_symlink", "is_mount", "resolve", "expanduser", "lexists"}
 OS_PATH_PROBES = {"exists", "lexists", "isfile", "isdir", "islink", "realpath"}
 # Methods through which gradients flow, outside of encoder/, where every function counts.
@@ -98,6 +102,24 @@ def no_bare_probe(source: Source) -> Iterator[str]:
         of_os = isinstance(node.value, ast.Attribute) and ast.unparse(node.value) == "os.path"
         if node.attr in (OS_PATH_PROBES if of_os else PATHLIB_PROBES):
             yield f"{source.name}:{node.lineno}: {ast.unparse(node)}, use bert_tasks.paths"
+
+
+def storage_only(source: Source) -> Iterator[str]:
+    """Files are renamed, flushed, hashed and locked in ``storage`` only."""
+    if source.name == "storage":
+        return
+    for found in imports(source):
+        if found.module in STORAGE_MODULES:
+            yield f"{source.name}:{found.line}: imports {found.module}, use bert_tasks.storage"
+    for node in ast.walk(source.tree):
+        if (isinstance(node, ast.Attribute) and ast.unparse(node) in STORAGE_FUNCTIONS) or (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in {"replace", "rename"}
+            and ast.unparse(node.func) not in STORAGE_FUNCTIONS
+            and (len(node.args), len(node.keywords)) == (1, 0)
+        ):
+            yield f"{source.name}:{node.lineno}: {ast.unparse(node)}, use bert_tasks.storage"
 
 
 def good_names(source: Source) -> Iterator[str]:
@@ -203,6 +225,14 @@ BROKEN: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
     (no_bare_probe, "model.x", "def f(path):\n    return os.path.isfile(path)"),
     (no_bare_probe, "model.x", "def f(path):\n    return Path(path).expanduser()"),
     (no_bare_probe, "model.x", "def f(path):\n    return path.parent.resolve()"),
+    (storage_only, "model.x", "import hashlib"),
+    (storage_only, "model.x", "from hashlib import sha256"),
+    (storage_only, "model.x", "def f():\n    import fcntl"),
+    (storage_only, "model.x", "def f(path, target):\n    path.replace(target)"),
+    (storage_only, "model.x", "def f(path, target):\n    (path / 'x').rename(target)"),
+    (storage_only, "model.x", "def f(path, target):\n    os.replace(path, target)"),
+    (storage_only, "model.x", "def f(paths, targets):\n    return list(map(os.rename, paths, targets))"),
+    (storage_only, "model.x", "def f(file):\n    os.fsync(file.fileno())"),
     (good_names, "model.utils", "x = 1"),
     (good_names, "model.x", "class ModelManager: ..."),
     (good_names, "model.x", "class BaseTask: ..."),
@@ -227,6 +257,12 @@ ALLOWED: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
     (no_print, "cli.app", "print('x')"),
     (no_bare_probe, "model.x", "def f(path):\n    return exists(path), os.path.expanduser(path), path.stat()"),
     (no_bare_probe, "paths", "def f(path):\n    return path.resolve()"),
+    (storage_only, "storage", "import hashlib\nos.replace('a', 'b')"),
+    (
+        storage_only,
+        "model.x",
+        "def f(text, row):\n    return text.replace('a', 'b'), replace(row, x=1), row.replace(x=1)",
+    ),
     (no_broad_except, "model.x", "try:\n    f()\nexcept (OSError, ValueError):\n    g()"),
     (
         no_differentiated_advanced_indexing,

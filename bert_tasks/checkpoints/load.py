@@ -16,9 +16,8 @@ import re
 import stat
 import struct
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +29,7 @@ from torch import Tensor
 from bert_tasks.errors import CheckpointError, PathError
 from bert_tasks.families.registry import CONFIG_KEY, Family, droppable_prefixes
 from bert_tasks.paths import exists, is_file, is_link, lexists, resolved
+from bert_tasks.storage import sha256_parts
 
 # In the metadata of a safetensors file that this package wrote: ``tensors_digest`` of what the file holds.
 DIGEST = "tensors_sha256"
@@ -121,13 +121,15 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, dtypes, shapes and values of tensors, whatever their order."""
-    digest = sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    """The sha256 over names, dtypes, shapes and values of tensors, whatever their order."""
+
+    def parts() -> Iterator[bytes | memoryview]:
+        for name in sorted(tensors):
+            tensor = tensors[name].detach().cpu().contiguous()
+            yield json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
+            yield tensor.reshape(-1).view(torch.uint8).numpy().data
+
+    return sha256_parts(parts())
 
 
 def read_json(path: Path, *, max_bytes: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Owns file names, order and modes. Must not know modules or tasks: tensors and th
 """
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from bert_tasks.checkpoints.load import DIGEST, checked_file, read_safetensors, 
 from bert_tasks.checkpoints.tokenizers import save_tokenizer
 from bert_tasks.errors import CheckpointError
 from bert_tasks.paths import is_file, is_folder, lexists
-from bert_tasks.storage import failure, sync
+from bert_tasks.storage import flush_files, move, sync, weights_write_error
 
 WEIGHTS, HEAD = "model.safetensors", "task_head.safetensors"
 # Files are written here first, then renamed into the folder; a killed save leaves at most this one folder behind.
@@ -85,8 +84,8 @@ def save_folder(
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        stored = [tensor for part in (tensors, head_tensors) if part is not None for tensor in part.values()]
-        raise CheckpointError(f"{folder}: cannot be written: {failure(error, folder, stored)}") from error
+        size = sum(tensor.nbytes for part in (tensors, head_tensors) if part is not None for tensor in part.values())
+        raise CheckpointError(f"{folder}: cannot be written: {weights_write_error(error, folder, size)}") from error
 
 
 def remove_saved(folder: Path) -> None:
@@ -142,17 +141,11 @@ def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _publish(staging: Path, folder: Path) -> None:
-    """Renames the files into the folder, weights first, when all of them are on the disk.
-
-    safetensors makes its files private; all get the mode of config.json, which the umask decided.
-    """
-    mode = (staging / "config.json").stat().st_mode & 0o777
-    files = sorted(filter(is_file, staging.iterdir()), key=lambda file: (file.suffix != ".safetensors", file.name))
-    for file in files:
-        file.chmod(mode)
-        sync(file)
-    for file in files:
-        os.replace(file, folder / file.name)
+    """Renames the files into the folder, weights first, when all of them are on the disk."""
+    flush_files(staging)
+    files = filter(is_file, staging.iterdir())
+    for file in sorted(files, key=lambda file: (file.suffix != ".safetensors", file.name)):
+        move(file, folder / file.name)
     sync(folder)
 
 

@@ -8,7 +8,6 @@ Owns which label values are acceptable, how unknown ones are reported, and what 
 before training. Must not know how files are read or how a model is trained.
 """
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from bert_tasks.data.columns import Column, Kind, column_of
 from bert_tasks.data.conll import is_chunk_tag, label_scheme, to_iob2
 from bert_tasks.data.problems import SHOWN, Problems, raise_problems, suggestion
 from bert_tasks.errors import DataError
+from bert_tasks.storage import sha256
 
 if TYPE_CHECKING:
     from bert_tasks.data.features import Cuts, Numbers
@@ -383,7 +383,7 @@ def _keyed_rows(table: "RowTable", columns: Sequence[Column]) -> Iterator[tuple[
 
 def _short_digest(text: str) -> int:
     """64 bits: two of 100 million different texts are the same by chance once in 3,700 such data sets."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+    return int(sha256(text)[:16], 16)
 
 
 def _folded(text: str | list[str] | None) -> str:

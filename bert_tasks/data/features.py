@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bert_tasks.data.records import rows_of
-from bert_tasks.data.table import RowTable, cache_folder, digest, open_or_write
+from bert_tasks.data.table import RowTable, cache_folder, open_or_write
+from bert_tasks.storage import sha256_json
 from bert_tasks.terminal import message_stream
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def cached_features(
 
     if len(table) == 0:
         return Dataset.from_dict({name: [] for name in features_schema()}, features=features_schema())
-    fingerprint = digest(table.fingerprint, tokenizer_content(tokenizer), dict(key), _VERSION)
+    fingerprint = sha256_json(table.fingerprint, tokenizer_content(tokenizer), dict(key), _VERSION)
 
     def make(batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
         made = features(rows_of(batch), tokenizer)
@@ -121,7 +122,7 @@ def tokenizer_content(tokenizer: Any) -> str:
     for name in ("truncation", "padding"):
         backend.pop(name, None)
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    return digest(type(tokenizer).__name__, backend, special, tokenizer.truncation_side)
+    return sha256_json(type(tokenizer).__name__, backend, special, tokenizer.truncation_side)
 
 
 def _columns(made: Sequence[Mapping[str, Any]], *, offset: int) -> dict[str, list[Any]]:

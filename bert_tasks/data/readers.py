@@ -37,8 +37,6 @@ from bert_tasks.data.table import (
     HubSplit,
     RowTable,
     cache_folder,
-    digest,
-    file_digest,
     kept_or_written,
     store,
     table_schema,
@@ -47,6 +45,7 @@ from bert_tasks.data.table import (
 from bert_tasks.data.validator import ColumnMapping, RowValidator, Targets, check_columns, make_column_mapping
 from bert_tasks.errors import DataError
 from bert_tasks.paths import exists, is_file, is_folder
+from bert_tasks.storage import sha256_file, sha256_json
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -201,7 +200,7 @@ def read_table(
     options = {**asdict(how), "format": layout.name, "version": _VERSION}
     content = _content(path)
     carried = [] if keep == "none" and not skips else [keep, skips]
-    fingerprint = digest(content, options, [asdict(field) for field in plan.fields], labels, *carried)
+    fingerprint = sha256_json(content, options, [asdict(field) for field in plan.fields], labels, *carried)
     write = partial(_write_file, path, layout, how, plan)
     stored = kept_or_written(cache_folder(cache_dir, "tables"), fingerprint, write)
     rows = without_absent(stored.rows, columns)
@@ -361,7 +360,7 @@ def _content(path: Path) -> str:
             start = file.read(4)
         if start == b"PK\x03\x04":
             raise DataError(f"{path}: a zip file or a spreadsheet; unpack it or export it as csv")
-        return file_digest(path)
+        return sha256_file(path)
     except OSError as error:
         raise DataError(f"{path}: the file cannot be read: {error.strerror}") from error
 

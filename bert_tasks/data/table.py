@@ -10,10 +10,7 @@ Owns access to rows by number, in order and in batches. Must not know where they
 for.
 """
 
-import hashlib
 import json
-import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +23,7 @@ from bert_tasks.data.records import Record, rows_of
 from bert_tasks.data.validator import checked_together, fault_of
 from bert_tasks.errors import DataError
 from bert_tasks.paths import exists
+from bert_tasks.storage import atomic_path, move, sha256_file, sha256_json, temporary_path
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -53,16 +51,6 @@ def cache_folder(cache_dir: Path | None, part: str) -> Path:
     return folder
 
 
-def digest(*parts: Any) -> str:
-    """sha256 over plain values; mappings count by content, not by order."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def open_or_write(folder: Path, key: str, write: Write) -> "Dataset":
     """The rows stored under a key, written by ``write`` if they are not there or not sound."""
     return kept_or_written(folder, key, write).rows
@@ -85,7 +73,7 @@ def _sound(folder: Path, key: str) -> Stored | None:
     try:
         note = json.loads((folder / f"{key}.json").read_text())
         path = folder / Path(note["file"]).name
-        if file_digest(path) != note["sha256"]:
+        if sha256_file(path) != note["sha256"]:
             return None
         rows = Dataset.from_file(str(path))
         kept = Stored(rows, path, note["sha256"], tuple(note["notes"]))
@@ -98,18 +86,17 @@ def store(folder: Path, key: str | None, write: Write) -> Stored:
     """Writes rows through ``write(path)`` and opens them; without a key they are kept by content only."""
     from datasets import Dataset
 
-    with _temporary(folder) as temporary:
+    with _explained(folder), temporary_path(folder / "rows.arrow") as temporary:
         told = write(temporary)
         notes = () if told is None else tuple(told)
-        content = file_digest(temporary)
+        content = sha256_file(temporary)
         path = folder / f"{content}.arrow"
-        os.replace(temporary, path)
+        move(temporary, path, durable=False)  # reading compares the digest
     rows = Dataset.from_file(str(path))
     if key is not None:
         about = {"file": path.name, "rows": len(rows), "sha256": content, "notes": notes}
-        with _temporary(folder) as temporary:
+        with _explained(folder), atomic_path(folder / f"{key}.json", durable=False) as temporary:
             temporary.write_text(json.dumps(about))
-            os.replace(temporary, folder / f"{key}.json")
     return Stored(rows, path, content, notes)
 
 
@@ -149,14 +136,11 @@ def blocks(
 
 
 @contextmanager
-def _temporary(folder: Path) -> Iterator[Path]:
-    path = folder / f".{uuid.uuid4().hex}.part"
+def _explained(folder: Path) -> Iterator[None]:
     try:
-        yield path
+        yield
     except OSError as error:
         raise _unusable(folder, error) from error
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _unusable(folder: Path, error: OSError) -> DataError:
@@ -226,7 +210,7 @@ class RowTable:
             schema = table_schema(columns, [FAULT] if skips else [])
             table = Dataset.from_dict({name: [row.get(name) for row in numbered] for name in schema}, features=schema)
             table = without_absent(table, columns)
-        return cls(rows=table, source=source, fingerprint=digest(numbered))
+        return cls(rows=table, source=source, fingerprint=sha256_json(numbered))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -282,7 +266,7 @@ class RowTable:
 
     def select(self, indices: Sequence[int]) -> "RowTable":
         chosen = [int(index) for index in indices]
-        fingerprint = digest(self.fingerprint, chosen)
+        fingerprint = sha256_json(self.fingerprint, chosen)
         return replace(self, rows=self.rows.select(chosen), fingerprint=fingerprint, file=None)
 
 

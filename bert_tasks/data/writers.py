@@ -9,11 +9,9 @@ the rows mean.
 """
 
 import csv
-import errno
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,13 +19,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from bert_tasks.errors import UsageError
 from bert_tasks.paths import (
-    beside,
     exists,
     is_file,
     is_folder,
     is_link,
     resolved,
 )
+from bert_tasks.storage import atomic_path
 
 if TYPE_CHECKING:
     import pyarrow
@@ -50,19 +48,16 @@ def write_parquet(lines: Path, target: Path) -> None:
     from pyarrow import parquet
 
     schema = _schema(lines)
-    temporary = beside(lines.with_name(target.name), before=".", after=f".tmp-{os.getpid()}")
     try:
-        with parquet.ParquetWriter(temporary, schema) as writer:
+        with (
+            atomic_path(target, folder=lines.parent) as temporary,
+            parquet.ParquetWriter(temporary, schema) as writer,
+        ):
             for block in _blocks(lines):
                 columns = [_column(block, field.name, field.type) for field in schema]
                 writer.write_table(pyarrow.Table.from_arrays(columns, schema=schema))
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(target)
     except OSError as error:
-        raise write_failure(error, target, temporary) from None
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise write_failure(error, target) from None
 
 
 def _schema(lines: Path) -> "pyarrow.Schema":
@@ -289,25 +284,16 @@ def whole_file(path: Path, folder: Path | None = None) -> Iterator[TextIO]:
     Raises:
         UsageError: it cannot be written.
     """
-    temporary = beside(path if folder is None else folder / path.name, before=".", after=f".tmp-{os.getpid()}")
     try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
+        with (
+            atomic_path(path, folder=folder) as temporary,
+            temporary.open("w", encoding="utf-8", newline="") as file,
+        ):
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
     except OSError as error:
-        raise write_failure(error, path, temporary) from None
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise write_failure(error, path) from None
 
 
-def write_failure(error: OSError, path: Path, partial: Path) -> UsageError:
-    """Why a file cannot be written; of a full disk the bytes that were written and those that are free."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return UsageError(f"{path}: cannot write the output ({error.strerror})")
-    written = partial.stat().st_size if exists(partial) else 0
-    free = shutil.disk_usage(path.absolute().parent).free
-    return UsageError(
-        f"{path}: cannot write the output (no space left: {written} bytes written, more needed, {free} bytes free)"
-    )
+def write_failure(error: OSError, path: Path) -> UsageError:
+    """Why an output file cannot be written, as an error for the user."""
+    return UsageError(f"{path}: cannot write the output ({error.strerror})")

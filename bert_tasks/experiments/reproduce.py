@@ -6,7 +6,6 @@ one like any other, in a folder of its own.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from accelerate import Accelerator
 from bert_tasks.data.problems import missing_path
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import broadcast_from_main, main_process_first, make_accelerator
-from bert_tasks.paths import beside, exists, is_file, resolved
+from bert_tasks.paths import exists, is_file, resolved
 from bert_tasks.recipe.schema import Recipe, load_recipe
 from bert_tasks.run_dir import files as outputs
+from bert_tasks.storage import sha256_file, sibling_path
 from bert_tasks.terminal import write_message
 from bert_tasks.training.job import Job
 from bert_tasks.training.loop import run_job
@@ -100,7 +100,7 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
     folder = Path(run)
     facts = _facts(folder)
     named = folder if folder.name not in ("", "..") else resolved(folder)
-    home = beside(named, after="-reproduced") if output_dir is None else Path(output_dir)
+    home = sibling_path(named, suffix="-reproduced") if output_dir is None else Path(output_dir)
     if resolved(home.absolute()) == resolved(folder.absolute()):
         raise UsageError(f"--output-dir {home} is the run itself: choose another folder")
     recipe = _recipe(folder, home)
@@ -185,7 +185,7 @@ def _compared(folder: Path, home: Path, surroundings: tuple[Difference, ...]) ->
     weights = [path.relative_to(folder) for path in sorted((folder / outputs.MODEL).glob("*.safetensors"))]
     found: list[Difference] = [*_summaries(folder, home), *_courses(folder, home)]
     for name in weights:
-        before, now = _digest(folder / name), _digest(home / name)
+        before, now = (sha256_file(path) if is_file(path) else None for path in (folder / name, home / name))
         if before != now:
             found.append(Difference(where=f"{name} (sha256)", before=before, now=now))
     return Reproduction(
@@ -218,16 +218,6 @@ def _different(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
             yield from _different(f"{where}, {name}", left, right)
         elif name not in _TIMES and (left != right or (name in before) != (name in now)):
             yield Difference(where=f"{where}: {name}", before=left, now=right)
-
-
-def _digest(path: Path) -> str | None:
-    if not is_file(path):
-        return None
-    with path.open("rb") as file:
-        digest = sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _table(differences: Sequence[Difference]) -> list[str]:

@@ -8,11 +8,9 @@ Shape legend: N tokens, B sequences, L labels.
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
@@ -45,9 +43,9 @@ from bert_tasks.model.onnx import (
 from bert_tasks.model.predicting import batch_logits, canonical_row, checked_features, predict_rows, tokenizer_of
 from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.paths import beside, exists, is_folder, resolved
+from bert_tasks.paths import exists, is_folder, resolved
 from bert_tasks.run_dir.trained import load_trained
-from bert_tasks.storage import locked, reason, sync
+from bert_tasks.storage import atomic_folder, locked, sha256, sibling_path, weights_write_error
 from bert_tasks.tasks.base import Feature, Prediction, Task
 
 To = Literal["onnx", "int8"]
@@ -153,7 +151,7 @@ def export(
             "inputs": list(input_names(loaded.config)),
             "outputs": list(output_names(loaded)),
             "bytes": len(content),
-            "sha256": sha256(content).hexdigest(),
+            "sha256": sha256(content),
             **facts,
             "versions": _versions(),
         }
@@ -344,7 +342,7 @@ def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], target: 
     """Fills a folder in ``place`` and renames it. Raises CheckpointError if that cannot be done."""
     own = {"head.transitions": model.head.transitions} if isinstance(model.head, CRFHead) else None
     try:
-        with _renamed(target, place) as folder:
+        with atomic_folder(resolved(target), staging=place / "new", replaced=place / "replaced") as folder:
             save_folder(
                 folder,
                 config=saved_config(model),
@@ -356,10 +354,9 @@ def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], target: 
             files = sorted({path.name for path in folder.iterdir()})
             text = json.dumps({**record, "files": files}, indent=2, ensure_ascii=False)
             (folder / RECORD).write_text(text + "\n", "utf-8")
-            sync(folder / GRAPH)
-            sync(folder / RECORD)
     except OSError as error:
-        raise CheckpointError(f"{target}: cannot be written: {reason(error, target.parent, len(content))}") from error
+        reason = weights_write_error(error, target.parent, len(content))
+        raise CheckpointError(f"{target}: cannot be written: {reason}") from error
 
 
 @contextmanager
@@ -369,34 +366,10 @@ def _held(target: Path) -> Iterator[Path]:
     A killed export leaves at most this folder behind; the next one to the same target takes it over.
     """
     target = resolved(target)
-    place = beside(target, before=".", after=".exporting")
+    place = sibling_path(target, prefix=".", suffix=".exporting")
     try:
         with locked(place):
             yield place
     finally:
         with suppress(OSError):  # another process has it, or has just come
             place.rmdir()
-
-
-@contextmanager
-def _renamed(target: Path, place: Path) -> Iterator[Path]:
-    """A folder in ``place`` that becomes the target at the end, or is removed. An earlier export leaves last."""
-    target, staging, old = resolved(target), place / "new", place / "replaced"
-    for left in (staging, old):
-        shutil.rmtree(left, ignore_errors=True)
-    staging.mkdir()
-    try:
-        yield staging
-        sync(staging)
-        if exists(target):
-            target.rename(old)
-        try:
-            staging.rename(target)
-        except OSError:
-            if exists(old):
-                old.rename(target)
-            raise
-        sync(target.parent)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)

@@ -20,13 +20,11 @@ Owns that folder: what is in it, whose it is, and what of it can be gone on with
 part, each with its sha256. Must not know models or what rows mean.
 """
 
-import hashlib
 import io
 import json
 import logging
 import os
 import platform
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -34,11 +32,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any, Literal
 
-import torch
-
+from bert_tasks.checkpoints.load import tensors_digest
 from bert_tasks.data.columns import FAULT, PassthroughColumns
 from bert_tasks.data.features import tokenizer_content
-from bert_tasks.data.table import RowTable, digest, streamed
+from bert_tasks.data.table import RowTable, streamed
 from bert_tasks.data.writers import (
     DELIMITERS,
     FORMS,
@@ -61,8 +58,20 @@ from bert_tasks.model.inputs import Data
 from bert_tasks.model.onnx import DType
 from bert_tasks.model.predicting import tokenizer_of
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.paths import beside, exists, is_folder, resolved
-from bert_tasks.storage import LOCK, locked
+from bert_tasks.paths import exists, is_folder, resolved
+from bert_tasks.storage import (
+    LOCK,
+    atomic_path,
+    explained_disk_full,
+    is_temporary,
+    locked,
+    move,
+    remove_temporaries,
+    sha256,
+    sha256_json,
+    sha256_parts,
+    sibling_path,
+)
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Prediction, Task
 
@@ -248,7 +257,7 @@ class OutputDestination:
 
 def beside_output(path: Path, name: str) -> Path:
     """The place of a file that a task's format has beside the one asked for."""
-    return beside(path.with_name(path.stem), after=f".{name}")
+    return sibling_path(path.with_name(path.stem), suffix=f".{name}")
 
 
 def target_of(
@@ -275,7 +284,7 @@ def target_of(
         check_extension(path, others=known)
     rendered = writing.format is None and path.suffix in known
     form = path.suffix if rendered else path.suffix[1:] if writing.format is None else writing.format
-    rejects = _rejects(beside(path, after=".rejects.jsonl"), data, writing)
+    rejects = _rejects(sibling_path(path, suffix=".rejects.jsonl"), data, writing)
     return OutputDestination(path=linked(path), stream=None, form=form, rendered=rendered, rejects=rejects)
 
 
@@ -334,16 +343,11 @@ def finish(lines: Path, target: Path, *, form: str, raw: bool) -> None:
     elif form in DELIMITERS:
         write_table(lines, target, DELIMITERS[form], raw=raw)
     else:
-        _move(lines, target)
-
-
-def _move(lines: Path, target: Path) -> None:
-    try:
-        with lines.open("rb") as file:
-            os.fsync(file.fileno())
-        lines.replace(target)
-    except OSError as error:
-        raise write_failure(error, target, lines) from None
+        try:
+            with explained_disk_full(lines):
+                move(lines, target)
+        except OSError as error:
+            raise write_failure(error, target) from None
 
 
 def write_rejects(table: RowTable, target: Path) -> None:
@@ -378,16 +382,11 @@ _VERSIONED = ("bert-tasks", "torch", "transformers", "tokenizers", "onnxruntime"
 
 def model_fingerprint(model: TaskModel) -> str:
     """A sha256 over weights or graph, task, configuration and tokenizer."""
-    weights = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        weights.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        weights.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    if isinstance(model, ExportedModel):
-        weights.update(model.graph_sha256.encode())
+    weights = [tensors_digest(model.state_dict()), model.graph_sha256 if isinstance(model, ExportedModel) else None]
     task = model.task
     tuned = {name: getattr(task, name) for name in task.tuned}
     about = [f"{type(task).__module__}:{type(task).__qualname__}", task.labels, task.settings(), tuned]
-    return digest(weights.hexdigest(), about, model.hf_config, tokenizer_content(tokenizer_of(model)))
+    return sha256_json(weights, about, model.hf_config, tokenizer_content(tokenizer_of(model)))
 
 
 def prediction_facts(model: TaskModel, rows: str, dtype: DType, **settings: Any) -> dict[str, Any]:
@@ -398,7 +397,6 @@ def prediction_facts(model: TaskModel, rows: str, dtype: DType, **settings: Any)
 
 
 ROWS, LOG, MANIFEST = "rows.jsonl", "parts.jsonl", "manifest.json"
-_LEFTOVER = re.compile(r"\..*\.tmp-[0-9]+")
 _READ = 2**20
 
 _log = logging.getLogger("bert_tasks")
@@ -427,11 +425,11 @@ class _Note:
     @classmethod
     def of(cls, part: Part) -> "_Note":
         counts = {name: value for name, value in vars(part).items() if name != "content"}
-        return cls(size=len(part.content), sha256=hashlib.sha256(part.content).hexdigest(), **counts)
+        return cls(size=len(part.content), sha256=sha256(part.content), **counts)
 
 
 def parts_folder(output: Path) -> Path:
-    return beside(output, after=".parts")
+    return sibling_path(output, suffix=".parts")
 
 
 class Parts:
@@ -446,7 +444,7 @@ class Parts:
             self._rows = _opened(self.lines, sum(note.size for note in notes))
             self._log = _opened(parts_folder(output) / LOG, sum(len(_line(note)) for note in notes))
         except OSError as error:
-            raise write_failure(error, output, self.lines) from None
+            raise write_failure(error, output) from None
 
     def __len__(self) -> int:
         return len(self._notes)
@@ -460,12 +458,13 @@ class Parts:
         for part in parts:
             note = _Note.of(part)
             try:
-                self._rows.write(part.content)
-                self._rows.flush()
-                self._log.write(_line(note))
-                self._log.flush()
+                with explained_disk_full(self.lines):
+                    self._rows.write(part.content)
+                    self._rows.flush()
+                    self._log.write(_line(note))
+                    self._log.flush()
             except OSError as error:
-                told = write_failure(error, self.output, self.lines)
+                told = write_failure(error, self.output)
                 raise UsageError(f"{told}; the same command goes on with what is in {self.lines.parent}") from None
             self._notes.append(note)
 
@@ -518,7 +517,7 @@ def _kept(folder: Path, facts: Mapping[str, Any]) -> list[_Note]:
     found = _manifest(folder)
     if found is None:
         names = {path.name for path in folder.iterdir()} - {LOCK}
-        foreign = sorted(name for name in names if not _LEFTOVER.fullmatch(name))
+        foreign = sorted(name for name in names if not is_temporary(name))
         if foreign:
             raise UsageError(f"{folder} holds no unfinished prediction but {', '.join(foreign[:3])}: move it away")
         return []
@@ -546,7 +545,7 @@ def _sound(folder: Path) -> list[_Note]:
         with (folder / ROWS).open("rb") as rows, (folder / LOG).open("rb") as log:
             for line in log:
                 note = _Note(**json.loads(line))
-                if _digest(rows, note.size) != note.sha256:
+                if sha256_parts(_blocks(rows, note.size)) != note.sha256:
                     break
                 notes.append(note)
     except (OSError, ValueError, RecursionError, TypeError):  # the last line may be half a one
@@ -554,12 +553,10 @@ def _sound(folder: Path) -> list[_Note]:
     return notes
 
 
-def _digest(rows: IO[bytes], size: int) -> str:
-    found = hashlib.sha256()
+def _blocks(rows: IO[bytes], size: int) -> Iterator[bytes]:
     while size > 0 and (block := rows.read(min(size, _READ))):
-        found.update(block)
+        yield block
         size -= len(block)
-    return found.hexdigest()
 
 
 def _opened(path: Path, size: int) -> IO[bytes]:
@@ -575,18 +572,17 @@ def _line(note: _Note) -> bytes:
 
 
 def _write_manifest(folder: Path, facts: Mapping[str, Any], output: Path) -> None:
-    temporary = folder / f".{MANIFEST}.tmp-0"
     try:
-        temporary.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-        temporary.replace(folder / MANIFEST)
+        with atomic_path(folder / MANIFEST) as temporary:
+            temporary.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
     except OSError as error:
-        raise write_failure(error, output, temporary) from None
+        raise write_failure(error, output) from None
 
 
 def _sweep(folder: Path) -> None:
     """Removes what a prediction made there; foreign files stay."""
     if is_folder(folder):
-        _remove(folder, *(path.name for path in folder.iterdir() if _LEFTOVER.fullmatch(path.name)))
+        remove_temporaries(folder)
         _remove(folder, ROWS, LOG, MANIFEST)  # the manifest last: it says that the others are ours
 
 

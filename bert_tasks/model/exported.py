@@ -5,7 +5,6 @@ Must not know how the folder was made.
 """
 
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -24,6 +23,7 @@ from bert_tasks.model.onnx import GraphModel, check_libraries, external_tensor
 from bert_tasks.model.pretrained import stated_task, stored_reading
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import is_file, with_home
+from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import PredictionT, Task
 
 GRAPH, RECORD = "model.onnx", "export.json"
@@ -51,7 +51,7 @@ class ExportedModel(TaskModel[PredictionT]):
         for parameter in self.head.parameters():  # what is not read is the same in every copy
             parameter.detach().zero_()
         self.graph = GraphModel.of(self, graph)
-        self.graph_sha256 = sha256(graph).hexdigest()
+        self.graph_sha256 = sha256(graph)
         self.eval()
 
     @classmethod
@@ -131,7 +131,7 @@ def _checked_graph(path: Path) -> bytes:
     """
     stated = read_json(checked_file(path, RECORD), max_bytes=_MAX_RECORD_BYTES).get("sha256")
     content = checked_file(path, GRAPH).read_bytes()
-    if sha256(content).hexdigest() != stated:
+    if sha256(content) != stated:
         raise CheckpointError(f"{path / GRAPH}: damaged or changed, its sha256 is not that of {RECORD}: export anew")
     try:
         external = external_tensor(content)

@@ -15,10 +15,11 @@ from bert_tasks.data.features import Samples, cached_features
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.readers import Frame, ReadOptions, read_table, rows_in_memory
 from bert_tasks.data.stored_reading import known_names, reading_of_file, renamed_row
-from bert_tasks.data.table import RowTable, file_digest
+from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 from bert_tasks.model.predicting import as_row, checked_features, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.storage import sha256_file
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Task
 
@@ -152,7 +153,7 @@ def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
     """
     key = {
         "task": f"{type(task).__module__}:{type(task).__qualname__}",
-        "code": None if type(task) in TASKS.values() else file_digest(Path(inspect.getfile(type(task)))),
+        "code": None if type(task) in TASKS.values() else sha256_file(Path(inspect.getfile(type(task)))),
         "labels": list(task.labels),
         "settings": task.settings(),
         "embeddings": [model.config.vocab_size, model.config.type_vocab_size],  # what the ids are checked against

@@ -9,7 +9,6 @@ flushed to the disk; the manifest last; then the rename; then the pointers ``lat
 end.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -26,7 +25,14 @@ from torch import Tensor
 from bert_tasks.checkpoints.load import checked_file, read_json, read_safetensors
 from bert_tasks.errors import CheckpointError
 from bert_tasks.paths import exists, is_folder, is_link
-from bert_tasks.storage import failure, sync
+from bert_tasks.storage import (
+    atomic_folder,
+    atomic_path,
+    is_temporary,
+    move,
+    sha256_file,
+    weights_write_error,
+)
 
 FOLDER = "checkpoints"
 LATEST, BEST = "latest", "best"
@@ -34,7 +40,7 @@ MANIFEST = "manifest.json"
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 _FILES = (_WEIGHTS, _OPTIMIZER, _STATE)
 _NAME = re.compile(r"ckpt-([0-9]{1,18})")
-_LEFTOVER = re.compile(r"ckpt-[0-9]+\.(tmp|old)-[0-9]+|\.(latest|best)\.tmp-[0-9]+")
+_LEFTOVER = re.compile(r"ckpt-[0-9]+\.(tmp|old)-[0-9]+")
 _REPLACED = re.compile(r"(ckpt-[0-9]+)\.replaced-[0-9]+")
 _MOST_JSON_BYTES = 64 * 2**20
 
@@ -76,14 +82,12 @@ def save_checkpoint(folder: Path, state: RunState, *, facts: Mapping[str, Any], 
         CheckpointError: it cannot be written. Those before it are untouched.
     """
     target = folder / f"ckpt-{state.step}"
-    staging = folder / f"{target.name}.tmp-{os.getpid()}"
+    # A folder that has the name is damaged and was skipped, or lacks the evaluation after its step.
+    staging, replaced = (folder / f"{target.name}.{kind}-{os.getpid()}" for kind in ("tmp", "replaced"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
+        with atomic_folder(target, staging=staging, replaced=replaced):
             _write(staging, state, {**facts, "best_step": best_step})
-            _publish(staging, target)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
         _point(folder, LATEST, target.name)
         if is_folder(folder / f"ckpt-{best_step}"):
             _point(folder, BEST, f"ckpt-{best_step}")
@@ -129,8 +133,8 @@ def sweep(folder: Path) -> None:
     for path in folder.iterdir():
         replaced = _REPLACED.fullmatch(path.name)
         if replaced and not exists(folder / replaced[1]):
-            path.rename(folder / replaced[1])  # killed between the two renames: its successor never got the name
-        elif replaced or _LEFTOVER.fullmatch(path.name):
+            move(path, folder / replaced[1])  # killed between the two renames: its successor never got the name
+        elif replaced or _LEFTOVER.fullmatch(path.name) or is_temporary(path.name, (LATEST, BEST)):
             shutil.rmtree(path) if is_folder(path) and not is_link(path) else path.unlink()
 
 
@@ -160,33 +164,14 @@ def read_weights(folder: Path, step: int) -> dict[str, Tensor]:
 
 
 def _write(staging: Path, state: RunState, facts: Mapping[str, Any]) -> None:
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir()
     progress = json.dumps(state.progress, indent=1, ensure_ascii=False, allow_nan=False)
     (staging / _STATE).write_text(progress + "\n", encoding="utf-8")
-    mode = (staging / _STATE).stat().st_mode & 0o777  # safetensors makes its files private; the umask decides here
     for name, tensors in ((_WEIGHTS, state.weights), (_OPTIMIZER, state.optimizer)):
         save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, staging / name)
-        (staging / name).chmod(mode)
-    for name in _FILES:
-        sync(staging / name)
-    files = {name: {"sha256": _digest(staging / name), "size": (staging / name).stat().st_size} for name in _FILES}
+    files = {name: {"sha256": sha256_file(staging / name), "size": (staging / name).stat().st_size} for name in _FILES}
     manifest = {"step": state.step, **facts, "files": files}
     text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False)
     (staging / MANIFEST).write_text(text + "\n", encoding="utf-8")
-    sync(staging / MANIFEST)
-    sync(staging)
-
-
-def _publish(staging: Path, target: Path) -> None:
-    """Gives the folder its name. One that has it is damaged and was skipped, or lacks the evaluation after its step."""
-    replaced = target.with_name(f"{target.name}.replaced-{os.getpid()}")
-    if exists(target):
-        target.rename(replaced)
-    staging.rename(target)
-    if exists(replaced):
-        shutil.rmtree(replaced)
-    sync(target.parent)
 
 
 def _prune(folder: Path, *, step: int, keep_last: int) -> None:
@@ -208,15 +193,14 @@ def _best_step(path: Path) -> object:
 def _remove(path: Path) -> None:
     """Renames first: a kill in between must not leave a checkpoint that lacks files."""
     doomed = path.with_name(f"{path.name}.old-{os.getpid()}")
-    path.rename(doomed)
+    move(path, doomed)
     shutil.rmtree(doomed)
 
 
 def _point(folder: Path, name: str, target: str) -> None:
     """A small file that names a checkpoint, for people and scripts; resuming goes by the manifests."""
-    temporary = folder / f".{name}.tmp-{os.getpid()}"
-    temporary.write_text(target + "\n", encoding="utf-8")
-    temporary.replace(folder / name)
+    with atomic_path(folder / name) as temporary:
+        temporary.write_text(target + "\n", encoding="utf-8")
 
 
 def _verified(path: Path) -> RunState:
@@ -226,7 +210,7 @@ def _verified(path: Path) -> RunState:
         raise CheckpointError(f"{path / MANIFEST} is not the manifest of {path.name}")
     for name in _FILES:
         file, stated = checked_file(path, name), files.get(name)
-        if not isinstance(stated, dict) or stated.get("sha256") != _digest(file):
+        if not isinstance(stated, dict) or stated.get("sha256") != sha256_file(file):
             raise CheckpointError(f"{file} is damaged: its content is not what the manifest says")
     return RunState(
         step=int(path.name.removeprefix("ckpt-")),
@@ -236,13 +220,9 @@ def _verified(path: Path) -> RunState:
     )
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _told(error: OSError | SafetensorError, folder: Path, state: RunState) -> str:
     """Why it failed, and what the run can go on from when that is mended."""
-    reason = failure(error, folder, [*state.weights.values(), *state.optimizer.values()])
+    size = sum(tensor.nbytes for tensor in (*state.weights.values(), *state.optimizer.values()))
+    reason = weights_write_error(error, folder, size)
     kept = checkpoints(folder)
     return f"{reason}. The run can go on from {kept[-1].name}" if kept else reason

@@ -10,7 +10,6 @@ is never sent back. Must not know how batches are formed, or what is in a body.
 
 import asyncio
 import base64
-import hashlib
 import json
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -34,6 +33,7 @@ from bert_tasks.serving.requests import (
     answers_schema,
     request_schema,
 )
+from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Prediction, Task
 
 
@@ -57,7 +57,7 @@ def page() -> tuple[bytes, str]:
 
 def _source(content: bytes, element: bytes) -> str:
     found = re.findall(b"<%b>(.*?)</%b>" % (element, element), content, flags=re.DOTALL)
-    hashes = [base64.b64encode(hashlib.sha256(part).digest()).decode() for part in found]
+    hashes = [base64.b64encode(bytes.fromhex(sha256(part))).decode() for part in found]
     return " ".join(f"'sha256-{value}'" for value in hashes)
 
 

@@ -14,9 +14,8 @@ Owns what is compared before the first step, and the error that names what diffe
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
@@ -30,6 +29,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.model.predicting import tokenizer_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.run_dir import files as outputs
+from bert_tasks.storage import sha256_parts
 from bert_tasks.training import state as run_folder
 from bert_tasks.training.evaluation import TrainerState, best_metric, chosen_set, lower_is_better
 from bert_tasks.training.job import Job
@@ -167,12 +167,14 @@ def metric_facts(job: Job) -> dict[str, Any]:
 
 
 def weights_digest(model: TaskModel) -> str:
-    """sha256 over all weights, a new head's included: what training starts from."""
-    digest = sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(name.encode())
-        digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    """The sha256 over all weights, those of a new head included: what training starts from."""
+
+    def parts() -> Iterator[bytes | memoryview]:
+        for name, parameter in sorted(model.named_parameters()):
+            yield name.encode()
+            yield parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
+
+    return sha256_parts(parts())
 
 
 def tracker_config(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

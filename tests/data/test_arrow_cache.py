@@ -147,6 +147,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(DataError, match=r"the cache cannot be written .*No space left"):
+    with pytest.raises(DataError, match=r"the cache cannot be written .*no space left"):
         store(tmp_path, "key", full)
     assert list(tmp_path.iterdir()) == []

@@ -18,6 +18,7 @@ from onnx.external_data_helper import set_external_data
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
+from bert_tasks import storage
 from bert_tasks.api import fit
 from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, DataError, UsageError
@@ -348,7 +349,7 @@ def test_nothing_is_left_of_what_fails(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(exporting, "sync", interrupted)
+    monkeypatch.setattr(storage, "sync", interrupted)
     for target in ("kept", "new"):
         with pytest.raises(KeyboardInterrupt):
             again(tmp_path / target, overwrite=True)

@@ -215,12 +215,12 @@ def test_a_death_while_the_folder_is_opened_is_no_obstacle(dropout_checkpoint, t
             raise Death
         return original(path, target)
 
-    original = type(tmp_path).replace
+    original = os.replace
     job_files = {"recipe.toml": "task"}
     with monkeypatch.context() as patch:
         patch.setattr(runs, "Job", lambda **fields: Job(**fields, provenance=job_files))
-        patch.setattr("bert_tasks.run_dir.files.Path.replace", replace)
-        patch.setattr("bert_tasks.run_dir.files.Path.unlink", lambda path, missing_ok=False: None)
+        patch.setattr(os, "replace", replace)
+        patch.setattr("bert_tasks.storage.Path.unlink", lambda path, missing_ok=False: None)
         with pytest.raises(Death):
             run(tmp_path / "run", dropout_checkpoint)
     assert list((tmp_path / "run").glob(f".{written}.tmp-*"))
