@@ -21,10 +21,9 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import PerTokenHead, SequenceHead
 from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.errors import CheckpointError
+from bert_tasks.families.base import Family
 from bert_tasks.families.registry import (
     CONFIG_KEY,
-    Family,
-    HeadKind,
     encoder_config,
     family_of,
     head_kind,
@@ -69,7 +68,7 @@ class Inspection:
     folder: str
     family: str
     architectures: tuple[str, ...]
-    head: HeadKind
+    head: str
     sizes: Sizes
     usable_length: int
     dtypes: tuple[str, ...]
@@ -124,7 +123,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     hf_config = read_config(folder)
     family, config = family_of(hf_config), encoder_config(hf_config)
     known = head_kind(hf_config)
-    head: HeadKind = "base" if known is None else known
+    head: str = "base" if known is None else known
     labels = _labels(hf_config, head)
     tensors = read_weights(folder)
     shapes, names = _expected(family, config, head, tensors, num_labels=len(labels))
@@ -152,7 +151,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
 
 
 def _expected(
-    family: Family, config: EncoderConfig, head: HeadKind, tensors: Mapping[str, Tensor], *, num_labels: int
+    family: Family, config: EncoderConfig, head: str, tensors: Mapping[str, Tensor], *, num_labels: int
 ) -> tuple[dict[str, torch.Size], dict[str, tuple[str, ...]]]:
     """Shapes and Hugging Face names of the parameters that the folder should hold."""
     pooler = head == "base" and pooler_is_there(family, tensors)
@@ -187,7 +186,7 @@ def _model_files(folder: Path) -> dict[str, int]:
     return {file.name: file.stat().st_size for file in files if is_model_file(file.name)}
 
 
-def _labels(hf_config: Mapping[str, Any], head: HeadKind) -> tuple[str, ...]:
+def _labels(hf_config: Mapping[str, Any], head: str) -> tuple[str, ...]:
     """Label names by id; for a classifier transformers' default names where the config has only a number."""
     names = label_names(hf_config)
     if names or isinstance(hf_config.get("id2label"), dict):

@@ -12,7 +12,6 @@ are read by weights.py; families.py owns the names.
 import json
 import os
 import pickle
-import re
 import stat
 import struct
 import warnings
@@ -27,7 +26,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_tasks.errors import CheckpointError, PathError
-from bert_tasks.families.registry import CONFIG_KEY, Family, droppable_prefixes
+from bert_tasks.families.base import BUFFERS, Family
+from bert_tasks.families.registry import CONFIG_KEY, current_name, droppable_prefixes
 from bert_tasks.paths import exists, is_file, is_link, lexists, resolved
 from bert_tasks.storage import sha256_parts
 
@@ -292,12 +292,6 @@ _FORMATS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
 }
 
 
-# Names of TensorFlow's layer norm parameters, which transformers wrote until 2019 and writes again when a model loaded
-# from such a file is saved.
-_OLD_NORM_NAMES = {"gamma": "weight", "beta": "bias"}
-_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
     """What became of each key of the file, in Hugging Face's names.
@@ -440,18 +434,13 @@ def _full_names(
     return names, clashes
 
 
-def current_name(key: str) -> str:
-    """A key with the old layer norm names replaced."""
-    return re.sub(r"\.(gamma|beta)$", lambda match: "." + _OLD_NORM_NAMES[match[1]], key)
-
-
 def _classify(keys: set[str], family: Family) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Splits unused keys into dropped heads, ignored buffers and unknown ones."""
     prefixes = droppable_prefixes(family)
     dropped, ignored, unknown = [], [], []
     for key in sorted(keys):
         current = current_name(key)
-        if current.endswith(_BUFFERS):
+        if current.endswith(BUFFERS):
             ignored.append(key)
         elif current.startswith(prefixes) or (family.prefix + current).startswith(prefixes):
             dropped.append(key)

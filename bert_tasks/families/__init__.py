@@ -1,1 +1,1 @@
-"""The encoder families that can be loaded and saved, as data."""
+"""The encoder families that can be loaded and saved: one data file each, which defines ``FAMILY``."""

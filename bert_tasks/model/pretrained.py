@@ -34,7 +34,6 @@ from bert_tasks.encoder.heads import label_dims, reordered
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families.registry import (
     CONFIG_KEY,
-    HeadKind,
     encoder_config,
     family_of,
     head_kind,
@@ -59,7 +58,7 @@ class _Folder:
 
     path: Path
     hf_config: dict[str, Any]
-    head: HeadKind | None
+    head: str | None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -403,7 +402,7 @@ def save_task_model(model: "TaskModel", folder: Path) -> None:
     check_names(model)
     family = family_of(model.hf_config)
     kind = model.task.hf_head
-    head: HeadKind = "base" if kind is None else kind
+    head: str = "base" if kind is None else kind
     names = parameter_map(family, model.config, head=head, pooler=False)
     state: dict[str, Tensor] = dict(model.state_dict())
     own = {key: value for key, value in state.items() if key not in names}
@@ -421,7 +420,7 @@ def save_task_model(model: "TaskModel", folder: Path) -> None:
 def saved_config(model: "TaskModel") -> dict[str, Any]:
     """config.json of a saved model: the loaded one, updated, with one key of our own."""
     family, task = family_of(model.hf_config), model.task
-    head: HeadKind = "base" if task.hf_head is None else task.hf_head
+    head: str = "base" if task.hf_head is None else task.hf_head
     entry: dict[str, Any] = {
         "task": registered_name(type(task)),
         "settings": task.settings(),

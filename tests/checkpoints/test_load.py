@@ -16,7 +16,7 @@ from bert_tasks.checkpoints.load import Matched, match_weights
 from bert_tasks.encoder.heads import PerTokenHead, SequenceHead
 from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.errors import CheckpointError
-from bert_tasks.families.registry import HeadKind, encoder_config, family_of, parameter_map
+from bert_tasks.families.registry import encoder_config, family_of, parameter_map
 from bert_tasks.model.encoder import Encoder
 from support.hf_models import FAMILIES, HEADS, PREFIX, Head, hf_class, hf_config, hf_model
 
@@ -94,7 +94,7 @@ def small_model(family: str, head: Head = "base") -> PreTrainedModel:
     return hf_model(family, head, dtype=torch.float32)
 
 
-def match(model: PreTrainedModel, tensors: dict[str, Tensor], *, head: HeadKind = "base", **options: Any) -> Matched:
+def match(model: PreTrainedModel, tensors: dict[str, Tensor], *, head: str = "base", **options: Any) -> Matched:
     """Matches ``tensors`` with a model of the shape of ``model`` (its pooler included)."""
     config = model.config.to_dict()
     family = family_of(config)
@@ -104,7 +104,7 @@ def match(model: PreTrainedModel, tensors: dict[str, Tensor], *, head: HeadKind 
     return match_weights(tensors, names, shapes=shapes, family=family, **options)
 
 
-def our_shapes(config: dict[str, Any], *, head: HeadKind, num_labels: int, pooler: bool) -> dict[str, torch.Size]:
+def our_shapes(config: dict[str, Any], *, head: str, num_labels: int, pooler: bool) -> dict[str, torch.Size]:
     ours = encoder_config(config)
     with torch.device("meta"):
         modules: dict[str, torch.nn.Module] = {"stack": TransformerEncoder(ours)}

@@ -1,0 +1,51 @@
+"""ALBERT (Lan et al., 2020): narrow embeddings that are always projected, and layers that share their parameters."""
+
+from bert_tasks.families.base import (
+    BERT_FIELDS,
+    BERT_ONLY_VALUES,
+    EMBEDDING_KEYS,
+    Family,
+    KeyRow,
+    architectures,
+    head_keys,
+    layer_keys,
+)
+
+FAMILY = Family(
+    model_type="albert",
+    prefix="albert.",
+    fields={
+        **BERT_FIELDS,
+        "vocab_size": ("vocab_size", 30000),
+        "embedding_size": ("embedding_size", 128),
+        "hidden_size": ("hidden_size", 4096),
+        "num_hidden_groups": ("num_hidden_groups", 1),
+        "num_attention_heads": ("num_attention_heads", 64),
+        "intermediate_size": ("intermediate_size", 16384),
+        "hidden_act": ("hidden_act", "gelu_new"),
+        "hidden_dropout_prob": ("hidden_dropout_prob", 0.0),
+        "attention_probs_dropout_prob": ("attention_probs_dropout_prob", 0.0),
+    },
+    keys=(
+        *EMBEDDING_KEYS,
+        KeyRow("stack.embeddings.projection", ("encoder.embedding_hidden_mapping_in",)),
+        *layer_keys(
+            "encoder.albert_layer_groups.{i}.albert_layers.0.",
+            qkv=("attention.query", "attention.key", "attention.value"),
+            attention_output="attention.dense",
+            attention_norm="attention.LayerNorm",
+            intermediate="ffn",
+            output="ffn_output",
+            output_norm="full_layer_layer_norm",
+        ),
+    ),
+    pooler="pooler",
+    heads=head_keys(dense="albert.pooler", output="classifier"),
+    architectures=architectures("Albert"),
+    pretraining=("predictions.", "sop_classifier."),
+    head_activation="tanh",
+    sequence_dropout={"classifier_dropout_prob": 0.1},
+    token_dropout={"classifier_dropout_prob": 0.1, "hidden_dropout_prob": 0.0},
+    options={"project_embeddings": True, "feed_forward_dropout": 0.0},
+    only_values={**BERT_ONLY_VALUES, "inner_group_num": 1},
+)

@@ -1,0 +1,40 @@
+"""DistilBERT (Sanh et al., 2019): no segments, no pooler, no dropout after attention, and names of its own."""
+
+from bert_tasks.families.base import BERT_FIELDS, EMBEDDING_KEYS, Family, architectures, head_keys, layer_keys
+
+FAMILY = Family(
+    model_type="distilbert",
+    prefix="distilbert.",
+    fields={
+        **BERT_FIELDS,
+        "hidden_size": ("dim", 768),
+        "num_hidden_layers": ("n_layers", 6),
+        "num_attention_heads": ("n_heads", 12),
+        "intermediate_size": ("hidden_dim", 3072),
+        "hidden_act": ("activation", "gelu"),
+        "hidden_dropout_prob": ("dropout", 0.1),
+        "attention_probs_dropout_prob": ("attention_dropout", 0.1),
+        "type_vocab_size": ("", 0),
+        "layer_norm_eps": ("", 1e-12),
+    },
+    keys=EMBEDDING_KEYS
+    + layer_keys(
+        "transformer.layer.{i}.",
+        qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        attention_output="attention.out_lin",
+        attention_norm="sa_layer_norm",
+        intermediate="ffn.lin1",
+        output="ffn.lin2",
+        output_norm="output_layer_norm",
+    ),
+    pooler=None,
+    heads=head_keys(dense="pre_classifier", output="classifier"),
+    architectures=architectures("DistilBert"),
+    pretraining=("vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
+    head_activation="relu",
+    sequence_dropout={"seq_classif_dropout": 0.2},
+    token_dropout={"dropout": 0.1},
+    span_dropout={"qa_dropout": 0.1},
+    options={"attention_output_dropout": 0.0},
+    has_segments=False,
+)
