@@ -1,1 +1,1 @@
-"""The encoder in plain torch: configuration, packing, attention, layers and heads. Knows no checkpoint names."""
+"""The encoder in plain torch: configuration, packing, attention, layers, heads and the CRF."""

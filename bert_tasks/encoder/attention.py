@@ -1,20 +1,15 @@
-"""Attention with dropout of its weights on the CPU, where torch has no fast kernel for it.
+"""Self-attention over packed or padded tokens.
 
-Owns one autograd function. The sequences are handled in pieces whose weights stay in the processor's cache; of every
-weight four bytes and its random word are kept for the backward pass. The mathematics are those of
-``scaled_dot_product_attention``, the probabilities those of dropout.py.
+``attend`` is the one place that knows where sequences begin and end, and chooses the kernel. A layer passes queries,
+keys and values in one tensor, because one product makes them and one gather regroups them. On the CPU, where torch has
+no fast kernel that drops attention weights, training with attention dropout takes ``attention_with_dropout``.
 
-Shape legend: B sequences, T length, A heads, D head size, M = B * A.
-
-Self-attention over packed or padded rows.
-
-Owns ``attend``, the one place that knows where sequences begin and end, and the choice of kernel. A layer hands over
-queries, keys and values side by side, because they are made by one product and regrouped by one gather.
-
-Shape legend: N rows, A heads, D head size, H = A * D, P rows of the padded groups.
+Shape legend: N tokens (rows of a layout), B sequences, T padded length, A heads, D head size, H = A * D, M = B * A,
+P rows of the padded groups.
 """
 
 import math
+from collections.abc import Callable
 from itertools import repeat
 from typing import Any, Literal
 
@@ -23,88 +18,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bert_tasks.encoder.dropout import keep_mask, keep_scale, random_bits, uses_random_bits
-from bert_tasks.encoder.packing import Packed, Padded, Regroup
-
-# Weights of one piece: 1 MiB in float32. Larger pieces leave the cache, smaller ones cost more calls.
-_PIECE = 2**18
-
-
-def attention_with_dropout(qkv: Tensor, mask: Tensor | None, p: float) -> Tensor:
-    """Context ``[B, T, A, D]`` of attention whose weights are dropped with probability ``p``.
-
-    Args:
-        qkv: ``[B, T, 3, A, D]`` queries, keys and values on the CPU, float32 or float64.
-        mask: ``[B, 1, 1, T]`` True at keys that may be seen; None: all.
-    """
-    context: Tensor = _AttentionWithDropout.apply(qkv, mask, p)  # type: ignore[no-untyped-call]  # torch
-    return context
-
-
-class _AttentionWithDropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, mask: Tensor | None, p: float) -> Tensor:
-        batch, length, _, heads, size = qkv.shape
-        query, key, value = by_head = qkv.permute(2, 0, 3, 1, 4).reshape(3, batch * heads, length, size)
-        weights = qkv.new_empty(batch * heads, length, length)
-        words = random_bits(weights.shape)
-        context = torch.empty_like(query)  # [M, T, D]
-        biases = repeat(None) if mask is None else _in_pieces(_bias(mask, heads, qkv.dtype), length)
-        for q, k, v, weight, word, out, bias in zip(
-            *(_in_pieces(tensor, length) for tensor in (query, key, value, weights, words, context)),
-            biases,
-            strict=False,
-        ):
-            torch.softmax(_scores(q, k, bias, out=weight), -1, out=weight)
-            factors = keep_mask(word, p, out=torch.empty_like(weight))
-            torch.bmm(factors.mul_(weight), v, out=out)
-        context *= keep_scale(p)
-        ctx.save_for_backward(by_head, weights, words)
-        ctx.p = p
-        return context.view(batch, heads, length, size).transpose(1, 2).contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        by_head, weights, words = ctx.saved_tensors
-        batch, length, heads, size = gradient.shape
-        gradients = torch.empty_like(by_head)  # [3, M, T, D]
-        of_context = (gradient.transpose(1, 2) * keep_scale(ctx.p)).reshape(-1, length, size)  # [M, T, D]
-        tensors = (*by_head, weights, words, of_context, *gradients)
-        for q, k, v, weight, word, outer, of_q, of_k, of_v in zip(
-            *(_in_pieces(tensor, length) for tensor in tensors), strict=True
-        ):
-            factors = keep_mask(word, ctx.p, out=torch.empty_like(weight))
-            torch.bmm((weight * factors).transpose(1, 2), outer, out=of_v)
-            of_weight = torch.bmm(outer, v.transpose(1, 2)).mul_(factors)
-            of_score = torch._softmax_backward_data(of_weight, weight, -1, weight.dtype)
-            torch.bmm(of_score, k, out=of_q)
-            torch.bmm(of_score.transpose(1, 2), q, out=of_k)
-        gradients[:2] *= 1 / math.sqrt(size)
-        return gradients.view(3, batch, heads, length, size).permute(1, 3, 0, 2, 4).contiguous(), None, None
-
-
-def _in_pieces(tensor: Tensor, length: int) -> tuple[Tensor, ...]:
-    """``[M, ...]`` as views of as many matrices each as have ``_PIECE`` weights."""
-    return torch.split(tensor, max(1, _PIECE // (length * length)))
-
-
-def _scores(query: Tensor, key: Tensor, bias: Tensor | None, *, out: Tensor) -> Tensor:
-    """``[M, T, T]`` scaled products, with what keeps masked keys from being seen."""
-    scale = 1 / math.sqrt(query.shape[-1])
-    if bias is None:
-        return torch.baddbmm(out, query, key.transpose(1, 2), beta=0, alpha=scale, out=out)
-    return torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale, out=out)
-
-
-def _bias(mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
-    hidden = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)  # [B, 1, 1, T]
-    return hidden.expand(-1, heads, 1, -1).reshape(-1, 1, mask.shape[-1])
-
+from bert_tasks.encoder.packing import Packed, Padded
 
 Backend = Literal["grouped", "varlen"]
 
+# Attention weights of one piece: 1 MiB in float32. Larger pieces leave the cache, smaller ones cost more calls.
+_PIECE = 2**18
+
 
 def attention_backend(*, device: torch.device, dtype: torch.dtype, head_size: int, dropout: float) -> Backend:
-    """The kernel for packed rows: ``varlen`` (CUDA's variable-length flash attention) or ``grouped``.
+    """The kernel for packed tokens: ``varlen`` (CUDA's variable-length flash attention) or ``grouped``.
 
     The variable-length kernel of torch 2.13 takes half precision and head sizes that are multiples of 8 up to 256, and
     hard-codes dropout 0. Everything else, attention dropout while training included, takes the grouped path, so that no
@@ -120,31 +43,33 @@ def attend(qkv: Tensor, layout: Packed | Padded, *, dropout: float) -> Tensor:
 
     Args:
         qkv: ``[N, 3, A, D]`` queries, keys and values.
-        layout: where the sequences lie among the rows.
+        layout: where the sequences are.
         dropout: probability of dropping an attention weight; 0 outside training.
 
     Returns:
-        ``[N, H]`` context rows. Rows of a padded layout that hold no token are not meaningful.
+        ``[N, H]`` context. At the padding of a padded layout it has no meaning.
     """
     if isinstance(layout, Padded):
         mask = layout.mask[:, None, None, :]  # [B, 1, 1, T]
         return _attend_rectangle(qkv, layout.batch, layout.length, mask, dropout)
     backend = attention_backend(device=qkv.device, dtype=qkv.dtype, head_size=qkv.shape[-1], dropout=dropout)
-    return _attend_varlen(qkv, layout) if backend == "varlen" else _attend_groups(qkv, layout, dropout)
+    if backend == "varlen":
+        return _attend_varlen(qkv, layout)
+    return _attend_groups(qkv, layout, dropout)
 
 
 def attend_first(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: float) -> Tensor:
-    """Attention of each sequence's first token alone, for heads that read nothing else.
+    """Attention of each sequence's first token alone, for heads that read no other.
 
     Args:
-        query: ``[B, A, D]`` of the first tokens, in the order of the rows (``layout.offsets``).
-        key_value: ``[N, 2, A, D]`` keys and values of all rows.
+        query: ``[B, A, D]`` of the first tokens, in the order of the rows (``layout.cu_seqlens``).
+        key_value: ``[N, 2, A, D]`` keys and values of all tokens.
 
     Returns:
-        ``[B, H]`` context rows, in the order of the rows.
+        ``[B, H]`` context, in the order of the rows.
     """
     if layout.regroup is not None:
-        key_value = _pad(key_value, layout.regroup)  # [P, 2, A, D]
+        key_value = _pad(key_value, layout.regroup.gather, layout.regroup.scatter)  # [P, 2, A, D]
     contexts = []
     for group, first in zip(
         layout.groups, torch.split(query, [group.sequences for group in layout.groups]), strict=True
@@ -159,17 +84,20 @@ def attend_first(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: f
 
 
 def _attend_groups(qkv: Tensor, layout: Packed, dropout: float) -> Tensor:
-    if layout.regroup is not None:
-        qkv = _pad(qkv, layout.regroup)  # [P, 3, A, D]
+    """``[N, 3, A, D] -> [N, H]`` group by group, each padded to its longest sequence for attention alone."""
+    regroup = layout.regroup
+    if regroup is not None:
+        qkv = _pad(qkv, regroup.gather, regroup.scatter)  # [P, 3, A, D]
     contexts = [
         _attend_rectangle(qkv[group.rows], group.sequences, group.length, group.mask, dropout)
         for group in layout.groups
     ]
     context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)
-    return context if layout.regroup is None else _unpad(context, layout.regroup)
+    return context if regroup is None else _unpad(context, regroup.scatter)
 
 
 def _attend_rectangle(qkv: Tensor, batch: int, length: int, mask: Tensor | None, dropout: float) -> Tensor:
+    """``[B * T, 3, A, D] -> [B * T, H]`` of sequences that are padded to one length."""
     _, _, heads, size = qkv.shape
     qkv = qkv.view(batch, length, 3, heads, size)
     if uses_random_bits(qkv, dropout):
@@ -180,17 +108,18 @@ def _attend_rectangle(qkv: Tensor, batch: int, length: int, mask: Tensor | None,
 
 
 def _attend_varlen(qkv: Tensor, layout: Packed) -> Tensor:
+    """``[N, 3, A, D] -> [N, H]`` with CUDA's kernel for sequences of different lengths."""
     from torch.nn.attention.varlen import varlen_attn
 
     query, key, value = qkv.unbind(1)  # [N, A, D]
-    context = varlen_attn(query, key, value, layout.offsets, layout.offsets, layout.longest, layout.longest)
+    context = varlen_attn(query, key, value, layout.cu_seqlens, layout.cu_seqlens, layout.longest, layout.longest)
     if isinstance(context, tuple):  # only with return_aux, which is not asked for
         context, *_ = context
     return context.flatten(1)
 
 
 class _Pad(torch.autograd.Function):
-    """Packed rows into padded groups. Padding shows row 0 and attention masks it, so its gradient is not wanted."""
+    """Packed rows into padded groups. Padding shows row 0 and attention masks it, so its gradient is dropped."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, gather: Tensor, scatter: Tensor) -> Tensor:
@@ -219,11 +148,83 @@ class _Unpad(torch.autograd.Function):
         return padded.index_copy_(0, scatter, gradient), None
 
 
-def _pad(rows: Tensor, regroup: Regroup) -> Tensor:
-    padded: Tensor = _Pad.apply(rows, regroup.gather, regroup.scatter)  # type: ignore[no-untyped-call]  # torch
-    return padded
+_pad: Callable[[Tensor, Tensor, Tensor], Tensor] = _Pad.apply
+_unpad: Callable[[Tensor, Tensor], Tensor] = _Unpad.apply
 
 
-def _unpad(rows: Tensor, regroup: Regroup) -> Tensor:
-    packed: Tensor = _Unpad.apply(rows, regroup.scatter)  # type: ignore[no-untyped-call]  # torch
-    return packed
+def attention_with_dropout(qkv: Tensor, mask: Tensor | None, p: float) -> Tensor:
+    """Attention whose weights are dropped with probability ``p``, as ``scaled_dot_product_attention`` computes it.
+
+    It works in pieces whose weights stay in the processor's cache, and keeps each weight with its random bits for the
+    backward pass.
+
+    Args:
+        qkv: ``[B, T, 3, A, D]`` queries, keys and values on the CPU, float32 or float64.
+        mask: ``[B, 1, 1, T]`` True at keys that may be attended to; None: all.
+
+    Returns:
+        ``[B, T, A, D]`` context.
+    """
+    context: Tensor = _AttentionWithDropout.apply(qkv, mask, p)  # type: ignore[no-untyped-call]  # torch
+    return context
+
+
+class _AttentionWithDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, mask: Tensor | None, p: float) -> Tensor:
+        batch, length, _, heads, size = qkv.shape
+        query, key, value = by_head = qkv.permute(2, 0, 3, 1, 4).reshape(3, batch * heads, length, size)
+        weights = qkv.new_empty(batch * heads, length, length)  # [M, T, T]
+        bits = random_bits(weights.shape)
+        context = torch.empty_like(query)  # [M, T, D]
+        biases = repeat(None) if mask is None else _in_pieces(_mask_bias(mask, heads, qkv.dtype), length)
+        for q, k, v, weight, bit, out, bias in zip(
+            *(_in_pieces(tensor, length) for tensor in (query, key, value, weights, bits, context)),
+            biases,
+            strict=False,
+        ):
+            torch.baddbmm(
+                weight if bias is None else bias,
+                q,
+                k.transpose(1, 2),
+                beta=0 if bias is None else 1,
+                alpha=1 / math.sqrt(size),
+                out=weight,
+            )
+            torch.softmax(weight, -1, out=weight)
+            factors = keep_mask(bit, p, out=torch.empty_like(weight))
+            torch.bmm(factors.mul_(weight), v, out=out)
+        context *= keep_scale(p)
+        ctx.save_for_backward(by_head, weights, bits)
+        ctx.p = p
+        return context.view(batch, heads, length, size).transpose(1, 2).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        by_head, weights, bits = ctx.saved_tensors
+        batch, length, heads, size = gradient.shape
+        gradients = torch.empty_like(by_head)  # [3, M, T, D]
+        of_context = (gradient.transpose(1, 2) * keep_scale(ctx.p)).reshape(-1, length, size)  # [M, T, D]
+        tensors = (*by_head, weights, bits, of_context, *gradients)
+        for q, k, v, weight, bit, outer, of_q, of_k, of_v in zip(
+            *(_in_pieces(tensor, length) for tensor in tensors), strict=True
+        ):
+            factors = keep_mask(bit, ctx.p, out=torch.empty_like(weight))
+            torch.bmm((weight * factors).transpose(1, 2), outer, out=of_v)
+            of_weight = torch.bmm(outer, v.transpose(1, 2)).mul_(factors)
+            of_score = torch._softmax_backward_data(of_weight, weight, -1, weight.dtype)
+            torch.bmm(of_score, k, out=of_q)
+            torch.bmm(of_score.transpose(1, 2), q, out=of_k)
+        gradients[:2] *= 1 / math.sqrt(size)
+        return gradients.view(3, batch, heads, length, size).permute(1, 3, 0, 2, 4).contiguous(), None, None
+
+
+def _in_pieces(tensor: Tensor, length: int) -> tuple[Tensor, ...]:
+    """``[M, ...]`` as views of as many matrices each as have ``_PIECE`` weights."""
+    return torch.split(tensor, max(1, _PIECE // (length * length)))
+
+
+def _mask_bias(mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+    """``[B, 1, 1, T] -> [M, 1, T]`` 0 at keys that may be attended to, else the lowest number."""
+    hidden = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)  # [B, 1, 1, T]
+    return hidden.expand(-1, heads, 1, -1).reshape(-1, 1, mask.shape[-1])

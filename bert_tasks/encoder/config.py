@@ -1,22 +1,23 @@
 """The encoder's shape as data: one configuration serves all families, whose differences are its fields.
 
-Owns the fields that the modules of this package read. Must not know how Hugging Face spells a family's config
-(checkpoints/families.py translates).
+Names are those of Hugging Face's configurations where it has one. families/ translates a config.json into these fields.
 """
 
 from dataclasses import dataclass
 from typing import Literal
+
+from bert_tasks.errors import CheckpointError
 
 Activation = Literal["gelu", "gelu_new", "relu", "tanh"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """What the families' task heads differ in.
+    """How the families' task heads differ.
 
     Attributes:
-        activation: between the two linear layers of the sequence head (tanh, ELECTRA gelu, DistilBERT relu).
-        dropout_before_dense: RoBERTa and ELECTRA drop out the first token's state before the first linear layer too.
+        activation: between the two linear layers of the sequence head (tanh; ELECTRA: gelu, DistilBERT: relu).
+        dropout_before_dense: dropout also before the sequence head's first linear layer (RoBERTa and ELECTRA).
         sequence_dropout: in the sequence head.
         token_dropout: before the token head's linear layer.
         span_dropout: before the span head's linear layer (DistilBERT only).
@@ -31,18 +32,24 @@ class HeadConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """Sizes, activation, dropout and head shape of one encoder. Field names are Hugging Face's where it has one.
+    """Sizes, options, activation, dropout and head shape of one encoder.
 
     Attributes:
         embedding_size: width of the embedding tables (ALBERT and small ELECTRA: not ``hidden_size``).
-        project_embeddings: a linear layer stands between embeddings and layers (ALBERT: even for equal widths).
+        project_embeddings: a linear layer follows the embeddings (ALBERT: even for equal widths).
         position_offset: position id of the first token (RoBERTa: ``pad_token_id + 1``, else 0).
         type_vocab_size: rows of the segment table; 0: there is none (DistilBERT).
         layer_order: for each layer, the index of the parameters it uses (ALBERT shares them; else 0, 1, 2, ...).
-        hidden_dropout_prob: after the embeddings; in the layers see the next two.
+        hidden_dropout_prob: after the embeddings; the layers have the next two.
         attention_output_dropout: after the attention's output projection (0 in DistilBERT).
         feed_forward_dropout: after the feed-forward's second linear layer (0 in ALBERT).
         has_pooler: the base model of this family ends in a linear layer on the first token (BERT, ALBERT, RoBERTa).
+        norm: whether a layer normalises after each residual connection or before attention and feed-forward.
+        positions: how attention knows the order of tokens: from a table of absolute positions, or from distances.
+        mlp: the feed-forward: two linear layers, or with a gate.
+        attention_window: for each layer, how many tokens on each side a token attends to, None: all; None: all layers
+            attend to all.
+        bias: the linear layers of the encoder have biases.
     """
 
     vocab_size: int
@@ -65,6 +72,11 @@ class EncoderConfig:
     initializer_range: float
     has_pooler: bool
     head: HeadConfig
+    norm: Literal["post", "pre"] = "post"
+    positions: Literal["absolute", "rotary", "relative", "disentangled"] = "absolute"
+    mlp: Literal["dense", "gated"] = "dense"
+    attention_window: tuple[int | None, ...] | None = None
+    bias: bool = True
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_attention_heads:
@@ -78,5 +90,18 @@ class EncoderConfig:
 
     @property
     def usable_length(self) -> int:
-        """The longest input in tokens, special tokens included (RoBERTa: 512 of 514 position rows)."""
+        """The longest input in tokens, special tokens included (RoBERTa: 512 of 514 positions)."""
         return self.max_position_embeddings - self.position_offset
+
+    def check_supported(self) -> None:
+        """Checks the options whose other values are described here but not computed yet.
+
+        Raises:
+            CheckpointError: naming the first such option.
+        """
+        computed = {"norm": "post", "positions": "absolute", "mlp": "dense", "attention_window": None, "bias": True}
+        for name, value in computed.items():
+            if getattr(self, name) != value:
+                raise CheckpointError(
+                    f"the encoder needs {name} = {getattr(self, name)!r}; this version computes {name} = {value!r} only"
+                )

@@ -1,10 +1,9 @@
-"""Dropout from 16 random bits an element.
+"""Dropout from 16 random bits per element.
 
-Owns the random words, what they keep, and the module that the other modules of the encoder use. torch's own dropout
-makes one random float an element on a CPU, which costs several times as much as all the rest of dropout; here four
-elements share one draw of torch's generator, so ``torch.manual_seed`` fixes the masks as it does there. A probability
-is rounded to a multiple of 1/65536, and what is kept is scaled by exactly the rounded one. Other devices and half
-precision use torch's own.
+On a CPU torch draws one random float per element, which costs several times as much as the rest of dropout. Here four
+elements share one 64-bit draw of torch's generator, so ``torch.manual_seed`` fixes the masks as usual. A probability is
+rounded to a multiple of 1/65536, and kept elements are scaled by exactly the rounded one. Other devices and half
+precision use torch's own dropout.
 """
 
 from collections.abc import Sequence
@@ -14,35 +13,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-_RANGE = 2**16
-_LOWEST = -(2**15)  # of an int16
+_VALUES = 2**16  # of 16 bits
 
 
 def uses_random_bits(hidden: Tensor, p: float) -> bool:
-    """Whether dropout of this tensor comes from random words."""
-    return hidden.device.type == "cpu" and hidden.dtype in (torch.float32, torch.float64) and 0 < _dropped(p) < _RANGE
-
-
-def _dropped(p: float) -> int:
-    """How many of the 65536 words drop an element."""
-    return round(p * _RANGE)
-
-
-def keep_scale(p: float) -> float:
-    """What kept elements are multiplied by, so that the expected value stays."""
-    return _RANGE / (_RANGE - _dropped(p))
+    """Whether dropout of this tensor with probability ``p`` draws random bits."""
+    is_drawn = 0 < round(p * _VALUES) < _VALUES
+    return is_drawn and hidden.device.type == "cpu" and hidden.dtype in (torch.float32, torch.float64)
 
 
 def random_bits(shape: Sequence[int]) -> Tensor:
-    """``int16`` words of the given shape from torch's CPU generator, every value equally likely."""
+    """``int16`` numbers of the given shape from torch's CPU generator, every value equally likely."""
     count = torch.Size(shape).numel()
     draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     return draws.view(torch.int16)[:count].view(shape)
 
 
-def keep_mask(words: Tensor, p: float, *, out: Tensor) -> Tensor:
-    """1 where a word keeps its element, else 0, written into ``out`` of any floating type."""
-    return torch.ge(words, _dropped(p) + _LOWEST, out=out)
+def keep_mask(bits: Tensor, p: float, *, out: Tensor) -> Tensor:
+    """1 where the bits keep an element, else 0, written into ``out`` of any floating type."""
+    return torch.ge(bits, round(p * _VALUES) - _VALUES // 2, out=out)
+
+
+def keep_scale(p: float) -> float:
+    """The factor of kept elements, which preserves the expected value."""
+    return _VALUES / (_VALUES - round(p * _VALUES))
 
 
 class _DropoutFunction(torch.autograd.Function):
@@ -59,7 +53,7 @@ class _DropoutFunction(torch.autograd.Function):
 
 
 class Dropout(nn.Module):
-    """Each element is 0 with probability ``p`` while training, the others grow by 1 / (1 - p)."""
+    """While training, sets each element to 0 with probability ``p`` and scales the others by 1 / (1 - p)."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

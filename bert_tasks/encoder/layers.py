@@ -1,9 +1,8 @@
 """Embeddings and layers: token ids in, hidden states out, for every family.
 
-Owns the parameters of the encoder and the post-norm layer. Only attention sees the layout; everything else runs on
-rows. Must not know tasks, checkpoints or Hugging Face's parameter names.
+Only attention sees the layout; everything else runs on the rows of ``[N, H]``.
 
-Shape legend: N rows, H hidden, A heads, D head size, R rows that a head reads.
+Shape legend: N tokens, B sequences, H hidden, A heads, D head size, R tokens that a head reads.
 """
 
 import torch
@@ -14,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from bert_tasks.encoder.attention import attend, attend_first
 from bert_tasks.encoder.config import Activation, EncoderConfig
 from bert_tasks.encoder.dropout import Dropout
-from bert_tasks.encoder.packing import Layout, Packed
+from bert_tasks.encoder.packing import Layout, Packed, Selection
 
 
 def activate(hidden: Tensor, activation: Activation) -> Tensor:
@@ -31,7 +30,7 @@ def activate(hidden: Tensor, activation: Activation) -> Tensor:
 
 
 class Embeddings(nn.Module):
-    """Word + position + segment, normalised; projected to the hidden size where the family does so."""
+    """Word, position and segment embeddings, summed and normalised, then projected where the family does so."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -44,13 +43,14 @@ class Embeddings(nn.Module):
         self.projection = nn.Linear(width, config.hidden_size) if config.project_embeddings else None
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+        """``[N]`` ids each -> ``[N, H]``"""
         embedded: Tensor = self.word(input_ids) + self.position(position_ids)  # [N, width]
         if self.token_type is not None:
             embedded = embedded + self.token_type(token_type_ids)
         embedded = self.dropout(self.norm(embedded))
         if self.projection is not None:
             embedded = self.projection(embedded)
-        return embedded  # [N, H]
+        return embedded
 
 
 class Attention(nn.Module):
@@ -63,23 +63,24 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
-        """Context ``[N, H]``, or ``[R, H]`` of ``rows`` alone, before the output projection."""
+    def forward(self, hidden: Tensor, layout: Layout, selection: Selection | None = None) -> Tensor:
+        """Context ``[N, H]``, or ``[R, H]`` of the selected tokens, before the output projection."""
         dropout = self.dropout if self.training else 0.0
-        if isinstance(layout, Packed) and rows is layout.first_rows and hidden.device.type == "cpu":
-            return self._first(hidden, layout, dropout)
+        is_first = selection is not None and selection.first_tokens
+        if is_first and isinstance(layout, Packed) and hidden.device.type == "cpu":
+            return self._first_tokens(hidden, layout, dropout)
         qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [N, 3, A, D]
         context = attend(qkv, layout, dropout=dropout)
-        return context if rows is None else context.index_select(0, rows)
+        return context if selection is None else context.index_select(0, selection.rows)
 
-    def _first(self, hidden: Tensor, layout: Packed, dropout: float) -> Tensor:
+    def _first_tokens(self, hidden: Tensor, layout: Packed, dropout: float) -> Tensor:
         """``[B, H]`` of the first tokens, in the caller's order: the others need keys and values, but no queries."""
         sizes = [hidden.shape[1], 2 * hidden.shape[1]]
-        of_query, of_rest = torch.split(self.qkv.weight, sizes)
-        query_bias, rest_bias = torch.split(self.qkv.bias, sizes)
-        first = hidden.index_select(0, layout.offsets[:-1])  # [B, H]
-        query = F.linear(first, of_query, query_bias).view(len(first), self.heads, -1)  # [B, A, D]
-        key_value = F.linear(hidden, of_rest, rest_bias).view(len(hidden), 2, self.heads, -1)  # [N, 2, A, D]
+        query_weight, key_value_weight = torch.split(self.qkv.weight, sizes)
+        query_bias, key_value_bias = torch.split(self.qkv.bias, sizes)
+        first = hidden.index_select(0, layout.cu_seqlens[:-1])  # [B, H]
+        query = F.linear(first, query_weight, query_bias).view(len(first), self.heads, -1)  # [B, A, D]
+        key_value = F.linear(hidden, key_value_weight, key_value_bias).view(len(hidden), 2, self.heads, -1)
         return attend_first(query, key_value, layout, dropout=dropout).index_select(0, layout.order)
 
 
@@ -98,11 +99,11 @@ class Layer(nn.Module):
         self.attention_dropout = Dropout(config.attention_output_dropout)
         self.output_dropout = Dropout(config.feed_forward_dropout)
 
-    def forward(self, hidden: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
-        """Hidden states ``[N, H]``, or ``[R, H]`` of ``rows`` alone: keys and values are whole, the rest is skipped."""
-        context = self.attention(hidden, layout, rows)  # [R, H]
-        if rows is not None:
-            hidden = hidden.index_select(0, rows)
+    def forward(self, hidden: Tensor, layout: Layout, selection: Selection | None = None) -> Tensor:
+        """``[N, H] -> [N, H]``, or ``[R, H]`` of the selected tokens; keys and values are those of all tokens."""
+        context = self.attention(hidden, layout, selection)  # [R, H]
+        if selection is not None:
+            hidden = hidden.index_select(0, selection.rows)
         hidden = self.attention_norm(hidden + self.attention_dropout(self.attention.output(context)))
         expanded = activate(self.intermediate(hidden), self.activation)  # [R, intermediate]
         hidden = self.output_norm(hidden + self.output_dropout(self.output(expanded)))
@@ -110,10 +111,18 @@ class Layer(nn.Module):
 
 
 class TransformerEncoder(nn.Module):
-    """Embeddings and all layers. ``gradient_checkpointing`` trades compute for memory while training."""
+    """Embeddings and all layers.
+
+    Attributes:
+        gradient_checkpointing: compute each layer again in the backward pass in place of keeping its activations.
+
+    Raises:
+        CheckpointError: the configuration has an option that this version does not compute.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
+        config.check_supported()
         self.layer_order = config.layer_order
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(max(config.layer_order) + 1))
@@ -126,26 +135,26 @@ class TransformerEncoder(nn.Module):
         token_type_ids: Tensor,
         layout: Layout,
         *,
-        rows: Tensor | None = None,
+        selection: Selection | None = None,
         hidden_states: list[Tensor] | None = None,
     ) -> Tensor:
-        """Runs the encoder.
+        """Runs all layers.
 
         Args:
             input_ids, position_ids, token_type_ids: ``[N]``.
-            layout: where the sequences lie.
-            rows: ``[R]`` the rows of the last layer that will be read; default all.
-            hidden_states: a list that receives the embeddings and every layer's output (HF's order).
+            layout: where the sequences are.
+            selection: the tokens of the last layer that will be read; default: all.
+            hidden_states: a list that receives the embeddings and every layer's output, in HF's order.
 
         Returns:
-            ``[R, H]`` or ``[N, H]``.
+            ``[R, H]`` of the selected tokens, or ``[N, H]``.
         """
         hidden: Tensor = self.embeddings(input_ids, position_ids, token_type_ids)  # [N, H]
         if hidden_states is not None:
             hidden_states.append(hidden)
         last = len(self.layer_order) - 1
         for position, index in enumerate(self.layer_order):
-            layer, wanted = self.layers[index], rows if position == last else None
+            layer, wanted = self.layers[index], selection if position == last else None
             if self.gradient_checkpointing and self.training:
                 hidden = checkpoint(layer, hidden, layout, wanted, use_reentrant=False)
             else:
@@ -156,7 +165,7 @@ class TransformerEncoder(nn.Module):
 
 
 def initialize(module: nn.Module, *, std: float) -> None:
-    """Fresh weights as in BERT: linear and embedding weights normal(0, std), biases 0, norms the identity."""
+    """Draws weights as BERT does: linear and embedding weights normal(0, std), biases 0, norms the identity."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             nn.init.normal_(part.weight, std=std)

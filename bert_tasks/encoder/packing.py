@@ -1,22 +1,23 @@
 """Batches without padding: the tokens of all sequences one after another, and where each sequence lies.
 
-Owns PackedBatch and the two layouts that tell attention and pooling where sequences begin and end: ``Packed`` (training
-and prediction) and ``Padded`` (the HF-shaped call and export; no data-dependent shapes). Everything here is made on the
-host, before forward. Must not know tasks, tokenizers or checkpoints.
+A layout tells attention and pooling where sequences begin and end: ``Packed`` in training and prediction, ``Padded`` in
+the HF-shaped call and in export, which have no data-dependent shapes. Everything here is made on the host, before the
+forward pass.
 
-Shape legend: N tokens, B sequences, T padded length, S samples, R rows that a head reads.
+Shape legend: N tokens, B sequences, T padded length, R tokens that a head reads, P rows of the padded groups. A row is
+a row of the layers' ``[N, H]`` input.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Self
 
 import torch
 from torch import Tensor
 
-# A group may be padded for attention alone (never elsewhere) by this share of its longest sequence. Attention is a few
-# per cent of a layer's work, so a little padding is cheaper than one more kernel call per layer.
+# The share of its longest sequence by which a group may be padded, for attention alone. Attention is a small part of a
+# layer's work, so a little padding is cheaper than one more kernel call per layer.
 GROUP_SLACK = 0.125
 
 
@@ -25,9 +26,9 @@ class Group:
     """Sequences of near-equal length that attention handles in one call.
 
     Attributes:
-        rows: first and last + 1 row of the group, after ``Packed.regroup`` where that is set.
-        sequences: how many.
-        length: of the longest.
+        rows: the rows of the group, after ``Packed.regroup`` where that is set.
+        sequences: the number of sequences.
+        length: of the longest sequence.
         mask: ``[sequences, 1, 1, length]``, True at real tokens; None if all lengths are equal.
     """
 
@@ -39,10 +40,10 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Regroup:
-    """The row permutation that brings packed rows into padded groups, with its inverse.
+    """The permutation that brings packed rows into padded groups, with its inverse.
 
     Attributes:
-        gather: ``[P]`` for each row of the padded groups the packed row it shows (row 0 at padding).
+        gather: ``[P]`` for each row of the padded groups the packed row that it shows (row 0 at padding).
         scatter: ``[N]`` for each packed row its place in the padded groups.
     """
 
@@ -52,22 +53,22 @@ class Regroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """Sequences one after another, longest groups of near-equal length side by side.
+    """Sequences one after another, the shortest first.
 
-    Rows are ordered by sequence length; ``first_rows``, ``gather_positions`` and ``lengths`` by the caller's sequence
-    order, so that whatever is read through them comes out in the caller's order.
+    ``lengths``, ``first_rows`` and ``gather_positions`` are in the order in which the caller gave the sequences, and so
+    is what is gathered by them.
 
     Attributes:
         lengths: tokens of each sequence, on the host.
         first_rows: ``[B]`` row of each sequence's first token.
-        order: ``[B]`` for each sequence its place among the rows.
-        sequence_of_row: ``[N]`` the place (not the number) of the sequence that a row belongs to.
-        row_lengths: ``[B]`` sequence lengths in the order of the rows.
-        offsets: ``[B + 1]`` int32 running sum of ``row_lengths``, for variable-length kernels.
+        order: ``[B]`` the place of each sequence in the order of the rows.
+        sequence_of_row: ``[N]`` the place of the sequence that a row belongs to.
+        row_lengths: ``[B]`` the lengths of the sequences in the order of the rows.
+        cu_seqlens: ``[B + 1]`` int32 running sum of ``row_lengths``, for variable-length kernels.
         gather_positions: ``[R]`` the rows that a head with logits per token reads, sequence after sequence.
         gather_counts: how many of ``gather_positions`` belong to each sequence, on the host.
-        groups: partition of the rows.
-        regroup: how to pad the groups; None if no group needs padding.
+        groups: a partition of the rows.
+        regroup: how the groups are padded; None if no group needs padding.
     """
 
     lengths: tuple[int, ...]
@@ -75,7 +76,7 @@ class Packed:
     order: Tensor
     sequence_of_row: Tensor
     row_lengths: Tensor
-    offsets: Tensor
+    cu_seqlens: Tensor
     gather_positions: Tensor
     gather_counts: tuple[int, ...]
     groups: tuple[Group, ...]
@@ -98,7 +99,7 @@ class Packed:
             order=move(self.order),
             sequence_of_row=move(self.sequence_of_row),
             row_lengths=move(self.row_lengths),
-            offsets=move(self.offsets),
+            cu_seqlens=move(self.cu_seqlens),
             gather_positions=move(self.gather_positions),
             groups=tuple(
                 group if group.mask is None else replace(group, mask=move(group.mask)) for group in self.groups
@@ -124,14 +125,29 @@ Layout = Packed | Padded
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedBatch:
-    """What a model reads in one forward pass.
+class Selection:
+    """The tokens whose states a head reads from the last layer, which then skips the others.
 
     Attributes:
-        input_ids, position_ids, token_type_ids: ``[N]``, rows in the layout's order.
-        layout: where the sequences lie.
-        windows: sequences of each sample, in the caller's order: a long text's windows are neighbours.
-        labels: the samples' or windows' targets one after another, float64 (empty without targets).
+        rows: ``[R]`` their rows.
+        first_tokens: they are the first token of every sequence, in the caller's order. On a CPU the last layer then
+            computes no other queries.
+    """
+
+    rows: Tensor
+    first_tokens: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedBatch:
+    """The input of one forward pass.
+
+    Attributes:
+        input_ids, position_ids, token_type_ids: ``[N]`` in the order of the layout's rows.
+        layout: where the sequences are.
+        windows: the number of sequences of each sample, in the caller's order; the windows of a long text are
+            neighbours.
+        labels: the labels of all sequences one after another, float64; empty without labels.
         label_counts: how many of ``labels`` belong to each sequence.
     """
 
@@ -170,12 +186,12 @@ def pack(
         input_ids: token ids of each sequence, special tokens included; none may be empty.
         token_type_ids: segment ids, of the same lengths.
         position_offset: position id of a first token (``EncoderConfig.position_offset``).
-        windows: sequences per sample; default: each sequence is a sample.
-        labels: targets of each sequence.
+        windows: the number of sequences of each sample; default: each sequence is a sample.
+        labels: of each sequence; default: none.
         gather_positions: the tokens of each sequence that a head with logits per token reads; default: all.
 
     Raises:
-        ValueError: no sequence, an empty one, or lengths that differ between ids and segments.
+        ValueError: there is no sequence, one is empty, or ids and segments differ in length.
     """
     lengths = tuple(len(ids) for ids in input_ids)
     if not lengths or min(lengths) == 0:
@@ -184,44 +200,37 @@ def pack(
         raise ValueError("input_ids and token_type_ids differ in length")
     by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
     row_lengths = [lengths[i] for i in by_length]
+    offsets = [0, *accumulate(row_lengths)]
+    place = [0] * len(lengths)
+    for position, i in enumerate(by_length):
+        place[i] = position
+    starts = [offsets[p] for p in place]
+    chosen = [None] * len(lengths) if gather_positions is None else gather_positions
+    gathered = [range(length) if part is None else part for length, part in zip(lengths, chosen, strict=True)]
+    groups, regroup = group_rows(row_lengths)
+    layout = Packed(
+        lengths=lengths,
+        first_rows=torch.tensor(starts),
+        order=torch.tensor(place),
+        sequence_of_row=torch.repeat_interleave(torch.tensor(row_lengths)),
+        row_lengths=torch.tensor(row_lengths),
+        cu_seqlens=torch.tensor(offsets, dtype=torch.int32),
+        gather_positions=torch.tensor(
+            [start + i for start, part in zip(starts, gathered, strict=True) for i in part]
+        ).long(),
+        gather_counts=tuple(map(len, gathered)),
+        groups=groups,
+        regroup=regroup,
+    )
     per_sequence = [[]] * len(lengths) if labels is None else labels
     return PackedBatch(
         input_ids=torch.tensor([token for i in by_length for token in input_ids[i]]),
         position_ids=torch.tensor([p + position_offset for length in row_lengths for p in range(length)]),
         token_type_ids=torch.tensor([kind for i in by_length for kind in token_type_ids[i]]),
-        layout=packed_layout(lengths, by_length, gather_positions),
+        layout=layout,
         windows=(1,) * len(lengths) if windows is None else tuple(windows),
         labels=torch.tensor([label for values in per_sequence for label in values], dtype=torch.float64),
         label_counts=tuple(len(values) for values in per_sequence),
-    )
-
-
-def packed_layout(
-    lengths: Sequence[int], by_length: Sequence[int], gather_positions: Sequence[Sequence[int] | None] | None = None
-) -> Packed:
-    """The layout of sequences whose rows are laid out in the order ``by_length`` (shortest first)."""
-    row_lengths = [lengths[i] for i in by_length]
-    offsets = [0, *accumulate(row_lengths)]
-    place = [0] * len(lengths)
-    for position, i in enumerate(by_length):
-        place[i] = position
-    groups, regroup = group_rows(row_lengths)
-    chosen = [None] * len(lengths) if gather_positions is None else gather_positions
-    tokens = [range(length) if part is None else part for length, part in zip(lengths, chosen, strict=True)]
-    starts = [offsets[p] for p in place]
-    return Packed(
-        lengths=tuple(lengths),
-        first_rows=torch.tensor(starts),
-        order=torch.tensor(place),
-        sequence_of_row=torch.repeat_interleave(torch.tensor(row_lengths)),
-        row_lengths=torch.tensor(row_lengths),
-        offsets=torch.tensor(offsets, dtype=torch.int32),
-        gather_positions=torch.tensor(
-            [start + i for start, part in zip(starts, tokens, strict=True) for i in part]
-        ).long(),
-        gather_counts=tuple(map(len, tokens)),
-        groups=groups,
-        regroup=regroup,
     )
 
 
@@ -229,36 +238,23 @@ def group_rows(row_lengths: Sequence[int]) -> tuple[tuple[Group, ...], Regroup |
     """Cuts sequences sorted by length into groups of near-equal length.
 
     Returns:
-        The groups, and how to pad their rows, or None when every group's lengths are equal already.
+        The groups, and how their rows are padded, or None when the lengths of every group are equal already.
     """
     cuts = [0]
     for position, length in enumerate(row_lengths):
         if length - row_lengths[cuts[-1]] > GROUP_SLACK * length:
             cuts.append(position)
-    members = [row_lengths[a:b] for a, b in zip(cuts, [*cuts[1:], len(row_lengths)], strict=True)]
-    groups, start = [], 0
-    for group in members:
-        size = len(group) * group[-1]
-        groups.append(
-            Group(
-                rows=slice(start, start + size),
-                sequences=len(group),
-                length=group[-1],
-                mask=None if group[0] == group[-1] else _length_mask(group),
-            )
-        )
-        start += size
-    if start == sum(row_lengths):
+    members = [row_lengths[start:end] for start, end in pairwise([*cuts, len(row_lengths)])]
+    ends = list(accumulate(len(group) * group[-1] for group in members))
+    groups = []
+    for group, end in zip(members, ends, strict=True):
+        mask = None
+        if group[0] != group[-1]:
+            mask = (torch.arange(group[-1]) < torch.tensor(group)[:, None])[:, None, None, :]
+        rows = slice(end - len(group) * group[-1], end)
+        groups.append(Group(rows=rows, sequences=len(group), length=group[-1], mask=mask))
+    if ends[-1] == sum(row_lengths):
         return tuple(groups), None
-    return tuple(groups), _regroup(members)
-
-
-def _length_mask(lengths: Sequence[int]) -> Tensor:
-    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]  # [sequences, length]
-    return mask[:, None, None, :]
-
-
-def _regroup(members: Sequence[Sequence[int]]) -> Regroup:
     gather: list[int] = []
     scatter: list[int] = []
     row = 0
@@ -267,4 +263,4 @@ def _regroup(members: Sequence[Sequence[int]]) -> Regroup:
             scatter += range(len(gather), len(gather) + length)
             gather += [*range(row, row + length), *[0] * (group[-1] - length)]
             row += length
-    return Regroup(gather=torch.tensor(gather), scatter=torch.tensor(scatter))
+    return tuple(groups), Regroup(gather=torch.tensor(gather), scatter=torch.tensor(scatter))

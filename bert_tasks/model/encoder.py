@@ -36,7 +36,7 @@ from bert_tasks.families.registry import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapedInputs:
+class PaddedInputs:
     """Rows of a padded call: ``[N]`` ids each, and the layout."""
 
     input_ids: Tensor
@@ -57,7 +57,7 @@ def padded_inputs(
     position_ids: Tensor | None,
     *,
     output_attentions: bool,
-) -> ShapedInputs:
+) -> PaddedInputs:
     """Fills in the defaults of an HF call: no mask means all real, segments 0, positions as the family counts them.
 
     Raises:
@@ -83,7 +83,7 @@ def padded_inputs(
     _check_ids("position_ids", positions, config.max_position_embeddings)
     if config.type_vocab_size:
         _check_ids("token_type_ids", types, config.type_vocab_size)
-    return ShapedInputs(
+    return PaddedInputs(
         input_ids=input_ids.flatten(),
         position_ids=positions.expand(batch, length).flatten(),
         token_type_ids=types.expand(batch, length).flatten(),

@@ -25,7 +25,7 @@ from bert_tasks.data.columns import BadValueError, Column, Row, canonical, text_
 from bert_tasks.data.features import longest_first
 from bert_tasks.data.stored_reading import known_names, renamed_row
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import CRFHead, PerTokenHead
+from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.tasks.base import Feature, Prediction, Task, collate
@@ -246,5 +246,5 @@ def summaries(
     """The task's summary of each feature's logits, on the CPU."""
     counts = batch.layout.gather_counts
     with torch.inference_mode():
-        split = torch.split(logits, list(counts)) if isinstance(model.head, PerTokenHead) else logits.unbind()
+        split = torch.split(logits, list(counts)) if model.head.per_token else logits.unbind()
         return tuple(summary.cpu() for summary in model.task.reduce_logits(split, features))

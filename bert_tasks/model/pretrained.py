@@ -30,7 +30,7 @@ from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_fold
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.stored_reading import loaded_options, stored_options
-from bert_tasks.encoder.heads import label_dims, reordered
+from bert_tasks.encoder.heads import reordered
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families.registry import (
     CONFIG_KEY,
@@ -353,9 +353,9 @@ def _reordered(matched: Matched, model: "TaskModel", folder: _Folder, names: Map
     """
     theirs, ours = folder.labels, model.task.labels
     dims = {
-        key: dim
-        for key, dim in label_dims(model.head).items()  # an own head may have outputs that are no labels
-        if key in matched.tensors and matched.tensors[key].size(dim[-1]) == len(ours)
+        f"head.{name}": dim
+        for name, dim in model.head.label_dims.items()  # an own head may have outputs that are no labels
+        if f"head.{name}" in matched.tensors and matched.tensors[f"head.{name}"].size(dim[-1]) == len(ours)
     }
     if not theirs:  # transformers leaves the default names of two classes out of the file
         theirs = tuple(f"LABEL_{index}" for index in range(len(ours)))

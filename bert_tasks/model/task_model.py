@@ -19,12 +19,11 @@ from bert_tasks.checkpoints.load import LoadReport
 from bert_tasks.checkpoints.tokenizers import with_segments
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.encoder.layers import TransformerEncoder, initialize
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
 from bert_tasks.families.registry import encoder_config, second_segment
-from bert_tasks.model.encoder import padded_inputs
+from bert_tasks.model.encoder import PaddedInputs, padded_inputs
 from bert_tasks.model.predicting import Inputs, as_rows, predict_rows
 from bert_tasks.tasks.base import PredictionT, Task
 
@@ -180,18 +179,19 @@ class TaskModel(nn.Module, Generic[PredictionT]):
             position_ids,
             output_attentions=output_attentions,
         )
-        layout = inputs.layout
-        hidden = self.stack(
-            inputs.input_ids, inputs.position_ids, inputs.token_type_ids, layout, rows=self.head.read(layout)
-        )
-        logits: Tensor = self.head(hidden, layout)
-        return inputs.rectangle(logits) if isinstance(self.head, PerTokenHead) else logits
+        logits = self._logits(inputs)
+        return inputs.rectangle(logits) if self.head.per_token else logits
 
     def packed_logits(self, batch: PackedBatch) -> Tensor:
         """The logits of a packed batch, in the parameters' precision even where training wraps ``forward``."""
-        rows = self.head.read(batch.layout)
-        hidden = self.stack(batch.input_ids, batch.position_ids, batch.token_type_ids, batch.layout, rows=rows)
-        logits: Tensor = self.head(hidden, batch.layout)
+        return self._logits(batch)
+
+    def _logits(self, inputs: PackedBatch | PaddedInputs) -> Tensor:
+        selection = self.head.select(inputs.layout)
+        hidden = self.stack(
+            inputs.input_ids, inputs.position_ids, inputs.token_type_ids, inputs.layout, selection=selection
+        )
+        logits: Tensor = self.head(hidden, inputs.layout, self.stack.embeddings.word.weight)
         return logits
 
     def predict(self, inputs: Inputs, *, logits: bool = False) -> list[PredictionT]:

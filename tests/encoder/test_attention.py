@@ -26,7 +26,7 @@ def random_qkv(rows: int, *, heads: int = 2, size: int = 3, seed: int = 0) -> Te
 def plain_attention(qkv: Tensor, layout: Packed) -> Tensor:
     """The textbook formula, one sequence and head at a time."""
     contexts = []
-    for start, stop in zip(layout.offsets[:-1].tolist(), layout.offsets[1:].tolist(), strict=True):
+    for start, stop in zip(layout.cu_seqlens[:-1].tolist(), layout.cu_seqlens[1:].tolist(), strict=True):
         query, key, value = qkv[start:stop].unbind(1)  # [T, A, D]
         heads = [
             torch.softmax(query[:, a] @ key[:, a].T / query.shape[-1] ** 0.5, dim=-1) @ value[:, a]
@@ -85,7 +85,7 @@ def test_gradients_of_padding_are_not_wanted() -> None:
     """Attention masks padding, so rows get the gradients of their own place alone."""
     regroup = ragged_regroup()
     rows = random_qkv(sum(RAGGED)).requires_grad_()
-    padded = _pad(rows, regroup)
+    padded = _pad(rows, regroup.gather, regroup.scatter)
     assert torch.equal(padded, rows[regroup.gather])
     weights = torch.randn(padded.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     (gradient,) = torch.autograd.grad((padded * weights).sum(), rows)
@@ -99,9 +99,9 @@ def test_regrouping_has_exact_gradients() -> None:
     real[regroup.scatter] = 1.0
     rows = random_qkv(sum(RAGGED), heads=1, size=1).flatten(1)[:, :1].contiguous().requires_grad_()
     padded = random_qkv(len(regroup.gather), heads=1, size=1).flatten(1)[:, :1].contiguous().requires_grad_()
-    assert torch.autograd.gradcheck(lambda packed: _pad(packed, regroup) * real, (rows,))
-    assert torch.autograd.gradcheck(lambda groups: _unpad(groups, regroup), (padded,))
-    assert torch.equal(_unpad(_pad(rows, regroup), regroup), rows)
+    assert torch.autograd.gradcheck(lambda packed: _pad(packed, regroup.gather, regroup.scatter) * real, (rows,))
+    assert torch.autograd.gradcheck(lambda groups: _unpad(groups, regroup.scatter), (padded,))
+    assert torch.equal(_unpad(_pad(rows, regroup.gather, regroup.scatter), regroup.scatter), rows)
 
 
 def test_dropout_draws_new_attention_weights() -> None:

@@ -1,7 +1,8 @@
 """Heads and pooling: packed equals padded equals one sequence at a time; a head computes only the rows it reads."""
 
 from collections.abc import Sequence
-from typing import get_args
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,11 +15,12 @@ from bert_tasks.encoder.heads import (
     PoolingHead,
     SequenceHead,
     TokenPooling,
-    first_rows,
+    select_first_tokens,
     softmax_rows,
 )
 from bert_tasks.encoder.layers import Layer, TransformerEncoder, initialize
-from bert_tasks.encoder.packing import Packed, Padded, pack
+from bert_tasks.encoder.packing import Packed, Padded, Selection, pack
+from bert_tasks.errors import CheckpointError
 
 LENGTHS = (5, 1, 7, 3, 7, 16, 15)
 POOLINGS = get_args(TokenPooling)
@@ -44,6 +46,7 @@ CONFIG = EncoderConfig(
     has_pooler=True,
     head=HeadConfig(activation="tanh", dropout_before_dense=False, sequence_dropout=0.1, token_dropout=0.1),
 )
+TABLE = torch.zeros(50, 12)  # word embeddings, which these heads do not use
 
 
 def packed_layout(lengths: Sequence[int] = LENGTHS) -> Packed:
@@ -105,10 +108,10 @@ def test_pooling_reads_each_sequence_by_itself(pooling: TokenPooling, lengths: t
     head, sequences = pooling_head(pooling), states(lengths)
     expected = pooled_one_by_one(head, sequences)
     layout = packed_layout(lengths)
-    packed = head(packed_rows(sequences, layout), layout)
+    packed = head(packed_rows(sequences, layout), layout, TABLE)
     torch.testing.assert_close(packed, expected, rtol=0, atol=1e-12)
     for side in ("left", "right"):
-        torch.testing.assert_close(head(*padded_rows(sequences, side=side)), expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(head(*padded_rows(sequences, side=side), TABLE), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
@@ -117,8 +120,8 @@ def test_gradients_of_pooling(pooling: TokenPooling) -> None:
     sequences = [rows.requires_grad_() for rows in states()]
     leaves = [*sequences, *head.parameters()]
     expected = torch.autograd.grad(pooled_one_by_one(head, sequences).square().sum(), leaves)
-    packed = torch.autograd.grad(head(packed_rows(sequences, layout), layout).square().sum(), leaves)
-    padded = torch.autograd.grad(head(*padded_rows(sequences)).square().sum(), leaves)
+    packed = torch.autograd.grad(head(packed_rows(sequences, layout), layout, TABLE).square().sum(), leaves)
+    padded = torch.autograd.grad(head(*padded_rows(sequences), TABLE).square().sum(), leaves)
     for one, two, three in zip(expected, packed, padded, strict=True):
         torch.testing.assert_close(two, one, rtol=0, atol=1e-10)
         torch.testing.assert_close(three, one, rtol=0, atol=1e-10)
@@ -138,13 +141,13 @@ def test_rows_of_padding_get_no_weight() -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_first_rows(side: str) -> None:
+def test_first_tokens(side: str) -> None:
     sequences = states()
     expected = torch.stack([rows[0] for rows in sequences])
     layout = packed_layout()
-    assert torch.equal(packed_rows(sequences, layout)[first_rows(layout)], expected)
+    assert torch.equal(packed_rows(sequences, layout)[select_first_tokens(layout).rows], expected)
     rows, padded = padded_rows(sequences, side=side)
-    assert torch.equal(rows[first_rows(padded)], expected)
+    assert torch.equal(rows[select_first_tokens(padded).rows], expected)
 
 
 def stack() -> TransformerEncoder:
@@ -162,13 +165,13 @@ def inputs(lengths: Sequence[int] = LENGTHS) -> tuple[Tensor, Tensor, Tensor, Pa
 
 @pytest.mark.parametrize("rows", [[0], [3, 1, 2], [53, 0, 53], list(range(54))])
 def test_the_last_layer_computes_the_rows_that_are_read(rows: list[int]) -> None:
-    model, wanted = stack(), torch.tensor(rows)
+    model, selection = stack(), Selection(rows=torch.tensor(rows))
     all_rows = model(*inputs())
-    read = model(*inputs(), rows=wanted)
-    torch.testing.assert_close(read, all_rows[wanted], rtol=0, atol=1e-12)
+    read = model(*inputs(), selection=selection)
+    torch.testing.assert_close(read, all_rows[selection.rows], rtol=0, atol=1e-12)
     of_read, of_all = (
         torch.autograd.grad(output.square().sum(), list(model.parameters()), allow_unused=True)
-        for output in (read, all_rows[wanted])
+        for output in (read, all_rows[selection.rows])
     )
     for one, other in zip(of_read, of_all, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
@@ -179,7 +182,7 @@ def test_the_rest_of_the_last_layer_is_skipped() -> None:
     for layer in model.layers:
         assert isinstance(layer, Layer)
         layer.intermediate.register_forward_pre_hook(lambda module, arguments: seen.append(len(arguments[0])))
-    model(*inputs(), rows=torch.tensor([4, 2]))
+    model(*inputs(), selection=Selection(rows=torch.tensor([4, 2])))
     assert seen == [54, 54, 2]
 
 
@@ -192,8 +195,8 @@ def test_the_rest_of_the_last_layer_is_skipped() -> None:
     ],
 )
 def test_what_heads_read(head: Head, rows: int | None) -> None:
-    wanted = head.read(packed_layout())
-    assert (None if wanted is None else len(wanted)) == rows
+    selection = head.select(packed_layout())
+    assert (None if selection is None else len(selection.rows)) == rows
 
 
 @pytest.mark.parametrize("before_dense", [False, True])
@@ -203,3 +206,33 @@ def test_dropout_of_the_sequence_head(before_dense: bool) -> None:
     head = SequenceHead(EncoderConfig(**{**fields, "head": shape}), 3)
     assert head.dropout.p == 0.4
     assert head.input_dropout.p == (0.4 if before_dense else 0.0)
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (1,), (4, 4)])
+@pytest.mark.parametrize("training", [False, True])
+def test_first_tokens_are_computed_alike_where_the_others_have_no_queries(
+    lengths: tuple[int, ...], training: bool
+) -> None:
+    """The flag chooses how they are computed, whatever tensor holds their rows."""
+    model = TransformerEncoder(replace(CONFIG, attention_probs_dropout_prob=0.0)).double().train(training)
+    initialize(model, std=CONFIG.initializer_range)
+    arguments = inputs(lengths)
+    layout, queries = arguments[-1], []
+    model.layers[-1].get_submodule("attention.qkv").register_forward_hook(lambda *call: queries.append(call[2].shape))
+    outputs = []
+    for selection in (Selection(rows=layout.first_rows.clone(), first_tokens=True), Selection(rows=layout.first_rows)):
+        torch.manual_seed(0)
+        outputs.append(model(*arguments, selection=selection))
+    assert len(queries) == 1  # of the second, whose product is that of all tokens
+    if not training:
+        torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("norm", "pre"), ("positions", "rotary"), ("mlp", "gated"), ("attention_window", (None, 64, 64)), ("bias", False)],
+)
+def test_an_option_that_is_not_computed_is_refused(option: str, value: Any) -> None:
+    config = replace(CONFIG, **{option: value})
+    with pytest.raises(CheckpointError, match=rf"the encoder needs {option} = .*{option} = .* only"):
+        TransformerEncoder(config)

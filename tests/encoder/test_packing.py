@@ -54,8 +54,8 @@ def test_places_and_offsets_agree(lengths: list[int]) -> None:
     rows = layout.row_lengths.tolist()
     assert rows == sorted(lengths)
     assert [rows[place] for place in layout.order.tolist()] == lengths == list(layout.lengths)
-    assert layout.offsets.tolist() == [sum(rows[:i]) for i in range(len(rows) + 1)]
-    assert layout.offsets.dtype == torch.int32
+    assert layout.cu_seqlens.tolist() == [sum(rows[:i]) for i in range(len(rows) + 1)]
+    assert layout.cu_seqlens.dtype == torch.int32
     assert layout.sequence_of_row.tolist() == [place for place, length in enumerate(rows) for _ in range(length)]
     assert layout.longest == max(lengths)
 
@@ -164,7 +164,7 @@ def test_moving_a_batch_moves_every_tensor() -> None:
     layout = batch.layout
     assert layout.regroup is not None
     tensors = [batch.input_ids, batch.position_ids, batch.token_type_ids, batch.labels, layout.first_rows]
-    tensors += [layout.order, layout.sequence_of_row, layout.row_lengths, layout.offsets, layout.gather_positions]
+    tensors += [layout.order, layout.sequence_of_row, layout.row_lengths, layout.cu_seqlens, layout.gather_positions]
     tensors += [layout.regroup.gather, layout.regroup.scatter]
     tensors += [group.mask for group in layout.groups if group.mask is not None]
     assert {tensor.device.type for tensor in tensors} == {"meta"}

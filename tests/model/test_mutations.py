@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from bert_tasks.encoder import attention, heads
 from bert_tasks.encoder.config import Activation
 from bert_tasks.encoder.layers import Layer, activate
-from bert_tasks.encoder.packing import Layout, Packed
+from bert_tasks.encoder.packing import Layout, Packed, Selection
 from bert_tasks.families.registry import parameter_map
 from bert_tasks.model import encoder as shaped
 from bert_tasks.model.task_model import TaskModel
@@ -179,19 +179,19 @@ def norm_without_residual(norm: str, dense: str) -> Callable[[TaskModel], None]:
     return edit
 
 
-def wrong_layer_forward(layer: Layer, hidden: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
+def wrong_layer_forward(layer: Layer, hidden: Tensor, layout: Layout, selection: Selection | None = None) -> Tensor:
     """The norms before attention and feed-forward, as in later architectures."""
     context = layer.attention.output(layer.attention(layer.attention_norm(hidden), layout))
     hidden = hidden + context
     hidden = hidden + layer.output(activate(layer.intermediate(layer.output_norm(hidden)), layer.activation))
-    return hidden if rows is None else hidden.index_select(0, rows)
+    return hidden if selection is None else hidden.index_select(0, selection.rows)
 
 
-def residual_of_other_rows(layer: Layer, hidden: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
+def residual_of_other_rows(layer: Layer, hidden: Tensor, layout: Layout, selection: Selection | None = None) -> Tensor:
     """The layer with the residual of the first rows instead of the rows that are read."""
     context = layer.attention(hidden, layout)
-    if rows is not None:
-        context, hidden = context.index_select(0, rows), hidden[: len(rows)]
+    if selection is not None:
+        context, hidden = context.index_select(0, selection.rows), hidden[: len(selection.rows)]
     hidden = layer.attention_norm(hidden + layer.attention.output(context))
     hidden = layer.output_norm(hidden + layer.output(activate(layer.intermediate(hidden), layer.activation)))
     return hidden
@@ -228,7 +228,7 @@ def one_group_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def never_regrouped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Context rows stay in the order of the padded groups, cut to the number of rows."""
-    monkeypatch.setattr(attention, "_unpad", lambda rows, regroup: rows[: len(regroup.scatter)])
+    monkeypatch.setattr(attention, "_unpad", lambda rows, scatter: rows[: len(scatter)])
 
 
 def dropout_in_evaluation(model: TaskModel) -> None:
@@ -242,21 +242,21 @@ def outputs_reversed(model: TaskModel) -> None:
 
 
 def first_rows_by_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = heads.first_rows
+    original = heads.select_first_tokens
 
-    def first_rows(layout: Layout) -> Tensor:
-        return layout.offsets[:-1].long() if isinstance(layout, Packed) else original(layout)
+    def by_length(layout: Layout) -> Selection:
+        return Selection(rows=layout.cu_seqlens[:-1].long()) if isinstance(layout, Packed) else original(layout)
 
-    monkeypatch.setattr(heads, "first_rows", first_rows)
+    monkeypatch.setattr(heads, "select_first_tokens", by_length)
 
 
 def second_token_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = heads.first_rows
-    monkeypatch.setattr(heads, "first_rows", lambda layout: original(layout).roll(1))
+    original = heads.select_first_tokens
+    monkeypatch.setattr(heads, "select_first_tokens", lambda layout: Selection(rows=original(layout).rows.roll(1)))
 
 
 def pooler_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(head: heads.SequenceHead, hidden: Tensor, layout: Layout) -> Tensor:
+    def forward(head: heads.SequenceHead, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
         logits: Tensor = head.output(hidden)
         return logits
 

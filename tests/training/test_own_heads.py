@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import first_rows
-from bert_tasks.encoder.packing import Layout
+from bert_tasks.encoder.heads import Head, select_first_tokens
+from bert_tasks.encoder.packing import Layout, Selection
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.tasks import SequenceClassification
 from support.training_runs import LABELS, load_model, make_rows, weights_of
@@ -24,7 +24,7 @@ QUICK: dict[str, Any] = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "p
 PRIOR = (-0.25, 0.75)
 
 
-class TwoLayers(nn.Module):
+class TwoLayers(Head):
     """No layer is called ``output``; initial values, tied weights, and buffers of floats, whole numbers and neither."""
 
     temperature: Tensor
@@ -42,10 +42,10 @@ class TwoLayers(nn.Module):
         self.register_buffer("temperature", torch.tensor(2.0), persistent=False)
         self.register_buffer("prior", torch.tensor([3, 4]))
 
-    def read(self, layout: Layout) -> Tensor | None:
-        return first_rows(layout)
+    def select(self, layout: Layout) -> Selection:
+        return select_first_tokens(layout)
 
-    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+    def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
         logits: Tensor = self.scores(self.again(torch.relu(self.first(hidden)))) / self.temperature
         return logits + 0.0 * self.norm.weight.sum() + 0.0 * self.norm.bias.sum()
 
