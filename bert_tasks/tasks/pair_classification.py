@@ -17,12 +17,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head, Pooling
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.metrics.classification import ranking_metrics
 from bert_tasks.metrics.tables import MetricTable, merged
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task
+from bert_tasks.tasks.detection import Guess, Hints
+from bert_tasks.tasks.sequence_classification.detection import detect_texts
 from bert_tasks.tasks.sequence_classification.task import ProblemType, SequenceClassification, SequencePrediction
 
 GROUP = "group"
@@ -39,6 +42,7 @@ class PairClassification(Task[SequencePrediction]):
     name: ClassVar[str] = "pair-classification"
     default_head: ClassVar[Literal["sequence"]] = "sequence"
     pipeline_tag: ClassVar[str] = "text-classification"
+    row_needs: ClassVar[str] = "two texts and a label or number"
     tuned: ClassVar[tuple[str, ...]] = ("balanced_weights", "thresholds")
     problem_type: ProblemType = "single_label_classification"
     pooling: Pooling = "cls"
@@ -92,6 +96,11 @@ class PairClassification(Task[SequencePrediction]):
     def compatible_fields(cls, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """See ``SequenceClassification.compatible_fields``."""
         return SequenceClassification.compatible_fields(known, given)
+
+    @classmethod
+    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+        """See ``Task.detect``."""
+        return detect_texts(cls.name, 2, profiles, rows, hints)
 
     def head(self, config: EncoderConfig) -> Head:
         return self.classifier.head(config)

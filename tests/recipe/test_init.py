@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.data.profile import percentile, pieces, profile
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.recipe import source as recipe_source
-from bert_tasks.recipe.detection import Guess, guess_task
+from bert_tasks.recipe.detection import guess_task
 from bert_tasks.recipe.init import EMBEDDED_MODEL, USUAL_MODEL, Draft, _commands, init_recipe
-from bert_tasks.recipe.profile import percentile, pieces, profile
 from bert_tasks.recipe.schema import build_task, load_recipe
+from bert_tasks.tasks.detection import Guess
 from bert_tasks.training.run import check
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES

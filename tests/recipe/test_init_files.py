@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.checks import DataReport
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.recipe.detection import RECOGNISED
+from bert_tasks.recipe.detection import DETECTABLE
 from bert_tasks.recipe.init import Draft, init_recipe
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.tasks import TASK_NAMES
@@ -205,7 +205,7 @@ def test_columns_and_task_may_be_stated(init: Init) -> None:
 
 def test_what_is_stated_must_fit(init: Init) -> None:
     content = table(moods())
-    for task in set(RECOGNISED) - {"sequence-classification"}:
+    for task in set(DETECTABLE) - {"sequence-classification"}:
         with pytest.raises(DataError, match=f"the columns do not fit {task}: .*; there are\n  'source'"):
             init(content, "rows.csv", task=task)
     with pytest.raises(DataError, match="no column 'tekst', did you mean 'text'"):

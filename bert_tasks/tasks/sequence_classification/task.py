@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head, Pooling, PoolingHead, SequenceHead
 from bert_tasks.encoder.packing import PackedBatch
@@ -42,6 +43,8 @@ from bert_tasks.tasks.base import (
     sole_prediction,
     targets,
 )
+from bert_tasks.tasks.detection import Guess, Hints, Suggestion, needed_tokens
+from bert_tasks.tasks.sequence_classification.detection import detect_texts
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
@@ -127,6 +130,7 @@ class SequenceClassification(Task[SequencePrediction]):
     aliases: ClassVar[tuple[str, ...]] = ("text-classification", "sentiment-analysis")
     default_head: ClassVar[Literal["sequence"]] = "sequence"
     pipeline_tag: ClassVar[str] = "text-classification"
+    row_needs: ClassVar[str] = "a text and a label or number"
     # A folder of transformers does not say how many texts its classifier reads.
     rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
@@ -236,6 +240,19 @@ class SequenceClassification(Task[SequencePrediction]):
         theirs = known.get("labels", ())
         ours = given.get("labels", theirs)
         return kept if ours == theirs else {**kept, **_per_label(kept, label_places(theirs, ours))}
+
+    @classmethod
+    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+        """See ``Task.detect``."""
+        return detect_texts(cls.name, 1, profiles, rows, hints)
+
+    @classmethod
+    def suggested_settings(cls, words: int, longest: int) -> list[Suggestion]:
+        suggestions = super().suggested_settings(words, longest)
+        if needed_tokens(words) > longest:
+            comment = "reads all of a long text; without it the end is cut off"
+            suggestions.append(Suggestion("long_texts", "windows", comment, is_active=False))
+        return suggestions
 
     def head(self, config: EncoderConfig) -> Head:
         if not self._regression and not self.labels:

@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.features import Cuts
+from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch
@@ -30,6 +31,8 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_table, squad_v1_metrics, squad_v2_metrics, tune_null_threshold
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, targets
+from bert_tasks.tasks.detection import Guess, Hints, Suggestion
+from bert_tasks.tasks.span_extraction.detection import detect_spans
 from bert_tasks.tasks.span_extraction.search import RankedSpans, Span, merge_windows, window_candidates
 from bert_tasks.tasks.span_extraction.windows import (
     ContextTokens,
@@ -144,6 +147,8 @@ class SpanExtraction(Task[SpanPrediction]):
     sample: ClassVar[Literal["row", "window"]] = "window"
     default_head: ClassVar[Literal["span"]] = "span"
     pipeline_tag: ClassVar[str] = "question-answering"
+    row_needs: ClassVar[str] = "a question, its context, and answers that are copied from it"
+    has_dense_labels: ClassVar[bool] = True
     file_formats: ClassVar[tuple[str, ...]] = (".json",)
     max_length: int = 384
     doc_stride: int = 128
@@ -214,6 +219,20 @@ class SpanExtraction(Task[SpanPrediction]):
         room = max_length - max_query_length - MOST_SPECIAL_TOKENS
         doc_stride = min(cls.doc_stride, room // 2)
         return {"max_length": max_length, "max_query_length": max_query_length, "doc_stride": doc_stride}
+
+    @classmethod
+    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+        """See ``Task.detect``."""
+        return detect_spans(cls.name, profiles, rows, hints)
+
+    @classmethod
+    def suggested_settings(cls, words: int, longest: int) -> list[Suggestion]:
+        length = min(cls.max_length, longest)
+        return [
+            Suggestion("max_length", length, "tokens of a window; longer contexts are read in several"),
+            Suggestion("doc_stride", min(cls.doc_stride, length // 3), "OVERLAP in tokens of two windows"),
+            Suggestion("max_query_length", min(cls.max_query_length, length // 4), "tokens; longer questions are cut"),
+        ]
 
     def head(self, config: EncoderConfig) -> PerTokenHead:
         return PerTokenHead(config, 2, dropout=config.head.span_dropout)

@@ -35,6 +35,7 @@ from bert_tasks.data.conll import (
 )
 from bert_tasks.data.features import Cuts, token_batches
 from bert_tasks.data.problems import shortened
+from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.encoder import crf
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, PerTokenHead
@@ -43,6 +44,8 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.metrics.tagging import check_names, tagging_metrics, tagging_table
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, sole_prediction, targets
+from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
+from bert_tasks.tasks.token_classification.detection import detect_tags
 from bert_tasks.tasks.word_windows import (
     SubWords,
     WindowRules,
@@ -142,6 +145,8 @@ class TokenClassification(Task[TokenPrediction]):
     sample: ClassVar[Literal["window"]] = "window"
     default_head: ClassVar[Literal["token"]] = "token"
     pipeline_tag: ClassVar[str] = "token-classification"
+    row_needs: ClassVar[str] = "as many words as tags in every row"
+    has_dense_labels: ClassVar[bool] = True
     file_formats: ClassVar[tuple[str, ...]] = (".conll", ".txt")
     renders_labels: ClassVar[bool] = True
     labelling: Literal["first", "continuation", "all"] = "first"
@@ -204,6 +209,17 @@ class TokenClassification(Task[TokenPrediction]):
         names = labels if labels else ("LABEL_0", "LABEL_1")
         max_length = min(cls.max_length, usable_length)
         return {"labels": names, "max_length": max_length, "doc_stride": min(cls.doc_stride, max_length // 4)}
+
+    @classmethod
+    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+        """See ``Task.detect``."""
+        return detect_tags(cls.name, profiles, rows, hints)
+
+    @classmethod
+    def suggested_settings(cls, words: int, longest: int) -> list[Suggestion]:
+        overlap = min(cls.doc_stride, suggested_length(words, longest) // 4)
+        comment = "OVERLAP in tokens of two windows of a sentence"
+        return [*super().suggested_settings(words, longest), Suggestion("doc_stride", overlap, comment)]
 
     def head(self, config: EncoderConfig) -> PerTokenHead:
         if not self.labels:

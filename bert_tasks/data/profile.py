@@ -1,6 +1,6 @@
 """What the values of a column are like: how many, how long, numbers or names.
 
-Owns the figures and the few words a person needs to recognise a column. Must not know tasks, files or recipes.
+Owns the figures by which tasks recognise their columns, and the few words by which a person does.
 """
 
 import math
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class ColumnProfile:
     """A column in figures; shares are of the ``filled`` cells, those with a value.
 
     Attributes:
@@ -106,7 +106,7 @@ class Profile:
         return f"{self.distinct} different values in {self.rows} rows, {self.words:.1f} words on average"
 
 
-def profile(name: str, values: Sequence[Any], separator: str | None = None) -> Profile:
+def profile(name: str, values: Sequence[Any], separator: str | None = None) -> ColumnProfile:
     """The profile of a column; None and the empty text are no values.
 
     Args:
@@ -124,7 +124,7 @@ def profile(name: str, values: Sequence[Any], separator: str | None = None) -> P
     numbers = [float(text) for text in texts if _NUMBER.fullmatch(text.strip())]
     tried = SEPARATORS if separator is None else (separator,)
     separator, sets = _name_sets(filled, tried, distinct=len(counts), rows=len(values))
-    return Profile(
+    return ColumnProfile(
         name=name,
         rows=len(values),
         filled=len(filled),

@@ -1,0 +1,111 @@
+"""What a task tells ``init``: whether rows of unknown columns fit it, and which settings to start from.
+
+Owns the types and the small readers of cells that the rules of several tasks share. Each task has its rules beside it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from bert_tasks.data.columns import LABEL_SEPARATOR, BadValueError, Kind, canonical
+from bert_tasks.data.profile import pieces
+
+COMPARED_ROWS = 1000  # where two columns must fit together
+
+# Names that people give to the column of the labels, in lower case.
+LABEL_NAMES = (
+    *("label", "labels", "class", "category", "target", "gold_label", "y", "score", "similarity", "rating"),
+    *("sentiment", "intent", "topic", "relation", "relevant", "is_duplicate"),
+    *("quality", "emotion", "stance", "topics", "tags", "categories", "classes", "intents", "emotions"),
+)
+QUESTION_NAMES = ("question", "query")
+
+_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
+_TOKENS_PER_WORD = 1.3
+_SPECIAL_TOKENS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guess:
+    """A task that fits.
+
+    Attributes:
+        columns: the task's columns -> those of the rows.
+        settings: what the rows say of the task's fields.
+        words: what 95 of 100 rows have at most, of all texts that are read together.
+        labels: the different labels seen, sorted.
+        reasons: what was seen and what follows from it.
+        alternatives: other readings; none where there is no doubt.
+        spare: (task's column, column, remark) of columns that could be read instead or as well.
+        separator: what stands between several labels in a cell.
+        precedence: of guesses of several tasks the highest is taken. Rows with a tag for each word are also rows with
+            two columns of text, so the more demanding task has the higher one.
+    """
+
+    task: str
+    columns: Mapping[str, str]
+    words: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
+    spare: tuple[tuple[str, str, str], ...] = ()
+    separator: str = LABEL_SEPARATOR
+    precedence: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hints:
+    """What the user says about the rows; what is not stated is found out.
+
+    Attributes:
+        task: a name of the task.
+        texts: columns: one text or two, the words, or the question and its context.
+        label: the column of the labels, numbers, tags or answers.
+        separator: what stands between several labels in a cell of it.
+    """
+
+    task: str | None = None
+    texts: tuple[str, ...] = ()
+    label: str | None = None
+    separator: str | None = None
+
+
+NO_HINTS = Hints()
+
+
+class Suggestion(NamedTuple):
+    """A setting that ``init`` writes into a recipe.
+
+    Attributes:
+        comment: why, in a few words.
+        is_active: False for a line that the user may uncomment.
+    """
+
+    name: str
+    value: object
+    comment: str
+    is_active: bool = True
+
+
+def needed_tokens(words: int) -> float:
+    """Tokens that so many words and punctuation marks become, in a language that the tokenizer was made for."""
+    return words * _TOKENS_PER_WORD + _SPECIAL_TOKENS
+
+
+def suggested_length(words: int, longest: int) -> int:
+    """A ``max_length`` for texts of so many words and punctuation marks, at most ``longest``."""
+    return min(next((length for length in _LENGTHS if length >= needed_tokens(words)), _LENGTHS[-1]), longest)
+
+
+def cell_value(row: Mapping[str, Any], column: str, kind: Kind) -> Any:
+    """The cell in canonical form; None where it is missing or of another kind."""
+    try:
+        return canonical(row.get(column), kind)
+    except BadValueError:
+        return None
+
+
+def count_pieces(row: Mapping[str, Any], columns: Sequence[str]) -> int:
+    """How many words and punctuation marks the texts in these columns have together."""
+    return sum(pieces(row[name]) for name in columns if isinstance(row.get(name), str))

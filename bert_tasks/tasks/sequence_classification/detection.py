@@ -1,0 +1,159 @@
+"""Whether rows seem to be texts, or pairs of texts, with a label, several labels or a number.
+
+Pair classification uses the same rules: the two tasks differ in how many columns of texts there are.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from bert_tasks.data.checks import imbalance_hint
+from bert_tasks.data.columns import LABEL_SEPARATOR, Row
+from bert_tasks.data.profile import ColumnProfile, listed, percentile
+from bert_tasks.tasks.detection import LABEL_NAMES, QUESTION_NAMES, Guess, Hints, count_pieces
+
+_PAIR_NAMES = (
+    ("text", "text_pair"),
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("premise", "hypothesis"),
+    ("first", "second"),
+    ("text_a", "text_b"),
+    ("text1", "text2"),
+    ("#1 string", "#2 string"),
+    *((one, other) for one in QUESTION_NAMES for other in ("candidate", "passage", "sentence", "document", "answer")),
+)
+
+
+def detect_texts(
+    task: str, count: int, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints
+) -> Guess | None:
+    """See ``Task.detect``.
+
+    Args:
+        task: the name of the task.
+        count: how many columns of texts it reads, 1 or 2.
+    """
+    if hints.label is None:
+        candidates = _label_columns([column for column in profiles if column.name not in hints.texts])
+    else:
+        candidates = [column for column in profiles if column.name == hints.label]
+    for label in candidates:
+        if hints.texts:
+            texts = [column for name in hints.texts for column in profiles if column.name == name]
+        else:
+            texts = _text_columns([column for column in profiles if column is not label])
+        if hints.task is not None and count == 1:
+            texts = sorted(texts, key=lambda column: -column.words)[:1]
+        if not texts or (hints.task is not None and len(texts) < count):
+            continue
+        longest = sorted(texts, key=lambda column: -column.words)[:2]
+        chosen = [column for column in texts if column in longest]  # in the order of the file, or of the pair's names
+        if len(chosen) != count:
+            return None
+        problem, reason = _problem_type(label, is_joined=hints.separator is not None)
+        several = problem == "multi_label_classification"
+        names = label.names if several else tuple(sorted(value for value, _ in label.common))
+        columns = dict(zip(("text", "text_pair"), (column.name for column in chosen), strict=False))
+        others = [column for column in candidates if column is not label]
+        return Guess(
+            task=task,
+            columns=columns | {"labels" if several else "label": label.name},
+            words=percentile([count_pieces(row, [column.name for column in chosen]) for row in rows]),
+            settings={"problem_type": problem},
+            labels=() if problem == "regression" else names,
+            reasons=tuple(_reasons(chosen, label, problem, reason)),
+            alternatives=tuple(_alternatives(texts, chosen, label, others, hints)),
+            spare=_group(chosen, label),
+            separator=label.separator if several and label.lists < 1 else LABEL_SEPARATOR,
+        )
+    return None
+
+
+def _label_columns(profiles: Sequence[ColumnProfile]) -> list[ColumnProfile]:
+    """Columns that may hold labels, likeliest first: a telling name, then sets, classes and decimals, then place."""
+    filled = [column for column in profiles if column.filled > column.rows / 2 or _is_named(column)]
+    fitting = [c for c in filled if c.is_sets or c.is_classes or c.is_amount or (c.is_repeated and _is_named(c))]
+    place = {column.name: position for position, column in enumerate(profiles)}
+    plain = {column.name: column.is_sets or column.is_classes or column.decimals for column in fitting}
+    return sorted(fitting, key=lambda c: (_is_named(c), plain[c.name], place[c.name]), reverse=True)
+
+
+def _is_named(column: ColumnProfile) -> bool:
+    return column.known in LABEL_NAMES
+
+
+def _text_columns(profiles: Sequence[ColumnProfile]) -> list[ColumnProfile]:
+    """One column or two: two that are called a pair, else all longer texts, else the column with most to tell."""
+    by_name = {column.known: column for column in profiles if column.nested == 0 and not column.is_number}
+    pair = next((pair for pair in _PAIR_NAMES if by_name.keys() >= set(pair)), None)
+    if pair is not None:
+        return [by_name[name] for name in pair]
+    texts = [column for column in profiles if column.is_text]
+    if texts:
+        return texts
+    short = [column for column in by_name.values() if column.distinct > column.rows / 2]
+    return sorted(short, key=lambda column: (column.is_id, -column.words))[:1]
+
+
+def _problem_type(label: ColumnProfile, *, is_joined: bool) -> tuple[str, str]:
+    """The problem type, and the reason for it.
+
+    Args:
+        is_joined: the user says that a cell may hold several labels.
+    """
+    if label.is_sets or is_joined:
+        joint = "in a list" if label.lists > 0 else f"in a cell, with {label.separator!r} between them"
+        what = f"{len(label.names)} names, several {joint} ({listed(label.names)})"
+        return "multi_label_classification", f"{label.name}: {what} -> any number of labels per row"
+    # Class numbers 0, 1, 2, ... without a gap, in a column that is called so.
+    are_classes = _is_named(label) and label.low == 0 and label.high == label.distinct - 1
+    if label.is_amount and not (label.is_repeated and are_classes):
+        kind = "with decimals" if label.decimals else f"{label.distinct} different"
+        return "regression", f"{label.name}: numbers from {label.low:g} to {label.high:g}, {kind} -> regression"
+    what = f"{label.distinct} distinct values in {label.rows} rows ({label.counts()})"
+    return "single_label_classification", f"{label.name}: {what} -> one label per row"
+
+
+def _reasons(chosen: Sequence[ColumnProfile], label: ColumnProfile, problem: str, reason: str) -> Iterator[str]:
+    for column in chosen:
+        yield f"{column.name}: texts of {column.words:.0f} words on average"
+    if len(chosen) == 2:
+        yield f"{chosen[0].name}, {chosen[1].name}: two texts in a row -> a pair"
+    yield reason
+    empty = label.rows - label.filled
+    if empty and problem == "multi_label_classification":
+        yield f"{label.name}: {empty} empty cells -> rows without any label"
+    elif empty:
+        yield f"{label.name}: {empty} empty cells -> rows without a label, which cannot be trained on"
+    hint = imbalance_hint(dict(label.common)) if problem == "single_label_classification" else None
+    if hint is not None:
+        yield f"{label.name}: {hint}"
+
+
+def _alternatives(
+    texts: Sequence[ColumnProfile],
+    chosen: Sequence[ColumnProfile],
+    label: ColumnProfile,
+    others: Sequence[ColumnProfile],
+    hints: Hints,
+) -> Iterator[str]:
+    names = tuple(column.known for column in chosen)
+    if label.is_sets and label.separator == "," and label.lists == 0 and hints.separator is None:
+        yield 'settings.problem_type = "single_label_classification", if a cell with a comma is one label'
+    if len(chosen) == 2 and names not in _PAIR_NAMES and not hints.texts and hints.task is None:
+        for column in texts:
+            yield f'task = "sequence-classification" with text = "{column.name}"'
+    if label.is_number and label.is_classes and label.distinct > 2:
+        yield 'settings.problem_type = "regression", if the numbers are amounts'
+    if label.is_amount and not label.decimals and label.is_repeated:
+        yield 'settings.problem_type = "single_label_classification", if the numbers are classes'
+    for column in others:
+        if _is_named(column) or not _is_named(label):
+            yield f'label = "{column.name}" ({column.described()})'
+
+
+def _group(chosen: Sequence[ColumnProfile], label: ColumnProfile) -> tuple[tuple[str, str, str], ...]:
+    """The first text of a pair as the column of groups, where it repeats with one of two labels each time."""
+    first = chosen[0]
+    if len(chosen) < 2 or first.distinct > first.rows / 2 or label.distinct != 2:
+        return ()
+    return (("group", first.name, "ranks the rows of each, by the second label, and reports map and mrr"),)
