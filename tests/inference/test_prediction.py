@@ -165,6 +165,19 @@ class TestFormats:
         assert (done.rows, done.truncated, done.rejected) == (9, 5, 0)
         assert done.lines() == ["5 of 9 (55.6%) rows are longer than max_length = 16 tokens and were cut"]
 
+    def test_counts_of_a_stream_and_of_a_resumed_prediction_are_those_of_a_file(
+        self, model: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rows = [{"text": "home " * (3 if n % 2 else 40)} for n in range(9)]
+        streamed = predict_file(model, rows, io.BytesIO())
+        assert (streamed.rows, streamed.truncated, streamed.rejected) == (9, 5, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(prediction, "finish", None)
+            with pytest.raises(TypeError):
+                predict_file(model, rows, tmp_path / "a.jsonl")
+        done = predict_file(model, rows, tmp_path / "a.jsonl")
+        assert (done.resumed, done.rows, done.truncated, done.rejected) == (9, 9, 5, 0)
+
 
 class TestSkipping:
     BAD = 'text,id\n=1,a\nonly one\nfine,b\n"a ""quoted"" one",c\none,two,three\nb\udcffd,d\nlast,e\n'

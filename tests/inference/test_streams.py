@@ -43,7 +43,7 @@ def test_a_steady_stream_is_not_held_back(work: Predictor, tmp_path: Path, monke
     def feed() -> None:
         with (tmp_path / "pipe").open("w") as file:
             for number in range(ROWS):
-                file.write(f'{{"text": "{number}"}}\n')
+                file.write(f'{{"text": "{"home " * 40 if number % 3 == 0 else number}"}}\n')
                 file.flush()
                 time.sleep(0.01)
 
@@ -51,6 +51,7 @@ def test_a_steady_stream_is_not_held_back(work: Predictor, tmp_path: Path, monke
     out = Counting()
     done = predictor.predict_stream(work, ReadOptions(format="jsonl"), out, None, tmp_path / "pipe")
     assert done.rows == sum(out.rows) == ROWS
+    assert done.truncated == ROWS // 3
     assert len(out.rows) > 1
 
 

@@ -49,6 +49,16 @@ def test_every_row_is_in_the_matrix(classes, data):
         assert set(shown) >= {*truths, *answers}
 
 
+def test_classes_with_the_most_mistakes_are_shown_rather_than_the_frequent_ones():
+    labels = [f"c{number}" for number in range(2 * SHOWN)]
+    right, wrong = labels[:SHOWN], labels[SHOWN:]
+    truths = [label for label in right for _ in range(5)] + wrong
+    answers = [label for label in right for _ in range(5)] + wrong[1:] + wrong[:1]
+    matrix = Confusion.of(truths, answers, labels, "rows").matrix
+    assert matrix.labels == (*wrong[: SHOWN - 1], f"{SHOWN + 1} others")
+    assert matrix.counts[-1][-1] == len(right) * 5
+
+
 @pytest.fixture
 def page_of(run_of, tmp_path):
     def page(confusion):
