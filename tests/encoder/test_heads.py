@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, get_args
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from bert_tasks.encoder.config import EncoderConfig, HeadConfig
 from bert_tasks.encoder.heads import (
+    CRFHead,
     Head,
     PerTokenHead,
     PoolingHead,
@@ -236,3 +238,16 @@ def test_an_option_that_is_not_computed_is_refused(option: str, value: Any) -> N
     config = replace(CONFIG, **{option: value})
     with pytest.raises(CheckpointError, match=rf"the encoder needs {option} = .*{option} = .* only"):
         TransformerEncoder(config)
+
+
+def test_a_crf_head_adds_what_a_label_scores_at_the_start_after_each_label_and_at_the_end() -> None:
+    head = CRFHead(CONFIG, 3, dropout=0.0)
+    assert head.transitions.tolist() == [[0.0] * 3] * 5
+    generator = torch.Generator().manual_seed(0)
+    torch.nn.init.normal_(head.transitions, generator=generator)
+    emissions = torch.randn(4, 3, generator=generator)
+    found = head.with_transitions(emissions)
+    assert found.shape == (4, 5, 3)
+    for word, row, label in product(range(4), range(5), range(3)):
+        own = emissions[word, label] if row < 4 else 0.0
+        assert found[word, row, label] == own + head.transitions[row, label]

@@ -1,34 +1,12 @@
 """What a mistake in a recipe is answered with: all of them at once, each with its line or its override."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from bert_tasks.errors import RecipeError
 from bert_tasks.recipe.schema import load_recipe, sections
-
-MINIMAL = """\
-task = "sequence-classification"
-[model]
-name = "google-bert/bert-base-uncased"
-[data]
-train = "train.csv"
-"""
-
-
-def write(tmp_path: Path, text: str) -> Path:
-    file = tmp_path / "recipe.toml"
-    file.write_text(text, encoding="utf-8")
-    return file
-
-
-def refusal(tmp_path: Path, text: str, *overrides: str) -> list[str]:
-    """The lines of the error, without the folder in front."""
-    with pytest.raises(RecipeError) as caught:
-        load_recipe(write(tmp_path, text), overrides=overrides)
-    assert caught.value.exit_code == 2
-    return str(caught.value).replace(f"{tmp_path}{os.sep}", "").splitlines()
+from support.recipes import MINIMAL, refusal, write
 
 
 def test_all_mistakes_are_named_at_once_with_their_lines(tmp_path: Path) -> None:

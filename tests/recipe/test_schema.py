@@ -27,17 +27,10 @@ from bert_tasks.recipe.schema import (
 )
 from bert_tasks.recipe.toml import to_toml
 from bert_tasks.tasks import TASK_NAMES, TASKS, SequenceClassification, Task
+from support.recipes import MINIMAL, refusal, write
 
 REPOSITORY = Path(os.environ.get("BERT_TASKS_REPOSITORY", Path(__file__).parents[2]))
 RECIPES = sorted((REPOSITORY / "recipes").rglob("*.toml"))
-
-MINIMAL = """\
-task = "sequence-classification"
-[model]
-name = "google-bert/bert-base-uncased"
-[data]
-train = "train.csv"
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,20 +75,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "recipes").mkdir()
     return tmp_path / "recipes"
-
-
-def write(folder: Path, text: str) -> Path:
-    file = folder / "recipe.toml"
-    file.write_text(text, encoding="utf-8")
-    return file
-
-
-def refusal(folder: Path, text: str, *overrides: str) -> list[str]:
-    """The lines of the error, without the folder in front."""
-    with pytest.raises(RecipeError) as caught:
-        load_recipe(write(folder, text), overrides=overrides)
-    assert caught.value.exit_code == 2
-    return str(caught.value).replace(f"{folder}{os.sep}", "").splitlines()
 
 
 def test_a_minimal_recipe_has_the_documented_defaults(folder: Path) -> None:
