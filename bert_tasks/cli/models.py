@@ -134,7 +134,7 @@ def export(
 
     Example: bert-tasks export runs/first/model --to onnx --output first-onnx --data dev.csv
     """
-    from bert_tasks.export.exporting import export
+    from bert_tasks.export import export
 
     options: dict[str, Any] = {"task": task_class(task), "settings": settings(set_), "revision": revision}
     options |= {"columns": column_names(column), "format": format, "delimiter": delimiter, "encoding": encoding}

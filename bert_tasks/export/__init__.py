@@ -1,1 +1,5 @@
-"""Trained models as folders that onnxruntime runs."""
+"""Export of trained models to folders that onnxruntime runs."""
+
+from bert_tasks.export.exporting import Export, export
+
+__all__ = ["Export", "export"]

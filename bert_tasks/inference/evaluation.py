@@ -26,8 +26,8 @@ from bert_tasks.distributed import broadcast_from_main, main_process_first, make
 from bert_tasks.errors import BertTasksError, DataError, GivenUpError
 from bert_tasks.metrics.tables import LOSS, merged, untuned
 from bert_tasks.model.inputs import Data, as_trained, load_table, tokenized
-from bert_tasks.model.onnx import DType, Logits, logits_of
-from bert_tasks.model.predicting import batch_logits, batch_tokens, summaries
+from bert_tasks.model.onnx import DType, logits_of
+from bert_tasks.model.predicting import Logits, batch_logits, batch_tokens, summaries
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction, Task

@@ -51,8 +51,7 @@ from bert_tasks.inference.output import (
     repeated_columns,
 )
 from bert_tasks.model import predicting
-from bert_tasks.model.onnx import Logits
-from bert_tasks.model.predicting import predict_rows
+from bert_tasks.model.predicting import Logits, predict_rows
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature, Prediction, Task
 

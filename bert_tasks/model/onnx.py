@@ -15,7 +15,7 @@ Shape legend: N tokens, B sequences, T padded length, L labels, R rows that a he
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -34,13 +34,13 @@ from bert_tasks.encoder.heads import CRFHead, Head, PerTokenHead
 from bert_tasks.encoder.packing import Packed, PackedBatch
 from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model.predicting import Logits
+from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import os_error_message
 
 if TYPE_CHECKING:
     import onnx
     import onnxruntime
-
-    from bert_tasks.model.task_model import TaskModel
 
 # Message -> its fields that lead to a tensor, by number (onnx.proto of ONNX 1.22); the other fields are passed over.
 _MESSAGES: Mapping[str, Mapping[int, str]] = MappingProxyType(
@@ -125,7 +125,6 @@ def _varint(message: memoryview, place: int) -> tuple[int, int]:
 
 
 DType = Literal["float32", "int8"]
-Logits = Callable[[PackedBatch], Tensor]  # a batch's logits: [B, L], or [R, L] of a head that reads rows
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OPSET = 20  # the first with Gelu
@@ -136,7 +135,7 @@ LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 class _PaddedCall(nn.Module):
     """The padded call with nothing but the graph's inputs and outputs."""
 
-    def __init__(self, model: "TaskModel") -> None:
+    def __init__(self, model: TaskModel) -> None:
         super().__init__()
         self.model = model
         self.splits = len(output_names(model)) > 1
@@ -153,12 +152,12 @@ def input_names(config: EncoderConfig) -> tuple[str, ...]:
     return INPUTS if config.type_vocab_size > 1 else INPUTS[:2]
 
 
-def output_names(model: "TaskModel") -> tuple[str, ...]:
+def output_names(model: TaskModel) -> tuple[str, ...]:
     """As transformers' models of the same head have them."""
     return ("start_logits", "end_logits") if model.task.hf_head == "span" else ("logits",)
 
 
-def exported_graph(model: "TaskModel") -> "onnx.ModelProto":
+def exported_graph(model: TaskModel) -> "onnx.ModelProto":
     """The graph of the padded call in float32: ``input_names``, each int64 ``[B, T]``, -> ``output_names``; B, T free.
 
     Logits are ``[B, L]``, or ``[B, T, L]`` with zeros at padding, of spans two times ``[B, T]``; of a CRF they are the
@@ -266,7 +265,7 @@ class GraphModel:
     pad_token_id: int
 
     @classmethod
-    def of(cls, model: "TaskModel", content: bytes) -> Self:
+    def of(cls, model: TaskModel, content: bytes) -> Self:
         """A graph of this model, to be run on the CPU with torch's number of threads.
 
         Raises:
@@ -329,7 +328,7 @@ def rectangles(layout: Packed) -> Iterator[Tensor]:
         yield from torch.split(lengths, max(1, RECTANGLE_TOKENS // group.length))
 
 
-def logits_of(model: "TaskModel", dtype: DType) -> Logits:
+def logits_of(model: TaskModel, dtype: DType) -> Logits:
     """What runs a model's batches: the model itself, or its int8 graph, made now, which takes seconds.
 
     Raises:

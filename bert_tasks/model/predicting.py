@@ -31,7 +31,6 @@ from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.tasks.base import Feature, Prediction, Task, collate
 
 if TYPE_CHECKING:
-    from bert_tasks.model.onnx import Logits
     from bert_tasks.model.task_model import TaskModel
 
 
@@ -48,6 +47,7 @@ def _glibc() -> Any:
     return library if hasattr(library, "malloc_trim") else None
 
 
+Logits = Callable[[PackedBatch], Tensor]  # a batch's logits: [B, L], or [R, L] of a head that reads rows
 # One row or several: mappings, texts, or tuples of the texts that a row needs.
 Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]]
 
@@ -61,7 +61,7 @@ def predict_rows(
     model: "TaskModel",
     rows: Iterable[Row],
     *,
-    run: "Logits | None" = None,
+    run: Logits | None = None,
     first: int = 0,
     note: Callable[[Sequence[Feature]], None] = lambda features: None,
     logits: bool = False,
@@ -97,7 +97,7 @@ def predict_rows(
         yield from task.with_logits(predictions, found, features) if logits else predictions
 
 
-def _finite(forward: "Logits") -> "Logits":
+def _finite(forward: Logits) -> Logits:
     """The same, but for logits that are not finite: no number can be made of them that means anything."""
 
     def checked(batch: PackedBatch) -> Tensor:
@@ -205,7 +205,7 @@ def _check_ids(name: str, given: Iterable[Sequence[int]], size: int, task: Task)
 
 
 def feature_summaries(
-    model: "TaskModel", features: Sequence[Feature], *, max_tokens: int | None = None, run: "Logits | None" = None
+    model: "TaskModel", features: Sequence[Feature], *, max_tokens: int | None = None, run: Logits | None = None
 ) -> list[Tensor]:
     """What decoding needs of each feature, in feature order. Dropout is off meanwhile."""
     lengths = [len(feature["input_ids"]) for feature in features]
@@ -226,7 +226,7 @@ def batch_tokens(model: "TaskModel") -> int:
 
 
 def batch_logits(
-    model: "TaskModel", features: Sequence[Feature], *, run: "Logits | None" = None
+    model: "TaskModel", features: Sequence[Feature], *, run: Logits | None = None
 ) -> tuple[PackedBatch, Tensor]:
     """A packed batch and its logits, both on the model's device, logits in float32. Dropout is off meanwhile."""
     forward = model.packed_logits if run is None else run

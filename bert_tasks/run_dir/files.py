@@ -10,7 +10,6 @@ files that are not a run's are never touched. What may be gone on with is in res
 
 import json
 import math
-import os
 import platform
 import re
 import shutil
@@ -30,7 +29,7 @@ from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.environment import cpu_name
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.paths import exists, is_file, is_folder, is_link
+from bert_tasks.paths import check_writable, exists, is_file, is_folder, is_link
 from bert_tasks.run_dir import checkpoints as checkpointing
 from bert_tasks.storage import LOCK, atomic_path, is_temporary, remove_temporaries, sha256
 
@@ -117,11 +116,7 @@ def check_folder(folder: Path) -> None:
         raise UsageError(
             f"{folder} is not empty and holds no run ({', '.join(foreign[:3] or existing[:3])}): choose another folder"
         )
-    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if exists(path))
-    if not is_folder(parent):
-        raise UsageError(f"{parent} is a file, expected a folder: choose another output folder")
-    if not os.access(parent, os.W_OK):
-        raise UsageError(f"{parent} is not writable: choose another output folder")
+    check_writable(folder)
 
 
 def read_facts(folder: Path) -> dict[str, Any] | None:

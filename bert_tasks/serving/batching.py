@@ -18,9 +18,9 @@ from torch import Tensor
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import GivenUpError
-from bert_tasks.model.onnx import Logits
 from bert_tasks.model.predicting import (
     CHUNK_ROWS,
+    Logits,
     batch_tokens,
     checked_features,
     feature_summaries,

@@ -24,8 +24,8 @@ import uvicorn
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.stored_reading import known_names
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.model.onnx import DType, Logits, logits_of
-from bert_tasks.model.predicting import predict_rows
+from bert_tasks.model.onnx import DType, logits_of
+from bert_tasks.model.predicting import Logits, predict_rows
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.serving.app import NotFiniteError, Served, build_app, encoded

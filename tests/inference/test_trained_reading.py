@@ -143,7 +143,7 @@ def test_a_folder_of_seeds_is_not_guessed_from(command: str, run: Path, tmp_path
 
 def test_exported_folders_remember_too(run: Path, data: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    from bert_tasks.export.exporting import export
+    from bert_tasks.export import export
 
     export(run, to="onnx", output=tmp_path / "onnx", data=data)
     assert [one["label"] for one in contents(predict(tmp_path / "onnx", data))] == [

@@ -13,7 +13,7 @@ from bert_tasks import TaskModel, evaluate, fit, predict
 from bert_tasks.api import FIT_SETTINGS, HF_ARGUMENTS
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.export.exporting import export
+from bert_tasks.export import export
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from support.training_runs import LABELS, distance, load_model, make_rows, weights_of
 
