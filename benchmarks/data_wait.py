@@ -21,8 +21,8 @@ from train_throughput import Options, train_ours
 from train_workloads import WORKLOADS
 
 from bert_tasks.data.features import Samples
-from bert_tasks.training import loop
-from bert_tasks.training import step as steps
+from bert_tasks.training import step
+from bert_tasks.training.step import OptimizerSteps
 
 
 class Clock:
@@ -47,9 +47,9 @@ def measure(workload: str, options: Options) -> dict[str, Any]:
     data, stepping, backward = Clock(), Clock(), Clock()
     with (
         mock.patch.object(Samples, "features_of", data.around(Samples.features_of)),
-        mock.patch.object(steps, "collate", data.around(steps.collate)),
-        mock.patch.object(loop, "accumulate", stepping.around(loop.accumulate)),
-        mock.patch.object(loop, "update", backward.around(loop.update)),
+        mock.patch.object(step, "collate", data.around(step.collate)),
+        mock.patch.object(OptimizerSteps, "accumulate", stepping.around(OptimizerSteps.accumulate)),
+        mock.patch.object(OptimizerSteps, "update", backward.around(OptimizerSteps.update)),
     ):
         train_ours(options.work(workload), options)
     total = stepping.seconds + backward.seconds

@@ -31,9 +31,10 @@ from bert_tasks.report import make_report
 from bert_tasks.report.collect import GivenRows
 from bert_tasks.run_dir.files import REPORT
 from bert_tasks.training import run as training
-from bert_tasks.training.job import Callback, FitResult, Job, prepare_model
-from bert_tasks.training.loop import run_job
-from bert_tasks.training.tracking import check_installed
+from bert_tasks.training.loop import Trainer
+from bert_tasks.training.progress import Callback, check_installed
+from bert_tasks.training.run import prepare_model
+from bert_tasks.training.state import FitResult
 
 # The keyword arguments of ``fit`` that are keys of a recipe.
 FIT_SETTINGS = tuple(
@@ -149,7 +150,8 @@ def fit(
     if unknown:
         wrong = (f"unknown argument '{name}'{_argument_hint(name, known)}" for name in unknown)
         raise UsageError(f"fit: {'; '.join(wrong)}")
-    optim, run = sections(**{name: arguments[name] for name in FIT_SETTINGS})
+    settings = {name: arguments[name] for name in FIT_SETTINGS}
+    optim, run = sections(**settings, output_dir=str(output_dir))
     prepare_model(model, seed=run.seed)
     check_installed(run.trackers)
     options = ReadOptions(
@@ -162,16 +164,15 @@ def fit(
     )
     load = partial(_load_splits, model, train, validation, options, validation_share, on_error, run.seed)
     splits = main_process_first(make_accelerator(optim.mixed_precision), load)
-    job = Job(
+    trainer = Trainer(
         model=model,
         splits=splits,
         optim=optim,
         run=run,
-        output_dir=Path(output_dir),
-        gradient_checkpointing=gradient_checkpointing,
+        model_settings={"gradient_checkpointing": gradient_checkpointing},
         callback=callback,
     )
-    result = run_job(job, overwrite=overwrite, progress=progress)
+    result = trainer.train(overwrite=overwrite, progress=progress)
     _write_model_card(result.output_dir)
     if report and not (result.reused and exists(result.output_dir / REPORT)):
         given = GivenRows(validation=splits.validation, task=type(model.task))

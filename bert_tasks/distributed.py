@@ -1,18 +1,23 @@
-"""The processes of a job: how they find each other, share what the first one makes, and end.
+"""The processes of a run: how they start, share results, agree, use the cores of their machine, and end.
 
-Owns the one place that makes an accelerator. Must not know what the processes work on.
+Owns the one place that makes an accelerator. It does not know what the processes compute.
 """
 
 import atexit
 import os
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar, cast
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
-from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 
 from bert_tasks.errors import BertTasksError, CheckpointError, ClosedPipeError, DataError, UsageError
 
@@ -20,6 +25,9 @@ Result = TypeVar("Result")
 
 # What accelerate may be configured to do that this package neither wants nor tests.
 _PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")
+_LONGEST_VALUE = 80  # characters of a value in a message
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = None) -> Accelerator:
@@ -36,7 +44,10 @@ def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = Non
     cuda = torch.cuda.is_available()
     if mixed_precision == "fp16" and not cuda:
         raise UsageError("mixed_precision = 'fp16' needs a GPU; on a CPU use 'bf16' or 'no'")
-    _forget_precision(mixed_precision)
+    stored = AcceleratorState._shared_state
+    if stored.get("_mixed_precision", mixed_precision) != mixed_precision:
+        # Accelerate keeps its first choice and has no public way to change it. The process group is stored elsewhere.
+        stored.clear()
     group = [] if timeout is None else [InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))]
     accelerator = Accelerator(cpu=not cuda, mixed_precision=mixed_precision, kwargs_handlers=group)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
@@ -58,43 +69,43 @@ def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = Non
 
 
 def leave_process_group() -> None:
-    """Ends the communication threads while Python still runs: one that asks for the interpreter later aborts it."""
+    """Ends the communication threads while Python still runs; one that needs the interpreter later would abort it."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def is_first_process() -> bool:
-    """Whether this is the first of the processes that work together, or the only one."""
+    """Whether this is the main process of several, or the only one."""
     return bool(PartialState(cpu=not torch.cuda.is_available()).is_main_process)
 
 
 def broadcast_from_main(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
-    """What the first process makes, on every process.
+    """Calls a function on the main process, and returns its result on every process.
 
     Raises:
-        BertTasksError: what the first process raised, on every process: none is left waiting.
+        BertTasksError: raised on every process if the main process raised it, so that none waits forever.
     """
     outcome: list[tuple[Result | None, tuple[int, str] | None]] = [(None, None)]
     if accelerator.is_main_process:
         try:
             outcome = [(work(), None)]
-        except BertTasksError as error:
+        except BertTasksError as failed:
             if accelerator.num_processes == 1:
                 raise
-            outcome = [(None, (error.exit_code, str(error)))]
+            outcome = [(None, (failed.exit_code, str(failed)))]
     broadcast_object_list(outcome)
     result, failure = outcome[0]
     if failure is not None:
         code, text = failure
         kinds = (UsageError, DataError, CheckpointError, ClosedPipeError)
-        told = next((kind for kind in kinds if kind.exit_code == code), BertTasksError)(text)
-        told.collective = True
-        raise told
+        error = next((kind for kind in kinds if kind.exit_code == code), BertTasksError)(text)
+        error.collective = True
+        raise error
     return cast("Result", result)
 
 
 def main_process_first(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
-    """Runs work on the first process, then on the others, which find its results in the cache.
+    """Calls a function on the main process, then on the others, which find its results in the cache.
 
     Raises:
         BertTasksError: see ``broadcast_from_main``.
@@ -104,12 +115,167 @@ def main_process_first(accelerator: Accelerator, work: Callable[[], Result]) -> 
     return own[0] if own else work()
 
 
-def _forget_precision(wanted: str) -> None:
-    """Lets a process train in one precision and go on in another: accelerate keeps its first choice for good.
+def check_agreement(values: Mapping[str, str], *, found_in_data: tuple[str, ...]) -> None:
+    """Compares values over all processes, such as labels, settings, rows and tokenizer.
 
-    Clears the state that all accelerators of the process share; it has no public way. The process group, which
-    accelerate holds elsewhere, stays.
+    Which batches there are, and what a class number means, follows from these on each process alone: processes that
+    differ would train different models without an error, or wait for each other forever.
+
+    Args:
+        values: name -> value of this process.
+        found_in_data: how the names of values begin that follow from the rows.
+
+    Raises:
+        DataError: only values that follow from the rows differ; the message names them and the processes.
+        UsageError: others differ.
     """
-    stored = AcceleratorState._shared_state
-    if stored.get("_mixed_precision", wanted) != wanted:
-        stored.clear()
+    gathered: list[Mapping[str, str]] = gather_object([values])
+    differing = disagreements(gathered)
+    if differing:
+        kind = DataError if all(name.startswith(found_in_data) for name in differing) else UsageError
+        error = kind(
+            f"the {len(gathered)} processes of this run were given different things: {'; '.join(differing.values())}. "
+            "Start all processes with the same recipe, the same arguments and the same files"
+        )
+        error.collective = True
+        raise error
+
+
+def disagreements(gathered: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Name -> the values of the processes, in the order of the first process's names; empty if all agree."""
+    names = dict.fromkeys(name for values in gathered for name in values)
+    found: dict[str, str] = {}
+    for name in names:
+        processes: dict[str, list[str]] = {}
+        for number, values in enumerate(gathered):
+            processes.setdefault(values.get(name, "not set"), []).append(str(number))
+        if len(processes) > 1:
+            shown = (
+                f"{value if len(value) <= _LONGEST_VALUE else value[: _LONGEST_VALUE - 3] + '...'} "
+                f"on process{'es' if len(on) > 1 else ''} {', '.join(on)}"
+                for value, on in processes.items()
+            )
+            found[name] = f"{name} is {'; '.join(shown)}"
+    return found
+
+
+class StopSignals:
+    """While the context is open, SIGTERM and SIGINT are stored instead of ending the process; a second one ends it.
+
+    Only in the main thread, which alone may handle signals; elsewhere signals do what they did before.
+
+    Attributes:
+        received: the signal that asked to stop; None if there was none.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.received = signal.Signals(number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CPUUse:
+    """The threads of a run and the cores of its machine.
+
+    Attributes:
+        threads: of each process (``torch.get_num_threads``).
+        processes: of the run on this machine, this one included.
+        cores: that the run may use; a quota may be a fraction.
+        load: how many threads of all programs want to run; None if it is not known, or if the run may use a part of
+            the machine only, because the load then may be on the other cores.
+    """
+
+    threads: int
+    processes: int
+    cores: float
+    load: float | None = None
+
+    @property
+    def free_cores(self) -> int:
+        """The cores that other programs leave, at least 1. One thread of each process is part of the load."""
+        others = 0.0 if self.load is None else max(0.0, self.load - self.processes)
+        return max(1, round(int(self.cores) - others))
+
+
+def thread_hint(use: CPUUse) -> str | None:
+    """What to set where threads outnumber the cores; None where they do not."""
+    total, free = use.threads * use.processes, use.free_cores
+    if total <= use.cores and total <= free:
+        return None
+    what = f"{use.processes} x {use.threads} threads" if use.processes > 1 else f"{use.threads} threads"
+    if use.threads == 1:
+        if use.processes <= use.cores:
+            return None  # other programs are busy, and this run cannot use fewer threads
+        return f"{what} share {use.cores:g} cores, which slows training down: start at most {int(use.cores)} processes"
+    busy = "" if total > use.cores else f", on which other programs are busy (load {use.load:.1f})"
+    return (
+        f"{what} share {use.cores:g} cores{busy}, which can slow training down many times: "
+        f"set the environment variable OMP_NUM_THREADS={max(1, free // use.processes)}"
+    )
+
+
+def cpu_use(*, threads: int, processes: int, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> CPUUse:
+    """What the machine tells now.
+
+    Args:
+        threads, processes: see ``CPUUse``.
+        proc, cgroups: where the kernel shows its files.
+    """
+    present = os.cpu_count()
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
+    quotas = _quotas(proc, cgroups)
+    known = [float(number) for number in (present, allowed) if number is not None]
+    cores = max(1.0, min([*known, *quotas], default=1.0))
+    is_whole = present is not None and cores >= present
+    return CPUUse(threads=threads, processes=processes, cores=cores, load=_load(proc) if is_whole else None)
+
+
+def _quotas(proc: Path, cgroups: Path) -> list[float]:
+    """The cores that cpu.max allows to this process's control group and to those around it (version 2 only)."""
+    found = []
+    for line in _read(proc / "self" / "cgroup").splitlines():
+        if line.startswith("0::/"):
+            own = cgroups / line.removeprefix("0::/")
+            folders = [own, *own.parents]
+            for folder in folders[: folders.index(cgroups) + 1]:
+                match _read(folder / "cpu.max").split():
+                    case [quota, period] if quota.isdecimal() and period.isdecimal() and int(period):
+                        found.append(int(quota) / int(period))
+    return found
+
+
+def _load(proc: Path) -> float | None:
+    """The lower of the last minute's average and the threads that can run now.
+
+    The average alone still counts a program that has ended, such as the last training run; the present number alone may
+    count one that runs for a moment only.
+    """
+    try:
+        average, _, _, now, _ = _read(proc / "loadavg").split()
+        return min(float(average), float(now.partition("/")[0]))
+    except ValueError:
+        return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", errors="replace")
+    except OSError:
+        return ""

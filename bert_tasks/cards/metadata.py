@@ -18,7 +18,6 @@ from bert_tasks.model.pretrained import stated_task
 from bert_tasks.recipe.toml import parse_document
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.tasks.base import Task
-from bert_tasks.training.metadata import without_folders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,4 +174,9 @@ def _recipe(path: Path) -> dict[str, Any] | None:
     except (ValueError, OSError) as error:
         raise UsageError(f"{path} is damaged ({error}): train again") from None
     run = {key: value for key, value in recipe.get("run", {}).items() if key != "output_dir"}
-    return {**recipe, "model": without_folders(recipe["model"]), "data": without_folders(recipe["data"]), "run": run}
+    return {
+        **recipe,
+        "model": outputs.without_folders(recipe["model"]),
+        "data": outputs.without_folders(recipe["data"]),
+        "run": run,
+    }

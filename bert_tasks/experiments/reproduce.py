@@ -14,21 +14,20 @@ import torch
 from accelerate import Accelerator
 
 from bert_tasks.data.problems import missing_path
+from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.inference import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.paths import exists, is_file, resolved
 from bert_tasks.recipe.schema import Recipe, load_recipe
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.storage import sha256_file, sibling_path
 from bert_tasks.terminal import write_message
-from bert_tasks.training.job import Job
-from bert_tasks.training.loop import run_job
-from bert_tasks.training.metadata import weights_digest
-from bert_tasks.training.run import job_of, prepare
+from bert_tasks.training.loop import Trainer
+from bert_tasks.training.run import make_trainer, prepare
+from bert_tasks.training.state import weights_digest
 
 _TIMES = ("train_seconds", "tokens_per_second")
 # What of run.json the bits depend on, besides settings and data.
-_SURROUNDINGS = ("python", "platform", "cpu", "threads", "processes", "device", "device_name", "attention")
+_ENVIRONMENT = ("python", "platform", "cpu", "threads", "processes", "device", "device_name", "attention")
 _SHOWN = 20  # differences in a table for people
 
 
@@ -98,35 +97,43 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
         RecipeError, CheckpointError, DivergedError, StoppedError: as ``train``.
     """
     folder = Path(run)
-    facts = _facts(folder)
+    metadata = _metadata(folder)
     named = folder if folder.name not in ("", "..") else resolved(folder)
     home = sibling_path(named, suffix="-reproduced") if output_dir is None else Path(output_dir)
     if resolved(home.absolute()) == resolved(folder.absolute()):
         raise UsageError(f"--output-dir {home} is the run itself: choose another folder")
-    recipe = _recipe(folder, home)
+    recipe = load_recipe(folder / outputs.RECIPE, output_dir=home)
+    changed = {"trackers": (), "seeds": None}
+    recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update=changed)})
     accelerator = make_accelerator(recipe.optim.mixed_precision)
     broadcast_from_main(accelerator, lambda: outputs.check_folder(home))
-    before, threads = torch.get_num_threads(), facts.get("threads")
+    before, threads = torch.get_num_threads(), metadata.get("threads")
     torch.set_num_threads(before if threads is None else int(threads))
     try:
-        job = _job(recipe, facts, accelerator)
-        found = tuple(_surroundings(facts, job, accelerator))
+        trainer = _trainer(recipe, metadata, accelerator)
+        found = tuple(_environment_differences(metadata, trainer))
         if progress and accelerator.is_main_process:
-            _announce(facts, found)
-        run_job(job, progress=progress)
+            for one in found:
+                write_message(f"differs: {one}")
+            if found:
+                write_message("the result may differ in its last digits or more")
+            else:
+                threads = metadata.get("threads", "?")
+                write_message(f"versions, machine, {threads} threads, data and weights are those of the run")
+        trainer.train(progress=progress)
     finally:
         torch.set_num_threads(before)
     return broadcast_from_main(accelerator, lambda: _compared(folder, home, found))
 
 
-def _facts(folder: Path) -> dict[str, Any]:
+def _metadata(folder: Path) -> dict[str, Any]:
     """run.json of a run that can be repeated."""
     if not exists(folder):
         raise UsageError(
             f"{folder}: {missing_path(folder, 'folder')}; expected the output folder of `bert-tasks train`"
         )
-    facts = outputs.read_facts(folder)
-    if facts is None:
+    metadata = outputs.read_facts(folder)
+    if metadata is None:
         inside = sorted(path.parent.name for path in folder.glob(f"*/{outputs.RUN}"))
         hint = f"; it holds those of {', '.join(inside[:3])}: name one of them" if inside else ""
         raise UsageError(f"{folder} holds no {outputs.RUN}: expected the output folder of `bert-tasks train`{hint}")
@@ -134,51 +141,42 @@ def _facts(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{folder} holds a run that is not finished: finish it by the command that began it")
     if not is_file(folder / outputs.RECIPE):
         raise UsageError(f"{folder} holds no {outputs.RECIPE}: a run made by fit(...) is repeated by calling it again")
-    return facts
+    return metadata
 
 
-def _recipe(folder: Path, home: Path) -> Recipe:
-    recipe = load_recipe(folder / outputs.RECIPE, output_dir=home)
-    return recipe.model_copy(update={"run": recipe.run.model_copy(update={"trackers": (), "seeds": None})})
+def _trainer(recipe: Recipe, metadata: Mapping[str, Any], accelerator: Accelerator) -> Trainer:
+    """The repeated run.
 
-
-def _job(recipe: Recipe, facts: Mapping[str, Any], accelerator: Accelerator) -> Job:
+    Raises:
+        DataError: rows are not those of the run.
+    """
     prepared = main_process_first(accelerator, lambda: prepare(recipe))
-    before = facts["data"]
+    before = metadata["data"]
     for name, now in outputs.data_facts(prepared.splits).items():
         if now["fingerprint"] != before.get(name, now)["fingerprint"]:
             raise DataError(
                 f"{now['source']}: the rows of {name} are not those of the run (fingerprint {now['fingerprint'][:12]}, "
                 f"it had {before[name]['fingerprint'][:12]}): bring the file back as it was"
             )
-    return job_of(prepared)
+    return make_trainer(prepared)
 
 
-def _surroundings(facts: Mapping[str, Any], job: Job, accelerator: Accelerator) -> Iterator[Difference]:
-    """What is not as it was, as far as run.json knows it."""
-    device = accelerator.device
-    now: dict[str, Any] = {**outputs.environment(), "processes": accelerator.num_processes, "device": device.type}
+def _environment_differences(metadata: Mapping[str, Any], trainer: Trainer) -> Iterator[Difference]:
+    """What differs before training begins, as far as run.json records it."""
+    device, processes = trainer.accelerator.device, trainer.accelerator.num_processes
+    now: dict[str, Any] = {**outputs.environment(), "processes": processes, "device": device.type}
     now["device_name"] = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    for name in _SURROUNDINGS:
-        if name in now and facts.get(name, now[name]) != now[name]:
-            yield Difference(where=name, before=facts[name], now=now[name])
-    for name, version in facts["versions"].items():
+    for name in _ENVIRONMENT:
+        if name in now and metadata.get(name, now[name]) != now[name]:
+            yield Difference(where=name, before=metadata[name], now=now[name])
+    for name, version in metadata["versions"].items():
         if name in now["versions"] and version != now["versions"][name]:
             yield Difference(where=f"versions.{name}", before=version, now=now["versions"][name])
-    weights = weights_digest(job.model)
-    if facts.get("initial_weights", weights) != weights:
-        yield Difference(where="weights before training", before=facts["initial_weights"], now=weights)
-    for change in facts.get("changes", ()):
+    weights = weights_digest(trainer.objective)
+    if metadata.get("initial_weights", weights) != weights:
+        yield Difference(where="weights before training", before=metadata["initial_weights"], now=weights)
+    for change in metadata.get("changes", ()):
         yield Difference(where=f"settings at step {change['step']}", before=change["change"], now="set from step 0 on")
-
-
-def _announce(facts: Mapping[str, Any], found: Sequence[Difference]) -> None:
-    for one in found:
-        write_message(f"differs: {one}")
-    if found:
-        write_message("the result may differ in its last digits or more")
-    else:
-        write_message(f"versions, machine, {facts.get('threads', '?')} threads, data and weights are those of the run")
 
 
 def _compared(folder: Path, home: Path, surroundings: tuple[Difference, ...]) -> Reproduction:

@@ -26,8 +26,8 @@ from bert_tasks.run_dir import files as outputs
 from bert_tasks.run_dir.compatibility import SILENT, changes, stated_settings
 from bert_tasks.storage import locked
 from bert_tasks.terminal import write_message
-from bert_tasks.training.job import FitResult
 from bert_tasks.training.run import DryRun, dry_run, train
+from bert_tasks.training.state import FitResult
 
 SEEDS = "seeds.json"
 _LONGEST_SEED = 20  # digits

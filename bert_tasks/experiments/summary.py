@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_tasks.metrics.tables import MetricTable, metric_key, metrics_by_set
-from bert_tasks.training.job import FitResult
+from bert_tasks.training.state import FitResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
 import torch
@@ -266,3 +266,13 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+def without_folders(value: Any) -> Any:
+    """Settings in which a path of this machine is its last name; a recipe that was resolved has absolute paths only."""
+    if isinstance(value, Mapping):
+        return {key: without_folders(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_folders(item) for item in value]
+    is_path = isinstance(value, str) and (PurePath(value).is_absolute() or PureWindowsPath(value).is_absolute())
+    return PurePath(value.replace("\\", "/")).name if is_path else value

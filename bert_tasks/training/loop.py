@@ -1,135 +1,78 @@
-"""A polite end: SIGTERM or SIGINT asks the run to save and stop after the step; a second one stops it at once.
+"""The training loop: ``Trainer`` holds everything that a run consists of, and ``Trainer.train`` is the run.
 
-Owns the signal handlers of a run. Must not know what is saved, or how processes agree.
-
-The training loop.
-
-The main path of the package: prepare data and optimizer, begin or go on with the run in the folder, then for every
-optimizer step accumulate gradients, check the step before, update; evaluate after each epoch or every ``eval_steps``;
-save the run and the best model.
-
-Must not know recipes' files (run.py turns a recipe into a call of ``run_job``), how a step is computed (steps.py),
-which model is the best (selection.py) or what is on the disk (run_folder.py).
+Owns the order of things: check, begin or resume the run in its folder, then for each optimizer step accumulate
+gradients, read the numbers of the step before, update; evaluate after each epoch or every ``eval_steps``; save
+checkpoints and the best model. How a step is computed is in step.py, what is written into the folder in state.py.
 """
 
+import json
 import os
 import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
-from types import FrameType, TracebackType
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NoReturn, TypeVar
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
 
-from bert_tasks.data.features import Samples
+from bert_tasks.data.features import Cuts, Samples, tokenizer_content
 from bert_tasks.data.splits import Splits
+from bert_tasks.distributed import (
+    StopSignals,
+    broadcast_from_main,
+    check_agreement,
+    cpu_use,
+    main_process_first,
+    make_accelerator,
+    thread_hint,
+)
+from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
-from bert_tasks.inference import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.metrics.tables import check_set_names
 from bert_tasks.model.inputs import tokenized
+from bert_tasks.model.predicting import tokenizer_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.run_dir import files as outputs
+from bert_tasks.run_dir.checkpoints import LoadedCheckpoint, save_checkpoint
+from bert_tasks.run_dir.compatibility import found_settings, stated_settings
 from bert_tasks.storage import locked
-from bert_tasks.training import state as run_folder
 from bert_tasks.training.evaluation import (
-    TrainerState,
     Validation,
     check_metric,
     chosen_set,
     evaluate_all,
+    metric_metadata,
     overall_metrics,
     rank_of,
 )
-from bert_tasks.training.job import FitResult, Job
-from bert_tasks.training.metadata import check_agreement, collapse_notes, log_run_summary, run_metadata, tracker_config
-from bert_tasks.training.optim import build_optimizer, freeze, parameter_groups
-from bert_tasks.training.progress import Clock, MetricsLogger, make_reporter
-from bert_tasks.training.sampling import total_steps
-from bert_tasks.training.state import ExistingRun
-from bert_tasks.training.step import StepResult, TrainContext, accumulate, read_step_metrics, update
-from bert_tasks.training.tracking import Trackers
+from bert_tasks.training.objectives import Objective, Supervised
+from bert_tasks.training.progress import Callback, Clock, MetricsLogger, Trackers, make_reporter, tracker_config
+from bert_tasks.training.state import (
+    ExistingRun,
+    FitResult,
+    RunFolder,
+    TrainerState,
+    broadcast_state,
+    load_state,
+    state_dict,
+    weights_digest,
+)
+from bert_tasks.training.step import OptimizerSteps, StepResult, freeze, read_step_metrics
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+Result = TypeVar("Result")
 
-
-class StopSignals:
-    """While the context is open, signals are remembered instead of ending the process.
-
-    Only in the main thread, which alone may handle signals; elsewhere signals do what they did before.
-
-    Attributes:
-        received: the signal that asked to stop; None if none did.
-    """
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._remember) for number in _SIGNALS}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _remember(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        self.received = signal.Signals(number)
-
-
-def run_job(job: Job, *, overwrite: bool = False, progress: bool = True) -> FitResult:
-    """Trains what ``fit`` or a recipe has prepared.
-
-    Raises:
-        DataError, UsageError, CheckpointError, DivergedError, StoppedError: as ``fit`` in runs.py.
-    """
-    accelerator = make_accelerator(job.optim.mixed_precision)
-    broadcast_from_main(accelerator, lambda: outputs.check_folder(job.output_dir))
-    model = job.model
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with _locked(job, accelerator):
-        try:
-            check_agreement(job, accelerator)
-            preflight(model, job.splits, job.optim, job.run, accelerator)
-            earlier = None if overwrite else broadcast_from_main(accelerator, lambda: run_folder.existing_run(job))
-            if earlier is not None and earlier.summary is not None and earlier.is_complete:
-                return _complete(job, accelerator, earlier.summary)
-            samples, validation = main_process_first(accelerator, lambda: _features(job))
-            stepper = _stepper(job, samples, accelerator)
-            with closing(_journal(job, stepper, progress=progress)) as journal, StopSignals() as signals:
-                course = _begin(job, stepper, earlier, journal)
-                _train(job, stepper, course, validation, journal, signals)
-                result = _finish(job, stepper, course)
-                for note in result.notes:
-                    journal.note(f"note: {note}")
-                return result
-        finally:
-            for parameter in trainable:
-                parameter.requires_grad_(True)
-            model.zero_grad(set_to_none=True)
-            model.stack.gradient_checkpointing = False
-            accelerator.unwrap_model(model, keep_fp32_wrapper=False).eval()
-
-
-@contextmanager
-def _locked(job: Job, accelerator: Accelerator) -> Iterator[None]:
-    """The first process holds the folder for all of them."""
-    with ExitStack() as stack:
-        broadcast_from_main(accelerator, lambda: stack.enter_context(locked(job.output_dir)))
-        yield
+_DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# Machines may store the weights in different places; DDP sends those of the main process.
+_OWN_TO_PROCESS = ("model.name", "model.revision")
 
 
 def preflight(model: TaskModel, splits: Splits, optim: OptimSection, run: RunSection, accelerator: Accelerator) -> None:
-    """What only the data and the model together can tell: data-dependent settings, freezing, the metric's name.
+    """Checks what only data and model together can tell: data-dependent settings, freezing, the metric's name.
 
     Raises:
         DataError, UsageError: what would stop the run later.
@@ -142,246 +85,430 @@ def preflight(model: TaskModel, splits: Splits, optim: OptimSection, run: RunSec
     check_metric(model, run, splits.validation, accelerator)
 
 
-def _features(job: Job) -> tuple[Samples, Validation]:
-    model, task = job.model, job.model.task
-    validation = {name: (tokenized(table, task, model), table) for name, table in job.splits.validation.items()}
-    return tokenized(job.splits.train, task, model), validation
+class Trainer:
+    """A run: model, data, optimizer, state and logger.
 
-
-def _stepper(job: Job, samples: Samples, accelerator: Accelerator) -> TrainContext:
-    model, optim = job.model, job.optim
-    model.to(accelerator.device)
-    model.train()
-    model.zero_grad(set_to_none=True)
-    model.stack.gradient_checkpointing = job.gradient_checkpointing
-    groups = parameter_groups(
-        model,
-        learning_rate=optim.learning_rate,
-        weight_decay=optim.weight_decay,
-        head_learning_rate=optim.head_learning_rate,
-        layerwise_lr_decay=optim.layerwise_lr_decay,
-    )
-    optimizer = build_optimizer(groups, betas=(optim.adam_beta1, optim.adam_beta2), eps=optim.adam_epsilon, fused=True)
-    prepared, optimizer = accelerator.prepare(model, optimizer)
-    return TrainContext(
-        accelerator=accelerator,
-        model=model,
-        prepared=prepared,
-        optimizer=optimizer,
-        rates=tuple(group["lr"] for group in groups),
-        samples=samples,
-        optim=optim,
-        seed=job.run.seed,
-        total_steps=total_steps(len(samples), optim.batch_size, optim.epochs),
-    )
-
-
-def _journal(job: Job, stepper: TrainContext, *, progress: bool) -> MetricsLogger:
-    first = stepper.accelerator.is_main_process
-    reporter = make_reporter(
-        total_steps=stepper.total_steps, logging_steps=job.run.logging_steps, visible=progress and first
-    )
-    names, project = job.run.trackers if first else (), job.run.project
-    trackers = Trackers(names, project=project, folder=job.output_dir, silent=not progress)
-    callback = job.callback if first else None
-    return MetricsLogger(folder=job.output_dir, reporter=reporter, trackers=trackers, callback=callback)
-
-
-def _begin(job: Job, stepper: TrainContext, earlier: ExistingRun | None, journal: MetricsLogger) -> TrainerState:
-    """The course of a new run, or of the one in the folder as far as its newest checkpoint.
-
-    Raises:
-        UsageError: a tracker cannot start, and no step is done yet.
+    Attributes:
+        objective: what is minimised; its ``model`` is evaluated and saved.
+        validation: the tokenised rows of each validation set.
+        steps: computes optimizer steps over the tokenised training rows.
+        state: the progress of the run.
+        logger: where the run reports.
+        signals: the signal that asked to stop, if there was one.
+        clock: time and tokens since the last evaluation or checkpoint.
     """
-    course, accelerator = TrainerState(task=job.model.task), stepper.accelerator
-    facts, changed = run_metadata(job, stepper), earlier is not None and bool(earlier.changed)
-    log_run_summary(job, stepper, journal)
-    if earlier is not None:
-        for note in run_folder.resume(job, stepper, course, earlier, facts):
-            journal.note(note)
-        course.update_early_stopping(job.run.early_stopping_patience)
-    else:
-        broadcast_from_main(accelerator, lambda: run_folder.open_fresh(job, facts))
-    config = tracker_config(facts, run_folder.settings(job))
-    broadcast_from_main(accelerator, lambda: journal.trackers.start(config, step=course.step, changed=changed))
-    return course
 
+    validation: Validation
+    steps: OptimizerSteps
+    state: TrainerState
+    logger: MetricsLogger
+    signals: StopSignals
+    clock: Clock
 
-def _train(
-    job: Job,
-    stepper: TrainContext,
-    course: TrainerState,
-    validation: Validation,
-    journal: MetricsLogger,
-    signals: StopSignals,
-) -> None:
-    """Steps, evaluations and checkpoints from ``course.step`` to the end.
+    def __init__(
+        self,
+        *,
+        model: TaskModel,
+        splits: Splits,
+        optim: OptimSection,
+        run: RunSection,
+        model_settings: Mapping[str, Any] = MappingProxyType({}),
+        recipe_text: str | None = None,
+        callback: Callback | None = None,
+        objective: Objective | None = None,
+    ) -> None:
+        """Stores what a run is made of; nothing is read or written yet.
 
-    Raises:
-        StoppedError: a signal asked for it; the run is saved.
-    """
-    if course.step and _evaluation_is_due(job, stepper, course.step) and course.evaluated_step != course.step:
-        _evaluate(job, stepper, course, validation, journal, signals)
-    pending, clock = None, Clock()
-    for step, batch in _plan(stepper, first=course.step):
-        if course.stopped:
-            break
-        sums = accumulate(stepper, step, batch)
-        clock.tokens += int(stepper.samples.lengths[batch].sum())
-        if pending is not None and _settle(job, stepper, course, pending, journal, clock):
-            stepper.optimizer.zero_grad(set_to_none=True)
-            course.seconds += clock.seconds
-            _save(job, stepper, course)
-            _stop(job, stepper, course, signals)
-        asked = signals.received is not None
-        pending = update(stepper, step, batch, sums, stop=asked)
-        course.step = step + 1
-        evaluating = _evaluation_is_due(job, stepper, course.step)
-        alone = stepper.accelerator.num_processes == 1  # nobody else's answer to wait for
-        if evaluating or _is_multiple(course.step, job.run.save_steps) or (asked and alone):
-            stopping = _settle(job, stepper, course, pending, journal, clock)
-            course.seconds += clock.seconds
-            if evaluating:
-                _evaluate(job, stepper, course, validation, journal, signals)
-            else:
-                _save(job, stepper, course)
-            if stopping and not course.stopped and course.step < stepper.total_steps:
-                _stop(job, stepper, course, signals)
-            pending, clock = None, Clock()
+        Args:
+            model: with a task; afterwards it holds the best weights.
+            splits: the checked rows.
+            optim, run: the sections of a recipe; ``run.output_dir`` is the folder of the run.
+            model_settings: the recipe's ``[model]``: name, revision, gradient_checkpointing, as far as they are known.
+            recipe_text: the resolved recipe, which is written into the folder.
+            callback: called with each record of metrics.jsonl.
+            objective: default: ``Supervised(model)``.
+        """
+        self.model, self.splits, self.optim, self.run = model, splits, optim, run
+        self.model_settings, self.recipe_text, self.callback = model_settings, recipe_text, callback
+        self.objective = Supervised(model) if objective is None else objective
+        self.output_dir = Path(str(run.output_dir))
+        self.accelerator = make_accelerator(optim.mixed_precision)
 
+    def train(self, *, overwrite: bool = False, progress: bool = True) -> FitResult:
+        """Trains, or resumes the run in the folder; the result of a finished run is only reported.
 
-def _evaluation_is_due(job: Job, stepper: TrainContext, done: int) -> bool:
-    every = job.run.eval_steps
-    return _is_multiple(done, stepper.epoch_steps if every is None else every) or done == stepper.total_steps
+        Args:
+            overwrite: replace a run that is in the folder.
+            progress: report on standard error.
+
+        Raises:
+            DataError, UsageError, CheckpointError, DivergedError, StoppedError: see ``fit``.
+        """
+        self._on_main(lambda: outputs.check_folder(self.output_dir))
+        trainable = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
+        with ExitStack() as stack:
+            self._on_main(lambda: stack.enter_context(locked(self.output_dir)))  # for all processes
+            try:
+                self._check_agreement()
+                preflight(self.model, self.splits, self.optim, self.run, self.accelerator)
+                existing = None if overwrite else self._on_main(self.folder.existing_run)
+                if existing is not None and existing.summary is not None and existing.is_complete:
+                    return self._reuse(existing.summary)
+                samples, self.validation = main_process_first(self.accelerator, self._tokenize)
+                self.model.stack.gradient_checkpointing = self.model_settings.get("gradient_checkpointing", False)
+                self.steps = OptimizerSteps(
+                    objective=self.objective,
+                    samples=samples,
+                    optim=self.optim,
+                    seed=self.run.seed,
+                    accelerator=self.accelerator,
+                )
+                self.state = TrainerState(task=self.model.task)
+                self.logger = self._make_logger(progress=progress)
+                with closing(self.logger), StopSignals() as self.signals:
+                    self._begin(existing)
+                    self._run_steps()
+                    return self._finish()
+            finally:
+                for parameter in trainable:
+                    parameter.requires_grad_(True)
+                self.objective.zero_grad(set_to_none=True)
+                self.model.stack.gradient_checkpointing = False
+                self.accelerator.unwrap_model(self.objective, keep_fp32_wrapper=False).eval()
+
+    def _run_steps(self) -> None:
+        """Steps, evaluations and checkpoints from ``state.step`` to the end.
+
+        The numbers of a step are read while the device computes the next one.
+
+        Raises:
+            StoppedError: a signal asked for it; the run is saved.
+        """
+        state = self.state
+        if state.step and self._evaluation_is_due() and state.evaluated_step != state.step:
+            self._evaluate()
+        pending, self.clock = None, Clock()
+        for step, batch in self._remaining_batches():
+            if state.stopped:
+                break
+            sums = self.steps.accumulate(step, batch)
+            self.clock.tokens += int(self.steps.samples.lengths[batch].sum())
+            if pending is not None and self._log_step(pending):  # a process was asked to stop before this step
+                self.steps.optimizer.zero_grad(set_to_none=True)
+                state.seconds += self.clock.seconds
+                self._save()
+                self._stop()
+            asked = self.signals.received is not None
+            pending = self.steps.update(step, batch, sums, stop=asked)
+            state.step = step + 1
+            evaluating = self._evaluation_is_due()
+            alone = self.accelerator.num_processes == 1  # no other process has to learn of the signal first
+            if evaluating or _is_multiple(state.step, self.run.save_steps) or (asked and alone):
+                stopping = self._log_step(pending)
+                state.seconds += self.clock.seconds
+                if evaluating:
+                    self._evaluate()
+                else:
+                    self._save()
+                if stopping and not state.stopped and state.step < self.steps.total_steps:
+                    self._stop()
+                pending, self.clock = None, Clock()
+
+    def _on_main(self, work: Callable[[], Result]) -> Result:
+        """Calls a function on the main process; its result, or its error, is that of every process."""
+        return broadcast_from_main(self.accelerator, work)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All settings of the run, flat: those of the recipe, and those found in model and data."""
+        stated = {"gradient_checkpointing": False, **self.model_settings}
+        found = found_settings(self.model.task, self.model.config, outputs.data_facts(self.splits))
+        named = {} if isinstance(self.objective, Supervised) else {"objective": type(self.objective).__name__}
+        return {**stated_settings(stated, self.optim, self.run), **found, **named}
+
+    @cached_property
+    def folder(self) -> RunFolder:
+        """What the main process writes."""
+        return RunFolder(
+            path=self.output_dir,
+            model=self.model,
+            splits=self.splits,
+            settings=self.settings,
+            recipe_text=self.recipe_text,
+        )
+
+    def _check_agreement(self) -> None:
+        """Compares labels, settings, rows and tokenizer over all processes; see ``check_agreement``."""
+        if self.accelerator.num_processes > 1:
+            own = {name: value for name, value in self.settings.items() if name not in _OWN_TO_PROCESS}
+            own["tokenizer"] = tokenizer_content(tokenizer_of(self.model))
+            values = {name: json.dumps(value, ensure_ascii=False) for name, value in own.items()}
+            check_agreement(values, found_in_data=("settings.labels", "data."))
+
+    def _tokenize(self) -> tuple[Samples, Validation]:
+        model, task = self.model, self.model.task
+        validation = {name: (tokenized(table, task, model), table) for name, table in self.splits.validation.items()}
+        return tokenized(self.splits.train, task, model), validation
+
+    def _make_logger(self, *, progress: bool) -> MetricsLogger:
+        is_main, run = self.accelerator.is_main_process, self.run
+        reporter = make_reporter(
+            total_steps=self.steps.total_steps, logging_steps=run.logging_steps, visible=progress and is_main
+        )
+        names = run.trackers if is_main else ()
+        trackers = Trackers(names, project=run.project, folder=self.output_dir, silent=not progress)
+        callback = self.callback if is_main else None
+        return MetricsLogger(folder=self.output_dir, reporter=reporter, trackers=trackers, callback=callback)
+
+    def _begin(self, existing: ExistingRun | None) -> None:
+        """Begins a new run, or resumes the one in the folder.
+
+        Raises:
+            UsageError: a tracker cannot start, and no step is completed yet.
+        """
+        metadata = self._metadata()
+        self._log_run_summary()
+        if existing is None:
+            self._on_main(lambda: self.folder.begin(metadata))
+        else:
+            self._resume(existing, metadata)
+        config = tracker_config(metadata, self.settings)
+        changed = existing is not None and bool(existing.changed)
+        self._on_main(lambda: self.logger.trackers.start(config, step=self.state.step, changed=changed))
+
+    def _resume(self, existing: ExistingRun, metadata: Mapping[str, Any]) -> None:
+        """Loads the newest checkpoint on every process, and makes the folder what it was at that step.
+
+        Raises:
+            CheckpointError: there are checkpoints and none can be used.
+            UsageError: the checkpoint is beyond the end of the run.
+        """
+        found: list[LoadedCheckpoint] = []  # on the main process, which alone needs to see the files
+
+        def read() -> list[str]:
+            notes = [f"changed since the run began: {change}" for change in existing.changed]
+            newest = self.folder.newest_checkpoint(existing, self.steps.total_steps)
+            if newest is None:
+                return [*notes, "the folder holds a run without a checkpoint: it starts again at its beginning"]
+            found.append(newest)
+            notes += [f"NOT USED: {reason}" for reason in newest.skipped]
+            return [*notes, f"resumed after step {newest.state.step} from {newest.path}"]
+
+        notes = self._on_main(read)
+        loaded = broadcast_state(self.accelerator, found[0].state if found else None)
+        if loaded is not None:
+            load_state(loaded, self.objective, self.steps.optimizer, self.accelerator.scaler, self.state)
+        notes += self._on_main(lambda: self.folder.rewind(self.state, metadata, existing))
+        for note in notes:
+            self.logger.note(note)
+        self.state.update_early_stopping(self.run.early_stopping_patience)
+
+    def _remaining_batches(self) -> Iterator[tuple[int, list[int]]]:
+        """The steps from ``state.step`` on, each with its samples."""
+        first = self.state.step
+        for epoch in range(first // self.steps.epoch_steps, self.optim.epochs):
+            start = epoch * self.steps.epoch_steps
+            yield from ((step, batch) for step, batch in enumerate(self.steps.batches(epoch), start) if step >= first)
+
+    def _evaluation_is_due(self) -> bool:
+        step, every = self.state.step, self.run.eval_steps
+        return _is_multiple(step, self.steps.epoch_steps if every is None else every) or step == self.steps.total_steps
+
+    def _log_step(self, result: StepResult) -> bool:
+        """Reports a step; True if a process was asked to stop."""
+        is_main, rows_of = self.accelerator.is_main_process, self.steps.samples.rows
+        precision, overflows = self.optim.mixed_precision, self.state.overflows
+        try:
+            log, self.state.overflows = read_step_metrics(
+                result, overflows=overflows, mixed_precision=precision, rows_of=rows_of
+            )
+        except DivergedError:
+            if is_main:
+                rows = [row + 1 for row in rows_of(result.batch)]
+                with suppress(CheckpointError):  # the divergence is the error to report
+                    self.logger.record({"event": "diverged", **result.numbers(), "rows": rows})
+            raise
+        step, epoch, speed = log.step + 1, log.step // self.steps.epoch_steps, self.clock.tokens_per_second
+        self.logger.reporter.step(log, epoch=epoch, tokens_per_second=speed)
+        if is_main and (_is_multiple(step, self.run.logging_steps) or step == self.steps.total_steps):
+            event = {"event": "step", "step": step, "epoch": epoch + 1, "loss": log.loss}
+            rates = {"learning_rate": log.learning_rate, "grad_norm": log.grad_norm}
+            record = {**event, **rates, "tokens_per_second": round(speed, 1)}
+            self.logger.record(record)
+            self.logger.call_back(record)
+        return log.stop
+
+    def _evaluate(self) -> None:
+        """Evaluates all validation sets and saves; a better model is written once its checkpoint is there.
+
+        Raises:
+            StoppedError: a signal came meanwhile. The run is saved, and resumes with this evaluation.
+        """
+        state, task, sets, logger = self.state, self.model.task, list(self.validation), self.logger
+        signals = self.signals
+        try:
+            found = evaluate_all(
+                self.model, self.validation, self.accelerator, stop=lambda: signals.received is not None
+            )
+        except GivenUpError:
+            self._save()
+            self._stop()
+        is_best = state.add_evaluation(
+            found.metrics,
+            rank_of(found.metrics, task, self.run, sets),
+            task=found.task,
+            collapse=found.collapses[chosen_set(task, self.run, sets)],
+            patience=self.run.early_stopping_patience,
+        )
+        epoch = (state.step - 1) // self.steps.epoch_steps
+        event = {"event": "evaluation", "step": state.step, "epoch": epoch + 1, "metrics": found.metrics}
+        self._on_main(lambda: logger.record(event))
+        self._save()
+        if is_best:
+            self._on_main(lambda: self.folder.publish(state.task))
+        asked = self._on_main(lambda: logger.call_back(event))
+        logger.reporter.evaluation(state.step, overall_metrics(found.metrics, found.task, sets), best=is_best)
+        if state.stopped:
+            logger.note(f"no better model in {state.since_best} evaluations: stopped early")
+        elif asked:
+            state.stopped = True
+            logger.note("the callback asked to stop")
+        self.objective.train()
+
+    def _save(self) -> None:
+        """Writes a checkpoint of the run as it is now."""
+        state, accelerator = self.state, self.accelerator
+
+        def write() -> str:
+            epochs, rest = divmod(state.step, self.steps.epoch_steps)
+            metadata = {
+                "epoch": state.step / self.steps.epoch_steps,
+                "samples": epochs * len(self.steps.samples)
+                + sum(len(batch) for batch in self.steps.batches(epochs)[:rest]),
+                "processes": accelerator.num_processes,
+                "seed": self.run.seed,
+                "data": outputs.data_facts(self.splits),
+                "versions": outputs.environment()["versions"],
+            }
+            run_state = state_dict(self.objective, self.steps.optimizer, accelerator.scaler, state)
+            options = {"best_step": state.best_step, "keep_last": self.run.keep_last}
+            return save_checkpoint(self.folder.checkpoints, run_state, facts=metadata, **options).name
+
+        self._on_main(write)
+
+    def _stop(self) -> NoReturn:
+        """Ends a run that is saved."""
+        received = signal.SIGTERM if self.signals.received is None else self.signals.received
+        raise StoppedError(
+            f"stopped by {received.name} after step {self.state.step} of {self.steps.total_steps}; the run is saved in "
+            f"{self.output_dir}, and the same command goes on with it",
+            signal_number=received,
+        )
+
+    def _finish(self) -> FitResult:
+        """Loads the best weights into the model and writes the summary, which makes the run a finished one."""
+        state, sets = self.state, tuple(self.splits.validation)
+        self._load_best()
+        self.model.task = state.task
+        notes: tuple[str, ...] = ()
+        if state.best_collapse is not None:
+            name = chosen_set(state.task, self.run, sets)
+            where = f" of the validation set {name!r}" if name else ""
+            *first, last = (
+                f"a lower learning_rate (now {self.optim.learning_rate:g})",
+                f"more epochs (now {self.optim.epochs})",
+                *state.task.collapse_remedies,
+            )
+            notes = (
+                f"the best model {state.best_collapse}{where}, although the labels of the validation rows differ. "
+                f"Try {', '.join(first)} or {last}",
+            )
+        result = FitResult(
+            metrics=state.best,
+            last_metrics=state.last,
+            best_step=state.best_step,
+            steps=state.step,
+            stopped_early=state.stopped,
+            train_seconds=round(state.seconds, 3),
+            output_dir=self.output_dir,
+            task=state.task,
+            validation_sets=sets,
+            collapse=state.best_collapse,
+            notes=notes,
+        )
+        self._on_main(lambda: outputs.write_json(self.output_dir / outputs.SUMMARY, result.summary()))
+        for note in notes:
+            self.logger.note(f"note: {note}")
+        return result
+
+    def _reuse(self, summary: Mapping[str, Any]) -> FitResult:
+        """The result of a run that is complete already, with its model and the task tuned with it."""
+        folder, kind = self.output_dir / outputs.MODEL, type(self.model.task)
+        self.model.task = task = self._on_main(lambda: TaskModel.from_pretrained(folder, task=kind).task)
+        self._load_best()
+        sets = tuple(self.splits.validation)
+        return FitResult.from_summary(summary, output_dir=self.output_dir, task=task, validation_sets=sets)
+
+    def _load_best(self) -> None:
+        """Loads the weights of ``model/``, which only the main process needs to see."""
+        self._on_main(lambda: self.model.restore(self.output_dir / outputs.MODEL))
+        if self.accelerator.num_processes > 1:
+            for parameter in self.model.parameters():
+                broadcast(parameter.data)
+
+    def _metadata(self) -> dict[str, Any]:
+        """The content of run.json: what bit-equal results depend on, and what a reader of the metrics must know."""
+        model, task, device = self.model, self.model.task, self.accelerator.device
+        return {
+            **outputs.environment(),
+            "seed": self.run.seed,
+            "processes": self.accelerator.num_processes,
+            "device": device.type,
+            "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+            "attention": self._attention,
+            "model": {} if model.origin is None else dict(vars(model.origin)),
+            "task": task.name,
+            "labels": list(task.labels),
+            "metrics": metric_metadata(task, self.run, list(self.splits.validation)),
+            "data": outputs.data_facts(self.splits),
+            "rows": len(self.splits.train),
+            "steps": self.steps.total_steps,
+            "initial_weights": weights_digest(self.objective),
+        }
+
+    @property
+    def _attention(self) -> str:
+        """The kernel that training will use; the choice never changes the mathematics."""
+        config = self.model.config
+        return attention_backend(
+            device=self.accelerator.device,
+            dtype=_DTYPES[self.optim.mixed_precision],
+            head_size=config.head_size,
+            dropout=config.attention_probs_dropout_prob,
+        )
+
+    def _log_run_summary(self) -> None:
+        """Reports what begins, and what may be unexpected in the data."""
+        note, accelerator, model = self.logger.note, self.accelerator, self.model
+        note(
+            f"{accelerator.num_processes} x {accelerator.device.type}, attention {self._attention}, "
+            f"mixed precision {self.optim.mixed_precision}"
+        )
+        if accelerator.device.type == "cpu":
+            local = os.environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun: the processes on this machine
+            processes = int(local) if local.isdecimal() else accelerator.num_processes
+            hint = thread_hint(cpu_use(threads=torch.get_num_threads(), processes=processes))
+            if hint is not None:
+                note(f"note: {hint}")
+        if model.load_report is not None:
+            note(model.load_report.summary())
+        tables = {f"validation {name}".strip(): table for name, table in self.splits.validation.items()}
+        for name, table in {"train": self.splits.train, **tables}.items():
+            for text in table.notes:
+                note(f"{name}: {text}")
+        for text in model.task.cut_notes(Cuts.of(self.steps.samples.features, rows=len(self.splits.train))):
+            note(f"train: {text}")
 
 
 def _is_multiple(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
-
-
-def _plan(stepper: TrainContext, *, first: int) -> Iterator[tuple[int, list[int]]]:
-    """(step, samples) of the run from its step ``first`` on."""
-    for epoch in range(first // stepper.epoch_steps, stepper.optim.epochs):
-        start = epoch * stepper.epoch_steps
-        yield from ((step, batch) for step, batch in enumerate(stepper.batches(epoch), start) if step >= first)
-
-
-def _stop(job: Job, stepper: TrainContext, course: TrainerState, signals: StopSignals) -> NoReturn:
-    """Ends a run that is saved."""
-    received = signal.SIGTERM if signals.received is None else signals.received
-    raise StoppedError(
-        f"stopped by {received.name} after step {course.step} of {stepper.total_steps}; the run is saved in "
-        f"{job.output_dir}, and the same command goes on with it",
-        signal_number=received,
-    )
-
-
-def _save(job: Job, stepper: TrainContext, course: TrainerState) -> None:
-    broadcast_from_main(stepper.accelerator, lambda: run_folder.save(job, stepper, course).name)
-
-
-def _settle(
-    job: Job, stepper: TrainContext, course: TrainerState, result: StepResult, journal: MetricsLogger, clock: Clock
-) -> bool:
-    """Takes in a step's numbers; True if a process was asked to stop."""
-    precision, rows_of = stepper.optim.mixed_precision, stepper.samples.rows
-    try:
-        log, course.overflows = read_step_metrics(
-            result, overflows=course.overflows, mixed_precision=precision, rows_of=rows_of
-        )
-    except DivergedError:
-        if stepper.accelerator.is_main_process:
-            rows = [row + 1 for row in rows_of(result.batch)]
-            with suppress(CheckpointError):  # that it diverged is the message
-                journal.record({"event": "diverged", **result.numbers(), "rows": rows})
-        raise
-    epoch, speed = log.step // stepper.epoch_steps, clock.tokens_per_second
-    journal.reporter.step(log, epoch=epoch, tokens_per_second=speed)
-    last = log.step + 1 == stepper.total_steps
-    if stepper.accelerator.is_main_process and (_is_multiple(log.step + 1, job.run.logging_steps) or last):
-        event = {"event": "step", "step": log.step + 1, "epoch": epoch + 1, "loss": log.loss}
-        rates = {"learning_rate": log.learning_rate, "grad_norm": log.grad_norm}
-        record = {**event, **rates, "tokens_per_second": round(speed, 1)}
-        journal.record(record)
-        journal.call_back(record)
-    return log.stop
-
-
-def _evaluate(
-    job: Job,
-    stepper: TrainContext,
-    course: TrainerState,
-    validation: Validation,
-    journal: MetricsLogger,
-    signals: StopSignals,
-) -> None:
-    """Evaluates all validation sets and saves; a better model goes to disk once its checkpoint is there.
-
-    Raises:
-        StoppedError: a signal came meanwhile. The run is saved, and will begin with this evaluation.
-    """
-    model, accelerator = stepper.model, stepper.accelerator
-    try:
-        found = evaluate_all(model, validation, accelerator, stop=lambda: signals.received is not None)
-    except GivenUpError:
-        _save(job, stepper, course)
-        _stop(job, stepper, course, signals)
-    metrics, sets = found.metrics, list(validation)
-    collapse = found.collapses[chosen_set(model.task, job.run, sets)]
-    patience = job.run.early_stopping_patience
-    rank = rank_of(metrics, model.task, job.run, sets)
-    best = course.add(metrics, rank, task=found.task, collapse=collapse, patience=patience)
-    epoch = (course.step - 1) // stepper.epoch_steps
-    event = {"event": "evaluation", "step": course.step, "epoch": epoch + 1, "metrics": metrics}
-    broadcast_from_main(accelerator, lambda: journal.record(event))
-    _save(job, stepper, course)
-    if best:
-        broadcast_from_main(accelerator, lambda: run_folder.publish(job, course))
-    asked = broadcast_from_main(accelerator, lambda: journal.call_back(event))
-    journal.reporter.evaluation(course.step, overall_metrics(metrics, found.task, sets), best=best)
-    if course.stopped:
-        journal.note(f"no better model in {course.since_best} evaluations: stopped early")
-    elif asked:
-        course.stopped = True
-        journal.note("the callback asked to stop")
-    model.train()
-
-
-def _complete(job: Job, accelerator: Accelerator, summary: Mapping[str, Any]) -> FitResult:
-    """The result of a run that was finished before, with its model and the task tuned with it."""
-    folder, kind = job.output_dir / outputs.MODEL, type(job.model.task)
-    job.model.task = broadcast_from_main(accelerator, lambda: TaskModel.from_pretrained(folder, task=kind).task)
-    _take_best(job, accelerator)
-    return FitResult.from_summary(
-        summary, output_dir=job.output_dir, task=job.model.task, validation_sets=tuple(job.splits.validation)
-    )
-
-
-def _finish(job: Job, stepper: TrainContext, course: TrainerState) -> FitResult:
-    """Puts the best weights into the model and writes the summary, which makes the run a finished one."""
-    accelerator = stepper.accelerator
-    _take_best(job, accelerator)
-    job.model.task = course.task
-    result = FitResult(
-        metrics=course.best,
-        last_metrics=course.last,
-        best_step=course.best_step,
-        steps=course.step,
-        stopped_early=course.stopped,
-        train_seconds=round(course.seconds, 3),
-        output_dir=job.output_dir,
-        task=course.task,
-        validation_sets=tuple(job.splits.validation),
-        collapse=course.best_collapse,
-        notes=collapse_notes(course, job),
-    )
-    broadcast_from_main(accelerator, lambda: outputs.write_json(job.output_dir / outputs.SUMMARY, result.summary()))
-    return result
-
-
-def _take_best(job: Job, accelerator: Accelerator) -> None:
-    """The weights of ``model/``, which only the first process needs to see."""
-    broadcast_from_main(accelerator, lambda: job.model.restore(job.output_dir / outputs.MODEL))
-    if accelerator.num_processes > 1:
-        for parameter in job.model.parameters():
-            broadcast(parameter.data)

@@ -1,6 +1,6 @@
-"""A recipe becomes a run: data, labels, task and model are made in the order in which they depend on each other.
+"""From a recipe to a run: data, labels, task and model are made in the order in which they depend on each other.
 
-Owns that order, the report of ``check`` and the dry run. Must not know the command line or how training works.
+Owns that order, ``check`` and the dry run.
 """
 
 from dataclasses import dataclass
@@ -11,26 +11,26 @@ from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_r
 from bert_tasks.data.features import Cuts, token_lengths
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.splits import Splits, load_splits, stored_reading
-from bert_tasks.data.table import RowTable
-from bert_tasks.errors import RecipeError
-from bert_tasks.inference import broadcast_from_main, main_process_first, make_accelerator
+from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
+from bert_tasks.errors import RecipeError, UsageError
+from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.predicting import tokenizer_of
+from bert_tasks.model.pretrained import check_names
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import Recipe, build_task, load_recipe, resolved_toml
 from bert_tasks.run_dir import files as outputs
-from bert_tasks.run_dir.checkpoints import FOLDER, checkpoints
+from bert_tasks.run_dir.checkpoints import checkpoints
 from bert_tasks.tasks.base import Task
-from bert_tasks.training.job import FitResult, Job, prepare_model
-from bert_tasks.training.loop import preflight, run_job
+from bert_tasks.training.loop import Trainer, preflight
+from bert_tasks.training.progress import check_installed
 from bert_tasks.training.sampling import epoch_batches, total_steps, warmup_steps
-from bert_tasks.training.state import ExistingRun, existing_run
-from bert_tasks.training.tracking import check_installed
+from bert_tasks.training.state import FitResult
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A recipe's data and task, checked."""
+    """The checked data and the task of a recipe."""
 
     recipe: Recipe
     task: Task
@@ -38,13 +38,13 @@ class Prepared:
 
 
 def prepare(recipe: Recipe) -> Prepared:
-    """Reads and checks all rows and fixes the label order.
+    """Reads and checks all rows and fixes the order of the labels.
 
     The labels are the recipe's; else those of the format (GLUE's order); else those of the training rows, sorted.
 
     Raises:
-        DataError: naming every bad row of all files.
-        RecipeError: settings that do not fit the labels.
+        DataError: rows are bad; the message names all of them, in all files.
+        RecipeError: settings do not fit the labels.
     """
     draft = build_task(recipe)
     stated: tuple[str, ...] = draft.labels
@@ -55,16 +55,41 @@ def prepare(recipe: Recipe) -> Prepared:
     return Prepared(recipe=recipe, task=build_task(recipe, labels) if labels else draft, splits=splits)
 
 
-def load_model(prepared: Prepared) -> TaskModel:
-    """The recipe's checkpoint with the task's head; a new head is drawn from the recipe's seed."""
+def prepare_model(model: TaskModel, *, seed: int) -> None:
+    """Makes a model ready for a run: a head that is new is drawn from the run's seed.
+
+    Raises:
+        UsageError: it cannot be trained and saved: it is exported, wrapped by another library, or no ``TaskModel``.
+    """
+    if isinstance(model, ExportedModel):
+        raise UsageError("an exported model has no weights to train: train the model that it was made from")
+    if not isinstance(model, TaskModel):
+        raise UsageError(
+            f"expected a TaskModel, got a {type(model).__name__}. Of a model that another library has wrapped, pass "
+            "the TaskModel inside; adapters of peft are merged by model = peft_model.merge_and_unload()"
+        )
+    check_names(model)
+    model.draw_new_head(seed)
+
+
+def make_trainer(prepared: Prepared) -> Trainer:
+    """The run of a recipe; loads its checkpoint, with the task's head."""
     recipe = prepared.recipe
     model = TaskModel.from_pretrained(recipe.model.name, task=prepared.task, revision=recipe.model.revision)
     prepare_model(model, seed=recipe.run.seed)
-    return model
+    model.reading = stored_reading(recipe.data)
+    return Trainer(
+        model=model,
+        splits=prepared.splits,
+        optim=recipe.optim,
+        run=recipe.run,
+        model_settings=recipe.model.model_dump(),
+        recipe_text=resolved_toml(recipe),
+    )
 
 
 def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FitResult:
-    """Runs a recipe, or goes on with its run; a finished run in its output folder is reported, not repeated.
+    """Trains a recipe, or resumes its run; a finished run in its output folder is only reported.
 
     Raises:
         RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: see ``fit``.
@@ -74,29 +99,13 @@ def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: boo
     accelerator = make_accelerator(loaded.optim.mixed_precision)
     broadcast_from_main(accelerator, lambda: outputs.check_folder(_folder(loaded)))
     prepared = main_process_first(accelerator, lambda: prepare(loaded))
-    return run_job(job_of(prepared), overwrite=overwrite, progress=progress)
+    return make_trainer(prepared).train(overwrite=overwrite, progress=progress)
 
 
 def _folder(recipe: Recipe) -> Path:
     if recipe.run.output_dir is None:
         raise RecipeError("the run needs a folder: set run.output_dir in the recipe, or pass --output-dir")
     return Path(recipe.run.output_dir)
-
-
-def job_of(prepared: Prepared) -> Job:
-    """What there is to train, with the model loaded."""
-    recipe, model = prepared.recipe, load_model(prepared)
-    model.reading = stored_reading(recipe.data)
-    return Job(
-        model=model,
-        splits=prepared.splits,
-        optim=recipe.optim,
-        run=recipe.run,
-        output_dir=_folder(recipe),
-        gradient_checkpointing=recipe.model.gradient_checkpointing,
-        source={"name": recipe.model.name, "revision": recipe.model.revision},
-        provenance={outputs.RECIPE: resolved_toml(recipe)},
-    )
 
 
 def check(recipe: Recipe) -> DataReport:
@@ -106,21 +115,18 @@ def check(recipe: Recipe) -> DataReport:
         DataError, RecipeError, CheckpointError: what would stop ``train``.
     """
     check_installed(recipe.run.trackers)
-    prepared = prepare(recipe)
-    model, splits = load_model(prepared), prepared.splits
-    preflight(model, splits, recipe.optim, recipe.run, make_accelerator(recipe.optim.mixed_precision))
-    return _report(model, splits)
+    trainer = make_trainer(prepare(recipe))
+    preflight(trainer.model, trainer.splits, recipe.optim, recipe.run, trainer.accelerator)
+    return _data_report(trainer)
 
 
-def _report(model: TaskModel, splits: Splits) -> DataReport:
-    task = model.task
-
-    def counts(table: RowTable) -> TokenCounts:
+def _data_report(trainer: Trainer) -> DataReport:
+    model, task, splits = trainer.model, trainer.model.task, trainer.splits
+    tokens = {}
+    for name, table in named_splits(splits):
         features = tokenized(table, task, model).features
         cuts = Cuts.of(features, rows=len(table))
-        return TokenCounts(lengths=token_lengths(features), cuts=cuts, notes=task.cut_notes(cuts))
-
-    tokens = {name: counts(table) for name, table in named_splits(splits)}
+        tokens[name] = TokenCounts(lengths=token_lengths(features), cuts=cuts, notes=task.cut_notes(cuts))
     return data_report(splits, tokens, columns=task.columns, labels=task.labels)
 
 
@@ -160,13 +166,22 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
         RecipeError, DataError, CheckpointError, UsageError: what would stop ``train``.
     """
     check_installed(recipe.run.trackers)
-    folder = _folder(recipe)
+    folder, optim = _folder(recipe), recipe.optim
     outputs.check_folder(folder)
-    job = job_of(prepare(recipe))
-    model, optim = job.model, recipe.optim
-    preflight(model, job.splits, optim, recipe.run, make_accelerator(optim.mixed_precision))
-    earlier = None if overwrite else existing_run(job)
-    samples = tokenized(job.splits.train, model.task, model)
+    trainer = make_trainer(prepare(recipe))
+    model = trainer.model
+    preflight(model, trainer.splits, optim, recipe.run, trainer.accelerator)
+    existing = None if overwrite else trainer.folder.existing_run()
+    saved = [] if existing is None else checkpoints(trainer.folder.checkpoints)
+    if existing is None:
+        state = "a new run"
+    elif existing.is_complete:
+        state = "this run is complete"
+    elif saved:
+        state = f"a run that goes on from {saved[-1].name}"
+    else:
+        state = "a run without a checkpoint, which starts again"
+    samples = tokenized(trainer.splits.train, model.task, model)
     steps = total_steps(len(samples), optim.batch_size, optim.epochs)
     first = epoch_batches(samples.lengths, batch_size=optim.batch_size, seed=recipe.run.seed, epoch=0)[0][0]
     return DryRun(
@@ -174,19 +189,9 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
         warmup_steps=warmup_steps(optim.warmup_ratio, steps),
         tokens_per_epoch=int(samples.lengths.sum()),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        report=_report(model, job.splits),
+        report=_data_report(trainer),
         load_summary="" if model.load_report is None else model.load_report.summary(),
         example=str(tokenizer_of(model).decode(samples.features_of([first])[0]["input_ids"])),
         output_dir=str(folder),
-        state=_state(folder, earlier),
+        state=state,
     )
-
-
-def _state(folder: Path, earlier: ExistingRun | None) -> str:
-    """What a run would find in its folder."""
-    if earlier is None:
-        return "a new run"
-    if earlier.is_complete:
-        return "this run is complete"
-    saved = checkpoints(folder / FOLDER)
-    return f"a run that goes on from {saved[-1].name}" if saved else "a run without a checkpoint, which starts again"

@@ -1,154 +1,255 @@
-"""What a checkpoint holds of a run that goes on, and how a fresh process takes it over.
+"""The state of a run, its result, and what a run writes into its folder.
 
-Owns the translation between the living objects (model, optimizer, course) and a ``RunState``. The place in the data
-needs no state: the order of samples and the random numbers of a step are functions of seed, epoch and step. Must not
-know files.
-
-What a run does with its folder: opens it or goes on with what is there, saves itself and its best model.
-
-Everything here happens on the first process; only ``resume`` involves the others. Must not know how steps are computed.
+Owns ``TrainerState``, the translation between living objects (objective, optimizer, state) and the ``RunState`` of a
+checkpoint, and ``RunFolder``. A run needs no loader state: the order of the samples and the random numbers of a step
+are functions of seed, epoch and step.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast, broadcast_object_list
 from torch import Tensor
 
+from bert_tasks.data.splits import Splits
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.inference import broadcast_from_main
+from bert_tasks.metrics.tables import MetricTable, metrics_by_set
+from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import is_file
 from bert_tasks.run_dir import checkpoints as checkpointing
-from bert_tasks.run_dir import compatibility as resuming
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.run_dir.checkpoints import LoadedCheckpoint, RunState
-from bert_tasks.training.evaluation import TrainerState
-from bert_tasks.training.job import Job
-from bert_tasks.training.step import TrainContext
+from bert_tasks.run_dir.compatibility import Change, changes
+from bert_tasks.storage import sha256_parts
+from bert_tasks.tasks.base import Task
+from bert_tasks.training.evaluation import Rank
+from bert_tasks.training.objectives import Objective
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 _METRICS = ("best", "last")
 _RANK = {"best_value": -math.inf, "best_loss": math.inf}  # of the best model, and where it has no such number
 
 
-def captured(stepper: TrainContext, course: TrainerState, *, step: int) -> RunState:
-    """The state after ``step`` optimizer steps. Its tensors are the living ones: write them before the next step."""
-    parameters = dict(stepper.model.named_parameters())
-    held = stepper.optimizer.optimizer.state
+@dataclass(kw_only=True)
+class TrainerState:
+    """The progress of a run; checkpoints store it.
+
+    Attributes:
+        task: of the best evaluation, with its tuned thresholds.
+        step: optimizer steps completed; ``evaluated_step``: those of the last evaluation.
+        best, last: metrics of the best and of the last evaluation.
+        best_value, best_loss: the ``Rank`` of the best model.
+        best_step: optimizer steps of the best model; 0: there is none yet.
+        best_collapse: see ``Task.collapse``; of the best model on the validation set that its metric belongs to.
+        since_best: evaluations since the best one.
+        seconds: spent on training, without evaluation and saving.
+        overflows: consecutive steps that fp16 skipped.
+        stopped: the run ends early.
+    """
+
+    task: Task
+    step: int = 0
+    evaluated_step: int = 0
+    best: dict[str, float] = field(default_factory=dict)
+    best_value: float = -math.inf
+    best_loss: float = math.inf
+    best_step: int = 0
+    best_collapse: str | None = None
+    last: dict[str, float] = field(default_factory=dict)
+    since_best: int = 0
+    seconds: float = 0.0
+    overflows: int = 0
+    stopped: bool = False
+
+    def add_evaluation(
+        self, metrics: dict[str, float], rank: Rank, *, task: Task, collapse: str | None, patience: int | None
+    ) -> bool:
+        """Adds the evaluation after ``step``; True if it is the best so far. Of equal ones the first is the best."""
+        is_best = rank.is_above(self.best_value, self.best_loss) or not self.best
+        self.last, self.evaluated_step = metrics, self.step
+        self.since_best = 0 if is_best else self.since_best + 1
+        if is_best:
+            self.best, self.best_step, self.task = metrics, self.step, task
+            self.best_value, self.best_loss, self.best_collapse = rank.value, rank.loss, collapse
+        self.update_early_stopping(patience)
+        return is_best
+
+    def update_early_stopping(self, patience: int | None) -> None:
+        """Sets ``stopped`` from the number of evaluations without a better model."""
+        self.stopped = patience is not None and self.since_best >= patience
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as JSON, which has no NaN and no infinity: null stands for them."""
+        stored = {name: value for name, value in vars(self).items() if name != "task"}
+        for name in _METRICS:
+            stored[name] = {key: value if math.isfinite(value) else None for key, value in stored[name].items()}
+        for name in _RANK:
+            stored[name] = stored[name] if math.isfinite(stored[name]) else None
+        return {**stored, "tuned": {name: getattr(self.task, name) for name in self.task.tuned}}
+
+    def load_state_dict(self, stored: Mapping[str, Any]) -> None:
+        """Takes what ``state_dict`` returned."""
+        values = dict(stored)
+        self.task = replace(self.task, **{name: _as_tuples(value) for name, value in values.pop("tuned").items()})
+        for name in _METRICS:
+            values[name] = {key: math.nan if value is None else value for key, value in values[name].items()}
+        for name, worst in _RANK.items():
+            values[name] = worst if values[name] is None else values[name]
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """The result of a run, as in ``metrics.json``.
+
+    Attributes:
+        metrics: of the best model on the validation rows; ``last_metrics``: of the last evaluation.
+        best_step, steps: optimizer steps until the best model, and in all.
+        train_seconds: without evaluation and saving.
+        task: of the best model, with its tuned thresholds.
+        validation_sets: the names of the validation sets, with which their metrics begin; a single one may be "".
+        collapse: what the best model predicts for every row if it does so although the labels differ, such as "predicts
+            'calm' for every row"; else None. On the validation set whose metric picks the best model.
+        notes: sentences that a reader of the metrics must know.
+        reused: the run was complete already; nothing was trained.
+    """
+
+    metrics: dict[str, float]
+    last_metrics: dict[str, float]
+    best_step: int
+    steps: int
+    stopped_early: bool
+    train_seconds: float
+    output_dir: Path
+    task: Task
+    validation_sets: tuple[str, ...]
+    collapse: str | None = None
+    notes: tuple[str, ...] = ()
+    reused: bool = False
+
+    def summary(self) -> dict[str, Any]:
+        """The content of ``metrics.json``."""
+        others = ("output_dir", "task", "validation_sets", "reused")
+        return {key: value for key, value in vars(self).items() if key not in others}
+
+    def metric_tables(self) -> dict[str, MetricTable]:
+        """For each validation set the metrics of the best model, arranged for people."""
+        found = metrics_by_set(self.metrics, self.validation_sets)
+        return {name: self.task.metric_table(metrics) for name, metrics in found.items()}
+
+    @classmethod
+    def from_summary(
+        cls, summary: Mapping[str, Any], *, output_dir: Path, task: Task, validation_sets: Sequence[str]
+    ) -> Self:
+        """The result of a finished run from its ``metrics.json``; null there is a metric that is not a number."""
+        values = dict(summary)
+        for name in ("metrics", "last_metrics"):
+            values[name] = {key: math.nan if value is None else value for key, value in summary[name].items()}
+        values["notes"] = tuple(summary["notes"])
+        return cls(**values, output_dir=output_dir, task=task, validation_sets=tuple(validation_sets), reused=True)
+
+
+def state_dict(objective: Objective, optimizer: Any, scaler: Any, state: TrainerState) -> RunState:
+    """The run after ``state.step`` optimizer steps. The tensors are the living ones: write them before the next step.
+
+    Args:
+        optimizer: as accelerate prepared it.
+        scaler: of the fp16 loss; None for other precisions.
+    """
+    parameters = objective.checkpoint_parameters()
+    stored = optimizer.optimizer.state
     moments = {
-        f"{name}/{key}": held[parameter][key]
+        f"{name}/{key}": stored[parameter][key]
         for name, parameter in parameters.items()
         for key in _MOMENTS
-        if parameter in held
+        if parameter in stored
     }
-    scaler = stepper.accelerator.scaler
-    progress = {"course": _course_to_json(course), "scaler": None if scaler is None else scaler.state_dict()}
-    return RunState(step=step, weights=parameters, optimizer=moments, progress=progress)
+    # The key "course" is part of the format of checkpoints.
+    progress = {"course": state.state_dict(), "scaler": None if scaler is None else scaler.state_dict()}
+    return RunState(step=state.step, weights=parameters, optimizer=moments, progress=progress)
 
 
-def take_over(stepper: TrainContext, course: TrainerState, state: RunState) -> None:
-    """Puts a state into the model, the optimizer and the course.
+def load_state(loaded: RunState, objective: Objective, optimizer: Any, scaler: Any, state: TrainerState) -> None:
+    """Puts what ``state_dict`` returned into the objective, the optimizer, the scaler and the state.
 
     Raises:
-        CheckpointError: the state is of another model.
+        CheckpointError: it belongs to another model.
     """
-    parameters = dict(stepper.model.named_parameters())
-    _check_fit(parameters, state)
-    held = stepper.optimizer.optimizer.state
+    parameters = objective.checkpoint_parameters()
+    different = sorted(parameters.keys() ^ loaded.weights.keys())
+    different += [
+        name
+        for name in parameters.keys() & loaded.weights.keys()
+        if parameters[name].shape != loaded.weights[name].shape
+    ]
+    if different:
+        raise CheckpointError(
+            f"ckpt-{loaded.step} is of another model: {', '.join(different[:5])} differ. "
+            "Choose another output folder, or --overwrite to start again"
+        )
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(state.weights[name])
+            parameter.copy_(loaded.weights[name])
     for name, parameter in parameters.items():
-        moments = {key: state.optimizer.get(f"{name}/{key}") for key in _MOMENTS}
+        moments = {key: loaded.optimizer.get(f"{name}/{key}") for key in _MOMENTS}
         if parameter.requires_grad and all(value is not None for value in moments.values()):
-            held[parameter] = {key: value.to(parameter.device) for key, value in moments.items() if value is not None}
-    if stepper.accelerator.scaler is not None and state.progress["scaler"] is not None:
-        stepper.accelerator.scaler.load_state_dict(state.progress["scaler"])
-    _restore_course(course, state.progress["course"])
+            optimizer.optimizer.state[parameter] = {
+                key: value.to(parameter.device) for key, value in moments.items() if value is not None
+            }
+    if scaler is not None and loaded.progress["scaler"] is not None:
+        scaler.load_state_dict(loaded.progress["scaler"])
+    state.load_state_dict(loaded.progress["course"])
 
 
-def shared(accelerator: Accelerator, state: RunState | None) -> RunState | None:
-    """The first process's state on every process, so that only that one needs to see the files."""
+def broadcast_state(accelerator: Accelerator, loaded: RunState | None) -> RunState | None:
+    """The main process's state on every process, so that only that one needs to see the files."""
     if accelerator.num_processes == 1:
-        return state
+        return loaded
     outline: list[Any] = [None]
-    if state is not None:
-        tensors = (state.weights, state.optimizer)
+    if loaded is not None:
+        tensors = (loaded.weights, loaded.optimizer)
         shapes = [{name: (value.shape, value.dtype) for name, value in part.items()} for part in tensors]
-        outline = [(state.step, shapes, dict(state.progress))]
+        outline = [(loaded.step, shapes, dict(loaded.progress))]
     broadcast_object_list(outline)
     if outline[0] is None:
         return None
+
+    def receive(given: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        tensor = torch.empty(shape, dtype=dtype) if given is None else given.detach()
+        received: Tensor = broadcast(tensor.to(accelerator.device))
+        return received.cpu()
+
     step, shapes, progress = outline[0]
-    own = ({}, {}) if state is None else (state.weights, state.optimizer)
+    own = ({}, {}) if loaded is None else (loaded.weights, loaded.optimizer)
     weights, optimizer = (
-        {name: _from_first(accelerator, given.get(name), *kind) for name, kind in part.items()}
+        {name: receive(given.get(name), *kind) for name, kind in part.items()}
         for given, part in zip(own, shapes, strict=True)
     )
     return RunState(step=step, weights=weights, optimizer=optimizer, progress=progress)
 
 
-def _from_first(accelerator: Accelerator, tensor: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    given = torch.empty(shape, dtype=dtype) if tensor is None else tensor.detach()
-    received: Tensor = broadcast(given.to(accelerator.device))
-    return received.cpu()
-
-
-def _check_fit(parameters: Mapping[str, Tensor], state: RunState) -> None:
-    different = sorted(parameters.keys() ^ state.weights.keys())
-    different += [
-        name for name in parameters.keys() & state.weights.keys() if parameters[name].shape != state.weights[name].shape
-    ]
-    if different:
-        raise CheckpointError(
-            f"ckpt-{state.step} is of another model: {', '.join(different[:5])} differ. "
-            "Choose another output folder, or --overwrite to start again"
-        )
-
-
-def _course_to_json(course: TrainerState) -> dict[str, Any]:
-    """JSON has no NaN and no infinity: null stands for them."""
-    plain = {key: value for key, value in vars(course).items() if key != "task"}
-    for name in _METRICS:
-        plain[name] = {key: value if math.isfinite(value) else None for key, value in plain[name].items()}
-    for name in _RANK:
-        plain[name] = plain[name] if math.isfinite(plain[name]) else None
-    plain["tuned"] = {name: getattr(course.task, name) for name in course.task.tuned}
-    return plain
-
-
-def _restore_course(course: TrainerState, stored: Mapping[str, Any]) -> None:
-    plain = dict(stored)
-    tuned = plain.pop("tuned")
-    course.task = replace(course.task, **{name: _frozen(value) for name, value in tuned.items()})
-    for name in _METRICS:
-        plain[name] = {key: math.nan if value is None else value for key, value in plain[name].items()}
-    for name, worst in _RANK.items():
-        plain[name] = worst if plain[name] is None else plain[name]
-    for key, value in plain.items():
-        setattr(course, key, value)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExistingRun:
-    """A run that is in the folder already and may be gone on with.
+    """A run that is in the folder already and may be resumed.
 
     Attributes:
+        metadata: the content of its run.json.
         changed: settings that differ from its own, each allowed.
-        summary: how it ended; None if it did not.
+        summary: the content of metrics.json if it is finished, else None.
     """
 
-    facts: Mapping[str, Any]
-    changed: Sequence[resuming.Change]
+    metadata: Mapping[str, Any]
+    changed: Sequence[Change]
     summary: Mapping[str, Any] | None
 
     @property
@@ -156,160 +257,118 @@ class ExistingRun:
         return self.summary is not None and not self.changed
 
 
-def existing_run(job: Job) -> ExistingRun | None:
-    """The run in the folder, if there is one.
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """The folder of a run, for the main process alone.
 
-    Raises:
-        UsageError: it has settings or rows that a run cannot change on its way, or its files are damaged.
+    Attributes:
+        settings: all settings of the run, flat, as run.json holds them.
+        recipe_text: the resolved recipe, if the run has one.
     """
-    facts = outputs.read_facts(job.output_dir)
-    if facts is None:
-        return None
-    summary = outputs.read_summary(job.output_dir)
-    changed = resuming.changes(job.output_dir, facts["settings"], settings(job), finished=summary is not None)
-    return ExistingRun(facts=facts, changed=changed, summary=summary)
 
+    path: Path
+    model: TaskModel
+    splits: Splits
+    settings: Mapping[str, Any]
+    recipe_text: str | None
 
-def open_fresh(job: Job, facts: Mapping[str, Any]) -> None:
-    """Makes the folder ready for a new run and writes what it is made of."""
-    outputs.clear(job.output_dir)
-    _write_origin(job, {**facts, "settings": settings(job)})
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / checkpointing.FOLDER
 
+    def existing_run(self) -> ExistingRun | None:
+        """The run in the folder, if there is one.
 
-def resume(
-    job: Job, stepper: TrainContext, course: TrainerState, earlier: ExistingRun, facts: Mapping[str, Any]
-) -> list[str]:
-    """Takes over the newest checkpoint on every process; the folder is then as it was at that step.
+        Raises:
+            UsageError: it has settings or rows that must not change within a run, or its files are damaged.
+        """
+        metadata = outputs.read_facts(self.path)
+        if metadata is None:
+            return None
+        summary = outputs.read_summary(self.path)
+        changed = changes(self.path, metadata["settings"], self.settings, finished=summary is not None)
+        return ExistingRun(metadata=metadata, changed=changed, summary=summary)
 
-    Sets ``course.step``. Without a checkpoint the run starts again at its beginning.
+    def begin(self, metadata: Mapping[str, Any]) -> None:
+        """Removes an earlier run and writes what the new one is made of.
 
-    Returns:
-        What there is to say about it.
+        run.json comes first: without it a folder with other files does not count as a run's.
+        """
+        outputs.clear(self.path)
+        self._write_metadata(metadata)
 
-    Raises:
-        CheckpointError: there are checkpoints and none can be used.
-        UsageError: the checkpoint is beyond the end of the run.
-    """
-    found: list[LoadedCheckpoint] = []
+    def _write_metadata(self, metadata: Mapping[str, Any]) -> None:
+        outputs.write_json(self.path / outputs.RUN, {**metadata, "settings": self.settings})
+        if self.recipe_text is not None:
+            outputs.write_text(self.path / outputs.RECIPE, self.recipe_text)
+        outputs.write_rejects(self.path, self.splits)
 
-    def prepare() -> list[str]:
-        outputs.sweep(job.output_dir)
-        newest = checkpointing.newest_checkpoint(_checkpoints(job))
-        if newest is None and earlier.summary is not None:
+    def newest_checkpoint(self, existing: ExistingRun, total_steps: int) -> LoadedCheckpoint | None:
+        """The checkpoint to resume from; None: there is none, and the run starts again at its beginning.
+
+        Raises:
+            CheckpointError: there are checkpoints and none can be used.
+            UsageError: the checkpoint is beyond the end of the run, or the run is finished and has no checkpoint.
+        """
+        outputs.sweep(self.path)
+        newest = checkpointing.newest_checkpoint(self.checkpoints)
+        if newest is None and existing.summary is not None:
             raise UsageError(
-                f"{job.output_dir} holds a finished run without checkpoints, which cannot go on: "
+                f"{self.path} holds a finished run without checkpoints, which cannot go on: "
                 "choose another folder, or --overwrite to train again"
             )
         step = 0 if newest is None else newest.state.step
-        if step > stepper.total_steps:
+        if step > total_steps:
             raise UsageError(
-                f"{job.output_dir} holds {step} steps, more than the {stepper.total_steps} of this run: "
+                f"{self.path} holds {step} steps, more than the {total_steps} of this run: "
                 "raise optim.epochs, choose another folder, or --overwrite to train again"
             )
-        found.extend([] if newest is None else [newest])
-        return _notes(earlier, newest)
+        return newest
 
-    notes = broadcast_from_main(stepper.accelerator, prepare)
-    state = shared(stepper.accelerator, found[0].state if found else None)
-    if state is not None:
-        take_over(stepper, course, state)
-    origin = {**facts, "settings": settings(job)}
-    return [*notes, *broadcast_from_main(stepper.accelerator, lambda: _cut_back(job, course, origin, earlier))]
+    def rewind(self, state: TrainerState, metadata: Mapping[str, Any], existing: ExistingRun) -> list[str]:
+        """Makes the files those of the step from which the run is resumed; returns notes for people."""
+        (self.path / outputs.SUMMARY).unlink(missing_ok=True)
+        outputs.cut_events(self.path, state.step, evaluated_step=state.evaluated_step)
+        earlier = existing.metadata
+        resumed = [*earlier.get("resumed_at", []), state.step]
+        changed = [*earlier.get("changes", []), *({"step": state.step, "change": str(it)} for it in existing.changed)]
+        initial = {name: earlier[name] for name in ("initial_weights",) if name in earlier}
+        self._write_metadata({**metadata, **initial, "resumed_at": resumed, "changes": changed})
+        return self._republish(state) if state.best_step else []
 
+    def _republish(self, state: TrainerState) -> list[str]:
+        """Writes ``model/`` again from the best checkpoint: it may be from after the step of the checkpoint."""
+        try:
+            best = checkpointing.read_weights(self.checkpoints, state.best_step)
+        except CheckpointError as error:
+            if not is_file(self.path / outputs.MODEL / "config.json"):
+                raise
+            return [f"NOT USED: {error}. The best model so far stays what lies in {outputs.MODEL}/"]
+        parameters = dict(self.model.named_parameters())
+        current = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(best[name])
+            self.publish(state.task)
+            for name, parameter in parameters.items():
+                parameter.copy_(current[name])
+        return []
 
-def save(job: Job, stepper: TrainContext, course: TrainerState) -> Path:
-    """Writes a checkpoint of the run as it is now.
-
-    Raises:
-        CheckpointError: it cannot be written; the ones before it are untouched.
-    """
-    facts = {
-        "epoch": course.step / stepper.epoch_steps,
-        "samples": _samples_seen(stepper, course.step),
-        "processes": stepper.accelerator.num_processes,
-        "seed": stepper.seed,
-        "data": outputs.data_facts(job.splits),
-        "versions": outputs.environment()["versions"],
-    }
-    return checkpointing.save_checkpoint(
-        _checkpoints(job),
-        captured(stepper, course, step=course.step),
-        facts=facts,
-        best_step=course.best_step,
-        keep_last=job.run.keep_last,
-    )
-
-
-def publish(job: Job, course: TrainerState) -> None:
-    """Writes the model as it is now, with the task tuned on validation, to ``model/``."""
-    plain, job.model.task = job.model.task, course.task
-    try:
-        job.model.save_pretrained(job.output_dir / outputs.MODEL)
-    finally:
-        job.model.task = plain
+    def publish(self, task: Task) -> None:
+        """Writes the model as it is now, with the task tuned on validation, to ``model/``."""
+        untuned, self.model.task = self.model.task, task
+        try:
+            self.model.save_pretrained(self.path / outputs.MODEL)
+        finally:
+            self.model.task = untuned
 
 
-def settings(job: Job) -> dict[str, Any]:
-    """All settings of the run, stated and found, flat: those that run.json holds."""
-    return {
-        **resuming.stated_settings(
-            {**job.source, "gradient_checkpointing": job.gradient_checkpointing}, job.optim, job.run
-        ),
-        **resuming.found_settings(job.model.task, job.model.config, outputs.data_facts(job.splits)),
-    }
+def weights_digest(objective: Objective) -> str:
+    """The sha256 of all weights, including a new head's: the point at which training starts."""
 
+    def parts() -> Iterator[bytes | memoryview]:
+        for name, parameter in sorted(objective.checkpoint_parameters().items()):
+            yield name.encode()
+            yield parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
 
-def _write_origin(job: Job, facts: Mapping[str, Any]) -> None:
-    """run.json comes first: without it a folder with other files does not count as a run's."""
-    outputs.write_json(job.output_dir / outputs.RUN, facts)
-    for name, text in job.provenance.items():
-        outputs.write_text(job.output_dir / name, text)
-    outputs.write_rejects(job.output_dir, job.splits)
-
-
-def _cut_back(job: Job, course: TrainerState, facts: Mapping[str, Any], earlier: ExistingRun) -> list[str]:
-    """Makes the files those of the step that was taken over; returns what there is to say about it."""
-    (job.output_dir / outputs.SUMMARY).unlink(missing_ok=True)
-    outputs.cut_events(job.output_dir, course.step, evaluated_step=course.evaluated_step)
-    resumed = [*earlier.facts.get("resumed_at", []), course.step]
-    changes = [*earlier.facts.get("changes", []), *({"step": course.step, "change": str(it)} for it in earlier.changed)]
-    began = {name: earlier.facts[name] for name in ("initial_weights",) if name in earlier.facts}
-    _write_origin(job, {**facts, **began, "resumed_at": resumed, "changes": changes})
-    return _republish(job, course) if course.best_step else []
-
-
-def _republish(job: Job, course: TrainerState) -> list[str]:
-    """Writes ``model/`` anew from the best checkpoint: what lies there may be from after the step taken over."""
-    parameters = dict(job.model.named_parameters())
-    try:
-        best = checkpointing.read_weights(_checkpoints(job), course.best_step)
-    except CheckpointError as error:
-        if not is_file(job.output_dir / outputs.MODEL / "config.json"):
-            raise
-        return [f"NOT USED: {error}. The best model so far stays what lies in {outputs.MODEL}/"]
-    now = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(best[name])
-        publish(job, course)
-        for name, parameter in parameters.items():
-            parameter.copy_(now[name])
-    return []
-
-
-def _notes(earlier: ExistingRun, newest: LoadedCheckpoint | None) -> list[str]:
-    notes = [f"changed since the run began: {change}" for change in earlier.changed]
-    if newest is None:
-        return [*notes, "the folder holds a run without a checkpoint: it starts again at its beginning"]
-    notes += [f"NOT USED: {reason}" for reason in newest.skipped]
-    return [*notes, f"resumed after step {newest.state.step} from {newest.path}"]
-
-
-def _checkpoints(job: Job) -> Path:
-    return job.output_dir / checkpointing.FOLDER
-
-
-def _samples_seen(stepper: TrainContext, step: int) -> int:
-    """Over all epochs."""
-    epochs, rest = divmod(step, stepper.epoch_steps)
-    return epochs * len(stepper.samples) + sum(len(batch) for batch in stepper.batches(epochs)[:rest])
+    return sha256_parts(parts())

@@ -1,28 +1,26 @@
-"""One optimizer step: forward and backward over a batch's micro-batches, then the update.
+"""The optimizer steps of a run: gradients of a batch, their scaling and clipping, the update, and a step's numbers.
 
-Owns the arithmetic that makes a step independent of how its batch is cut: losses are summed, and the gradient is
-divided once by the global count of labelled items. Must not know epochs, evaluation or files.
+Owns the arithmetic of a step, which parameter gets which learning rate and weight decay, and when training has
+diverged. It knows neither evaluation nor files.
 
-Shape legend: 0-dimensional tensors unless said otherwise.
+Shape legend: 0-dimensional tensors unless said otherwise; K loss terms.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import accumulate as accumulated
-from itertools import pairwise
-from typing import Any, cast
+from itertools import islice
+from typing import Any, Protocol, cast
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
 from bert_tasks.data.features import Samples, token_batches
-from bert_tasks.errors import DivergedError
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.errors import DivergedError, UsageError
 from bert_tasks.recipe.schema import OptimSection
-from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, collate
-from bert_tasks.training.optim import clip_and_scale
+from bert_tasks.tasks.base import Feature, FeatureKeys, collate
+from bert_tasks.training.objectives import Objective
 from bert_tasks.training.sampling import (
     epoch_batches,
     linear_schedule,
@@ -34,41 +32,6 @@ from bert_tasks.training.sampling import (
 
 # With fp16 an overflow lowers the loss scale and skips the step, which is normal; this many in a row are not.
 MOST_OVERFLOWS = 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainContext:
-    """What every step of a run needs.
-
-    Attributes:
-        model: the model itself; ``prepared`` is what is called (wrapped for several processes or mixed precision).
-        optimizer: as prepared; ``rates`` are its groups' learning rates before the schedule.
-        total_steps: of the whole run.
-    """
-
-    accelerator: Accelerator
-    model: TaskModel
-    prepared: torch.nn.Module
-    optimizer: Any
-    rates: tuple[float, ...]
-    samples: Samples
-    optim: OptimSection
-    seed: int
-    total_steps: int
-
-    @property
-    def epoch_steps(self) -> int:
-        """Optimizer steps of an epoch."""
-        return total_steps(len(self.samples), self.optim.batch_size, 1)
-
-    def batches(self, epoch: int) -> list[list[int]]:
-        """The samples of each optimizer step of an epoch."""
-        return epoch_batches(self.samples.lengths, batch_size=self.optim.batch_size, seed=self.seed, epoch=epoch)
-
-    def factor(self, step: int) -> float:
-        """The schedule's factor for the step (from 0)."""
-        warmup = warmup_steps(self.optim.warmup_ratio, self.total_steps)
-        return linear_schedule(step, total_steps=self.total_steps, warmup_steps=warmup)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,107 +69,142 @@ class StepLog:
     stop: bool = False
 
 
-def accumulate(stepper: TrainContext, step: int, batch: Sequence[int]) -> Tensor:
-    """Forward and backward of this process's share of the batch, leaving summed gradients.
+class OptimizerSteps:
+    """The optimizer steps of a run: which samples form each of them, its gradients, and its update.
 
-    Gradients hold the sum of losses divided by the samples of the batch, a scale that keeps half precision in range.
-    The totals of a second and further loss terms are multiplied by the reference count over their own count, so that
-    dividing all gradients by the reference count gives the sum of the terms' means. The reference is the first term
-    with a count. A process without samples runs the shortest one with weight 0, because the others wait for its
-    gradients.
+    The arithmetic makes a step independent of how its batch is cut: losses are summed over micro-batches and processes,
+    and gradients are divided once by a global count of labelled items.
 
-    Returns:
-        ``[K, 2]`` float64: weighted sum and count of each of K loss terms over this process's samples.
+    Attributes:
+        objective: what is minimised; ``prepared`` is what is called (wrapped for several processes or mixed precision).
+        optimizer: AdamW as accelerate prepared it; ``rates`` are its groups' learning rates before the schedule.
+        total_steps: of the run; ``epoch_steps``: of an epoch.
     """
-    accelerator, samples = stepper.accelerator, stepper.samples
-    rank, world = accelerator.process_index, accelerator.num_processes
-    torch.manual_seed(step_seed(stepper.seed, step, rank))
-    share = rank_share(batch, samples.lengths, rank=rank, world_size=world)
-    weight = 1.0 if share else 0.0
-    parts = _micro_batches(stepper, step, share if share else [min(batch, key=samples.lengths.__getitem__)])
-    ratios = _count_ratios(stepper, parts, weight)
-    sums = torch.zeros(1, dtype=torch.float64, device=accelerator.device)
-    for position, features in enumerate(parts):
-        last = position == len(parts) - 1
-        with nullcontext() if last else accelerator.no_sync(stepper.prepared):
-            terms = _loss(stepper, features)
-            scaled = [term.total * (term.weight * weight / len(batch)) for term in terms]
-            if ratios is not None:
-                scaled = [total * ratio.to(total.dtype) for total, ratio in zip(scaled, ratios, strict=True)]
-            accelerator.backward(scaled[0] if len(scaled) == 1 else torch.stack(scaled).sum())
-        values = [torch.stack([term.total.detach().double() * term.weight, term.count.double()]) for term in terms]
-        sums = sums + torch.stack(values) * weight
-    return sums
 
+    def __init__(
+        self, *, objective: Objective, samples: Samples, optim: OptimSection, seed: int, accelerator: Accelerator
+    ) -> None:
+        """Moves the objective to the device and makes its optimizer."""
+        self.objective, self.samples, self.optim = objective, samples, optim
+        self.seed, self.accelerator = seed, accelerator
+        self.epoch_steps = total_steps(len(samples), optim.batch_size, 1)
+        self.total_steps = total_steps(len(samples), optim.batch_size, optim.epochs)
+        objective.to(accelerator.device)
+        objective.train()
+        objective.zero_grad(set_to_none=True)
+        groups = parameter_groups(
+            objective,
+            learning_rate=optim.learning_rate,
+            weight_decay=optim.weight_decay,
+            head_learning_rate=optim.head_learning_rate,
+            layerwise_lr_decay=optim.layerwise_lr_decay,
+        )
+        self.rates = tuple(group["lr"] for group in groups)
+        betas = (optim.adam_beta1, optim.adam_beta2)
+        optimizer = torch.optim.AdamW(groups, betas=betas, eps=optim.adam_epsilon, fused=True)
+        self.prepared: nn.Module
+        self.optimizer: Any
+        self.prepared, self.optimizer = accelerator.prepare(objective, optimizer)
 
-def _micro_batches(stepper: TrainContext, step: int, chosen: Sequence[int]) -> list[list[Feature]]:
-    """The prepared features of some samples, cut into micro-batches."""
-    samples = stepper.samples
-    numbers = samples.indices(chosen)
-    keys = FeatureKeys(seed=stepper.seed, epoch=step // stepper.epoch_steps, numbers=numbers)
-    features = cast("list[Feature]", samples.features_of(chosen))
-    features = list(stepper.model.task.prepare(features, keys, cast("Sequence[Feature]", samples.features)))
-    starts = accumulated((int(samples.starts[one + 1] - samples.starts[one]) for one in chosen), initial=0)
-    windows = [features[start:end] for start, end in pairwise(starts)]
-    lengths = [sum(len(feature["input_ids"]) for feature in one) for one in windows]
-    parts = token_batches(range(len(windows)), lengths, max_tokens=stepper.optim.micro_batch_tokens)
-    return [[feature for one in part for feature in windows[one]] for part in parts]
+    def batches(self, epoch: int) -> list[list[int]]:
+        """The samples of each optimizer step of an epoch."""
+        lengths, size = self.samples.lengths, self.optim.batch_size
+        return epoch_batches(lengths, batch_size=size, seed=self.seed, epoch=epoch)
 
+    def accumulate(self, step: int, batch: Sequence[int]) -> Tensor:
+        """Forward and backward of this process's share of the batch, leaving summed gradients.
 
-def _count_ratios(stepper: TrainContext, parts: Sequence[Sequence[Feature]], weight: float) -> Tensor | None:
-    """``[K]`` the reference count over the count of each term, over all processes; None for a single term.
+        Gradients hold the sum of losses divided by the samples of the batch, a scale that keeps half precision in
+        range. The total of each loss term is multiplied by the reference count over its own count, so that dividing all
+        gradients by the reference count gives the sum of the terms' means; the reference is the first term with a
+        count. A process without samples runs the shortest one with weight 0, because the others wait for its gradients.
 
-    A term that has no count anywhere gets 0. Nothing waits for the device.
-    """
-    counts = [stepper.model.task.counts(features) for features in parts]
-    if len(counts[0]) == 1:
-        return None
-    own = torch.tensor([list(part.values()) for part in counts], dtype=torch.float64).sum(dim=0) * weight
-    device = stepper.accelerator.device
-    total = stepper.accelerator.reduce(own.to(device, non_blocking=True), reduction="sum")
-    return torch.where(total > 0, _reference_count(total) / total, 0.0)
+        Returns:
+            ``[K, 2]`` float64: weighted sum and count of each loss term over this process's samples.
+        """
+        accelerator, lengths = self.accelerator, self.samples.lengths
+        rank, world = accelerator.process_index, accelerator.num_processes
+        torch.manual_seed(step_seed(self.seed, step, rank))
+        share = rank_share(batch, lengths, rank=rank, world_size=world)
+        weight = 1.0 if share else 0.0
+        micro_batches = self._micro_batches(step, share if share else [min(batch, key=lengths.__getitem__)])
+        ratios = self._count_ratios(micro_batches, weight)
+        sums = torch.zeros(1, dtype=torch.float64, device=accelerator.device)
+        for number, features in enumerate(micro_batches, start=1):
+            packed = collate(features, position_offset=self.objective.model.config.position_offset).to(
+                accelerator.device
+            )
+            with nullcontext() if number == len(micro_batches) else accelerator.no_sync(self.prepared):
+                terms = self.prepared(packed)
+                losses = [term.total * (term.weight * weight / len(batch)) for term in terms]
+                if ratios is not None:
+                    losses = [loss * ratio.to(loss.dtype) for loss, ratio in zip(losses, ratios, strict=True)]
+                accelerator.backward(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
+            values = [torch.stack([term.total.detach().double() * term.weight, term.count.double()]) for term in terms]
+            sums = sums + torch.stack(values) * weight
+        return sums
+
+    def _micro_batches(self, step: int, chosen: Sequence[int]) -> list[list[Feature]]:
+        """The prepared features of some samples, cut into micro-batches."""
+        samples = self.samples
+        keys = FeatureKeys(seed=self.seed, epoch=step // self.epoch_steps, numbers=samples.indices(chosen))
+        stored, corpus = (cast("Sequence[Feature]", one) for one in (samples.features_of(chosen), samples.features))
+        features = iter(self.objective.prepare(stored, keys, corpus))
+        windows = [list(islice(features, int(samples.starts[i + 1] - samples.starts[i]))) for i in chosen]
+        lengths = [sum(len(feature["input_ids"]) for feature in one) for one in windows]
+        parts = token_batches(range(len(windows)), lengths, max_tokens=self.optim.micro_batch_tokens)
+        return [[feature for one in part for feature in windows[one]] for part in parts]
+
+    def _count_ratios(self, micro_batches: Sequence[Sequence[Feature]], weight: float) -> Tensor | None:
+        """``[K]`` the reference count over the count of each term, over all processes; None for a single term.
+
+        A term without a count gets 0. Nothing waits for the device.
+        """
+        counts = [self.objective.counts(features) for features in micro_batches]
+        if len(counts[0]) == 1:
+            return None
+        own = torch.tensor([list(one.values()) for one in counts], dtype=torch.float64).sum(dim=0) * weight
+        total = self.accelerator.reduce(own.to(self.accelerator.device, non_blocking=True), reduction="sum")
+        return torch.where(total > 0, _reference_count(total) / total, 0.0)
+
+    def update(self, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False) -> StepResult:
+        """Scales the gradient to that of the sum of the terms' means, clips it, and steps the optimizer.
+
+        A loss or norm that is not finite skips the update on the device, without waiting for the host. ``stop``: this
+        process wants to end; the others learn it with the step's numbers.
+        """
+        accelerator, optimizer, precision = self.accelerator, self.optimizer, self.optim.mixed_precision
+        flags = sums.new_tensor([float(stop)])
+        *values, stops = accelerator.reduce(torch.cat([sums.flatten(), flags]), reduction="sum")
+        totals, counts = torch.stack(values).view(-1, 2).unbind(dim=1)
+        count = _reference_count(counts)
+        # Gradients are averaged over processes and already divided by the samples; no labels at all: no gradient.
+        factor = torch.where(count > 0, accelerator.num_processes * len(batch) / count, 0.0)
+        if precision == "fp16":
+            accelerator.unscale_gradients(optimizer)
+        norm = clip_and_scale(self.objective.parameters(), factor=factor, max_norm=self.optim.max_grad_norm)
+        loss = (totals / counts.clamp(min=1e-30)).sum()
+        bad = ~(torch.isfinite(norm) & torch.isfinite(loss))
+        if precision != "fp16":  # there the loss scaler skips
+            optimizer.optimizer.grad_scale, optimizer.optimizer.found_inf = None, bad.float()
+        warmup = warmup_steps(self.optim.warmup_ratio, self.total_steps)
+        schedule = linear_schedule(step, total_steps=self.total_steps, warmup_steps=warmup)
+        for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * schedule
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        numbers = torch.stack([loss, norm.double(), bad.double(), stops]).to("cpu", non_blocking=True)
+        ready = None
+        if accelerator.device.type == "cuda":
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
+            ready.record()
+        rate = max(self.rates) * schedule
+        return StepResult(step=step, batch=batch, learning_rate=rate, values=numbers, ready=ready)
 
 
 def _reference_count(counts: Tensor) -> Tensor:
     """The first of the counts that is not 0."""
     return counts.index_select(0, (counts > 0).int().argmax().view(1)).squeeze(0)
-
-
-def _loss(stepper: TrainContext, features: Sequence[Feature]) -> tuple[LossTerm, ...]:
-    packed = collate(features, position_offset=stepper.model.config.position_offset).to(stepper.accelerator.device)
-    return stepper.model.task.loss(stepper.prepared(packed), packed)
-
-
-def update(stepper: TrainContext, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False) -> StepResult:
-    """Scales the gradient to that of the sum of the terms' means, clips, and steps the optimizer.
-
-    A loss or norm that is not finite skips the update on the device, without waiting for the host. ``stop``: this
-    process wants to end; the others learn it with the step's numbers.
-    """
-    accelerator, optimizer = stepper.accelerator, stepper.optimizer
-    *values, stops = accelerator.reduce(torch.cat([sums.flatten(), sums.new_tensor([float(stop)])]), reduction="sum")
-    totals, counts = torch.stack(values).view(-1, 2).unbind(dim=1)
-    count = _reference_count(counts)
-    # Gradients are averaged over processes and already divided by the samples; no labels at all: no gradient.
-    factor = torch.where(count > 0, accelerator.num_processes * len(batch) / count, 0.0)
-    if stepper.optim.mixed_precision == "fp16":
-        accelerator.unscale_gradients(optimizer)
-    norm = clip_and_scale(stepper.model.parameters(), factor=factor, max_norm=stepper.optim.max_grad_norm)
-    loss = (totals / counts.clamp(min=1e-30)).sum()
-    bad = ~(torch.isfinite(norm) & torch.isfinite(loss))
-    if stepper.optim.mixed_precision != "fp16":  # there the loss scaler skips
-        optimizer.optimizer.grad_scale, optimizer.optimizer.found_inf = None, bad.float()
-    for group, rate in zip(optimizer.param_groups, stepper.rates, strict=True):
-        group["lr"] = rate * stepper.factor(step)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    values = torch.stack([loss, norm.double(), bad.double(), stops]).to("cpu", non_blocking=True)
-    ready = None
-    if accelerator.device.type == "cuda":
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
-        ready.record()
-    rate = max(stepper.rates) * stepper.factor(step)
-    return StepResult(step=step, batch=batch, learning_rate=rate, values=values, ready=ready)
 
 
 def read_step_metrics(
@@ -244,3 +242,94 @@ def read_step_metrics(
         f"{', ...' if len(rows) > 10 else ''}. "
         "Lower optim.learning_rate, raise optim.warmup_ratio, or look at those rows"
     )
+
+
+class LayeredModel(Protocol):
+    """An ``nn.Module`` that knows its depths: 0 embeddings, 1 to n the layers, n + 1 the head.
+
+    A parameter that several layers share has the depth of the last of them.
+    """
+
+    def parameter_depths(self) -> dict[str, int]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+
+def parameter_groups(
+    model: LayeredModel,
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    head_learning_rate: float | None = None,
+    layerwise_lr_decay: float | None = None,
+) -> list[dict[str, Any]]:
+    """The trainable parameters in groups of equal learning rate and weight decay.
+
+    The rate falls by the factor ``layerwise_lr_decay`` with each step down from the head, whose own rate
+    ``head_learning_rate`` replaces. Biases and layer norms do not decay; they are found by their modules, because
+    families name them differently.
+    """
+    depths = model.parameter_depths()
+    top = max(depths.values())
+    undecayed = {
+        id(parameter)
+        for module in model.modules()
+        for parameter in module.parameters(recurse=False)
+        if isinstance(module, nn.LayerNorm) or parameter is getattr(module, "bias", None)
+    }
+    factor = 1.0 if layerwise_lr_decay is None else layerwise_lr_decay
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        rate = learning_rate * factor ** (top - depths[name])
+        if head_learning_rate is not None and depths[name] == top:
+            rate = head_learning_rate
+        decay = 0.0 if id(parameter) in undecayed else weight_decay
+        groups.setdefault((rate, decay), []).append(parameter)
+    return [{"params": group, "lr": rate, "weight_decay": decay} for (rate, decay), group in groups.items()]
+
+
+def clip_and_scale(parameters: Iterable[nn.Parameter], *, factor: Tensor, max_norm: float | None) -> Tensor:
+    """Scale summed gradients by ``factor``, then down to ``max_norm`` if their global norm exceeds it.
+
+    Both happen in one multiplication, and nothing waits for the device.
+
+    Args:
+        parameters: those without a gradient are left alone.
+        factor: 0-dimensional, positive, on the gradients' device: one over the global count of labels.
+        max_norm: None clips nothing.
+
+    Returns:
+        The norm after ``factor`` and before clipping; not finite if a gradient is not.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return factor.new_zeros(())
+    norms = torch.stack(torch._foreach_norm(gradients))
+    scale = factor.to(norms.dtype)
+    norm: Tensor = torch.linalg.vector_norm(norms) * scale
+    if max_norm is not None:
+        scale = scale * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    torch._foreach_mul_(gradients, scale)
+    return norm
+
+
+def freeze(model: LayeredModel, *, embeddings: bool, layers: int) -> None:
+    """Stop the embeddings or the first ``layers`` layers from being trained.
+
+    Raises:
+        UsageError: the model has fewer layers, or the last of these shares its weights with a later one.
+    """
+    depths = model.parameter_depths()
+    ends = sorted(set(depths.values()) - {0, max(depths.values())})
+    if layers != 0 and layers not in ends:
+        choices = ", ".join(str(end) for end in ends)
+        raise UsageError(
+            f"Freezing the first {layers} layers: expected 0 or one of {choices} (shared layers go together)."
+        )
+    for name, parameter in model.named_parameters():
+        if (embeddings and depths[name] == 0) or 1 <= depths[name] <= layers:
+            parameter.requires_grad_(False)

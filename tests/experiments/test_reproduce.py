@@ -119,7 +119,7 @@ def test_threads_are_those_of_the_run(copied: Path, monkeypatch: pytest.MonkeyPa
         used.append(torch.get_num_threads())
         raise UsageError("enough")
 
-    monkeypatch.setattr(reproducing, "run_job", trained)
+    monkeypatch.setattr(reproducing.Trainer, "train", trained)
     with pytest.raises(UsageError, match="enough"):
         reproduce(copied, progress=False)
     assert used == [2]

@@ -16,7 +16,7 @@ from bert_tasks.experiments import seeds as module
 from bert_tasks.experiments.seeds import dry_run_seeds, parse_seeds, seed_recipes, train_seeds
 from bert_tasks.experiments.summary import SeedRun, SeedsResult, spreads
 from bert_tasks.tasks import SequenceClassification
-from bert_tasks.training.job import FitResult
+from bert_tasks.training.state import FitResult
 from support.training_runs import load_model, make_rows
 
 

@@ -15,7 +15,7 @@ from bert_tasks import evaluate, fit, inference
 from bert_tasks.data.table import RowTable
 from bert_tasks.inference import evaluate_samples, make_accelerator
 from bert_tasks.model.inputs import tokenized
-from support.training_runs import TASK, WEIGHTED_TASK, load_model, make_rows, make_stepper, walk, weights_of
+from support.training_runs import TASK, WEIGHTED_TASK, load_model, make_rows, make_steps, walk, weights_of
 
 EVALUATED = (9, 1, 3, 17)
 DTYPES = (torch.float64, torch.float32)
@@ -26,7 +26,7 @@ def trajectory(
 ) -> dict[str, Any]:
     """Twenty steps without dropout over rows of unequal lengths, weights and labels."""
     model = load_model(checkpoint, WEIGHTED_TASK).to(dtype)
-    stepper = make_stepper(
+    steps = make_steps(
         model,
         make_rows(rows, unlabelled=range(1, rows, 7)),
         epochs=20 // -(-rows // batch_size),
@@ -36,8 +36,8 @@ def trajectory(
         weight_decay=0.01,
         adam_epsilon=1e-4,
     )
-    logs = [asdict(log) for log in walk(stepper)]
-    return {"weights": weights_of(model), "logs": logs, "seen": stepper.samples.seen}
+    logs = [asdict(log) for log in walk(steps)]
+    return {"weights": weights_of(model), "logs": logs, "seen": steps.samples.seen}
 
 
 def evaluation(checkpoint: Path, count: int) -> dict[str, Any]:

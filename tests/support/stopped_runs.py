@@ -20,9 +20,8 @@ from torch import Tensor
 from bert_tasks import TaskModel, fit
 from bert_tasks.errors import StoppedError
 from bert_tasks.inference import make_accelerator
-from bert_tasks.training import loop
-from bert_tasks.training.job import FitResult
-from bert_tasks.training.step import StepResult, TrainContext
+from bert_tasks.training.state import FitResult
+from bert_tasks.training.step import OptimizerSteps, StepResult
 from support.task_examples import EXAMPLES
 from support.training_runs import load_model
 
@@ -51,7 +50,7 @@ def run(folder: Path, checkpoint: Path, kind: str = "single", **changes: Any) ->
 def stopped(step: int, *arguments: Any, **options: Any) -> StoppedError:
     """A run to which a signal comes while the given step (from 1) is computed; of several processes, to the last."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "update", signalling(loop.update, step))
+        patch.setattr(OptimizerSteps, "update", signalling(OptimizerSteps.update, step))
         with pytest.raises(StoppedError) as error:
             run(*arguments, **options)
     return error.value
@@ -61,12 +60,12 @@ def signalling(original: Callable[..., StepResult], last: int) -> Callable[..., 
     accelerator = make_accelerator()
 
     def update(
-        stepper: TrainContext, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False
+        steps: OptimizerSteps, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False
     ) -> StepResult:
         mine = step + 1 == last and accelerator.is_last_process
         if mine:
             os.kill(os.getpid(), signal.SIGTERM)
-        return original(stepper, step, batch, sums, stop=stop or mine)
+        return original(steps, step, batch, sums, stop=stop or mine)
 
     return update
 

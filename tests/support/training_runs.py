@@ -18,9 +18,8 @@ from bert_tasks.model.inputs import tokenized
 from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
-from bert_tasks.training.optim import build_optimizer, parameter_groups
-from bert_tasks.training.sampling import epoch_batches, total_steps
-from bert_tasks.training.step import StepLog, TrainContext, accumulate, read_step_metrics, update
+from bert_tasks.training.objectives import Objective, Supervised
+from bert_tasks.training.step import OptimizerSteps, StepLog, read_step_metrics
 from support.hf_models import hf_class, hf_config, widen
 
 LABELS = ("negative", "positive")
@@ -108,43 +107,29 @@ class RecordedSamples(Samples):
         return super().features_of(wanted)
 
 
-def make_stepper(model: TaskModel, rows: list[Row], *, seed: int = 0, **optim: Any) -> TrainContext:
+def make_steps(
+    model: TaskModel, rows: list[Row], *, seed: int = 0, objective: Objective | None = None, **optim: Any
+) -> OptimizerSteps:
     """What ``fit`` makes for its steps, of rows in memory."""
-    settings = OptimSection(**optim)
     made = tokenized(RowTable.from_rows(rows, columns=model.task.columns), model.task, model)
-    accelerator = make_accelerator()
-    groups = parameter_groups(
-        model,
-        learning_rate=settings.learning_rate,
-        weight_decay=settings.weight_decay,
-        head_learning_rate=settings.head_learning_rate,
-    )
-    optimizer = build_optimizer(groups, betas=(0.9, 0.999), eps=settings.adam_epsilon, fused=True)
-    prepared, optimizer = accelerator.prepare(model.train(), optimizer)
-    return TrainContext(
-        accelerator=accelerator,
-        model=model,
-        prepared=prepared,
-        optimizer=optimizer,
-        rates=tuple(group["lr"] for group in groups),
+    return OptimizerSteps(
+        objective=Supervised(model) if objective is None else objective,
         samples=RecordedSamples(**vars(made)),
-        optim=settings,
+        optim=OptimSection(**optim),
         seed=seed,
-        total_steps=total_steps(len(made), settings.batch_size, settings.epochs),
+        accelerator=make_accelerator(),
     )
 
 
-def batches(stepper: TrainContext) -> Iterator[list[int]]:
-    for epoch in range(stepper.optim.epochs):
-        yield from epoch_batches(
-            stepper.samples.lengths, batch_size=stepper.optim.batch_size, seed=stepper.seed, epoch=epoch
-        )
+def batches(steps: OptimizerSteps) -> Iterator[list[int]]:
+    for epoch in range(steps.optim.epochs):
+        yield from steps.batches(epoch)
 
 
-def walk(stepper: TrainContext) -> list[StepLog]:
+def walk(steps: OptimizerSteps) -> list[StepLog]:
     """All steps of the run, without evaluation or files."""
     logs = []
-    for step, batch in enumerate(batches(stepper)):
-        result = update(stepper, step, batch, accumulate(stepper, step, batch))
+    for step, batch in enumerate(batches(steps)):
+        result = steps.update(step, batch, steps.accumulate(step, batch))
         logs.append(read_step_metrics(result, overflows=0, mixed_precision="no")[0])
     return logs

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_tasks.training.metadata import disagreements
+from bert_tasks.distributed import disagreements
 from support import runs
 from support.training_runs import make_rows
 

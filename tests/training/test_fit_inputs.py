@@ -9,7 +9,7 @@ from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.errors import DataError, DivergedError, UsageError
 from bert_tasks.inference import make_accelerator
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
-from bert_tasks.training import loop
+from bert_tasks.training.step import OptimizerSteps
 from support.training_runs import LABELS, load_model, make_rows, weights_of
 
 QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
@@ -64,15 +64,15 @@ def test_validation_without_rows_is_refused_before_training(checkpoint, tmp_path
 
 def test_a_diverged_run_leaves_no_gradients_to_the_next(checkpoint, tmp_path, monkeypatch):
     fresh, model = load_model(checkpoint), load_model(checkpoint)
-    original = loop.accumulate
+    original = OptimizerSteps.accumulate
 
-    def poisoned(stepper, step, batch):
-        sums = original(stepper, step, batch)
-        stepper.model.head.output.weight.grad.fill_(math.nan)
+    def poisoned(steps, step, batch):
+        sums = original(steps, step, batch)
+        steps.objective.model.head.output.weight.grad.fill_(math.nan)
         return sums
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "accumulate", poisoned)
+        patch.setattr(OptimizerSteps, "accumulate", poisoned)
         with pytest.raises(DivergedError):
             fit(model, make_rows(16), make_rows(3), output_dir=tmp_path / "bad", **QUICK)
     for name, run in (("fresh", fresh), ("again", model)):

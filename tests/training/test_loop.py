@@ -17,7 +17,8 @@ from bert_tasks.errors import BertTasksError, DataError, DivergedError, StoppedE
 from bert_tasks.inference import Evaluation, evaluate_samples, evaluation
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.training.sampling import linear_schedule
-from support.training_runs import KEYWORDS, LABELS, TASK, distance, load_model, make_rows, make_stepper, weights_of
+from bert_tasks.training.step import OptimizerSteps
+from support.training_runs import KEYWORDS, LABELS, TASK, distance, load_model, make_rows, make_steps, weights_of
 
 QUICK = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
 
@@ -79,8 +80,8 @@ def test_a_step_has_the_tokens_of_its_time(checkpoint, tmp_path, monkeypatch):
 
         seconds = property(lambda self: len(computed) - self.before)
 
-    loop_accumulate = loop.accumulate
-    monkeypatch.setattr(loop, "accumulate", accumulate)
+    loop_accumulate = OptimizerSteps.accumulate
+    monkeypatch.setattr(OptimizerSteps, "accumulate", accumulate)
     monkeypatch.setattr(loop, "Clock", Computed)
     rows = [{**make_rows(1)[0], "label": LABELS[number % 2]} for number in range(24)]  # all of one length
     short_fit(load_model(checkpoint), tmp_path, rows=rows, logging_steps=1, save_steps=2)
@@ -97,8 +98,8 @@ def test_one_process_stops_after_the_step_in_which_the_signal_came(checkpoint, t
             signal.raise_signal(signal.SIGTERM)
         return loop_accumulate(*arguments)
 
-    loop_accumulate = loop.accumulate
-    monkeypatch.setattr(loop, "accumulate", accumulate)
+    loop_accumulate = OptimizerSteps.accumulate
+    monkeypatch.setattr(OptimizerSteps, "accumulate", accumulate)
     with pytest.raises(StoppedError, match="after step 2 of 6"):
         short_fit(load_model(checkpoint), tmp_path)
     assert len(computed) == 2
@@ -133,13 +134,13 @@ def poison(model, step):
 def weights_before_each_update(monkeypatch):
     """Copies of the weights as every call of ``update`` finds them."""
     found = []
-    take = loop.update
+    take = OptimizerSteps.update
 
-    def update(stepper, *arguments, **options):
-        found.append(weights_of(stepper.model))
-        return take(stepper, *arguments, **options)
+    def update(steps, *arguments, **options):
+        found.append(weights_of(steps.objective.model))
+        return take(steps, *arguments, **options)
 
-    monkeypatch.setattr(loop, "update", update)
+    monkeypatch.setattr(OptimizerSteps, "update", update)
     return found
 
 
@@ -425,7 +426,7 @@ def test_a_sample_that_is_lost_or_doubled_is_never_hidden(checkpoint, monkeypatc
 
 def test_evaluation_leaves_the_mode_alone(checkpoint):
     model = load_model(checkpoint)
-    stepper = make_stepper(model, make_rows(4))
+    steps = make_steps(model, make_rows(4))
     table = RowTable.from_rows(make_rows(4), columns=TASK.columns)
-    evaluate_samples(model, stepper.samples, table, stepper.accelerator)
+    evaluate_samples(model, steps.samples, table, steps.accelerator)
     assert model.training

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from bert_tasks.training import progress
-from bert_tasks.training.progress import PlainReporter, RichReporter, SilentReporter, evaluation_line, make_reporter
+from bert_tasks.training.progress import PlainReporter, Reporter, RichReporter, make_reporter
 from bert_tasks.training.step import StepLog
 
 
@@ -53,8 +53,11 @@ def test_the_time_left_is_readable(monkeypatch, per_step, text):
 
 
 def test_an_evaluation_line_shows_each_number():
-    line = evaluation_line(7, {"loss": 0.25, "overall_f1": 0.5, "HasAns_f1": 0.4}, best=True)
-    assert line == "evaluation after step 7: loss 0.2500  overall_f1 0.5000  HasAns_f1 0.4000  (best so far)"
+    stream = io.StringIO()
+    reporter = PlainReporter(total_steps=9, logging_steps=1, stream=stream)
+    reporter.evaluation(7, {"loss": 0.25, "overall_f1": 0.5, "HasAns_f1": 0.4}, best=True)
+    line = "evaluation after step 7: loss 0.2500  overall_f1 0.5000  HasAns_f1 0.4000  (best so far)"
+    assert stream.getvalue() == f"{line}\n"
 
 
 def test_the_bar_shows_loss_rate_and_speed():
@@ -75,7 +78,7 @@ def test_the_bar_shows_loss_rate_and_speed():
 def test_the_place_decides_on_the_reporter(monkeypatch, capsys):
     assert isinstance(make_reporter(total_steps=1, logging_steps=1, visible=True), PlainReporter)
     silent = make_reporter(total_steps=1, logging_steps=1, visible=False)
-    assert isinstance(silent, SilentReporter)
+    assert type(silent) is Reporter
     silent.note("x")
     silent.step(log(0), epoch=0, tokens_per_second=1.0)
     silent.evaluation(1, {"accuracy": 1.0}, best=True)

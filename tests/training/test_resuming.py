@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -15,10 +16,8 @@ from bert_tasks import fit
 from bert_tasks.errors import CheckpointError, StoppedError, UsageError
 from bert_tasks.run_dir.checkpoints import read_weights
 from bert_tasks.training import loop
-from bert_tasks.training import state as run_folder
 from bert_tasks.training.evaluation import Rank
-from bert_tasks.training.job import Job
-from bert_tasks.training.state import take_over
+from bert_tasks.training.state import TrainerState, load_state
 from support.stopped_runs import KINDS, SETTINGS, STEPS, digests, events, run, stopped
 from support.task_examples import EXAMPLES
 from support.training_runs import load_model, weights_of
@@ -65,13 +64,13 @@ def test_without_the_moments_the_weights_differ(straight, dropout_checkpoint, tm
     """The negative control of the test above."""
     stopped(4, tmp_path / "run", dropout_checkpoint)
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder, "take_over", without_moments)
+        patch.setattr(loop, "load_state", without_moments)
         run(tmp_path / "run", dropout_checkpoint)
     assert digests(tmp_path / "run")["weights.safetensors"] != digests(straight("single")[0])["weights.safetensors"]
 
 
-def without_moments(stepper, course, state):
-    take_over(stepper, course, replace(state, optimizer={}))
+def without_moments(loaded, *others):
+    load_state(replace(loaded, optimizer={}), *others)
 
 
 @pytest.mark.parametrize(("remembered", "best_step"), [(True, 3), (False, 6)])
@@ -80,7 +79,7 @@ def test_the_best_of_the_first_part_is_remembered(dropout_checkpoint, tmp_path, 
     monkeypatch.setattr(loop, "rank_of", lambda *_: Rank(value=next(values), loss=1.0))
     stopped(4, tmp_path / "run", dropout_checkpoint)
     if not remembered:
-        monkeypatch.setattr(run_folder, "_restore_course", lambda course, stored: setattr(course, "step", 4))
+        monkeypatch.setattr(TrainerState, "load_state_dict", lambda state, stored: setattr(state, "step", 4))
     _, result = run(tmp_path / "run", dropout_checkpoint)
     assert (result.best_step, result.steps) == (best_step, 6)
 
@@ -116,7 +115,7 @@ def test_a_signal_during_evaluation_saves_before_it(straight, dropout_checkpoint
 
 def test_the_second_signal_ends_the_process_at_once(monkeypatch):
     killed = []
-    monkeypatch.setattr("bert_tasks.training.loop.os.kill", lambda *arguments: killed.append(arguments))
+    monkeypatch.setattr("bert_tasks.distributed.os.kill", lambda *arguments: killed.append(arguments))
     before = signal.getsignal(signal.SIGTERM)
     with loop.StopSignals() as signals:
         signal.raise_signal(signal.SIGTERM)
@@ -216,9 +215,8 @@ def test_a_death_while_the_folder_is_opened_is_no_obstacle(dropout_checkpoint, t
         return original(path, target)
 
     original = os.replace
-    job_files = {"recipe.toml": "task"}
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "Job", lambda **fields: Job(**fields, provenance=job_files))
+        patch.setattr(runs, "Trainer", partial(loop.Trainer, recipe_text="task"))
         patch.setattr(os, "replace", replace)
         patch.setattr("bert_tasks.storage.Path.unlink", lambda path, missing_ok=False: None)
         with pytest.raises(Death):

@@ -11,8 +11,9 @@ import torch
 
 from bert_tasks import TaskModel, evaluate, load_recipe, train
 from bert_tasks.errors import DataError, RecipeError, UsageError
-from bert_tasks.training import run as runs
-from bert_tasks.training.run import check, dry_run
+from bert_tasks.training.loop import Trainer
+from bert_tasks.training.run import check, dry_run, make_trainer, prepare
+from bert_tasks.training.step import OptimizerSteps
 from support.training_runs import load_model, make_rows
 
 LONG = " ".join(["harbour"] * 60)
@@ -206,16 +207,14 @@ def test_a_dry_run_reports_and_writes_nothing(folder):
 
 
 def test_a_dry_run_shows_the_first_row_that_training_sees(folder, monkeypatch):
-    import bert_tasks.training.loop as loop
-
     seen = []
-    take = loop.accumulate
+    take = OptimizerSteps.accumulate
 
-    def accumulate(stepper, step, batch):
-        seen.append(stepper.samples.features_of(batch[:1])[0]["input_ids"])
-        return take(stepper, step, batch)
+    def accumulate(steps, step, batch):
+        seen.append(steps.samples.features_of(batch[:1])[0]["input_ids"])
+        return take(steps, step, batch)
 
-    monkeypatch.setattr(loop, "accumulate", accumulate)
+    monkeypatch.setattr(OptimizerSteps, "accumulate", accumulate)
     plan = dry_run(recipe(folder))
     train(recipe(folder), progress=False)
     tokenizer = TaskModel.from_pretrained(folder / "out" / "model").tokenizer
@@ -232,7 +231,7 @@ def test_training_says_how_many_rows_were_cut(folder, capsys):
 
 
 def test_check_trains_nothing(folder, monkeypatch):
-    monkeypatch.setattr(runs, "run_job", None)
+    monkeypatch.setattr(Trainer, "train", None)
     before = listing(folder)
     lines = "\n".join(check(recipe(folder)).lines())
     assert "negative" in lines
@@ -246,9 +245,9 @@ def test_check_finds_what_only_data_and_settings_together_tell(folder):
 
 def test_the_seed_draws_the_new_head(folder):
     def head(seed):
-        prepared = runs.prepare(recipe(folder, f"run.seed={seed}"))
+        prepared = prepare(recipe(folder, f"run.seed={seed}"))
         torch.rand(5)
-        return runs.load_model(prepared).head.output.weight
+        return make_trainer(prepared).model.head.output.weight
 
     assert torch.equal(head(1), head(1))
     assert not torch.equal(head(1), head(2))

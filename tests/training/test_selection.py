@@ -16,7 +16,8 @@ from bert_tasks.report.collect import gather
 from bert_tasks.tasks import PairClassification, SpanExtraction
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.tasks.token_classification.task import TokenClassification
-from bert_tasks.training.evaluation import TrainerState, lower_is_better, rank_of
+from bert_tasks.training.evaluation import lower_is_better, rank_of
+from bert_tasks.training.state import TrainerState
 from support.training_runs import LABELS, TASK, load_model, make_rows
 
 TAGGER = TokenClassification(labels=("O", "B-loss", "B-invalid_transitions"))
@@ -58,16 +59,16 @@ LOSSES = st.sampled_from([0.1, 0.2, math.nan])
 
 
 @given(st.lists(st.tuples(VALUES, LOSSES), min_size=1, max_size=8))
-def test_the_best_has_the_highest_value_then_the_lowest_loss_then_came_first(course_of_run):
-    course = TrainerState(task=TASK)
-    for step, (value, loss) in enumerate(course_of_run):
-        course.step = step
+def test_the_best_has_the_highest_value_then_the_lowest_loss_then_came_first(evaluations):
+    state = TrainerState(task=TASK)
+    for step, (value, loss) in enumerate(evaluations):
+        state.step = step
         metrics = {"accuracy": value, "loss": loss}
-        course.add(metrics, rank(metrics), task=TASK, collapse=str(step), patience=None)
+        state.add_evaluation(metrics, rank(metrics), task=TASK, collapse=str(step), patience=None)
     worst = (-math.inf, math.inf)
-    numbers = [tuple(w if math.isnan(x) else x for x, w in zip(pair, worst, strict=True)) for pair in course_of_run]
-    assert course.best_step == min(range(len(numbers)), key=lambda step: (-numbers[step][0], numbers[step][1], step))
-    assert course.best_collapse == str(course.best_step)
+    numbers = [tuple(w if math.isnan(x) else x for x, w in zip(pair, worst, strict=True)) for pair in evaluations]
+    assert state.best_step == min(range(len(numbers)), key=lambda step: (-numbers[step][0], numbers[step][1], step))
+    assert state.best_collapse == str(state.best_step)
 
 
 def test_what_counts_faults_is_declared_by_the_task():

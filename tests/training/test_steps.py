@@ -1,7 +1,7 @@
 """A step does not depend on how its batch is cut, and one that is not finite leaves the weights alone."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +10,8 @@ import torch
 from bert_tasks.errors import DivergedError
 from bert_tasks.tasks.base import LossTerm
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
-from bert_tasks.training import step as steps
 from bert_tasks.training.sampling import linear_schedule
-from bert_tasks.training.step import StepResult, accumulate, read_step_metrics, update
+from bert_tasks.training.step import MOST_OVERFLOWS, StepResult, read_step_metrics
 from support.training_runs import (
     LABELS,
     WEIGHTED_TASK,
@@ -20,7 +19,7 @@ from support.training_runs import (
     distance,
     load_model,
     make_rows,
-    make_stepper,
+    make_steps,
     walk,
     weights_of,
 )
@@ -43,10 +42,10 @@ class MeanOfMeans(SequenceClassification):
 def trained(checkpoint, *, micro_batch_tokens, dtype=torch.float64, task=WEIGHTED_TASK):
     model = load_model(checkpoint, task).to(dtype)
     rows = make_rows(37, unlabelled=UNLABELLED)
-    stepper = make_stepper(model, rows, micro_batch_tokens=micro_batch_tokens, **TWENTY_STEPS)
-    logs = walk(stepper)
+    steps = make_steps(model, rows, micro_batch_tokens=micro_batch_tokens, **TWENTY_STEPS)
+    logs = walk(steps)
     assert len(logs) == 20
-    assert sorted(stepper.samples.seen) == sorted(list(range(37)) * 4)
+    assert sorted(steps.samples.seen) == sorted(list(range(37)) * 4)
     return weights_of(model), [log.loss for log in logs]
 
 
@@ -69,11 +68,11 @@ def test_the_mean_of_micro_batch_means_would_show(wide_checkpoint):
 def test_the_gradient_is_that_of_the_weighted_mean_over_labelled_rows(wide_checkpoint):
     rows = make_rows(9, unlabelled=(2, 5))
     model = load_model(wide_checkpoint, WEIGHTED_TASK).double()
-    stepper = make_stepper(model, rows, batch_size=9, max_grad_norm=None, micro_batch_tokens=30)
-    batch = next(batches(stepper))
-    sums = accumulate(stepper, 0, batch)
+    steps = make_steps(model, rows, batch_size=9, max_grad_norm=None, micro_batch_tokens=30)
+    batch = next(batches(steps))
+    sums = steps.accumulate(0, batch)
     kept = {name: parameter.grad for name, parameter in model.named_parameters()}
-    result = update(stepper, 0, batch, sums)  # scales the gradients in place before the optimizer drops them
+    result = steps.update(0, batch, sums)  # scales the gradients in place before the optimizer drops them
 
     reference = load_model(wide_checkpoint, WEIGHTED_TASK).double()
     labelled = [row for row in rows if row["label"] is not None]
@@ -92,24 +91,25 @@ def test_a_batch_without_any_label_changes_nothing(wide_checkpoint):
     model = load_model(wide_checkpoint)
     before = weights_of(model)
     rows = make_rows(4, unlabelled=range(4))
-    logs = walk(make_stepper(model, rows, batch_size=4, epochs=1))
+    logs = walk(make_steps(model, rows, batch_size=4, epochs=1))
     assert (logs[0].loss, logs[0].grad_norm) == (0.0, 0.0)
     assert distance(before, weights_of(model)) == 0
 
 
 def test_a_process_without_rows_adds_nothing_but_takes_part(wide_checkpoint):
     model = load_model(wide_checkpoint)
-    stepper = make_stepper(model, make_rows(6))
+    steps = make_steps(model, make_rows(6))
     third = SimpleNamespace(
         process_index=2, num_processes=3, device=torch.device("cpu"), backward=lambda loss: loss.backward()
     )
-    sums = accumulate(replace(stepper, accelerator=third), 0, [4, 5])
+    steps.accelerator = third
+    sums = steps.accumulate(0, [4, 5])
     assert sums.tolist() == [[0, 0]]
     assert all(parameter.grad.abs().max() == 0 for parameter in model.parameters())
 
 
 def test_groups_follow_the_schedule_from_their_own_rates(checkpoint):
-    stepper = make_stepper(
+    steps = make_steps(
         load_model(checkpoint),
         make_rows(12),
         batch_size=3,
@@ -118,22 +118,22 @@ def test_groups_follow_the_schedule_from_their_own_rates(checkpoint):
         learning_rate=1e-3,
         head_learning_rate=1e-2,
     )
-    assert set(stepper.rates) == {1e-3, 1e-2}
-    for step, batch in enumerate(batches(stepper)):
-        result = update(stepper, step, batch, accumulate(stepper, step, batch))
+    assert set(steps.rates) == {1e-3, 1e-2}
+    for step, batch in enumerate(batches(steps)):
+        result = steps.update(step, batch, steps.accumulate(step, batch))
         factor = linear_schedule(step, total_steps=12, warmup_steps=3)
-        assert [group["lr"] for group in stepper.optimizer.param_groups] == [r * factor for r in stepper.rates]
+        assert [group["lr"] for group in steps.optimizer.param_groups] == [r * factor for r in steps.rates]
         assert result.learning_rate == 1e-2 * factor
 
 
 def test_dropout_depends_on_seed_and_step_alone(dropout_checkpoint):
     model = load_model(dropout_checkpoint)
-    stepper = make_stepper(model, make_rows(8), batch_size=8)
-    batch = next(batches(stepper))
+    steps = make_steps(model, make_rows(8), batch_size=8)
+    batch = next(batches(steps))
 
     def loss(step):
         torch.rand(7)  # whatever else drew random numbers
-        return accumulate(stepper, step, batch)[0, 0].item()
+        return steps.accumulate(step, batch)[0, 0].item()
 
     assert loss(3) == loss(3)
     assert loss(3) != loss(4)
@@ -142,38 +142,36 @@ def test_dropout_depends_on_seed_and_step_alone(dropout_checkpoint):
 @pytest.mark.parametrize("bad_step", [0, 3])
 def test_a_gradient_that_is_not_finite_leaves_weights_and_moments(checkpoint, bad_step):
     model = load_model(checkpoint)
-    stepper = make_stepper(model, make_rows(16), batch_size=4, epochs=2, learning_rate=1e-3)
+    steps = make_steps(model, make_rows(16), batch_size=4, epochs=2, learning_rate=1e-3)
     poisoned = next(model.head.parameters())
-    plan = list(enumerate(batches(stepper)))
+    plan = list(enumerate(batches(steps)))
     for step, batch in plan[:bad_step]:
-        read_step_metrics(
-            update(stepper, step, batch, accumulate(stepper, step, batch)), overflows=0, mixed_precision="no"
-        )
+        read_step_metrics(steps.update(step, batch, steps.accumulate(step, batch)), overflows=0, mixed_precision="no")
     before = weights_of(model)
-    states = [{k: v.clone() for k, v in s.items()} for s in stepper.optimizer.optimizer.state.values()]
+    states = [{k: v.clone() for k, v in s.items()} for s in steps.optimizer.optimizer.state.values()]
     handle = poisoned.register_hook(lambda gradient: gradient * math.nan)
     step, batch = plan[bad_step]
-    result = update(stepper, step, batch, accumulate(stepper, step, batch))
+    result = steps.update(step, batch, steps.accumulate(step, batch))
     handle.remove()
-    accumulate(stepper, step + 1, plan[bad_step + 1][1])
+    steps.accumulate(step + 1, plan[bad_step + 1][1])
     with pytest.raises(DivergedError, match=rf"^step {bad_step + 1}: ") as error:
         read_step_metrics(result, overflows=0, mixed_precision="no")
     assert error.value.exit_code == 5
     assert f"(the first of the data is 1): {', '.join(str(row + 1) for row in sorted(batch))}. " in str(error.value)
     assert all(torch.equal(before[name], value) for name, value in weights_of(model).items())
-    for old, new in zip(states, stepper.optimizer.optimizer.state.values(), strict=False):
+    for old, new in zip(states, steps.optimizer.optimizer.state.values(), strict=False):
         assert all(torch.equal(old[key], new[key]) for key in old)
 
 
 def test_a_step_after_a_skipped_one_is_taken(checkpoint):
     model = load_model(checkpoint)
-    stepper = make_stepper(model, make_rows(8), batch_size=4, learning_rate=1e-3)
-    batch = next(batches(stepper))
-    sums = accumulate(stepper, 0, batch)
+    steps = make_steps(model, make_rows(8), batch_size=4, learning_rate=1e-3)
+    batch = next(batches(steps))
+    sums = steps.accumulate(0, batch)
     next(model.head.parameters()).grad.fill_(math.inf)
-    assert update(stepper, 0, batch, sums).values[2].item() == 1
+    assert steps.update(0, batch, sums).values[2].item() == 1
     before = weights_of(model)
-    assert update(stepper, 1, batch, accumulate(stepper, 1, batch)).values[2].item() == 0
+    assert steps.update(1, batch, steps.accumulate(1, batch)).values[2].item() == 0
     assert distance(before, weights_of(model)) > 1e-5
 
 
@@ -188,7 +186,7 @@ def test_half_precision_may_skip_but_not_for_ever():
     good = StepResult(step=5, batch=[0], learning_rate=1e-4, values=torch.tensor([0.5, 1.0, 0.0, 0.0]), ready=None)
     assert read_step_metrics(good, overflows=7, mixed_precision="fp16")[1] == 0
     with pytest.raises(DivergedError):
-        read_step_metrics(skipped(), overflows=steps.MOST_OVERFLOWS - 1, mixed_precision="fp16")
+        read_step_metrics(skipped(), overflows=MOST_OVERFLOWS - 1, mixed_precision="fp16")
     with pytest.raises(DivergedError):
         read_step_metrics(skipped(), overflows=0, mixed_precision="bf16")
 

@@ -20,9 +20,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from bert_tasks import fit
 from bert_tasks.errors import StoppedError, UsageError
 from bert_tasks.experiments.seeds import train_seeds
-from bert_tasks.training import tracking
-from bert_tasks.training.metadata import tracker_config
-from bert_tasks.training.tracking import check_installed, points
+from bert_tasks.training import progress
+from bert_tasks.training.progress import check_installed, points, tracker_config
 from support.runs import digests, events, newest, write_recipe
 from support.training_runs import load_model, make_rows
 
@@ -68,18 +67,18 @@ def in_tensorboard(folder: Path) -> Points:
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Asks the run to stop once metrics.jsonl has a step."""
-    whole = tracking.Trackers.log
+    whole = progress.Trackers.log
 
-    def log(self: tracking.Trackers, event: Mapping[str, Any]) -> None:
+    def log(self: progress.Trackers, event: Mapping[str, Any]) -> None:
         whole(self, event)
         if event["step"] == step:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(tracking.Trackers, "log", log)
+    monkeypatch.setattr(progress.Trackers, "log", log)
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path) -> None:
-    monkeypatch.setattr(tracking, "get_available_trackers", lambda: ["tensorboard"])
+    monkeypatch.setattr(progress, "get_available_trackers", lambda: ["tensorboard"])
     check_installed(("tensorboard",))
     recipe = write_recipe(tmp_path, checkpoint)
     (tmp_path / "train.csv").unlink()  # it comes before the data

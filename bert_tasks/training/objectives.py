@@ -1,0 +1,78 @@
+"""What a run minimises: an objective gives the loss terms of a batch and names the model that is evaluated and saved.
+
+Owns the interface between the training loop and the loss. ``Supervised``, the loss of the task, is what ``fit`` and
+recipes use.
+
+Shape legend: N tokens; totals and counts of loss terms are 0-dimensional.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm
+
+
+class Objective(nn.Module, ABC):
+    """A loss with the parameters it trains.
+
+    The training loop calls ``forward`` through accelerate, optimises every parameter that requires a gradient, and
+    stores all parameters in checkpoints. Every forward pass must use every trainable parameter, if only by adding 0
+    times an output, because processes that train together wait for each other's gradients.
+
+    Attributes:
+        model: what is evaluated and saved.
+    """
+
+    def __init__(self, model: TaskModel) -> None:
+        super().__init__()
+        self.model = model
+
+    @abstractmethod
+    def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
+        """The terms of the loss of a batch, the same terms in the same order for every batch.
+
+        Accelerate runs it with automatic mixed precision: compute losses from float32 with autocast disabled.
+        """
+
+    def prepare(
+        self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
+    ) -> Sequence[Feature]:
+        """The features as a step sees them; see ``Task.prepare``."""
+        return self.model.task.prepare(features, keys, corpus)
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        """The count of each loss term for prepared features; see ``Task.counts``."""
+        return self.model.task.counts(features)
+
+    def parameter_depths(self) -> dict[str, int]:
+        """Each parameter's depth, from which its learning rate follows; see ``TaskModel.parameter_depths``.
+
+        Parameters outside the model are as deep as its head.
+        """
+        depths = {f"model.{name}": depth for name, depth in self.model.parameter_depths().items()}
+        return {name: depths.get(name, max(depths.values())) for name, _ in self.named_parameters()}
+
+    def checkpoint_parameters(self) -> dict[str, nn.Parameter]:
+        """All parameters under their names in checkpoints: those of the model under their names in the model."""
+        return {
+            name.removeprefix("model.") if name.startswith("model.") else f"objective.{name}": parameter
+            for name, parameter in self.named_parameters()
+        }
+
+
+class Supervised(Objective):
+    """The loss of the model's task against the labels of the rows."""
+
+    def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
+        """See ``Objective.forward``."""
+        logits = self.model(batch)
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        with torch.autocast(logits.device.type, enabled=False):
+            return self.model.task.loss(logits, batch)

@@ -1,0 +1,258 @@
+"""An objective of two weighted terms with a parameter of its own: gradients, resuming, and what is saved."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bert_tasks import TaskModel
+from bert_tasks.data.splits import Splits
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import StoppedError, UsageError
+from bert_tasks.recipe.schema import OptimSection, RunSection
+from bert_tasks.tasks.base import FeatureKeys, LossTerm
+from bert_tasks.training.loop import Trainer
+from bert_tasks.training.objectives import Objective, Supervised
+from bert_tasks.training.step import OptimizerSteps
+from support.stopped_runs import signalling
+from support.training_runs import WEIGHTED_TASK, distance, load_model, make_rows, make_steps, walk, weights_of
+
+UNLABELLED = (1, 8, 17, 30)
+TWENTY_STEPS = {"epochs": 4, "batch_size": 8, "learning_rate": 1e-3, "adam_epsilon": 1e-4, "weight_decay": 0.01}
+
+
+class LengthAndLabel(Objective):
+    """The task's loss, and the squared distance of a row's logits from a learnt number times its length.
+
+    The counts differ: sums of class weights over labelled rows, and rows with more than ``shortest`` tokens.
+    """
+
+    def __init__(self, model, *, shortest=8, drop_factor=False):
+        super().__init__(model)
+        self.slope = torch.nn.Parameter(torch.zeros(()))
+        self.shortest, self.drop_factor = shortest, drop_factor
+
+    def forward(self, batch):
+        logits = self.model(batch)
+        (labels,) = self.model.task.loss(logits, batch)
+        lengths = torch.tensor(batch.layout.lengths, dtype=logits.dtype)
+        counted = (lengths > self.shortest).to(logits.dtype)
+        distances = (logits.sum(dim=1) - self.slope * lengths).square() * counted
+        return labels, LossTerm(name="length", total=distances.sum(), count=counted.sum(), weight=0.1)
+
+    def counts(self, features):
+        longer = sum(len(feature["input_ids"]) > self.shortest for feature in features)
+        return {**super().counts(features), "length": float(longer)}
+
+
+class MeanOfMeans(LengthAndLabel):
+    """The usual mistake: micro-batches count alike, whatever they hold."""
+
+    def forward(self, batch):
+        return tuple(
+            LossTerm(
+                name=term.name,
+                total=term.total / term.count.clamp(min=1e-9),
+                count=torch.ones_like(term.count),
+                weight=term.weight,
+            )
+            for term in super().forward(batch)
+        )
+
+    def counts(self, features):
+        return dict.fromkeys(super().counts(features), 1.0)
+
+
+def objective_of(checkpoint, kind=LengthAndLabel, **options):
+    return kind(load_model(checkpoint, WEIGHTED_TASK).double(), **options).double()
+
+
+def trained(checkpoint, kind=LengthAndLabel, *, micro_batch_tokens, **options):
+    objective = objective_of(checkpoint, kind, **options)
+    rows = make_rows(37, unlabelled=UNLABELLED)
+    logs = walk(
+        make_steps(objective.model, rows, objective=objective, micro_batch_tokens=micro_batch_tokens, **TWENTY_STEPS)
+    )
+    return weights_of(objective), [log.loss for log in logs]
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 40])
+def test_micro_batches_change_no_weight(wide_checkpoint, micro_batch_tokens):
+    whole, losses = trained(wide_checkpoint, micro_batch_tokens=16384)
+    parts, losses_of_parts = trained(wide_checkpoint, micro_batch_tokens=micro_batch_tokens)
+    assert whole["slope"] != 0
+    assert distance(whole, parts) <= 1e-12
+    assert losses_of_parts == pytest.approx(losses, abs=1e-10)
+
+
+def test_the_mean_of_micro_batch_means_would_show(wide_checkpoint):
+    whole, _ = trained(wide_checkpoint, MeanOfMeans, micro_batch_tokens=16384)
+    assert distance(whole, trained(wide_checkpoint, micro_batch_tokens=16384)[0]) <= 1e-9
+    assert distance(whole, trained(wide_checkpoint, MeanOfMeans, micro_batch_tokens=40)[0]) > 1e-4
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [16384, 30])
+@pytest.mark.parametrize(
+    ("unlabelled", "shortest"), [((2, 5), 8), (range(9), 8), ((2, 5), 100)], ids=["both", "lengths only", "labels only"]
+)
+def test_the_gradient_is_that_of_the_weighted_sum_of_means(wide_checkpoint, micro_batch_tokens, unlabelled, shortest):
+    """A term that counts nothing in the whole batch is left out."""
+    rows = make_rows(9, unlabelled=unlabelled)
+    objective = objective_of(wide_checkpoint, shortest=shortest)
+    reference = copy.deepcopy(objective)
+    steps = make_steps(
+        objective.model,
+        rows,
+        objective=objective,
+        batch_size=9,
+        max_grad_norm=None,
+        micro_batch_tokens=micro_batch_tokens,
+    )
+    (batch,) = steps.batches(0)
+    sums = steps.accumulate(0, batch)
+    gradients = {name: parameter.grad for name, parameter in objective.named_parameters()}
+    result = steps.update(0, batch, sums)  # scales the gradients in place before the optimizer drops them
+
+    one = make_steps(reference.model, rows, objective=reference, batch_size=9)
+    seen = []
+    reference.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    one.accumulate(0, batch)
+    reference.zero_grad(set_to_none=True)
+    (packed,) = seen
+    loss = sum(term.weight * term.total / term.count for term in reference(packed) if term.count > 0)
+    loss.backward()
+    assert result.values[0].item() == pytest.approx(loss.item(), rel=1e-12)
+    for name, parameter in reference.named_parameters():
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(gradients[name], expected, rtol=1e-9, atol=1e-12)
+
+
+def trainer(checkpoint, folder, kind=LengthAndLabel, *, head_seed=0, **changes):
+    model = load_model(checkpoint, WEIGHTED_TASK, seed=head_seed)
+    rows = make_rows(8, unlabelled=(2,))
+    tables = [RowTable.from_rows(one, columns=model.task.columns) for one in (rows, make_rows(6, seed=1))]
+    optim = {"epochs": 2, "batch_size": 3, "learning_rate": 1e-3, "micro_batch_tokens": 30, **changes}
+    return Trainer(
+        model=model,
+        splits=Splits(train=tables[0], validation={"": tables[1]}),
+        optim=OptimSection(**optim),
+        run=RunSection(output_dir=str(folder), logging_steps=1),
+        objective=kind(model),
+    )
+
+
+def record(folder):
+    """Losses and metrics of the run, and everything in its last checkpoint."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    last = max((folder / "checkpoints").glob("ckpt-*"), key=lambda path: int(path.name[5:]))
+    tensors = {**load_file(last / "weights.safetensors"), **load_file(last / "optimizer.safetensors")}
+    return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in lines], tensors
+
+
+@pytest.fixture(scope="module")
+def straight(dropout_checkpoint, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("objective") / "run"
+    trainer(dropout_checkpoint, folder).train(progress=False)
+    return folder
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, tmp_path, monkeypatch, step):
+    with monkeypatch.context() as patch:
+        patch.setattr(OptimizerSteps, "update", signalling(OptimizerSteps.update, step))
+        with pytest.raises(StoppedError):
+            trainer(dropout_checkpoint, tmp_path).train(progress=False)
+    trainer(dropout_checkpoint, tmp_path, head_seed=5).train(progress=False)
+    (events, tensors), (expected_events, expected) = record(tmp_path), record(straight)
+    assert events == expected_events
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], value) for name, value in expected.items())
+    assert expected["objective.slope"] != 0
+    assert expected["objective.slope/step"] == 6
+
+
+def test_only_the_model_is_saved(straight):
+    saved = TaskModel.from_pretrained(straight / "model", task=type(WEIGHTED_TASK))
+    stored = load_file(straight / "checkpoints" / "ckpt-6" / "weights.safetensors")
+    assert stored.keys() == {*dict(saved.named_parameters()), "objective.slope"}
+    assert not any("slope" in name for name in load_file(straight / "model" / "model.safetensors"))
+
+
+def test_a_run_is_not_resumed_with_another_objective(straight, dropout_checkpoint, tmp_path):
+    with pytest.raises(UsageError, match="objective") as error:
+        trainer(dropout_checkpoint, straight, MeanOfMeans, epochs=3).train(progress=False)
+    assert "other settings" in str(error.value)
+
+
+def test_checkpoints_of_the_tasks_own_loss_bear_the_models_names(checkpoint):
+    model = load_model(checkpoint)
+    objective = Supervised(model)
+    assert list(objective.checkpoint_parameters()) == [name for name, _ in model.named_parameters()]
+    named = {f"model.{name}": depth for name, depth in model.parameter_depths().items()}
+    assert objective.parameter_depths() == named
+    with_more = LengthAndLabel(model)
+    assert with_more.parameter_depths() == {**named, "slope": max(named.values())}
+
+
+# What a step sees
+
+
+def test_random_numbers_follow_the_feature_not_its_place():
+    keys = FeatureKeys(seed=1, epoch=2, numbers=(5, 9))
+    draws = [keys.generator(i).random(4).tolist() for i in (0, 1)]
+    assert draws[0] != draws[1]
+    again = FeatureKeys(seed=1, epoch=2, numbers=(9, 3, 5))
+    assert [again.generator(i).random(4).tolist() for i in (2, 0)] == draws
+    for other in (FeatureKeys(seed=2, epoch=2, numbers=(5,)), FeatureKeys(seed=1, epoch=3, numbers=(5,))):
+        assert other.generator(0).random(4).tolist() != draws[0]
+    assert isinstance(keys.generator(0), np.random.Generator)
+
+
+class Masking(Supervised):
+    """Records what it prepares, and shortens every other feature."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.prepared, self.batches = [], []
+
+    def prepare(self, features, keys, corpus):
+        drawn = [keys.generator(i).random() for i in range(len(features))]
+        self.prepared += zip([keys.epoch] * len(features), keys.numbers, drawn, strict=True)
+        assert [corpus[n]["input_ids"] for n in keys.numbers] == [feature["input_ids"] for feature in features]
+        return [
+            {**feature, "input_ids": feature["input_ids"][:2], "token_type_ids": feature["token_type_ids"][:2]}
+            if draw < 0.5
+            else feature
+            for feature, draw in zip(features, drawn, strict=True)
+        ]
+
+    def forward(self, batch):
+        self.batches.append(batch.layout.lengths)
+        return super().forward(batch)
+
+
+def test_a_step_sees_prepared_features_and_cuts_micro_batches_after_that(checkpoint):
+    def seen(micro_batch_tokens, batch_size):
+        objective = Masking(load_model(checkpoint))
+        steps = make_steps(
+            objective.model,
+            make_rows(12),
+            objective=objective,
+            batch_size=batch_size,
+            epochs=2,
+            micro_batch_tokens=micro_batch_tokens,
+        )
+        walk(steps)
+        return objective
+
+    whole, narrow = seen(16384, 4), seen(20, 3)
+    assert sorted(whole.prepared) == sorted(narrow.prepared)
+    assert len({draw for _, _, draw in whole.prepared}) == 24
+    assert any(2 in lengths for lengths in narrow.batches)
+    # one more sample would not have fitted
+    assert all(sum(lengths) <= 20 or len(lengths) == 1 for lengths in narrow.batches)
+    assert sum(map(len, narrow.batches)) == 24
+    assert len(narrow.batches) < 24
