@@ -235,7 +235,7 @@ def serve(
         settings=settings(set_),
         revision=revision,
         dtype=dtype,
-        tell=note,
+        notify=note,
     )
     if still_loading:
         leave(0)

@@ -1,6 +1,6 @@
-"""A trained model behind HTTP: ``serve`` answers POST /predict and shows a page to try the model.
+"""A trained model behind HTTP: ``serve`` answers ``POST /predict`` and shows a page to try the model.
 
-The libraries of the ``serve`` extra are imported below this module only, after it has looked for them.
+The modules below import the libraries of the ``serve`` extra; this one checks first that they are installed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,35 +31,40 @@ def serve(
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
     dtype: "DType" = "float32",
-    tell: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda message: None,
 ) -> bool:
-    """Serves a model until SIGTERM or SIGINT; requests that were taken in are answered first.
+    """Serves a model until SIGTERM or SIGINT. Requests that were accepted before the signal are answered first.
 
     Args:
-        port: 0 takes a free one; ``tell`` is told which.
+        model: a folder, or a name on the hub.
+        host: the address to listen on.
+        port: the port to listen on; 0 chooses a free one, which ``notify`` states.
+        limits: limits of requests and connections.
+        batching: how requests are run together.
         grace: seconds that running requests get after the signal.
-        allowed_hosts: names that the Host header may bear besides those of loopback; on another address any name may
-            stand there if none is given.
+        allowed_hosts: names that the Host header may have besides those of loopback. On another address any name is
+            accepted if none is given.
         task, settings, revision, dtype: as in ``inference.predict``.
-        tell: gets one line when predictions are answered, and one at the end.
+        notify: receives one message when the server is ready and one when it has stopped.
 
     Returns:
-        Whether it was stopped while the model was still being loaded. A thread goes on with that, and Python waits for
-        it at its end; ``os._exit`` does not.
+        Whether the server was stopped while the model was still being loaded. The thread that loads it cannot be
+        ended, and Python waits for it at exit; ``os._exit`` does not.
 
     Raises:
-        UsageError: the extra is not installed, or the address cannot be had; both before the model is loaded.
-        CheckpointError: the model cannot be loaded, or gives scores that are not finite.
+        UsageError: the ``serve`` extra is not installed, or the address cannot be used; both are found before the model
+            is loaded.
+        CheckpointError: the model cannot be loaded, or its scores are not finite.
     """
     from bert_tasks.model.onnx import check_libraries
 
     check_libraries(_LIBRARIES, extra="serve", purpose="serving")
     if dtype == "int8":
         check_libraries()
-    from bert_tasks.serving.server import Address, Wanted, run_server
+    from bert_tasks.serving.server import Address, ModelSpec, run_server
 
-    wanted = Wanted(model=model, task=task, settings=settings, revision=revision, dtype=dtype)
+    spec = ModelSpec(model=model, task=task, settings=settings, revision=revision, dtype=dtype)
     address = Address(host=host, port=port, allowed_hosts=tuple(allowed_hosts), grace=grace)
     limits = Limits() if limits is None else limits
     batching = Batching() if batching is None else batching
-    return run_server(wanted, address, limits=limits, batching=batching, tell=tell)
+    return run_server(spec, address, limits=limits, batching=batching, notify=notify)

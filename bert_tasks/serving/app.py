@@ -1,11 +1,6 @@
-"""The page that tries the model: one static file, and the policy under which a browser may run it.
+"""The HTTP interface of a loaded model: the routes, their documentation, the page, and the response to each failure.
 
-Must not know the task: the page asks ``GET /model``.
-
-The HTTP interface of a loaded model.
-
-Owns the routes, their documents, and what each failure is for a caller: a status and one sentence. What a caller sent
-is never sent back. Must not know how batches are formed, or what is in a body.
+A failure is a status and one sentence; what a client sent is never sent back.
 """
 
 import asyncio
@@ -26,7 +21,7 @@ from bert_tasks.data.columns import Row
 from bert_tasks.errors import DataError
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
 from bert_tasks.serving.connections import Limits
-from bert_tasks.serving.gate import GONE, PREDICT, ServerMetrics
+from bert_tasks.serving.gate import DISCONNECTED, PREDICT, ServerMetrics
 from bert_tasks.serving.requests import (
     BodyError,
     BodyReader,
@@ -39,13 +34,18 @@ from bert_tasks.tasks.base import Prediction, Task
 
 @cache
 def page() -> tuple[bytes, str]:
-    """The file and its Content-Security-Policy, which allows this script and this style and no others."""
+    """The page to try the model, and its Content-Security-Policy, which allows this script and this style only."""
     content = files("bert_tasks.serving").joinpath("page.html").read_bytes()
-    script, style = (_source(content, name) for name in (b"script", b"style"))
+
+    def hashes(element: bytes) -> str:
+        found = re.findall(b"<%b>(.*?)</%b>" % (element, element), content, flags=re.DOTALL)
+        digests = [base64.b64encode(bytes.fromhex(sha256(part))).decode() for part in found]
+        return " ".join(f"'sha256-{digest}'" for digest in digests)
+
     rules = (
         "default-src 'none'",
-        f"script-src {script}",
-        f"style-src {style}",
+        f"script-src {hashes(b'script')}",
+        f"style-src {hashes(b'style')}",
         "connect-src 'self'",
         "img-src data:",
         "base-uri 'none'",
@@ -55,30 +55,29 @@ def page() -> tuple[bytes, str]:
     return content, "; ".join(rules)
 
 
-def _source(content: bytes, element: bytes) -> str:
-    found = re.findall(b"<%b>(.*?)</%b>" % (element, element), content, flags=re.DOTALL)
-    hashes = [base64.b64encode(bytes.fromhex(sha256(part))).decode() for part in found]
-    return " ".join(f"'sha256-{value}'" for value in hashes)
-
-
 T = TypeVar("T")
-_LARGE_BODY = 2**16  # bytes; beyond them reading and encoding would hold up the event loop
+_LARGE_BODY = 2**16  # bytes; parsing and encoding a larger one would block the event loop for too long
 _REFUSALS = {
-    400: "The body is not JSON that can be read.",
+    400: "The body cannot be read as JSON.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    429: "Too many requests wait; `Retry-After` says when to try again.",
-    503: "The server is stopping, or the answer took too long.",
+    429: "Too many requests are waiting; `Retry-After` states when to try again.",
+    503: "The server is stopping, or the response took too long.",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A model that answers.
+    """A loaded model and what its routes need.
 
     Attributes:
-        draining: whether the server has been asked to stop.
-        columns: the task's columns -> the names of the training data, which rows may have instead.
+        name: the name of the model on the page.
+        task: its task.
+        limits: the limits of a request.
+        batcher: predicts the rows of a request.
+        metrics: the server's metrics.
+        draining: returns whether the server has been asked to stop.
+        columns: the task's columns -> their names in the training data, which rows may use instead.
     """
 
     name: str
@@ -95,11 +94,11 @@ class Served:
 
 
 class NotFiniteError(Exception):
-    """The model gave a score that is no number."""
+    """A score of the model is not a finite number."""
 
 
 def build_app(served: Served) -> FastAPI:
-    """The application; ``GET /openapi.json`` describes it. The interactive documents would load scripts from others."""
+    """The application. It has no interactive documentation, which would load scripts from other sites."""
     app = FastAPI(
         title=f"bert-tasks: {served.name}",
         description=f"{served.task.name} with {served.name}.",
@@ -122,24 +121,28 @@ def _add_predict(app: FastAPI, served: Served) -> None:
 
     reader, threads = BodyReader(served.task, served.limits, served.columns), asyncio.Lock()
 
+    def encode(predictions: Sequence[Prediction], several: bool) -> bytes:
+        answers = [prediction.to_json() for prediction in predictions]
+        return encoded({"predictions": answers} if several else answers[0])
+
     async def answer(request: Request) -> Response:
         body, content_type = await request.body(), request.headers.get("content-type", "")
         large = len(body) > _LARGE_BODY
         rows, several = await _call(large, threads, lambda: reader.rows(body, content_type))
         predictions = await _answers(request, served, rows)
-        content = await _call(large, threads, lambda: _encoded_predictions(predictions, several))
+        content = await _call(large, threads, lambda: encode(predictions, several))
         return Response(content, media_type="application/json")
 
     class PredictRoute(APIRoute):
-        """Documents the body by its type. FastAPI would read it on the event loop, and list every fault."""
+        """Only documents the body: FastAPI would parse it on the event loop and list every error."""
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             return answer
 
     def predict(body: Any) -> None:
-        """For the documents only."""
+        """Documents the route."""
 
-    # The type depends on the task, so that it cannot stand in the signature.
+    # The type depends on the task, so the signature cannot state it.
     predict.__annotations__["body"] = Annotated[
         request_schema(served.task, served.limits, served.columns), Body(openapi_examples=shown)
     ]
@@ -156,16 +159,11 @@ def _add_predict(app: FastAPI, served: Served) -> None:
 
 
 async def _call(large: bool, threads: asyncio.Lock, work: Callable[[], T]) -> T:
-    """What ``work`` returns; of large requests in a thread, one at a time: each holds the interpreter for long."""
+    """Calls ``work``, for large requests in a thread, one at a time: each holds the interpreter's lock for long."""
     if not large:
         return work()
     async with threads:
         return await asyncio.to_thread(work)
-
-
-def _encoded_predictions(predictions: Sequence[Prediction], several: bool) -> bytes:
-    answers = [prediction.to_json() for prediction in predictions]
-    return encoded({"predictions": answers} if several else answers[0])
 
 
 def _add_state(app: FastAPI, served: Served) -> None:
@@ -175,15 +173,15 @@ def _add_state(app: FastAPI, served: Served) -> None:
     async def try_the_model() -> Response:
         return Response(content, media_type="text/html", headers={"Content-Security-Policy": policy})
 
-    @app.get("/model", summary="What is served: task, labels, columns, limits, examples")
+    @app.get("/model", summary="The served model: task, labels, columns, limits, examples")
     async def model() -> JSONResponse:
         return JSONResponse(description(served))
 
-    @app.get("/healthz", summary="Whether the process answers")
+    @app.get("/healthz", summary="Whether the process responds")
     async def healthz() -> JSONResponse:
         return JSONResponse({"status": "ok"})
 
-    @app.get("/readyz", summary="Whether predictions are answered", responses={503: {"description": "Not now."}})
+    @app.get("/readyz", summary="Whether the server answers predictions", responses={503: {"description": "Not now."}})
     async def readyz() -> JSONResponse:
         return JSONResponse({"status": "ready" if served.ready else "stopping"}, 200 if served.ready else 503)
 
@@ -193,7 +191,7 @@ def _add_state(app: FastAPI, served: Served) -> None:
 
 
 def description(served: Served) -> dict[str, Any]:
-    """What ``GET /model`` says, and the page reads."""
+    """The response to ``GET /model``, which the page reads."""
     task = served.task
     return {
         "model": served.name,
@@ -208,7 +206,7 @@ def description(served: Served) -> dict[str, Any]:
 
 
 def encoded(content: Any) -> bytes:
-    """JSON. Raises NotFiniteError for a number that JSON cannot say."""
+    """JSON in UTF-8. Raises NotFiniteError for a number that JSON cannot represent."""
     try:
         return json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
@@ -216,40 +214,40 @@ def encoded(content: Any) -> bytes:
 
 
 async def _answers(request: Request, served: Served, rows: Sequence[Row]) -> Sequence[Prediction]:
-    """The batcher's answers, unless the caller leaves or time is up first: then the request leaves the queue."""
+    """The predictions. If the client disconnects or time is up first, the request is removed from the queue."""
     answer = asyncio.ensure_future(served.batcher.answer(rows))
     answer.add_done_callback(retrieve_exception)
-    gone = asyncio.ensure_future(request.receive())  # the body was read: what comes now is that the caller leaves
+    gone = asyncio.ensure_future(request.receive())  # the body was read, so the next message is the disconnect
     try:
         await asyncio.wait({answer, gone}, timeout=served.limits.timeout, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             return answer.result()
     except QueueFullError:
-        detail = f"{served.limits.max_queue} requests are waiting already; try again in a moment"
+        detail = f"{served.limits.max_queue} requests are already waiting; try again in a moment"
         raise HTTPException(429, detail, headers={"Retry-After": "1"}) from None
     finally:
         answer.cancel()
         gone.cancel()
     if gone.done() and not gone.cancelled():
-        raise HTTPException(GONE, "the caller has gone")
+        raise HTTPException(DISCONNECTED, "the client has disconnected")
     detail = f"no answer within {served.limits.timeout:g} seconds; send fewer or shorter rows, or try later"
     raise HTTPException(503, detail, headers={"Retry-After": "5"})
 
 
 async def _bad_body(request: Request, error: Exception) -> JSONResponse:
-    if not isinstance(error, BodyError):  # it is registered for no other
+    if not isinstance(error, BodyError):  # it is registered for this class only
         raise error
     return JSONResponse({"detail": error.detail}, error.status)
 
 
 async def _bad_row(request: Request, error: Exception) -> JSONResponse:
-    """What a task refuses only while it makes features."""
+    """An error that a task finds only when it makes features."""
     return JSONResponse({"detail": [{"loc": ["body"], "msg": str(error), "type": "value_error"}]}, 422)
 
 
 async def _not_finite(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": "the model gave a score that is not a finite number; nothing can be answered"}, 500)
+    return JSONResponse({"detail": "the model gave a score that is not a finite number; there is no prediction"}, 500)
 
 
 async def _internal(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": "internal error; the server's log says more"}, 500)
+    return JSONResponse({"detail": "internal error; see the log of the server"}, 500)

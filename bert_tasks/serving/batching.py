@@ -1,7 +1,7 @@
-"""Dynamic batching: the rows of several requests through the model together, each request's answers back to it.
+"""Dynamic batching: the rows of several requests run through the model together, and each gets its own predictions.
 
-Owns the queue, who runs with whom, and the two threads: one tokenises (a tokenizer is not made for two), one runs the
-model. Everything else happens on one event loop, so nothing here needs a lock. Must not know HTTP.
+Two threads work for the queue: one tokenizes, because a tokenizer is not safe for two, and one runs the model. All else
+happens on one event loop, so nothing here needs a lock.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ from bert_tasks.tasks.base import Feature, Prediction
 
 
 class QueueFullError(Exception):
-    """As many requests wait as may; the caller may try again."""
+    """The queue is full; the client may try again."""
 
 
 def retrieve_exception(future: asyncio.Future[Any]) -> None:
-    """For futures that nobody may be waiting for when they fail: asyncio would log "exception was never retrieved"."""
+    """A callback for futures that may fail when nobody waits for them: asyncio would log them as never retrieved."""
     if not future.cancelled():
         future.exception()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Job:
-    """One request. ``answer`` is cancelled by whoever waits for it."""
+class _Request:
+    """One request. Whoever waits for ``answer`` may cancel it."""
 
     rows: Sequence[Row]
     features: Sequence[Feature]
@@ -54,12 +54,14 @@ class _Job:
 
 
 class Batcher:
-    """Answers requests while entered, on the event loop that entered it.
+    """Predicts the rows of requests; an asynchronous context manager that runs on the event loop that enters it.
 
     Args:
-        run: what runs a packed batch (``model.onnx.logits_of``).
-        max_queue: requests that may wait.
-        observe: told the requests and rows of every batch that was run.
+        model: the model.
+        run: runs a packed batch; see ``model.onnx.logits_of``.
+        batching: how requests are combined.
+        max_queue: how many requests may wait.
+        observe: called with the number of requests and rows of every batch that was run.
     """
 
     def __init__(
@@ -71,14 +73,14 @@ class Batcher:
         max_queue: int,
         observe: Callable[[int, int], None] = lambda requests, rows: None,
     ) -> None:
-        self.waiting = 0  # requests that were taken in and are not running yet
+        self.waiting = 0  # requests that were accepted and are not running yet
         self._model, self._run, self._observe = model, run, observe
         self._max_queue, self._max_wait = max_queue, batching.max_wait
         self._tokens = batch_tokens(model) if batching.tokens is None else batching.tokens
-        self._jobs: deque[_Job] = deque()
+        self._requests: deque[_Request] = deque()
         self._arrived = asyncio.Event()
         self._closed = False
-        self._untidy_rows = 0  # since freed memory was given back; of the model's thread
+        self._rows_since_trim = 0  # rows run since freed memory was returned; used by the model's thread only
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
         self._running = ThreadPoolExecutor(1, "model")
 
@@ -89,7 +91,7 @@ class Batcher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Gives up what is still running; who wants it finished awaits the answers first."""
+        """Abandons what is still running."""
         self._closed = True
         self._collector.cancel()
         with suppress(asyncio.CancelledError):
@@ -98,19 +100,20 @@ class Batcher:
             executor.shutdown(cancel_futures=True)
 
     async def answer(self, rows: Sequence[Row]) -> Sequence[Prediction]:
-        """One prediction per row, in row order. Cancelling it takes the request out of the queue.
+        """One prediction per row, in row order. Cancelling it removes the request from the queue.
 
-        ``rows`` are canonical: a bad one would be an error of the model's thread.
+        Args:
+            rows: rows in canonical form, which were validated before.
 
         Raises:
-            QueueFullError: too many others wait.
+            QueueFullError: too many other requests are waiting.
         """
         if self.waiting >= self._max_queue:
             raise QueueFullError
         loop = asyncio.get_running_loop()
         arrived = loop.time()
         answer: asyncio.Future[Sequence[Prediction]] = loop.create_future()
-        answer.add_done_callback(retrieve_exception)  # the caller may leave while it fails
+        answer.add_done_callback(retrieve_exception)  # the client may disconnect before it fails
         self.waiting += 1
         features: list[Feature] | None = None
         try:
@@ -121,85 +124,85 @@ class Batcher:
         finally:
             self.waiting -= features is None  # cancelled meanwhile
         tokens = sum(len(feature["input_ids"]) for feature in features)
-        job = _Job(rows=rows, features=features, tokens=tokens, arrived=arrived, answer=answer)
-        self._jobs.append(job)
+        request = _Request(rows=rows, features=features, tokens=tokens, arrived=arrived, answer=answer)
+        self._requests.append(request)
         self._arrived.set()
         try:
             return await answer
         finally:
-            if job in self._jobs:  # nobody waits for it any more: its place is free, even while the model runs
-                self._jobs.remove(job)
+            if request in self._requests:  # cancelled: its place is free, even while the model runs
+                self._requests.remove(request)
                 self.waiting -= 1
 
     async def _collect(self) -> None:
         while True:
-            while not self._jobs:
+            while not self._requests:
                 self._arrived.clear()
                 await self._arrived.wait()
-            await self._others()
-            jobs = self._next_jobs()
-            if jobs:
-                await self._answer_together(jobs)
+            await self._wait_for_others()
+            requests = self._next_requests()
+            if requests:
+                await self._run_together(requests)
 
-    async def _others(self) -> None:
+    async def _wait_for_others(self) -> None:
         """Waits until the first request has waited long enough, or a batch is full.
 
-        Who waited while the model ran waits no longer.
+        A request that waited while the model ran does not wait again.
         """
-        end = self._jobs[0].arrived + self._max_wait
+        end = self._requests[0].arrived + self._max_wait
         with suppress(TimeoutError):
             async with asyncio.timeout_at(end):
-                while sum(job.tokens for job in self._jobs) < self._tokens:
+                while sum(request.tokens for request in self._requests) < self._tokens:
                     self._arrived.clear()
                     await self._arrived.wait()
 
-    def _next_jobs(self) -> list[_Job]:
-        """The oldest requests that fill a batch; none if all have left. One whose caller leaves just now is dropped."""
-        jobs: list[_Job] = []
+    def _next_requests(self) -> list[_Request]:
+        """The oldest requests that fill a batch, without those that were cancelled."""
+        requests: list[_Request] = []
         tokens = 0
-        while self._jobs and tokens < self._tokens:
-            job = self._jobs.popleft()
+        while self._requests and tokens < self._tokens:
+            request = self._requests.popleft()
             self.waiting -= 1
-            if not job.answer.done():
-                jobs.append(job)
-                tokens += job.tokens
-        return jobs
+            if not request.answer.done():
+                requests.append(request)
+                tokens += request.tokens
+        return requests
 
-    async def _answer_together(self, jobs: Sequence[_Job]) -> None:
-        """Runs some requests. If that fails they are run alone, so that one cannot fail the others."""
+    async def _run_together(self, requests: Sequence[_Request]) -> None:
+        """Runs requests as one batch. If it fails, each is run alone, so that one cannot fail the others."""
         loop = asyncio.get_running_loop()
-        outcome = loop.run_in_executor(self._running, self._predictions, jobs)
-        outcome.add_done_callback(retrieve_exception)  # a stop does not wait for it
+        outcome = loop.run_in_executor(self._running, self._predictions, requests)
+        outcome.add_done_callback(retrieve_exception)  # stopping the server does not wait for it
         await asyncio.wait({outcome})
         error = outcome.exception()
         if error is None:
-            self._observe(len(jobs), sum(len(job.rows) for job in jobs))
-            for job, answer in zip(jobs, outcome.result(), strict=True):
-                if not job.answer.done():
-                    job.answer.set_result(answer)
-        elif len(jobs) > 1:
-            for job in jobs:
-                await self._answer_together([job])
-        elif not jobs[0].answer.done():
-            jobs[0].answer.set_exception(error)
+            self._observe(len(requests), sum(len(request.rows) for request in requests))
+            for request, answer in zip(requests, outcome.result(), strict=True):
+                if not request.answer.done():
+                    request.answer.set_result(answer)
+        elif len(requests) > 1:
+            for request in requests:
+                await self._run_together([request])
+        elif not requests[0].answer.done():
+            requests[0].answer.set_exception(error)
 
-    def _predictions(self, jobs: Sequence[_Job]) -> list[Sequence[Prediction]]:
-        """On the model's thread: all windows sorted by length in packed batches, then each request by itself.
+    def _predictions(self, requests: Sequence[_Request]) -> list[Sequence[Prediction]]:
+        """Runs on the model's thread: all windows in packed batches, sorted by length, then decoding per request.
 
-        Decoding by request keeps what a task reads around a row (documents) within the request.
+        Decoding per request keeps what a task reads around a row (documents) within the request.
         """
 
         def logits(batch: PackedBatch) -> Tensor:
-            if self._closed or all(job.answer.done() for job in jobs):
+            if self._closed or all(request.answer.done() for request in requests):
                 raise GivenUpError
             return self._run(batch)
 
-        self._untidy_rows += sum(len(job.rows) for job in jobs)
-        if self._untidy_rows >= CHUNK_ROWS:
-            self._untidy_rows = 0
+        self._rows_since_trim += sum(len(request.rows) for request in requests)
+        if self._rows_since_trim >= CHUNK_ROWS:
+            self._rows_since_trim = 0
             return_freed_memory()
-        features = [feature for job in jobs for feature in job.features]
+        features = [feature for request in requests for feature in request.features]
         room = max(self._tokens, batch_tokens(self._model))
         found = iter(feature_summaries(self._model, features, max_tokens=room, run=logits))
         decode = self._model.task.decode
-        return [decode([next(found) for _ in job.features], job.features, job.rows) for job in jobs]
+        return [decode([next(found) for _ in request.features], request.features, request.rows) for request in requests]

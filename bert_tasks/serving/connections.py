@@ -1,12 +1,8 @@
-"""What a caller may ask for, and how requests share the model: plain numbers with their defaults.
+"""Limits of the server, and connections: how many may be open, and how long each may keep the server waiting.
 
-Must not know HTTP or models.
-
-Connections of the server: how many may be open, and how long each may keep the server waiting.
-
-Owns what uvicorn does not limit: connections that send nothing or half a header, readers that do not take their answer,
-and descriptors that run out. The time for a body and for its answer is the gate's (``gate.py``); the time between two
-requests is uvicorn's. Must not know routes or bodies.
+The connections enforce what uvicorn does not limit: clients that send nothing or half a header, clients that do not
+read their response, and the number of file descriptors. ``gate.py`` limits the time for a body and its response;
+uvicorn limits the time between two requests.
 """
 
 import asyncio
@@ -22,22 +18,23 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bert_tasks.errors import UsageError
 
-_LARGEST = 2**53  # what JSON can state exactly: GET /model shows the limits
+_LARGEST = 2**53  # the largest integer that is exact in JSON; GET /model shows the limits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one caller may ask for, and all of them together.
+    """Limits of one request, and of all requests and connections together.
 
     Attributes:
-        max_body_bytes: of a request; more is refused (413). What follows is read and thrown away, up to 64 MiB, so that
-            its sender reads the answer.
-        max_rows: of a request (422).
-        max_characters: of one text, or of a row's words with a space between them (422).
-        max_queue: requests that wait for the model; one more is refused (429).
-        timeout: seconds for a body to arrive (408), then for its answer (503), and then for its reader to take it.
-        max_connections: that are open at once; one more gets a 503. Fewer, where fewer files may be open.
-        max_total_body_bytes: of all requests that are not answered yet; one that does not fit gets a 503.
+        max_body_bytes: bytes of a body (otherwise 413). The rest of a larger body, up to 64 MiB, is read and discarded,
+            so that its sender reads the response.
+        max_rows: rows of a request (otherwise 422).
+        max_characters: characters of one text, or of a row's words joined by spaces (otherwise 422).
+        max_queue: requests that wait for the model (otherwise 429).
+        timeout: seconds for a body to arrive (otherwise 408), then for its response (otherwise 503), then for the
+            client to read it (otherwise the connection is closed).
+        max_connections: open connections (otherwise 503); fewer if the limit of open files is lower.
+        max_total_body_bytes: bytes of the bodies of all unanswered requests (otherwise 503).
         header_timeout: seconds for the first byte on a connection, and for the whole header of a request.
     """
 
@@ -64,10 +61,10 @@ class Batching:
     """How requests are run together.
 
     Attributes:
-        tokens: requests are added to a batch until it holds so many tokens; 1 runs one request at a time. None: what
-            the model runs at once, 4,096 on a CPU and 16,384 on another device, fewer with a CRF. A request that holds
-            more than this and ``tokens`` is run in several packed batches.
-        max_wait: seconds that a request waits for others while the model has nothing to do.
+        tokens: requests are added to a batch until it has so many tokens; 1 runs one request at a time. None: as many
+            as prediction uses, 4,096 on a CPU and 16,384 on another device, fewer with a CRF. A larger request is run
+            in several packed batches.
+        max_wait: seconds that a request waits for others while the model is idle.
     """
 
     tokens: int | None = None
@@ -85,8 +82,8 @@ try:
 except ImportError:  # Windows has no such limit
     resource = None  # type: ignore[assignment]
 
-ACCEPTED_AT_ONCE = 16  # asyncio accepts so many in one turn, before any of them can be refused
-WAITING = 2048  # connections that the kernel keeps until they are accepted
+ACCEPTED_AT_ONCE = 16  # by asyncio in one iteration of the loop, before any of them can be refused
+WAITING = 2048  # connections in the backlog of the kernel
 _RESERVED = 128  # descriptors for the model's files, libraries, and connections that are being refused
 _CHECK_SECONDS = 0.25
 _MESSAGE_SECONDS = 60.0
@@ -100,10 +97,10 @@ _LOGGER = logging.getLogger("bert_tasks.serving")
 
 
 def allowed_connections(wanted: int) -> int:
-    """``wanted``, or fewer where the limit of open files (``ulimit -n``) leaves no room for so many.
+    """``wanted``, or fewer if the limit of open files (``ulimit -n``) is too low for so many.
 
     Raises:
-        UsageError: it leaves room for none.
+        UsageError: the limit is too low for any connection.
     """
     if resource is None:
         return wanted
@@ -117,25 +114,26 @@ def allowed_connections(wanted: int) -> int:
 
 
 class Connections:
-    """How many connections of a server may be open, and for how long each may keep it waiting.
+    """The open connections of a server.
 
     Args:
-        most: one more gets a 503 and is closed.
+        limits: the timeouts of a connection.
+        most: how many may be open; a further one gets a 503 and is closed.
     """
 
     def __init__(self, *, limits: Limits, most: int) -> None:
         self.limits, self.most = limits, most
         self._open: set[Connection] = set()
-        self._told = float("-inf")
+        self._last_warning = float("-inf")
 
     def protocol(self, **options: Any) -> asyncio.Protocol:
-        """What uvicorn makes for every connection (its ``http``)."""
+        """Creates the protocol of a connection; uvicorn calls it as its ``http`` class."""
         return Connection(self, **options)
 
     def admit(self, connection: "Connection") -> bool:
-        """Whether one more may be open."""
+        """Adds a connection, unless too many are open."""
         if len(self._open) >= self.most:
-            self.warn(f"{self.most} connections are open, as many as may be; others are refused (--max-connections)")
+            self.warn(f"{self.most} connections are open, which is the limit; others are refused (--max-connections)")
             return False
         self._open.add(connection)
         return True
@@ -144,7 +142,7 @@ class Connections:
         self._open.discard(connection)
 
     async def close_expired(self) -> None:
-        """Closes, until it is cancelled, what keeps the server waiting for too long."""
+        """Closes connections that keep the server waiting for too long, until it is cancelled."""
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             now = time.monotonic()
@@ -152,14 +150,14 @@ class Connections:
                 connection.transport.abort()
 
     def warn(self, message: str) -> None:
-        """Logs a message, or nothing where it logged one just now: callers decide how often there is a reason."""
+        """Logs a message, at most one per minute: clients decide how often there is a reason."""
         now = time.monotonic()
-        if now - self._told >= _MESSAGE_SECONDS:
-            self._told = now
-            _LOGGER.warning("%s; told once in %g seconds", message, _MESSAGE_SECONDS)
+        if now - self._last_warning >= _MESSAGE_SECONDS:
+            self._last_warning = now
+            _LOGGER.warning("%s; logged at most once in %g seconds", message, _MESSAGE_SECONDS)
 
     def handle_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """The event loop's handler: connections that cannot be accepted are one line, not a traceback each."""
+        """The event loop's exception handler: a connection that cannot be accepted is one line, not a traceback."""
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in _NO_RESOURCES:
             self.warn(
@@ -170,14 +168,14 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """One connection; it knows since when it keeps the server waiting."""
+    """One connection, which records since when it has kept the server waiting."""
 
     def __init__(self, connections: Connections, **options: Any) -> None:
         super().__init__(**options)
         self._all = connections
         self._admitted = False
-        self._request_since: float | None = None  # when a request was due that has no whole header yet
-        self._answer_since: float | None = None  # when an answer was first seen waiting for its reader
+        self._request_since: float | None = None  # when the request was due whose header is incomplete
+        self._response_since: float | None = None  # when unread response data was first seen
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         self._admitted = self._all.admit(self)
@@ -201,19 +199,19 @@ class Connection(H11Protocol):
             super().connection_lost(exc)
 
     def expired(self, now: float) -> bool:
-        """Whether the first byte or the rest of a header, or the reader of an answer, is overdue."""
+        """Whether the client is too late with its header, or with reading the response."""
         limits = self._all.limits
         if self._request_since is not None and now - self._request_since > limits.header_timeout:
             return True
         if not self.transport.get_write_buffer_size():
-            self._answer_since = None
-        elif self._answer_since is None:
-            self._answer_since = now
-        return self._answer_since is not None and now - self._answer_since > limits.timeout
+            self._response_since = None
+        elif self._response_since is None:
+            self._response_since = now
+        return self._response_since is not None and now - self._response_since > limits.timeout
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which accepts few connections at a time while many wait: asyncio takes both from one number."""
+    """uvicorn's server with a long backlog that accepts few connections at a time: asyncio uses one number for both."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

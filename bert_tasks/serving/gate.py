@@ -1,11 +1,7 @@
-"""What the server counts, for Prometheus, in a registry of its own.
+"""The outermost layer of the server: what applies to every request before its body is parsed.
 
-Must not know HTTP's or the model's types: it is told numbers.
-
-The outermost layer of the server: what every request meets before anything reads it.
-
-Owns the Host check, the size of bodies and the time they may take, answers while the model is being loaded, headers
-for browsers, and the count of requests. Must not know the model or what is in a body.
+It checks the Host header, limits the size of bodies and the time that they may take, responds while the model is being
+loaded, adds security headers, and counts requests for Prometheus.
 """
 
 import asyncio
@@ -25,46 +21,49 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class ServerMetrics:
-    """Counters of one server; ``queue_depth`` is asked when somebody looks."""
+    """The Prometheus metrics of one server, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        requests = ("bert_tasks_requests", "Answered calls of /predict by status; 499: the caller had gone.")
+        requests = ("bert_tasks_requests", "Requests to /predict by status; 499: the client disconnected.")
         self._requests = Counter(*requests, ["status"], registry=self.registry)
         self._rows = Counter("bert_tasks_rows", "Rows that were predicted.", registry=self.registry)
-        latency = ("bert_tasks_request_seconds", "From a call's headers to the end of its answer.")
+        latency = ("bert_tasks_request_seconds", "Seconds from the headers of a request to the end of its response.")
         self._seconds = Histogram(*latency, buckets=SECONDS, registry=self.registry)
-        together = ("bert_tasks_batch_requests", "Requests that ran together.")
+        together = ("bert_tasks_batch_requests", "Requests of a batch.")
         self._batch_requests = Histogram(*together, buckets=SIZES, registry=self.registry)
         self._batch_rows = Histogram("bert_tasks_batch_rows", "Rows of a batch.", buckets=SIZES, registry=self.registry)
         self._depth = Gauge("bert_tasks_queue_depth", "Requests that wait for the model.", registry=self.registry)
-        self._ready = Gauge("bert_tasks_ready", "1 while predictions are answered.", registry=self.registry)
+        self._ready = Gauge("bert_tasks_ready", "1 while the server answers predictions.", registry=self.registry)
         self.answered = 0
 
     def watch(self, *, queue_depth: Callable[[], float], ready: Callable[[], float]) -> None:
+        """Sets the functions that are called when the metrics are read."""
         self._depth.set_function(queue_depth)
         self._ready.set_function(ready)
 
     def request(self, status: int, seconds: float) -> None:
+        """Counts a request to /predict."""
         self._requests.labels(str(status)).inc()
         self._seconds.observe(seconds)
         self.answered += status == 200
 
     def batch(self, requests: int, rows: int) -> None:
+        """Counts a batch that was run."""
         self._batch_requests.observe(requests)
         self._batch_rows.observe(rows)
         self._rows.inc(rows)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 PREDICT = "/predict"
-GONE = 499  # what is counted for a caller who did not wait
+DISCONNECTED = 499  # the status that is counted for a client that did not wait
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_UNREAD = 2**26  # bytes of a body too large that are read and thrown away, so that its sender reads the answer
-_FULL = "the bodies of other requests fill the memory that is set aside for them; try again in a moment"
+_DISCARDED = 2**26  # bytes of too large a body that are read and discarded, so that its sender reads the response
+_FULL = "the bodies of other requests use all the memory that is reserved for them; try again in a moment"
 _HEADERS = {
     b"cache-control": b"no-store",
     b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
@@ -81,16 +80,18 @@ class _RefusedError(Exception):
         self.headers = {} if headers is None else headers
 
 
-class _GoneError(Exception):
-    """The caller left before the body was whole."""
+class _DisconnectedError(Exception):
+    """The client disconnected before its body was complete."""
 
 
 class Gate:
-    """An ASGI application around another one, which comes when the model is loaded.
+    """An ASGI application around another one, ``app``, which is set when the model has been loaded.
 
     Args:
-        hosts: names that the Host header may bear; None: any. A page of another site whose name was made to point here
-            (DNS rebinding) bears its own.
+        limits: limits of bodies.
+        metrics: counts the requests.
+        hosts: names that the Host header may have; None: any. The check stops pages of other sites whose name was made
+            to point here (DNS rebinding).
     """
 
     def __init__(self, *, limits: Limits, metrics: ServerMetrics, hosts: frozenset[str] | None) -> None:
@@ -99,12 +100,12 @@ class Gate:
         self._held = _HeldBytes(limits.max_total_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started, status = time.perf_counter(), GONE
-        no_body = scope["method"] == "HEAD"  # answered as GET is, without the body (RFC 9110, 9.3.2)
+        started, status = time.perf_counter(), DISCONNECTED
+        no_body = scope["method"] == "HEAD"  # the response to GET without its body (RFC 9110, 9.3.2)
         if no_body:
             scope = {**scope, "method": "GET"}
 
-        async def told(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -116,49 +117,43 @@ class Gate:
             await send(message)
 
         try:
-            await self._answer(scope, receive, told)
+            await self._respond(scope, receive, send_with_headers)
         finally:
             if scope["path"] == PREDICT:
                 self._metrics.request(status, time.perf_counter() - started)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         try:
-            self._check_host(headers)
-            if self.app is None:
-                await self._while_loading(scope, send)
+            if self._hosts is not None and host_name(headers.get("host", "")) not in self._hosts:
+                raise _RefusedError(
+                    421, "this server does not accept that Host header; its operator can allow it (--allow-host)"
+                )
+            if self.app is None and scope["path"] == "/healthz":
+                await _send(send, 200, {"status": "ok"}, {})
+            elif self.app is None:
+                raise _RefusedError(503, "the model is being loaded", {"retry-after": "2"})
             else:
-                with _Body(self._held) as body:  # until the request is answered
+                with _Body(self._held) as body:  # until the response is sent
                     content = await self._read(headers, receive, body)
                     await self.app(scope, _replayed(content, receive), send)
         except _RefusedError as refusal:
             await _send(send, refusal.status, {"detail": refusal.detail}, refusal.headers)
-        except _GoneError:
+        except _DisconnectedError:
             return
-        except asyncio.CancelledError:  # the time that a stop may take is over; nothing comes after this
+        except asyncio.CancelledError:  # the grace period is over; nothing follows
             await _send(send, 503, {"detail": "the server has stopped"}, {"connection": "close"})
 
-    def _check_host(self, headers: Headers) -> None:
-        name = host_name(headers.get("host", ""))
-        if self._hosts is not None and name not in self._hosts:
-            raise _RefusedError(
-                421, "this server does not answer to that Host; its operator may allow it (--allow-host)"
-            )
-
-    async def _while_loading(self, scope: Scope, send: Send) -> None:
-        if scope["path"] == "/healthz":
-            await _send(send, 200, {"status": "ok"}, {})
-        else:
-            raise _RefusedError(503, "the model is being loaded", {"retry-after": "2"})
-
     async def _read(self, headers: Headers, receive: Receive, body: "_Body") -> bytes:
-        """The whole body. One that does not fit is read to its end, within reason, and thrown away."""
+        """The whole body. One that is too large is read and discarded before it is refused."""
         limits = self._limits
         too_large = _RefusedError(
             413, f"the body is larger than {limits.max_body_bytes} bytes", {"connection": "close"}
         )
-        if headers.get("expect", "").lower() == "100-continue" and _declared(headers) > limits.max_body_bytes:
-            raise too_large  # its sender waits to be asked for the body
+        length = headers.get("content-length", "0")
+        declared = int(length) if length.isascii() and length.isdigit() else 0
+        if headers.get("expect", "").lower() == "100-continue" and declared > limits.max_body_bytes:
+            raise too_large  # the client waits for a response before it sends the body
         size, refusal = 0, None
         try:
             async with asyncio.timeout(limits.timeout):
@@ -170,7 +165,7 @@ class Gate:
                         refusal = _RefusedError(503, _FULL, {"retry-after": "1", "connection": "close"})
                     if refusal is not None:
                         body.clear()
-                        if size > limits.max_body_bytes + _UNREAD:
+                        if size > limits.max_body_bytes + _DISCARDED:
                             break
         except TimeoutError:
             detail = f"the body did not arrive within {limits.timeout:g} seconds"
@@ -181,7 +176,7 @@ class Gate:
 
 
 class _HeldBytes:
-    """The bytes of bodies that all requests hold together."""
+    """How many more bytes the bodies of all requests may have together."""
 
     def __init__(self, most: int) -> None:
         self.free = most
@@ -200,7 +195,7 @@ class _Body:
         self.clear()
 
     def add(self, part: bytes) -> bool:
-        """Whether there was room for it."""
+        """Adds a part, unless all bodies together would be too large; returns whether it did."""
         if len(part) > self._held.free:
             return False
         self._held.free -= len(part)
@@ -213,36 +208,31 @@ class _Body:
         self._parts, self._size = [], 0
 
     def content(self) -> bytes:
-        """The whole body; its parts are given back, its bytes stay counted."""
+        """The whole body, whose bytes stay counted."""
         whole, self._parts = b"".join(self._parts), []
         return whole
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without port, brackets and capitals."""
+    """The name in a Host header in lower case, without port and brackets."""
     name = host.strip().lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]
     return name.partition(":")[0].removesuffix(".")
 
 
-def _declared(headers: Headers) -> int:
-    length = headers.get("content-length", "0")
-    return int(length) if length.isascii() and length.isdigit() else 0
-
-
 async def _parts(receive: Receive) -> AsyncIterator[bytes]:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _GoneError
+            raise _DisconnectedError
         yield message.get("body", b"")
         if not message.get("more_body", False):
             return
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The body once, then whatever comes: that the caller leaves."""
+    """Delivers the body once, then what ``receive`` delivers: that the client disconnects."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -1,7 +1,6 @@
-"""The server's process: the address, the model that is loaded while /healthz answers already, and the end on a signal.
+"""The server's process: it binds the address, loads the model while /healthz already answers, and stops on a signal.
 
-Owns the order of things: extras and address first, then the model, then readiness; on a signal nothing new is taken in,
-what was taken in is answered, and the process ends with code 0. Must not know routes.
+After a signal no new connection is accepted, accepted requests are answered, and the process ends with code 0.
 """
 
 import asyncio
@@ -42,12 +41,12 @@ from bert_tasks.serving.connections import (
 from bert_tasks.serving.gate import LOOPBACK, Gate, ServerMetrics, host_name
 from bert_tasks.tasks.base import Task
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What to load; see ``inference.predict``."""
+class ModelSpec:
+    """The model to load; the fields are arguments of ``inference.predict``."""
 
     model: str | Path
     task: str | type[Task] | None = None
@@ -57,13 +56,19 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """The end of the name: the page need not say where a folder lies."""
+        """The last two parts of the name: the page need not show where a folder is."""
         return "/".join(Path(self.model).parts[-2:])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where to listen, to which names to answer, and how many seconds a stop may take."""
+    """Where the server listens.
+
+    Attributes:
+        host, port: the address; port 0 chooses a free one.
+        allowed_hosts: further names that the Host header may have.
+        grace: seconds that running requests get after a signal.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -75,28 +80,24 @@ class Address:
             raise UsageError(f"grace is {self.grace} s, expected more than 0; inf waits for every running request")
 
     def names(self, bound: str) -> frozenset[str] | None:
-        """The names that a Host header may bear, where ``host`` stands for the address ``bound``; None: any."""
+        """The names that a Host header may have, if ``host`` resolved to the address ``bound``; None: any."""
         own = {host_name(f"[{name}]" if ":" in name else name) for name in (self.host, bound)}
         given = {host_name(name) for name in self.allowed_hosts}
-        if _is_loopback(bound):
+        address = ipaddress.ip_address(bound)
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        if (address if mapped is None else mapped).is_loopback:
             return LOOPBACK | own | given
         return frozenset(own | given) if given else None
 
 
-def _is_loopback(bound: str) -> bool:
-    address = ipaddress.ip_address(bound)
-    inside = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (address if inside is None else inside).is_loopback
-
-
-def run_server(wanted: Wanted, address: Address, *, limits: Limits, batching: Batching, tell: Tell) -> bool:
-    """See ``serving.serve``."""
+def run_server(spec: ModelSpec, address: Address, *, limits: Limits, batching: Batching, notify: Notify) -> bool:
+    """Binds the address and serves the model; see ``serving.serve`` for the result and the errors."""
     with _listener(address) as listener:
-        return asyncio.run(_serve(wanted, address, listener, limits=limits, batching=batching, tell=tell))
+        return asyncio.run(_serve(spec, address, listener, limits=limits, batching=batching, notify=notify))
 
 
 async def _serve(
-    wanted: Wanted, address: Address, listener: socket.socket, *, limits: Limits, batching: Batching, tell: Tell
+    spec: ModelSpec, address: Address, listener: socket.socket, *, limits: Limits, batching: Batching, notify: Notify
 ) -> bool:
     metrics = ServerMetrics()
     gate = Gate(limits=limits, metrics=metrics, hosts=address.names(listener.getsockname()[0]))
@@ -106,13 +107,13 @@ async def _serve(
     with _signals_to(server):
         closing = asyncio.create_task(connections.close_expired())
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        loader = ThreadPoolExecutor(1, "loader")  # the loop's own would be waited for at the loop's end
+        loader = ThreadPoolExecutor(1, "loader")  # asyncio would wait for its own executor at the end of the loop
         try:
-            loading = asyncio.get_running_loop().run_in_executor(loader, _loaded, wanted)
+            loading = asyncio.get_running_loop().run_in_executor(loader, _load, spec)
             both: set[asyncio.Future[Any]] = {serving, loading}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if server.should_exit or serving.done():  # a signal came first, and may have closed the listener
-                if not loading.cancel():  # the thread cannot be ended, and what it loads is not used
+                if not loading.cancel():  # the thread cannot be ended; its model is not used
                     loading.exception()
                 return True
             model, run = loading.result()
@@ -120,7 +121,7 @@ async def _serve(
             async with Batcher(model, run=run, batching=batching, max_queue=queue, observe=metrics.batch) as batcher:
                 gate.app = build_app(
                     Served(
-                        name=wanted.name,
+                        name=spec.name,
                         task=model.task,
                         limits=limits,
                         batcher=batcher,
@@ -129,41 +130,43 @@ async def _serve(
                         columns=known_names(model.reading, model.task.columns),
                     )
                 )
-                tell(f"{model.task.name} on {_url(listener)}  (SIGTERM or Ctrl-C stops)")
+                host, port = listener.getsockname()[:2]
+                url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+                notify(f"{model.task.name} on {url}  (SIGTERM or Ctrl-C stops)")
                 await serving
         finally:
             server.should_exit = True
             loader.shutdown(wait=False)
             await serving
             closing.cancel()
-    tell(f"stopped; {metrics.answered} requests answered")
+    notify(f"stopped; {metrics.answered} requests answered")
     return False
 
 
-def _loaded(wanted: Wanted) -> tuple[TaskModel, Logits]:
-    """The model and what runs its batches, warm: no caller waits for what is made once.
+def _load(spec: ModelSpec) -> tuple[TaskModel, Logits]:
+    """The model and the function that runs its batches, warmed up so that the first request need not wait.
 
     Raises:
-        CheckpointError: it cannot be loaded, or its scores are not finite.
+        CheckpointError: the model cannot be loaded, or its scores are not finite.
     """
     model = load_trained(
-        wanted.model, task=wanted.task, settings=wanted.settings, reading=ReadOptions(), revision=wanted.revision
+        spec.model, task=spec.task, settings=spec.settings, reading=ReadOptions(), revision=spec.revision
     )
     if torch.cuda.is_available():
         model.to("cuda")
-    run = logits_of(model, wanted.dtype)
+    run = logits_of(model, spec.dtype)
     rows = model.task.example_rows
     try:
         for given in (rows[:1], rows, [*rows] * 8):
             encoded([prediction.to_json() for prediction in predict_rows(model, given, run=run)])
     except NotFiniteError:
         reason = "its scores are not finite numbers; the model cannot be served"
-        raise CheckpointError(f"{wanted.model}: {reason}") from None
+        raise CheckpointError(f"{spec.model}: {reason}") from None
     return model, run
 
 
 def _config(gate: Gate, address: Address, connections: Connections) -> uvicorn.Config:
-    """The plain parser and loop, which every installation has, so that all behave as tested."""
+    """uvicorn's settings: the parser and event loop in pure Python, so that every installation behaves as tested."""
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return uvicorn.Config(
         gate,
@@ -182,10 +185,10 @@ def _config(gate: Gate, address: Address, connections: Connections) -> uvicorn.C
 
 @contextmanager
 def _listener(address: Address) -> Iterator[socket.socket]:
-    """A bound socket.
+    """A socket bound to the address.
 
     Raises:
-        UsageError: the address is taken, not this machine's, or not allowed.
+        UsageError: the address is in use, is not one of this machine, or is not permitted.
     """
     where = f"{address.host}:{address.port}"
     try:
@@ -193,22 +196,19 @@ def _listener(address: Address) -> Iterator[socket.socket]:
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.create_server(place[:2], family=kind, backlog=WAITING)
-    except (OSError, OverflowError, ValueError) as error:  # ValueError: no name, such as a..b
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: not a host name, such as a..b
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot listen on {where}: {reason}; choose another --port or --host") from None
     with listener:
         yield listener
 
 
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 @contextmanager
 def _signals_to(server: uvicorn.Server) -> Iterator[None]:
-    """Lets the signals that stop stop the server, and no more: before it takes them itself, and when it raises those
-    that stopped it once more at its end."""
+    """Lets SIGTERM and SIGINT only stop the server.
+
+    uvicorn installs its handlers late, and at its end raises the signals once more that it has received.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

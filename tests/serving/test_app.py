@@ -256,7 +256,7 @@ def test_scores_that_are_no_numbers_are_a_clean_error_for_their_row_only(model_o
 
     good, bad, other = visit(model, ask, run=poisoned)
     assert (good.status_code, bad.status_code, other.status_code) == (200, 500, 200)
-    assert bad.json() == {"detail": "the model gave a score that is not a finite number; nothing can be answered"}
+    assert bad.json() == {"detail": "the model gave a score that is not a finite number; there is no prediction"}
 
 
 def test_internal_errors_say_nothing_of_the_inside(model_of: ModelOf) -> None:

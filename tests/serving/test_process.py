@@ -88,7 +88,7 @@ def loaded(wanted):
     while True:
         torch.ones(300, 300) @ torch.ones(300, 300)
 
-server._loaded = loaded
+server._load = loaded
 main()
 """
 
@@ -116,7 +116,7 @@ def test_a_signal_before_uvicorn_takes_them_stops_the_server(
         return capture(self)
 
     monkeypatch.setattr(uvicorn.Server, "capture_signals", late)
-    assert serving.serve(folder_of("single"), port=0, tell=told.append)
+    assert serving.serve(folder_of("single"), port=0, notify=told.append)
     assert told == []
 
 
