@@ -240,7 +240,7 @@ def _load_splits(
     def read(data: Data, name: str) -> RowTable:
         given = renamed(data, task, options.columns, name)
         try:
-            return load_table(given, task, reading=options, name=name, skips=skips).without_faults()
+            return load_table(given, task, reading=options, name=name, skip_faulty=skips).without_faults()
         except BadRowsError as error:
             raise BadRowsError(error.found, None if skips else 'on_error="skip" leaves such rows out') from None
 

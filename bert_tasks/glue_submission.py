@@ -12,7 +12,7 @@ from typing import Any
 
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.problems import missing_path
-from bert_tasks.data.readers import read_hub, read_table
+from bert_tasks.data.readers import ReadOptions, read_hub, read_table
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError
@@ -155,7 +155,7 @@ def _predicted(run: Path, test_set: TestSet, spec: DataSpec) -> str | None:
 
 def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable | None:
     """The rows; None where only AX is missing, which lies in a folder of its own."""
-    columns = [column for column in model.task.columns if not column.is_target]
+    columns = [column for column in model.task.columns if not column.is_label]
     if spec.dataset is not None:
         return read_hub(
             spec.dataset,
@@ -164,7 +164,7 @@ def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable 
             split=test_set.split,
             revision=spec.revision,
             format=test_set.format,
-            targets="optional",
+            require_labels=False,
         )
     if spec.dir is None:
         raise DataError("the run read single files; train it with data.dir or data.dataset, which have test rows too")
@@ -172,7 +172,7 @@ def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable 
     path = next((path for path in paths if exists(path)), paths[0])
     if test_set.config is not None and not exists(path):
         return None
-    table = read_table(path, columns=columns, format=test_set.format, targets="optional")
+    table = read_table(path, columns=columns, reading=ReadOptions(format=test_set.format), require_labels=False)
     if table.notes:
         raise DataError(f"{path}: every test row needs an answer, but {'; '.join(table.notes)}")
     return table

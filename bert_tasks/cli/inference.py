@@ -165,13 +165,13 @@ def predict(
 @contextmanager
 def _interruption(output: str) -> Iterator[None]:
     """Says what Ctrl-C leaves of an output, and ends the command with the signal's exit code."""
-    from bert_tasks.inference.output import parts_folder
+    from bert_tasks.inference.output import unfinished_folder
     from bert_tasks.paths import is_folder
 
     try:
         yield
     except KeyboardInterrupt:
-        kept = parts_folder(Path(output))
+        kept = unfinished_folder(Path(output))
         if output == "-":
             tell("interrupted: the rest of the rows was not predicted")
         elif is_folder(kept):

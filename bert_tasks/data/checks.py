@@ -1,11 +1,7 @@
-"""A census of the labels in a column, from which unknown, misspelt and mixed labels are reported.
+"""Labels and the data report.
 
-Owns the counting and the wording. Must not know how files are read.
-
-Checks on labels and the data report.
-
-Owns which label values are acceptable, how unknown ones are reported, and what is counted about a data set
-before training. Must not know how files are read or how a model is trained.
+Owns the census of the labels in a column, from which unknown, misspelt and mixed labels are reported, the checks that
+training and validation rows fit together, and the report on a data set.
 """
 
 import re
@@ -18,7 +14,7 @@ import numpy as np
 
 from bert_tasks.data.columns import Column, Kind, column_of
 from bert_tasks.data.conll import is_chunk_tag, label_scheme, to_iob2
-from bert_tasks.data.problems import SHOWN, Problems, raise_problems, suggestion
+from bert_tasks.data.problems import SHOWN, Problems, counted, first_few, raise_problems, suggestion
 from bert_tasks.errors import DataError
 from bert_tasks.storage import sha256
 
@@ -27,7 +23,7 @@ if TYPE_CHECKING:
     from bert_tasks.data.splits import Splits
     from bert_tasks.data.table import RowTable
 
-LABEL_KINDS: tuple[Kind, ...] = ("label", "labels", "tags")
+CLASS_KINDS: tuple[Kind, ...] = ("label", "labels", "tags")  # columns whose values are names of classes
 MOST_LABELS = 1000
 _MOST_COUNTED = 100_000
 _IMBALANCED = 5  # times as many rows as the rarest label
@@ -50,8 +46,8 @@ def imbalance_hint(counts: Mapping[str, int]) -> str | None:
     if seen[most] < _IMBALANCED * seen[least]:
         return None
     return (
-        f"imbalanced: {most!r} has {seen[most]} rows, {least!r} {seen[least]}; consider settings.class_weights = "
-        '"balanced" and run.metric_for_best_model = "macro_f1", which counts every label alike'
+        f"imbalanced: {most!r} has {counted(seen[most], 'row')}, {least!r} {seen[least]}; consider "
+        'settings.class_weights = "balanced" and run.metric_for_best_model = "macro_f1", which counts every label alike'
     )
 
 
@@ -62,7 +58,7 @@ def is_integer(value: str) -> bool:
 
 @dataclass
 class _Tally:
-    """How often each name stands, and the first lines where it does; bounded in memory."""
+    """How often each name occurs, and the first lines where it does; bounded in memory."""
 
     counts: Counter[str] = field(default_factory=Counter)
     lines: dict[str, list[int]] = field(default_factory=dict)
@@ -76,65 +72,78 @@ class _Tally:
             if len(lines) < SHOWN and line not in lines[-1:]:
                 lines.append(line)
 
-    def report(self, odd: Mapping[str, str], problems: Problems, column: str) -> None:
-        """Adds the rows of names that are ``odd``: name -> what is wrong with it."""
-        for value, what in odd.items():
-            lines = self.lines[value]
-            problems.add(lines[0], what, column=column, value=value, times=self.counts[value] - len(lines) + 1)
-            for line in lines[1:]:
-                problems.add(line, what, column=column, value=value)
 
-
-@dataclass
 class LabelCensus:
-    """How often each label stands, and where.
+    """How often each label of a column occurs, and where.
 
-    Tags count for each word: in IOB2 whatever chunk scheme they are written in, and as they are written, which is what
-    counts where any of them is no chunk tag.
+    Tags are counted for each word twice: in IOB2, whatever chunk scheme they are written in, and as they are written,
+    which is what counts where any of them is not a chunk tag.
+
+    Args:
+        column: a column of one of ``CLASS_KINDS``.
     """
 
-    written: _Tally = field(default_factory=_Tally)
-    chunks: _Tally = field(default_factory=_Tally)  # of tags only
-    rows: int = 0
+    def __init__(self, column: Column) -> None:
+        self.column = column
+        self.rows = 0
+        self._written, self._chunks = _Tally(), _Tally()
 
     @property
     def counts(self) -> Counter[str]:
-        are_chunks = len(self.chunks.counts) > 0 and all(map(is_chunk_tag, self.written.counts))
-        return self.chunks.counts if are_chunks else self.written.counts
+        """How often each label occurs."""
+        are_chunks = len(self._chunks.counts) > 0 and all(map(is_chunk_tag, self._written.counts))
+        return self._chunks.counts if are_chunks else self._written.counts
 
-    def add(self, value: Any, line: int, column: Column) -> None:
-        if column.kind not in LABEL_KINDS or value is None:
+    def add(self, value: Any, line: int) -> None:
+        """Counts the value of the row at a line; None is no label."""
+        if value is None:
             return
         self.rows += 1
-        self.written.add([value] if column.kind == "label" else value, line)
-        if column.kind == "tags":
-            self.chunks.add(to_iob2(value), line)
+        self._written.add([value] if self.column.kind == "label" else value, line)
+        if self.column.kind == "tags":
+            self._chunks.add(to_iob2(value), line)
 
-    def report(self, problems: Problems, column: str, labels: Sequence[str]) -> None:
-        """Adds rows whose label is none of ``labels``; without labels, what does not belong among the others.
+    def report(self, problems: Problems, name: str, labels: Sequence[str], *, new_types: bool = True) -> None:
+        """Adds the rows whose label cannot be used.
 
-        For tags, ``labels`` are `known_tags`.
+        Args:
+            problems: where they are added.
+            name: the column's name in the source.
+            labels: the known labels. Without any, what is reported is what does not belong among the other labels.
+            new_types: chunk tags of types that are not among the labels pass: test files may have types that no
+                training file has, which a model then misses.
         """
+        tally = self._written
+        is_raw = label_scheme(labels) == "raw"
         if len(labels) == 0:
-            self.written.report(self._mixed(), problems, column)
-            return
-        tally = self.chunks if self.chunks.counts and label_scheme(labels) != "raw" else self.written
-        tally.report(_unknown(tally.counts, labels), problems, column)
-
-    def report_no_chunks(self, problems: Problems, column: str) -> None:
-        """Adds rows with a tag of which no chunk scheme knows whether it begins, continues or ends an entity."""
-        odd = [tag for tag in self.written.counts if not is_chunk_tag(tag)]
-        self.written.report(dict.fromkeys(odd, "expected O or a tag such as B-TYPE"), problems, column)
+            odd = self._mixed()
+        elif self.column.kind == "tags" and new_types:
+            unclear = [] if is_raw else [tag for tag in tally.counts if not is_chunk_tag(tag)]
+            odd = dict.fromkeys(unclear, "expected O or a tag such as B-TYPE")
+        else:
+            tally = self._chunks if self._chunks.counts and not is_raw else self._written
+            odd = {}
+            for value in tally.counts:
+                if value not in labels:
+                    meant = suggestion(value, labels)
+                    expected = f"expected one of {first_few(labels, 10)}"
+                    odd[value] = expected if meant is None else f"{value!r} -> {meant!r}?"
+        for value, what in odd.items():
+            lines = tally.lines[value]
+            problems.add(lines[0], what, column=name, value=value, times=tally.counts[value] - len(lines) + 1)
+            for line in lines[1:]:
+                problems.add(line, what, column=name, value=value)
 
     def _mixed(self) -> dict[str, str]:
-        counts = self.written.counts
+        """The labels that do not belong among the others -> what is wrong with them."""
+        counts = self._written.counts
         numbers = {value for value in counts if is_integer(value)}
         names = set(counts) - numbers
         if numbers and names:
             few = min(numbers, names, key=lambda group: sum(counts[value] for value in group))
             what = "a number among names" if few is numbers else "a name among numbers"
-            return dict.fromkeys(sorted(few), f"{what}; mend it, or state the labels in settings.labels")
-        if not self.chunks.counts:
+            return dict.fromkeys(sorted(few), f"{what}; fix it, or state the labels in settings.labels")
+        if not self._chunks.counts:
             return {}
         plain = {value for value in counts if not is_chunk_tag(value)}
         prefixed = sum(count for value, count in counts.items() if value != "O" and value not in plain)
@@ -145,18 +154,8 @@ class LabelCensus:
         )
 
 
-def _unknown(counts: Mapping[str, int], labels: Sequence[str]) -> dict[str, str]:
-    odd = {}
-    for value in counts:
-        if value not in labels:
-            meant = suggestion(value, labels)
-            others = ", ".join(labels[:10]) + (", ..." if len(labels) > 10 else "")
-            odd[value] = f"expected one of {others}" if meant is None else f"{value!r} -> {meant!r}?"
-    return odd
-
-
 def known_tags(labels: Sequence[str]) -> tuple[str, ...]:
-    """The tags that a set of labels can express: itself, and its types in IOB2 whatever scheme the set speaks."""
+    """The tags that a set of labels can express: itself, and its types in IOB2, whatever the scheme of the set."""
     if label_scheme(labels) == "raw":
         return tuple(labels)
     types = dict.fromkeys(label.partition("-")[2] for label in labels if "-" in label)
@@ -168,7 +167,7 @@ Keys = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenCounts:
-    """Of one split: the length of each feature in tokens, what no feature holds, and what the task says of that."""
+    """Of one split: each feature's length in tokens, what is in no feature, and the task's notes on that."""
 
     lengths: "Numbers"
     cuts: "Cuts"
@@ -177,13 +176,16 @@ class TokenCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitReport:
-    """What is known of one split; token figures are None when no features were given.
+    """Figures of one split; those of tokens are None when no features were given.
 
     Attributes:
-        words: of sentences; None for other rows.
+        words: the number of words of all sentences; None for other rows.
         label_counts: rows with each label; words with each tag, in IOB2; answerable and unanswerable questions.
-        truncated_share: of the rows that have tokens which no window holds.
-        notes: what was left out when the rows were read, tags that no training row has, what was cut, and rare labels.
+        token_lengths: minimum, median, 95th percentile and maximum, in tokens.
+        truncated_share: the share of rows with tokens that are in no window.
+        duplicates: rows whose text an earlier row has; ``conflicts``: those of them with another label.
+        also_in_train: rows whose text a training row has.
+        notes: rows that were skipped, tags that no training row has, what was truncated, and rare labels.
     """
 
     name: str
@@ -216,86 +218,103 @@ def infer_labels(table: "RowTable", columns: Sequence[Column]) -> tuple[str, ...
     Integers of equal value ("1", "01", "+1") are different labels, in the order of their text.
 
     Raises:
-        DataError: if they look like numbers or ids, or differ in letter case only.
+        DataError: they look like numbers or ids, or differ in letter case only.
     """
     census = _census(table, columns)
-    found = set(census.counts)
-    column = column_of(columns, *LABEL_KINDS)
-    if column is not None and column.kind == "tags":
-        _check_are_tags(table, census)
-    elif len(found) > MOST_LABELS or (census.rows >= 100 and len(found) > census.rows / 2):
+    return () if census is None else _inferred(table, census)
+
+
+def _inferred(table: "RowTable", census: LabelCensus) -> tuple[str, ...]:
+    names = sorted(census.counts)  # sorting by value alone would keep the order of equals, which depends on the process
+    words = census.counts.total()
+    if census.column.kind == "tags":
+        if (words >= 100 and len(names) > words / 2) or (len(names) > MOST_LABELS and len(names) > words / 20):
+            raise DataError(
+                f"{table.source}: {len(names)} different tags on {words} words look like words or ids; say which "
+                'column has the tags, e.g. [data.columns] tags = "1", or state the labels in settings.labels'
+            )
+    elif len(names) > MOST_LABELS or (census.rows >= 100 and len(names) > census.rows / 2):
         raise DataError(
-            f"{table.source}: {len(found)} different labels in {census.rows} rows look like numbers or ids; "
+            f"{table.source}: {len(names)} different labels in {counted(census.rows, 'row')} look like numbers or ids; "
             "for regression set problem_type = 'regression'"
         )
     folded: dict[str, str] = {}
-    for name in sorted(found):
+    for name in names:
         other = folded.setdefault(name.casefold(), name)
         if other != name:
             raise DataError(
                 f"{table.source}: the labels {other!r} and {name!r} differ in letter case only; "
                 "write one of them, or state both in settings.labels"
             )
-    names = sorted(found)  # a set has another order in each process, and sorting by value alone keeps it for equals
     return tuple(sorted(names, key=int) if all(map(is_integer, names)) else names)
 
 
-def check_labels(tables: Sequence["RowTable"], columns: Sequence[Column], labels: Sequence[str]) -> None:
-    """Raises one report of all rows, over all tables, whose label is none of ``labels``.
-
-    Chunk tags pass: test files may well hold types that no training file has, which a model then misses.
-    """
-    column = column_of(columns, *LABEL_KINDS)
-    if column is None:
-        return
-    if column.kind != "tags":
-        _report_unknown(tables, columns, column, labels)
-    elif label_scheme(labels) != "raw":
-        _report_unknown(tables, columns, column, None)
-
-
-def _report_unknown(
-    tables: Sequence["RowTable"], columns: Sequence[Column], column: Column, labels: Sequence[str] | None
-) -> None:
-    """Raises for labels that are none of ``labels``; for None, for tags that are no chunk tags."""
-    found = []
-    for table in tables:
-        problems, census = Problems(source=table.source), _census(table, columns)
-        if labels is None:
-            census.report_no_chunks(problems, column.name)
-        else:
-            census.report(problems, column.name, labels)
-        found.append(problems)
-    raise_problems(found)
-
-
 def check_splits(splits: "Splits", *, columns: Sequence[Column], labels: Sequence[str] = ()) -> tuple[str, ...]:
-    """The labels to train on, after checking that the splits can be trained and evaluated with them.
+    """Checks that the splits can be trained and evaluated with, and returns the labels to train on.
 
-    Without ``labels`` those of the training rows are taken. Columns without labels give an empty tuple. Of chunk tags
-    only those of training rows must be among ``labels``, in any scheme; the data report notes those of validation
-    rows that are not.
+    Args:
+        splits: training and validation rows.
+        columns: the task's columns.
+        labels: the known labels; without any those of the training rows are taken. Of chunk tags only those of training
+            rows must be among them, in any scheme; the data report notes those of validation rows that are not.
+
+    Returns:
+        The labels; none for columns without labels.
 
     Raises:
-        DataError: for no training or validation rows, unknown labels, a single class, or a class that only
-            validation rows have; for no training question that has an answer.
+        DataError: there are no training or validation rows, unknown labels, a single class, a class that only
+            validation rows have, or no training question that has an answer.
     """
-    tables = [splits.train, *splits.validation.values()]
+    train, tables = splits.train, [splits.train, *splits.validation.values()]
     for table in tables:
         if len(table) == 0:
             raise DataError(f"{table.source}: no rows")
-    _check_some_answered(splits.train, columns)
-    column = column_of(columns, *LABEL_KINDS)
+    if column_of(columns, "answers") is not None and _label_counts(train, columns)["answerable"] == 0:
+        raise DataError(
+            f"{train.source}: none of {counted(len(train), 'question')} has an answer; training needs some that do"
+        )
+    column = column_of(columns, *CLASS_KINDS)
     if column is None:
         return ()
-    known = tuple(labels) if len(labels) > 0 else infer_labels(splits.train, columns)
+    censuses = [_census(table, columns) or LabelCensus(column) for table in tables]
+    known = tuple(labels) if len(labels) > 0 else _inferred(train, censuses[0])
     if column.kind == "tags":
-        _report_unknown([splits.train], columns, column, known_tags(known))
+        problems = Problems(source=train.source)
+        censuses[0].report(problems, column.name, known_tags(known), new_types=False)
+        raise_problems([problems])
     else:
-        _check_only_in_validation(splits, columns, known)
-    check_labels(tables, columns, known)
-    _check_enough_classes(splits.train, column, columns, known)
+        _check_only_in_validation(tables, censuses, known)
+    found = []
+    for table, census in zip(tables, censuses, strict=True):
+        problems = Problems(source=table.source)
+        census.report(problems, column.name, known)
+        found.append(problems)
+    raise_problems(found)
+    least, counts = 1 if column.kind == "labels" else 2, censuses[0].counts
+    if len(counts) < least:
+        what = "tag" if column.kind == "tags" else "label"
+        only = f"only the {what} {next(iter(counts))!r}" if counts else f"no {what}"
+        classes = counted(least, "class") if least == 1 else f"{least} classes"
+        raise DataError(f"{train.source}: {only} in {counted(len(train), 'row')}; training needs at least {classes}")
+    if len(known) < least:
+        raise DataError(f"settings.labels names {counted(len(known), 'label')}; training needs at least {least}")
     return known
+
+
+def _check_only_in_validation(
+    tables: Sequence["RowTable"], censuses: Sequence[LabelCensus], labels: Sequence[str]
+) -> None:
+    """Raises DataError for classes that only validation rows have; ``tables`` begins with the training rows."""
+    trained = censuses[0].counts
+    for table, census in zip(tables[1:], censuses[1:], strict=True):
+        counts = census.counts
+        new = [name for name in counts if name not in trained and (name in labels or not suggestion(name, labels))]
+        if new:
+            named = ", ".join(f"{name!r} ({counted(counts[name], 'row')})" for name in sorted(new))
+            raise DataError(
+                f"{table.source}: only validation rows have {named}, which a model cannot learn; "
+                f"add some to {tables[0].source} or remove these"
+            )
 
 
 def data_report(
@@ -309,11 +328,11 @@ def data_report(
 
     Texts (of the columns that every row must have, words with a space between them) count as the same if they are
     equal apart from letter case and outer spaces. A row conflicts if an earlier row of its split has the same text
-    and another target.
+    and another label.
     """
     tokens = {} if tokens is None else tokens
     train_keys = np.array([], dtype=np.uint64)
-    trained = _target_counts(splits.train, columns)
+    trained = _label_counts(splits.train, columns)
     reports = []
     for name, table in named_splits(splits):
         keys = _row_keys(table, columns)
@@ -339,7 +358,7 @@ def _split_report(
     train_keys: Keys,
     trained: Counter[str],
 ) -> SplitReport:
-    counts = _target_counts(table, columns)
+    counts = _label_counts(table, columns)
     _, first, text = np.unique(keys["text"], return_index=True, return_inverse=True)
     return SplitReport(
         name=name,
@@ -349,7 +368,7 @@ def _split_report(
         token_lengths=None if tokens is None else _length_figures(tokens.lengths),
         truncated_share=None if tokens is None else tokens.cuts.cut_rows / max(len(table), 1),
         duplicates=len(table) - len(first),
-        conflicts=int(np.sum(keys["target"] != keys["target"][first[text]])),
+        conflicts=int(np.sum(keys["label"] != keys["label"][first[text]])),
         empty_texts=int(keys["empty"].sum()),
         also_in_train=int(np.isin(keys["text"], train_keys).sum()),
         notes=(
@@ -368,17 +387,17 @@ def text_keys(table: "RowTable", columns: Sequence[Column]) -> Keys:
 
 
 def _row_keys(table: "RowTable", columns: Sequence[Column]) -> Keys:
-    """For each row digests of its texts and of its target, and whether a required text is empty: 17 bytes a row."""
-    kinds = [("text", np.uint64), ("target", np.uint64), ("empty", np.bool_)]
+    """For each row digests of its texts and of its label, and whether a required text is empty: 17 bytes per row."""
+    kinds = [("text", np.uint64), ("label", np.uint64), ("empty", np.bool_)]
     return np.fromiter(_keyed_rows(table, columns), dtype=kinds, count=len(table))
 
 
 def _keyed_rows(table: "RowTable", columns: Sequence[Column]) -> Iterator[tuple[int, int, bool]]:
     texts = [column.name for column in columns if column.kind in ("text", "words") and column.required]
-    targets = [column.name for column in columns if column.is_target]
+    labels = [column.name for column in columns if column.is_label]
     for row in table:
         values = [_folded(row.get(name)) for name in texts]
-        yield _short_digest("\0".join(values)), _short_digest(repr([row.get(name) for name in targets])), "" in values
+        yield _short_digest("\0".join(values)), _short_digest(repr([row.get(name) for name in labels])), "" in values
 
 
 def _short_digest(text: str) -> int:
@@ -392,11 +411,12 @@ def _folded(text: str | list[str] | None) -> str:
     return (text if isinstance(text, str) else " ".join(text)).strip().casefold()
 
 
-def _target_counts(table: "RowTable", columns: Sequence[Column]) -> Counter[str]:
+def _label_counts(table: "RowTable", columns: Sequence[Column]) -> Counter[str]:
     """Labels or tags; questions by whether they have an answer."""
     answers = column_of(columns, "answers")
     if answers is None or answers.name not in table.rows.column_names:
-        return _census(table, columns).counts
+        census = _census(table, columns)
+        return Counter() if census is None else census.counts
     return Counter(
         "answerable" if value["text"] else "unanswerable" for value in _values(table, answers) if value is not None
     )
@@ -412,13 +432,12 @@ def _word_count(table: "RowTable", columns: Sequence[Column]) -> int | None:
 def _new_tags(counts: Counter[str], trained: Counter[str], columns: Sequence[Column]) -> tuple[str, ...]:
     if column_of(columns, "tags") is None:
         return ()
-    new = [f"{tag!r} ({counts[tag]} words)" for tag in sorted(counts) if tag not in trained]
-    shown = ", ".join(new[:SHOWN]) + (", ..." if len(new) > SHOWN else "")
-    return (f"tags that no training row has: {shown}",) if new else ()
+    new = [f"{tag!r} ({counted(counts[tag], 'word')})" for tag in sorted(counts) if tag not in trained]
+    return (f"tags that no training row has: {first_few(new, SHOWN)}",) if new else ()
 
 
 def _imbalance(split: str, counts: Counter[str], columns: Sequence[Column]) -> tuple[str, ...]:
-    """Of the training rows: others are judged as they are."""
+    """Of the training rows only: nothing is changed in the others."""
     hint = imbalance_hint(counts) if split == "train" and column_of(columns, "label") is not None else None
     return () if hint is None else (hint,)
 
@@ -436,8 +455,8 @@ def _length_figures(lengths: "Numbers") -> dict[str, float]:
 
 
 def _split_lines(split: SplitReport) -> list[str]:
-    words = "" if split.words is None else f", {split.words} words"
-    lines = [f"{split.name}: {split.rows} rows{words}"]
+    words = "" if split.words is None else f", {counted(split.words, 'word')}"
+    lines = [f"{split.name}: {counted(split.rows, 'row')}{words}"]
     if split.label_counts:
         whole = split.rows if split.words is None else max(sum(split.label_counts.values()), 1)
         shares = [f"{label} {count} ({count / whole:.0%})" for label, count in split.label_counts.items()]
@@ -445,60 +464,23 @@ def _split_lines(split: SplitReport) -> list[str]:
     if split.token_lengths:
         figures = ", ".join(f"{name} {value:g}" for name, value in split.token_lengths.items())
         lines.append(f"  tokens: {figures}")
-    found = {
-        "with an empty text": split.empty_texts,
-        "with a text that an earlier row has": split.duplicates,
-        "with a text that an earlier row has with another target": split.conflicts,
-        "with a text that also stands in train": split.also_in_train,
-    }
-    lines += [f"  {count} rows {what}" for what, count in found.items() if count > 0]
+    lines += [f"  {counted(split.empty_texts, 'empty text')}"] if split.empty_texts else []
+    lines += [f"  {counted(split.duplicates, 'duplicate text')}"] if split.duplicates else []
+    if split.conflicts:
+        labels = "has a conflicting label" if split.conflicts == 1 else "have conflicting labels"
+        lines.append(f"  {counted(split.conflicts, 'duplicate')} {labels}")
+    if split.also_in_train:
+        lines.append(f"  {counted(split.also_in_train, 'text')} also in train")
     return lines + [f"  {note}" for note in split.notes]
 
 
-def _census(table: "RowTable", columns: Sequence[Column]) -> LabelCensus:
-    census = LabelCensus()
-    column = column_of(columns, *LABEL_KINDS)
+def _census(table: "RowTable", columns: Sequence[Column]) -> LabelCensus | None:
+    """The labels of a table; None where it has none."""
+    column = column_of(columns, *CLASS_KINDS)
     if column is None or column.name not in table.rows.column_names:
-        return census
+        return None
+    census = LabelCensus(column)
     for batch in table.rows.select_columns([column.name, "line"]).iter(batch_size=1000):
         for value, line in zip(batch[column.name], batch["line"], strict=True):
-            census.add(value, line, column)
+            census.add(value, line)
     return census
-
-
-def _check_are_tags(table: "RowTable", census: LabelCensus) -> None:
-    words, found = census.counts.total(), len(census.counts)
-    if (words >= 100 and found > words / 2) or (found > MOST_LABELS and found > words / 20):
-        raise DataError(
-            f"{table.source}: {found} different tags on {words} words look like words or ids; say which column holds "
-            'the tags, e.g. [data.columns] tags = "1", or state the labels in settings.labels'
-        )
-
-
-def _check_some_answered(train: "RowTable", columns: Sequence[Column]) -> None:
-    if column_of(columns, "answers") is not None and _target_counts(train, columns)["answerable"] == 0:
-        raise DataError(f"{train.source}: none of {len(train)} questions has an answer; training needs some that do")
-
-
-def _check_only_in_validation(splits: "Splits", columns: Sequence[Column], labels: Sequence[str]) -> None:
-    trained = _census(splits.train, columns).counts
-    for table in splits.validation.values():
-        counts = _census(table, columns).counts
-        new = [name for name in counts if name not in trained and (name in labels or not suggestion(name, labels))]
-        if new:
-            named = ", ".join(f"{name!r} ({counts[name]} rows)" for name in sorted(new))
-            raise DataError(
-                f"{table.source}: {named} stand only in validation, where no model can know them; "
-                f"add some to {splits.train.source} or take these out"
-            )
-
-
-def _check_enough_classes(train: "RowTable", column: Column, columns: Sequence[Column], labels: Sequence[str]) -> None:
-    counts = _census(train, columns).counts
-    least = 1 if column.kind == "labels" else 2
-    what = "tag" if column.kind == "tags" else "label"
-    if len(counts) < least:
-        only = f"only the {what} {next(iter(counts))!r}" if counts else f"no {what}"
-        raise DataError(f"{train.source}: {only} in {len(train)} rows; training needs at least {least} classes")
-    if len(labels) < least:
-        raise DataError(f"settings.labels names {len(labels)} label; training needs at least {least}")

@@ -1,16 +1,8 @@
-"""What a row is and what its columns hold.
+"""Columns and values: what a task's column holds, and the canonical form of each value.
 
-Owns the two types that readers, tasks and callers share. Must not know how files are read or what a task does
-with the values, and imports nothing heavy.
-
-The words of a text: where a tagger that was trained on words is given a text.
-
-Owns how texts are split, as annotated corpora of English are: at white space and punctuation. Must not know tasks.
-
-The canonical form of one value: what a cell of any file format becomes in a row.
-
-Owns the rules for texts, labels, label sets, numbers, words, tags and answers. Must not know files, rows or which
-labels a task has.
+Owns the kinds of columns, the rules for texts, labels, sets of labels, numbers, words, tags and answers in cells of any
+format, and how a text is split into words where a tagger that was trained on words is given a text. Imports nothing
+heavy.
 """
 
 import ast
@@ -25,25 +17,25 @@ from typing import Any, Literal, TypedDict
 Row = Mapping[str, Any]
 Kind = Literal["text", "id", "label", "labels", "number", "words", "tags", "answers"]
 
-KEPT, FAULT = "given row", "fault of the row"  # columns of the table; no task can have these names
+PASSTHROUGH, FAULT = "given row", "fault of the row"  # columns of the table; no task can have these names
 
 PassthroughColumns = Literal["all", "none"] | Sequence[str]
 
-TARGET_KINDS: frozenset[Kind] = frozenset({"label", "labels", "number", "tags", "answers"})
+LABEL_KINDS: frozenset[Kind] = frozenset({"label", "labels", "number", "tags", "answers"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column a task reads. ``kind`` tells the data layer what a valid value is.
+    """A column that a task reads. Its ``kind`` says what a valid value is.
 
     text: a string. id: a string or whole number that names something, as a string. label: one of the task's label
     names. labels: a list of them (a csv cell separates them by ``;``). number: a finite number. words: a list of
     strings. tags: one tag name for each of the row's words. answers: the texts that answer the row's question and
-    where they start in its ``context``; none where it cannot be answered. `data.values` says which spellings a cell
+    where they start in its ``context``; none where it cannot be answered. See `canonical` for the spellings that a cell
     may use.
 
-    ``required`` columns must be in every file; the others are targets, which may be missing when only predictions
-    are wanted. Texts, ids and words that are not required may always be missing.
+    ``required`` columns must be in every file. Of the others, those with labels may be missing when only predictions
+    are wanted; texts, ids and words may always be missing.
     """
 
     name: str
@@ -51,8 +43,9 @@ class Column:
     required: bool = True
 
     @property
-    def is_target(self) -> bool:
-        return not self.required and self.kind in TARGET_KINDS
+    def is_label(self) -> bool:
+        """Whether the column holds what the task learns to predict."""
+        return not self.required and self.kind in LABEL_KINDS
 
 
 def column_of(columns: Iterable[Column], *kinds: Kind) -> Column | None:
@@ -60,8 +53,8 @@ def column_of(columns: Iterable[Column], *kinds: Kind) -> Column | None:
     return next((column for column in columns if column.kind in kinds), None)
 
 
-# Over the classes of characters: an abbreviation of letters (U.S.), a word, in which single marks may stand between
-# letters or digits (state-of-the-art, 3.5, O'Neill), or one character of punctuation.
+# Over the classes of characters: an abbreviation of letters (U.S.), a word, which may have single marks between letters
+# or digits (state-of-the-art, 3.5, O'Neill), or one character of punctuation.
 _WORD = re.compile(r"(?:lp){2,}(?![lw])|[lw]+(?:[jp][lw]+)*|[^s]")
 _JOINING = "'\u2019-"
 # As in the Penn Treebank and CoNLL-2003: Luigi 's, did n't.
@@ -80,7 +73,7 @@ def word_spans(text: str) -> list[tuple[int, int]]:
 
 
 def place_words(words: Sequence[str], text: str) -> list[tuple[int, int]] | None:
-    """Where the words stand in the text, one behind the other; None if they do not."""
+    """The place of each word in the text, one after the other; None if they are not all there."""
     spans: list[tuple[int, int]] = []
     end = 0
     for word in words:
@@ -108,7 +101,7 @@ def with_words(cells: Mapping[str, Any], columns: Sequence[Column], names: Mappi
 
 
 def text_of_words(columns: Sequence[Column]) -> tuple[Column | None, Column | None]:
-    """The column of words, and that of the text that may stand in its place, of a task that has both."""
+    """The column of words, and that of the text that may replace it, of a task that has both."""
     words, text = column_of(columns, "words"), column_of(columns, "text")
     return (None, None) if words is None or text is None else (words, text)
 
@@ -129,7 +122,7 @@ _MOST_CHARACTERS = 2**31
 _PYTHON_ESCAPE = r"\\(?:[\\'\"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})"
 _PYTHON_ITEM = re.compile(rf"'(?:[^'\\]|{_PYTHON_ESCAPE})*'|\"(?:[^\"\\]|{_PYTHON_ESCAPE})*\"|-?\d+")
 _PYTHON_LIST = re.compile(rf"\[\s*(?:(?:{_PYTHON_ITEM.pattern})(?:\s*,\s*(?:{_PYTHON_ITEM.pattern}))*)?\s*\]")
-UNKNOWN_START = -1  # an answer of which the source says only the text
+UNKNOWN_START = -1  # of an answer whose start the source does not say
 
 
 class Answers(TypedDict):
@@ -143,19 +136,19 @@ class Answers(TypedDict):
 
 
 class BadValueError(ValueError):
-    """The value cannot be used; the message says why and what would do."""
+    """The value cannot be used; the message says why, and what to write instead."""
 
 
 def canonical(value: Any, kind: Kind, label_separator: str = LABEL_SEPARATOR) -> Any:
-    """The value as rows hold it; None where there is none (never for texts, ids and words, which may be empty).
+    """The value in canonical form; None where there is none (never for texts, ids and words, which may be empty).
 
-    label, tags, answers: hidden ones (None, and negative class ids in tags) are no targets. labels: a list, or in one
+    label, tags, answers: hidden ones (None, and negative class ids in tags) become None. labels: a list, or in one
     cell a JSON or Python list, or names with ``label_separator`` between them. words, tags: a list, or in one cell a
     JSON or Python list, or names with white space between them. answers: see ``Answers``; also a list of such objects
     or of texts, or in one cell the same as JSON or the text itself (empty: the question has no answer).
 
     Raises:
-        BadValueError: if the value is not of this kind.
+        BadValueError: the value is not of this kind.
     """
     match kind:
         case "text":
@@ -208,7 +201,7 @@ def _label_set(value: Any, separator: str) -> list[str]:
     if len(names) < len(value):
         raise BadValueError(f"an empty label name; write names with one {separator!r} between two of them")
     if len(set(names)) < len(names):
-        raise BadValueError("a label stands twice")
+        raise BadValueError("a label appears twice")
     return names
 
 
@@ -278,7 +271,7 @@ def _tags(value: Any) -> list[str] | None:
 
 
 def _is_hidden(tag: Any) -> bool:
-    """A class id below 0 says "not told" on the hub; readers hand it on as None where the ids have names."""
+    """A class id below 0 means "hidden" on the hub; readers pass it on as None where the ids have names."""
     return tag is None or (isinstance(tag, int) and tag < 0)
 
 
@@ -300,9 +293,9 @@ def _parts(value: Any, what: str) -> list[Any]:
     return list(value)
 
 
-def _part(what: str, number: int, judge: Callable[[Any], str], value: Any) -> str:
+def _part(what: str, number: int, convert: Callable[[Any], str], value: Any) -> str:
     try:
-        return judge(value)
+        return convert(value)
     except BadValueError as error:
         raise BadValueError(f"{what} {number}: {error}") from None
 
@@ -360,7 +353,7 @@ def _encodable(text: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        if 0xDC80 <= code <= 0xDCFF:  # how the readers hand on a byte that the encoding does not know
+        if 0xDC80 <= code <= 0xDCFF:  # how readers pass on an undecodable byte
             byte = f"byte 0x{code - 0xDC00:02X}"
             raise BadValueError(
                 f"{byte} is not valid here; state the file's encoding, e.g. encoding = 'latin-1'"

@@ -1,14 +1,9 @@
-"""Tag schemes: how the tags of words mark where entities begin and end.
+"""Sentences with one word per line: CoNLL columns, CoNLL-U (Universal Dependencies), and the schemes of their tags.
 
-Owns what IOB1, IOB2, BIOES (also spelt BILOU or BMES) and raw tags mean, and the ways between them. Chunk tags are
-``O`` and ``PREFIX-TYPE``; the type may hold hyphens. A sentence with any other tag (parts of speech; a prefix without
-a type, since ``B`` and ``I`` are parts of speech somewhere) is raw and comes back as it is. Must not know files,
-models or metrics, and imports nothing heavy.
-
-Parsing of sentences with one word a line: CoNLL columns and CoNLL-U (Universal Dependencies).
-
-Owns where sentences and documents begin and end, what is a comment, and line numbers. Must not know tasks, tags or
-tag schemes.
+Owns what IOB1, IOB2, BIOES (also spelt BILOU or BMES) and raw tags mean, the conversions between them, and the parsing
+of the files: where sentences and documents begin and end, and what is a comment. Chunk tags are ``O`` and
+``PREFIX-TYPE``; the type may hold hyphens. A sentence with any other tag (parts of speech; a prefix without a type,
+since ``B`` and ``I`` are parts of speech in some tag sets) is raw and stays as it is. Imports nothing heavy.
 """
 
 import re
@@ -19,13 +14,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from bert_tasks.data.problems import shortened
+from bert_tasks.data.problems import counted, shortened
 from bert_tasks.data.records import Record, Records, open_text
 from bert_tasks.paths import is_file
 
 Scheme = Literal["IOB1", "IOB2", "BIOES", "raw"]
 
-# What a prefix says of its word: begins, is inside, ends an entity, or is one alone.
+# What a prefix says of its word: it begins, is inside or ends an entity, or is one alone.
 _ROLES = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "U": "S"}
 # The prefixes that may say a role, best first: own spelling, then what reads as the same entities where possible.
 _SPELLINGS = {"B": "BIM", "I": "IM", "E": "ELIM", "S": "SUBELIM"}
@@ -52,7 +47,7 @@ _OUTSIDE = _Piece("O", "", False)
 
 
 def is_chunk_tag(tag: str) -> bool:
-    """Whether the tag says where an entity begins, goes on or ends: ``O`` or ``PREFIX-TYPE``."""
+    """Whether the tag says where an entity begins, continues or ends: ``O`` or ``PREFIX-TYPE``."""
     prefix, _, kind = tag.partition("-")
     return tag == "O" or (prefix in _ROLES and kind != "")
 
@@ -61,8 +56,8 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> Scheme:
     """The scheme that the tags of a file are written in.
 
     Any other tag makes the whole file raw; E-, S-, L- or U- make it BIOES. It is IOB1 if some entity starts with I-
-    while B- only parts neighbours of one type, else IOB2, in which an I- that starts an entity is a fault. Only ``O``,
-    or nothing at all, is IOB2: chunk tags in which no entity happens to stand.
+    while B- only separates neighbours of one type, else IOB2, in which an I- that starts an entity is a fault. Only
+    ``O``, or nothing at all, is IOB2: chunk tags without any entity.
     """
     prefixed, started_inside, began_afresh = False, False, False
     for tags in sentences:
@@ -78,7 +73,7 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> Scheme:
 
 
 def label_scheme(labels: Sequence[str]) -> Scheme:
-    """The scheme that a model's set of labels speaks.
+    """The scheme of a model's set of labels.
 
     IOB1 if some type has I- without B-, as in files whose entities of that type never touch. A set with both reads as
     IOB2: which of the two a model was trained on cannot be seen, and ``to_iob2`` reads either.
@@ -110,10 +105,10 @@ def from_iob2(tags: Sequence[str], scheme: Scheme) -> list[str]:
 
 
 def to_labels(tags: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """The IOB2 sentence in the words of a label set: its scheme and its letters (BIOES, BILOU, BMES).
+    """The IOB2 sentence in the labels of a set: its scheme and its letters (BIOES, BILOU, BMES).
 
     Where a type lacks a label of its scheme the next best is taken, say I- for B- where no B- exists; neighbours of one
-    type then run together. A tag that no label can say stays as ``from_iob2`` has it, for the caller to report.
+    type then run together. A tag that no label can express stays as ``from_iob2`` has it, for the caller to report.
     """
     known = set(labels)
     return [_known_label(tag, known) for tag in from_iob2(tags, label_scheme(labels))]
@@ -148,7 +143,7 @@ def invalid_transitions(tags: Sequence[str], scheme: Scheme = "IOB2") -> int:
 
 
 def forbidden_steps(labels: Sequence[str]) -> list[list[int]]:
-    """``[L + 2, L]`` which labels may not begin a chain, follow each label, or end a chain."""
+    """``[L + 2, L]`` which labels may not begin a sequence, follow each label, or end a sequence."""
     scheme = label_scheme(labels)
 
     def faults(*tags: str) -> int:
@@ -238,7 +233,7 @@ _OTHER_ID = re.compile(r"\d+-\d+|\d+\.\d+")
 
 @dataclass
 class _Sentence:
-    """The words read since the last border: the line of the first, each line's cells, and all lines as they stand."""
+    """The words since the last border: the line of the first one, each line's cells, and all lines unchanged."""
 
     line: int = 0
     rows: list[list[str]] = field(default_factory=list)
@@ -254,7 +249,7 @@ class _Sentence:
         self.faults.append(Record(line, {}, what))
 
     def faulty(self) -> list[Record]:
-        """The faults of its lines, each with the whole sentence: with one of them it cannot be used."""
+        """The faults of its lines, each with the whole sentence, which cannot be used."""
         return [fault._replace(raw="\n".join(self.texts)) for fault in self.faults]
 
     def columns(self) -> list[list[str]]:
@@ -269,7 +264,7 @@ def conll_records(path: Path, *, encoding: str) -> Iterator[Records]:
     its number as text, the word being ``"0"``, and ``document``, the number of the document, once a -DOCSTART- line
     has started one.
 
-    The first word decides what parts the columns: a tab, if its line has one, else spaces or tabs in any number.
+    The first word decides what separates the columns: a tab, if its line has one, else any number of spaces or tabs.
 
     A line that starts with "# " or "#" and a tab is a comment if its number of columns is not the file's. Otherwise it
     is a word within a sentence and in a file with tabs. Before the first word of a sentence, in a file with spaces, it
@@ -293,14 +288,14 @@ def conllu_records(path: Path, *, encoding: str) -> Iterator[Records]:
     """Sentences of a CoNLL-U file: ``form``, ``upos``, ``xpos`` and so on, and ``document`` after a "# newdoc".
 
     Words are the syntactic ones: the surface form of a range (1-2) and empty nodes (1.1) are left out. A column that
-    holds "_" for every word of a sentence is not told, and so not there.
+    holds "_" for every word of a sentence is missing there.
     """
     with open_text(path, encoding=encoding, newline="\n") as lines:
         yield Records(None, _universal_records(lines))
 
 
 class _Columns:
-    """What is known of a CoNLL file as its lines go by.
+    """What is known of a CoNLL file while its lines are read.
 
     Args:
         certain: reads the file ahead, for the columns and tags of the lines that can only be words; it is called at the
@@ -338,12 +333,10 @@ class _Columns:
             self.tags.add(cells[-1])
             sentence.add(number, cells)
             return
-        parted = "tabs" if self.tabs else "spaces"
-        sentence.fault(
-            number,
-            f"{_counted(len(cells))} where the file's first word has {_counted(self.width)}, separated by {parted}: "
-            f"{shortened(line)}",
-        )
+        separator = "tabs" if self.tabs else "spaces"
+        width = counted(self.width, "column")
+        what = f"{counted(len(cells), 'column')} where the file's first word has {width}, separated by {separator}"
+        sentence.fault(number, f"{what}: {shortened(line)}")
 
     def _cells(self, line: str) -> list[str]:
         if self.tabs or (self.width is None and "\t" in line):
@@ -401,7 +394,7 @@ def _read_universal(sentence: _Sentence, number: int, line: str) -> None:
     cells = line.split("\t")
     sentence.texts.append(line)
     if len(cells) != len(_UNIVERSAL):
-        what = f"{_counted(len(cells))} where CoNLL-U has {len(_UNIVERSAL)}, separated by tabs"
+        what = f"{counted(len(cells), 'column')} where CoNLL-U has {len(_UNIVERSAL)}, separated by tabs"
         sentence.fault(number, f"{what}: {shortened(line)}; read other columns as format = 'conll'")
     elif _WORD_ID.fullmatch(cells[0]):
         sentence.add(number, cells)
@@ -422,7 +415,3 @@ def _universal_sentence(sentence: _Sentence, documents: int) -> Iterator[Record]
 
 def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     return ((number, line.removesuffix("\n").removesuffix("\r")) for number, line in enumerate(lines, start=1))
-
-
-def _counted(columns: int) -> str:
-    return f"{columns} column{'' if columns == 1 else 's'}"

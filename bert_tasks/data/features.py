@@ -1,12 +1,7 @@
-"""The features of a table, computed once and kept.
+"""Features of a table: computed once and cached, grouped into samples, and cut into batches.
 
-Owns the key under which features are kept, their Arrow schema and the numbering of rows over batches. Must
-not know how a task makes features; it gets a function for that.
-
-Features as samples, and samples as batches of a limited number of tokens.
-
-Owns which features belong to one sample (the windows of a long text are read together) and the cutting of an order into
-batches. Must not know models, devices or processes.
+Owns the key under which features are cached, their Arrow schema, which features belong to one sample (the windows of a
+long text are read together), and batches of a limited number of tokens.
 """
 
 import json
@@ -21,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bert_tasks.data.records import rows_of
-from bert_tasks.data.table import RowTable, cache_folder, open_or_write
+from bert_tasks.data.table import RowTable, cache_folder, load_or_store
 from bert_tasks.storage import sha256_json
 from bert_tasks.terminal import message_stream
 
@@ -44,12 +39,13 @@ def cached_features(
 ) -> "Dataset":
     """The features of all rows, in row order; ``row`` counts over the whole table.
 
+    What a feature lacks is None; ``lost_tokens`` and ``lost_answers`` are then 0.
+
     Args:
         features: makes the features of a batch of rows, whose ``row`` counts within the batch.
-        key: everything else the features depend on, as plain values: task, settings, labels, package version.
+        key: everything else that the features depend on, as plain values: task, settings, labels, package version.
         batch_size: rows per call of ``features``; None: all at once.
 
-    What a feature lacks is None there; ``lost_tokens`` and ``lost_answers`` are 0.
     """
     from datasets import Dataset
 
@@ -76,12 +72,12 @@ def cached_features(
                 desc=f"Tokenizing {table.source}",
             )
 
-    return open_or_write(cache_folder(cache_dir, "features"), fingerprint, write)
+    return load_or_store(cache_folder(cache_dir, "features"), fingerprint, write).rows
 
 
 @contextmanager
 def progress_bars_on_terminals() -> Iterator[None]:
-    """Silences the bars of `datasets` where they would fill a log file, and on all processes but the first."""
+    """Disables the bars of `datasets` where they would fill a log file, and on all processes but the first."""
     import datasets
 
     visible = message_stream().isatty() and os.environ.get("RANK", "0") == "0"
@@ -212,7 +208,7 @@ def column_numbers(features: "Dataset", name: str) -> Numbers:
 
 
 def token_lengths(features: "Dataset") -> Numbers:
-    """Tokens of each feature; of the file it reads where lists begin and end, not the tokens."""
+    """Tokens of each feature. Only the offsets of the lists are read, not the tokens."""
     import pyarrow.compute
 
     return np.asarray(pyarrow.compute.list_value_length(features.with_format("arrow")[:].column("input_ids")), np.int64)
@@ -220,12 +216,12 @@ def token_lengths(features: "Dataset") -> Numbers:
 
 @dataclass(frozen=True, kw_only=True)
 class Cuts:
-    """What of some rows no window holds.
+    """What is truncated: what no window of some rows holds.
 
     Attributes:
-        rows: how many there are in all.
-        cut_rows: those with tokens that no window holds.
-        lost_answers: targets that no window holds whole.
+        rows: the number of all rows.
+        cut_rows: the number of rows with tokens that no window holds.
+        lost_answers: answers that no window holds whole.
     """
 
     rows: int
@@ -240,7 +236,7 @@ class Cuts:
         return cls(rows=rows, cut_rows=cut_rows, lost_answers=int(column_numbers(features, "lost_answers").sum()))
 
     def share(self, count: int) -> str:
-        """A count of rows as people read it: ``3 of 200 (1.5%)``."""
+        """A count of rows with its share: ``3 of 200 (1.5%)``."""
         return f"{count} of {self.rows} ({count / max(self.rows, 1):.1%})"
 
 
@@ -250,7 +246,7 @@ def _running_sum(counts: Numbers) -> Numbers:
 
 
 def token_batches(order: Iterable[int], lengths: Sequence[int] | Numbers, *, max_tokens: int) -> list[list[int]]:
-    """Neighbours of an order in batches of at most ``max_tokens`` tokens; one that is longer goes alone."""
+    """Batches of neighbours in an order, of at most ``max_tokens`` tokens; a longer one is a batch of its own."""
     batches: list[list[int]] = []
     room = 0
     for index in order:
@@ -263,6 +259,7 @@ def token_batches(order: Iterable[int], lengths: Sequence[int] | Numbers, *, max
 
 
 def longest_first(lengths: ArrayLike, *, max_tokens: int) -> list[list[int]]:
-    """All indices in batches of similar length that depend on the data alone; a lack of memory shows early."""
+    """All indices in batches of similar length, which depend on the data alone; the longest come first, so that a lack
+    of memory is seen early."""
     sizes = np.asarray(lengths, dtype=np.int64)
     return token_batches(np.argsort(-sizes, kind="stable").tolist(), sizes.tolist(), max_tokens=max_tokens)

@@ -1,6 +1,6 @@
 """The file formats by name, and how the published GLUE files differ from plain ones.
 
-Owns the read-only table of formats. Must not know how a format is parsed.
+Owns the read-only table of formats, and which format a file has.
 """
 
 from collections.abc import Mapping
@@ -18,20 +18,20 @@ GZIP_EXTENSION = ".gz"
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """How files of a format are laid out.
+    """The layout of files of a format.
 
     Attributes:
         extensions: what a file's name ends with, the usual one first.
         file_names: other names that files of a split have; ``{split}`` is train, dev and so on, ``*`` anything.
-        delimiter: None where rows are not cut by one.
+        delimiter: what separates cells; None where nothing does.
         quoted: whether the cells follow csv's quoting rules.
         headless: the columns of files without a header line (GLUE's test files have one nevertheless, whose first
             cell is "index").
-        skips_short_rows: whether rows with too few cells are left out and counted, as others do; else they are
+        skips_short_rows: whether rows with too few cells are skipped and counted, as other tools do; else they are
             faults.
         columns, hub_columns: the task's columns -> those of the files, and of the hub data set.
         label_names: the label ids of the files -> their names, in the order of the hub data set.
-        kept: the columns that prediction keeps if none are named, where they are not all.
+        default_passthrough: the columns that prediction keeps if none are named, where these are not all.
         validation, hub_validation: the named validation sets where there is more than one -> their file in a folder,
             and their split on the hub.
     """
@@ -46,14 +46,14 @@ class Format:
     columns: Mapping[str, str] = field(default_factory=dict)
     hub_columns: Mapping[str, str] = field(default_factory=dict)
     label_names: Mapping[str, str] = field(default_factory=dict)
-    kept: tuple[str, ...] = ()
+    default_passthrough: tuple[str, ...] = ()
     validation: Mapping[str, str] = field(default_factory=dict)
     hub_validation: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Glue:
-    """What differs from one GLUE task to the next; see `Format`."""
+    """What differs between GLUE tasks; see `Format`."""
 
     columns: tuple[str, ...]  # of the files: text, text_pair for pairs, label
     labels: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ _ALL = (
         name="conll",
         extensions=(".conll", ".txt", ".bio", ".iob"),
         hub_columns={"words": "tokens", "tags": "ner_tags"},
-        kept=("words", "tags", "document"),
+        default_passthrough=("words", "tags", "document"),
     ),
     Format(
         name="conllu",

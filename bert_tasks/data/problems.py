@@ -1,12 +1,13 @@
 """Problems found in rows, collected so that one report names them all.
 
-Owns the wording `file:line: column 'x': value: what is wrong` and the limit on how many are shown. Must not
-know file formats or what the values mean.
+Owns the wording `file:line: column 'x': value: what is wrong`, the limit on how many are shown, and small helpers of
+messages: counts, lists, suggestions.
 """
 
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -21,11 +22,11 @@ _LINES_SHOWN = 5
 
 @dataclass(kw_only=True)
 class Problem:
-    """One fault, of one row or the same of several.
+    """One fault, of one row or the same one of several rows.
 
     Attributes:
-        line: Of the first row.
-        count: How many rows have it; ``others``: the next few of their lines.
+        line: the line of the first row.
+        count: how many rows have it; ``others``: the next few of their lines.
     """
 
     source: str
@@ -43,7 +44,7 @@ class Problem:
 
     @property
     def reason(self) -> str:
-        """What is wrong, without the place: as reject files have it."""
+        """What is wrong, without the place, as in reject files."""
         return self.what if self.column is None else f"column {self.column!r}: {self.what}"
 
     def __str__(self) -> str:
@@ -64,7 +65,7 @@ class Problem:
 
 @dataclass(kw_only=True)
 class Problems:
-    """The problems of one file, equal ones as one: the earliest few in full, the others counted: memory stays flat."""
+    """The problems of one file: equal ones are one, the earliest few are kept and the others counted."""
 
     source: str
     count: int = 0
@@ -96,9 +97,11 @@ class Problems:
 
 
 class BadRowsError(DataError):
-    """Rows that cannot be used, over one or more files; ``found`` keeps them apart by file.
+    """Rows that cannot be used, of one or more files.
 
-    ``hint`` says what one can do other than fix them.
+    Args:
+        found: the problems of each file.
+        hint: what can be done other than to fix the rows.
     """
 
     def __init__(self, found: Iterable[Problems], hint: str | None = None) -> None:
@@ -112,7 +115,7 @@ def raise_problems(found: Sequence[Problems]) -> None:
 
 
 def suggestion(value: str, known: Iterable[str]) -> str | None:
-    """The known value that was probably meant, or None: spaces and letter case first, then spelling."""
+    """The known value that was probably meant, or None: first by spaces and letter case, then by spelling."""
     by_folded = {name.strip().casefold(): name for name in known}
     folded = value.strip().casefold()
     if folded in by_folded:
@@ -128,15 +131,15 @@ def did_you_mean(value: str, known: Iterable[str]) -> str:
 
 
 def missing_path(path: Path, kind: Literal["file", "folder"] = "file", *, pattern: str = "*") -> str:
-    """What to say of a file or folder that is not there: its folder is not there either, or another name was meant.
+    """The message for a path that does not exist: its folder does not exist either, or another name was meant.
 
     Args:
-        path: The path, with a name at its end.
-        kind: What was expected there, and is suggested.
-        pattern: Of the names to suggest.
+        path: the path, with a name at its end.
+        kind: what was expected there, and is suggested.
+        pattern: a pattern of the names to suggest.
 
     Returns:
-        Such as ``no such file, did you mean 'dev.csv'?``, without the path.
+        A message such as ``no such file, did you mean 'dev.csv'?``, without the path.
     """
     try:
         if is_folder(path.parent):
@@ -152,6 +155,17 @@ def _names_in(folder: Path, kind: str, pattern: str) -> list[str]:
     return sorted(entry.name for entry in folder.glob(pattern) if is_folder(entry) == (kind == "folder"))
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, such as ``1 row`` and ``2 rows``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def first_few(items: Iterable[str], most: int) -> str:
+    """The first items, separated by commas, and ``...`` if there are more."""
+    shown = list(islice(items, most + 1))
+    return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
+
+
 def shortened(value: str) -> str:
     if len(value) <= _VALUE_WIDTH:
         return repr(value)
@@ -160,10 +174,10 @@ def shortened(value: str) -> str:
 
 def _report(found: Sequence[Problems], hint: str | None) -> str:
     count = sum(problems.count for problems in found)
-    kept = [problem for problems in found for problem in problems.first][:SHOWN]
-    shown, told = list(map(str, kept)), sum(problem.count for problem in kept)
-    heading = f"{count} problem{'s' if count != 1 else ''} in the data; fix the rows and start again"
-    heading += "" if hint is None else f"; {hint}"
-    if count > told:
-        shown.append(f"... and {count - told} more")
+    first = [problem for problems in found for problem in problems.first][:SHOWN]
+    shown, listed = list(map(str, first)), sum(problem.count for problem in first)
+    heading = f"{counted(count, 'problem')} in the data. Fix these rows and run the command again"
+    heading += "." if hint is None else f", or {hint}."
+    if count > listed:
+        shown.append(f"... and {count - listed} more")
     return "\n".join([heading, *(f"  {line}" for line in shown)])

@@ -1,24 +1,7 @@
-"""What every reader yields: records as they stand in the file, before any value is judged.
+"""Records: the rows of a source as they are in it, before any value is validated.
 
-Owns the type, the opening of text files (byte order marks, gzip), and the parsing of JSON and parquet files. Must not
-know tasks, labels or canonical values.
-
-What a table may carry beside the columns of its task: the row as it was given, and why it cannot be used.
-
-Owns the two columns that do so, and how a row that was given becomes JSON. Must not know formats or tasks.
-
-Texts, one a line, and what a stream holds whose format nobody stated.
-
-Owns how both are told apart from tables and JSON. Must not know tasks or models.
-
-Parsing of delimited text: with csv's quoting rules, or plain as in the GLUE files.
-
-Owns headers, ragged rows and line numbers. Must not know tasks, labels or canonical values.
-
-Parsing of SQuAD's nested JSON, versions 1.1 and 2.0, into one record a question.
-
-Owns the nesting and what ``is_impossible`` says. Must not know tasks, nor judge whether answers stand in their
-context.
+Owns the parsers of csv, tsv, text, JSON, SQuAD and parquet files (those of CoNLL files are in `conll`), and the opening
+of text files: byte order marks, encodings, gzip.
 """
 
 import codecs
@@ -30,10 +13,11 @@ import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from bert_tasks.data.problems import counted
 from bert_tasks.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -54,10 +38,15 @@ _MARKS = (
 
 
 class Record(NamedTuple):
-    """One row: its line in the file, its cells by column name, and what is wrong with it as a whole.
+    """One row of a source.
 
-    A row to skip is counted and not read. ``name`` finds a row that has no line of its own, in messages. ``raw`` is the
-    text of a row whose cells are not known.
+    Attributes:
+        line: its line in the file, or its number, from 1.
+        cells: the values by column name.
+        fault: what is wrong with the row as a whole.
+        skip: the row is counted and not read.
+        name: what identifies a row without a line of its own in messages.
+        raw: the text of a row whose cells are not known.
     """
 
     line: int
@@ -69,7 +58,7 @@ class Record(NamedTuple):
 
 
 class Records(NamedTuple):
-    """The rows of a source; ``columns`` is None where only the rows themselves tell."""
+    """The rows of a source, and its columns; None where each row names its own."""
 
     columns: tuple[str, ...] | None
     rows: Iterator[Record]
@@ -101,7 +90,7 @@ def _marked_encoding(start: bytes) -> str | None:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether the text has no bytes that the encoding did not know, and no half characters."""
+    """Whether the text has no undecodable bytes and no half characters."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -117,8 +106,8 @@ def found_encoding(path: Path, stated: str) -> str | None:
         stated: A Python encoding.
 
     Returns:
-        What a byte order mark says; or, of a file that is said to be utf-8, UTF-16 without such a mark, in which every
-        second byte of Latin letters is zero.
+        The encoding of a byte order mark; or, for a file that is said to be utf-8, UTF-16 without such a mark, in which
+        every second byte of Latin letters is zero.
 
     Raises:
         DataError: The file cannot be read.
@@ -156,10 +145,10 @@ def _text_codec(path: Path, encoding: str) -> str:
     """Python's name of the encoding; utf-8 may or may not begin with a mark."""
     codec = _UTF8 if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
     try:
-        "".encode(codec)  # also refuses codecs that are none of texts, such as base64
+        "".encode(codec)  # also refuses codecs that are not for text, such as base64
     except (LookupError, ValueError) as error:
         raise DataError(
-            f"{path}: {encoding!r} is no encoding of texts; state one of Python's, such as 'utf-8' or 'latin-1'"
+            f"{path}: {encoding!r} is not a text encoding; state one of Python's, such as 'utf-8' or 'latin-1'"
         ) from error
     return codec
 
@@ -196,15 +185,12 @@ def _array_rows(text: str, path: Path) -> Iterator[Record]:
         array = json.loads(text)
     except json.JSONDecodeError as error:
         what = f"a JSON array that is not valid at column {error.colno}: {error.msg}"
-        hint = "; of rows in one object a line (jsonl), the file must begin with '{'"
+        hint = "; a file with one object per line (jsonl) must begin with '{'"
         raise DataError(f"{path}:{error.lineno}: {what}{hint}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: a JSON array that cannot be read: {error}") from error
     for number, value in enumerate(array, start=1):
-        if isinstance(value, dict):
-            yield Record(number, value)
-        else:
-            yield Record(number, {}, f'expected an object such as {{"text": "..."}}, not {value!r:.60}', raw=str(value))
+        yield _object_record(number, value, str(value))
 
 
 def _json_rows(lines: Iterable[str], *, start: int) -> Iterator[Record]:
@@ -216,19 +202,23 @@ def _json_rows(lines: Iterable[str], *, start: int) -> Iterator[Record]:
         except (ValueError, RecursionError) as error:
             yield Record(number, {}, f"not valid JSON: {error}", raw=line.removesuffix("\n"))
             continue
-        if isinstance(value, dict):
-            yield Record(number, value)
-        else:
-            yield Record(number, {}, 'expected an object such as {"text": "..."}', raw=line.removesuffix("\n"))
+        yield _object_record(number, value, line.removesuffix("\n"))
+
+
+def _object_record(number: int, value: Any, raw: str) -> Record:
+    if isinstance(value, dict):
+        return Record(number, value)
+    return Record(number, {}, f'expected an object such as {{"text": "..."}}, not {value!r:.60}', raw=raw)
 
 
 @contextmanager
 def parquet_records(path: Path, *, wanted: Sequence[str] | None = None) -> Iterator[Records]:
-    """Rows of a parquet file with the wanted columns, or all of them.
+    """Rows of a parquet file with the wanted columns; None: all.
 
     Label ids become names where `datasets` wrote these into the file's metadata.
     """
     import pyarrow
+    from datasets import Features
     from pyarrow import parquet
 
     try:
@@ -236,7 +226,10 @@ def parquet_records(path: Path, *, wanted: Sequence[str] | None = None) -> Itera
             columns = tuple(file.schema_arrow.names)
             present = [name for name in columns if wanted is None or name in wanted]
             batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=1000, columns=present))
-            yield Records(columns, _numbered(batches, _class_names(file.schema_arrow)))
+            metadata = file.schema_arrow.metadata
+            has_names = metadata is not None and b"huggingface" in metadata
+            class_names = _class_names(Features.from_arrow_schema(file.schema_arrow)) if has_names else {}
+            yield Records(columns, _numbered(batches, class_names))
     except pyarrow.ArrowException as error:
         raise DataError(f"{path}: not a parquet file that can be read ({str(error).splitlines()[0]})") from error
 
@@ -244,18 +237,12 @@ def parquet_records(path: Path, *, wanted: Sequence[str] | None = None) -> Itera
 def dataset_records(rows: Any) -> Records:
     """Rows of a `datasets.Dataset`; label ids become names."""
     batches = (rows_of(batch) for batch in rows.iter(batch_size=1000))
-    return Records(tuple(rows.column_names), _numbered(batches, _feature_class_names(rows.features)))
+    return Records(tuple(rows.column_names), _numbered(batches, _class_names(rows.features)))
 
 
 def rows_of(batch: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """A batch of columns as a list of rows."""
     return [dict(zip(batch, cells, strict=True)) for cells in zip(*batch.values(), strict=True)]
-
-
-def in_batches(rows: Iterable[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
-    remaining = iter(rows)
-    while batch := list(islice(remaining, size)):
-        yield batch
 
 
 def _numbered(batches: Iterable[list[dict[str, Any]]], class_names: Mapping[str, list[str]]) -> Iterator[Record]:
@@ -270,7 +257,7 @@ def _numbered(batches: Iterable[list[dict[str, Any]]], class_names: Mapping[str,
 
 
 def _named(value: Any, names: list[str]) -> Any:
-    """The name of a class id, or of each id in a list; -1 says that the label is hidden."""
+    """The name of a class id, or of each id in a list; -1 means that the label is hidden."""
     if isinstance(value, list):
         return [_named(part, names) for part in value]
     if value is None or value == -1:
@@ -278,16 +265,7 @@ def _named(value: Any, names: list[str]) -> Any:
     return names[value] if 0 <= value < len(names) else value
 
 
-def _class_names(schema: Any) -> Mapping[str, list[str]]:
-    from datasets import Features
-
-    metadata = schema.metadata
-    if metadata is None or b"huggingface" not in metadata:
-        return {}
-    return _feature_class_names(Features.from_arrow_schema(schema))
-
-
-def _feature_class_names(features: Mapping[str, Any]) -> Mapping[str, list[str]]:
+def _class_names(features: Mapping[str, Any]) -> Mapping[str, list[str]]:
     from datasets import ClassLabel
 
     inner = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
@@ -300,60 +278,53 @@ _DELIMITERS = re.compile(r"[,;\t|]")
 
 @contextmanager
 def text_records(path: Path, *, encoding: str) -> Iterator[Records]:
-    """One row a line: its text, empty lines too, which then get a prediction as the others do."""
+    """One row per line: its text. Empty lines are rows, too, which get predictions as the others do."""
     with open_text(path, encoding=encoding, newline="\n") as lines:
         yield Records((TEXT,), _text_rows(lines))
 
 
 @contextmanager
-def detected_records(path: Path, *, encoding: str, headers: Collection[str], called: str) -> Iterator[Records]:
+def detected_records(path: Path, *, encoding: str, headers: Collection[str], name: str) -> Iterator[Records]:
     """The rows of JSON or of texts, as the first line shows; see `detected_format`."""
     with open_text(path, encoding=encoding, newline="\n") as lines:
         first = next(lines, "")
-        if _format_of(first, headers, called) == "jsonl":
+        if _format_of(first, headers, name) == "jsonl":
             yield json_content(chain([first], lines), path)
         else:
             yield Records((TEXT,), _text_rows(chain([first] if first else [], lines)))
 
 
-def detected_format(path: Path, *, encoding: str, headers: Collection[str], called: str) -> str:
+def detected_format(path: Path, *, encoding: str, headers: Collection[str], name: str) -> str:
     """jsonl or text, as the first line shows.
 
     Args:
         headers: names of columns; a first line with one of them is the header of a table.
-        called: the file's name in messages.
+        name: the file's name in messages.
 
     Raises:
         UsageError: it is a table or a parquet file, whose format must be stated.
     """
     with open_text(path, encoding=encoding, newline="\n") as lines:
-        return _format_of(next(lines, ""), headers, called)
+        return _format_of(next(lines, ""), headers, name)
 
 
-def _format_of(line: str, headers: Collection[str], called: str) -> str:
+def _format_of(line: str, headers: Collection[str], name: str) -> str:
     if line.startswith("PAR1"):
-        raise UsageError(f"{called}: a parquet file; add --format parquet")
-    named = [cell for cell in map(_plain_cell, _DELIMITERS.split(line)) if cell in headers]
-    if named:
+        raise UsageError(f"{name}: a parquet file; add --format parquet")
+    cells = (cell.strip().strip('"') for cell in _DELIMITERS.split(line))
+    named = next((cell for cell in cells if cell in headers), None)
+    if named is not None:
         raise UsageError(
-            f"{called}: the first line names the column {named[0]!r}, as the header of a table does; add --format csv, "
+            f"{name}: the first line names the column {named!r}, as the header of a table does; add --format csv, "
             "tsv, ..., or --format text if every line is a text"
         )
-    return "jsonl" if _is_json(line) else "text"
-
-
-def _plain_cell(cell: str) -> str:
-    return cell.strip().strip('"')
-
-
-def _is_json(line: str) -> bool:
-    """Whether the line is an object, an array of objects, or begins one that goes over several lines."""
     start = line.strip()
     try:
         value = json.loads(start)
-    except (ValueError, RecursionError):
-        return start in ("{", "[", "[{") or start.startswith(('{"', '[{"'))
-    return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
+    except (ValueError, RecursionError):  # an object or array of objects may take several lines
+        return "jsonl" if start in ("{", "[", "[{") or start.startswith(('{"', '[{"')) else "text"
+    is_rows = isinstance(value, list) and all(isinstance(item, dict) for item in value)
+    return "jsonl" if isinstance(value, dict) or is_rows else "text"
 
 
 def _text_rows(lines: Iterator[str]) -> Iterator[Record]:
@@ -365,61 +336,43 @@ _LARGEST_CELL = 2**31 - 1
 
 
 @contextmanager
-def quoted_records(path: Path, *, delimiter: str, encoding: str, header: bool) -> Iterator[Records]:
+def csv_records(path: Path, *, delimiter: str, encoding: str, header: bool) -> Iterator[Records]:
     """Rows of a csv file: quoted cells may hold delimiters, line ends and doubled quotes; CR ends a line too.
 
-    Quoting is strict: text after a closing quote is a fault of the row instead of being glued to the cell. Without a
-    header the columns are called by their number, from "0".
+    Quoting is strict: text after a closing quote is a fault of the row instead of a part of the cell. Without a header
+    the columns are called by their number, from "0".
     """
-    with open_text(path, encoding=encoding, newline="") as lines, _cells_of_any_size():
-        reader = csv.reader(lines, delimiter=delimiter, strict=True)
-        try:
-            line, first = _first_row(reader)
-        except csv.Error as error:
-            raise DataError(f"{path}:1: the first line cannot be read: {error}") from error
-        if header:
-            columns = _header(first, path)
-            yield Records(columns, _quoted_rows(reader, columns, delimiter))
-        else:
-            columns = _numbers(first, path)
-            row = Record(line, dict(zip(columns, first, strict=True)))
-            yield Records(columns, chain([row], _quoted_rows(reader, columns, delimiter)))
+    limit = csv.field_size_limit(_LARGEST_CELL)  # it belongs to the whole process, so it is put back afterwards
+    try:
+        with open_text(path, encoding=encoding, newline="") as lines:
+            reader = csv.reader(lines, delimiter=delimiter, strict=True)
+            line = 1
+            first: list[str] = []
+            try:
+                while not first:  # blank lines are no rows
+                    line, first = reader.line_num + 1, next(reader)
+            except StopIteration:
+                raise _empty(path) from None
+            except csv.Error as error:
+                raise DataError(f"{path}:1: the first line cannot be read: {error}") from error
+            columns = _header(first, path) if header else _numbered_columns(len(first))
+            rows = _csv_rows(reader, columns, delimiter)
+            yield Records(columns, rows if header else chain([_record(line, first, columns, delimiter)], rows))
+    finally:
+        csv.field_size_limit(limit)
 
 
-@contextmanager
-def plain_records(path: Path, layout: "Format", *, delimiter: str, encoding: str, header: bool) -> Iterator[Records]:
-    """Rows of a file without quoting: a quote is a character like any other, only LF and CRLF end a line."""
-    with open_text(path, encoding=encoding, newline="\n") as lines:
-        numbered = ((number, _cells(line, delimiter)) for number, line in enumerate(lines, start=1))
-        rows = ((number, cells) for number, cells in numbered if cells != [""])
-        first = next(rows, None)
-        if first is None:
-            raise _empty(path)
-        if layout.headless and first[1][0] != "index":
-            columns, body = layout.headless, chain([first], rows)
-        elif not header:
-            columns, body = _numbers(first[1], path), chain([first], rows)
-        else:
-            columns, body = _header(first[1], path), chain(rows)
-        yield Records(columns, (_plain_record(number, cells, columns, layout, delimiter) for number, cells in body))
-
-
-def _first_row(reader: Any) -> tuple[int, list[str]]:
-    """The first line that is not blank: the number it starts at, and its cells; none in an empty file."""
-    while True:
-        line = reader.line_num + 1
-        cells = next(reader, None)
-        if cells is None or cells:
-            return line, [] if cells is None else cells
-
-
-def _quoted_rows(reader: Any, columns: Sequence[str], delimiter: str) -> Iterator[Record]:
+def _csv_rows(reader: Any, columns: tuple[str, ...], delimiter: str) -> Iterator[Record]:
     while True:
         line = reader.line_num + 1
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            yield Record(line, {}, _quoting_fault(error))
+            if "unexpected end of data" in str(error):
+                fault = "a double quote that opens a cell here is never closed"
+            else:
+                fault = f"{error}; double the quotes inside a quoted cell, or read an unquoted tab file as 'tsv/plain'"
+            yield Record(line, {}, fault)
             continue
         if cells is None:
             return
@@ -427,58 +380,59 @@ def _quoted_rows(reader: Any, columns: Sequence[str], delimiter: str) -> Iterato
             yield _record(line, cells, columns, delimiter)
 
 
-def _plain_record(line: int, cells: list[str], columns: Sequence[str], layout: "Format", delimiter: str) -> Record:
-    if layout.skips_short_rows and len(cells) < len(columns):
-        return Record(line, {}, skip=True)
-    return _record(line, cells, columns, delimiter)
+@contextmanager
+def plain_records(path: Path, layout: "Format", *, delimiter: str, encoding: str, header: bool) -> Iterator[Records]:
+    """Rows of a file without quoting: a quote is a character like any other, only LF and CRLF end a line."""
+    with open_text(path, encoding=encoding, newline="\n") as lines:
+        texts = ((number, line.removesuffix("\n").removesuffix("\r")) for number, line in enumerate(lines, start=1))
+        rows = ((number, text.split(delimiter)) for number, text in texts if text != "")
+        first = next(rows, None)
+        if first is None:
+            raise _empty(path)
+        if layout.headless and first[1][0] != "index":
+            columns, rows_left = layout.headless, chain([first], rows)
+        elif not header:
+            columns, rows_left = _numbered_columns(len(first[1])), chain([first], rows)
+        else:
+            columns, rows_left = _header(first[1], path), chain(rows)
+        shortest = len(columns) if layout.skips_short_rows else 0
+        yield Records(
+            columns,
+            (
+                Record(number, {}, skip=True) if len(cells) < shortest else _record(number, cells, columns, delimiter)
+                for number, cells in rows_left
+            ),
+        )
 
 
-def _record(line: int, cells: list[str], columns: Sequence[str], delimiter: str) -> Record:
+def _record(line: int, cells: list[str], columns: tuple[str, ...], delimiter: str) -> Record:
     if len(cells) == len(columns):
         return Record(line, dict(zip(columns, cells, strict=True)))
-    widest = "first line" if tuple(columns) == _numbered_columns(len(columns)) else "header"
-    fault = f"{len(cells)} cell{'s' if len(cells) != 1 else ''} where the {widest} has {len(columns)}"
+    widest = "first line" if columns == _numbered_columns(len(columns)) else "header"
+    fault = f"{counted(len(cells), 'cell')} where the {widest} has {len(columns)}"
     hint = f"; put a cell that holds {delimiter!r} in double quotes" if len(cells) > len(columns) else ""
     return Record(line, {}, fault + hint, raw=delimiter.join(cells))
 
 
-def _quoting_fault(error: csv.Error) -> str:
-    if "unexpected end of data" in str(error):
-        return "a double quote that opens a cell here is never closed"
-    return f"{error}; double the quotes inside a quoted cell, or read an unquoted tab file as 'tsv/plain'"
-
-
 def _header(cells: list[str], path: Path) -> tuple[str, ...]:
-    if not cells:
-        raise _empty(path)
     undecodable = next((cell for cell in cells if not is_encodable(cell)), None)
     if undecodable is not None:
         raise DataError(
-            f"{path}:1: the column name {undecodable!r} has bytes that the encoding does not know; state the file's "
-            "encoding, e.g. encoding = 'latin-1' (--encoding)"
+            f"{path}:1: the column name {undecodable!r} has bytes that are not valid in the encoding; state the "
+            "file's encoding, e.g. encoding = 'latin-1' (--encoding)"
         )
     named = [cell for cell in cells if cell != ""]
     twice = sorted({name for name in named if named.count(name) > 1})
     if twice:
         raise DataError(
-            f"{path}:1: the header names {', '.join(map(repr, twice))} twice; give each column its own name"
+            f"{path}:1: the header names {', '.join(map(repr, twice))} more than once; give each column its own name"
         )
     return tuple(cells)
 
 
-def _numbers(first: list[str], path: Path) -> tuple[str, ...]:
-    """The names of columns that no header names."""
-    if not first:
-        raise _empty(path)
-    return _numbered_columns(len(first))
-
-
 def _numbered_columns(count: int) -> tuple[str, ...]:
+    """The names of columns that no header names."""
     return tuple(map(str, range(count)))
-
-
-def _cells(line: str, delimiter: str) -> list[str]:
-    return line.removesuffix("\n").removesuffix("\r").split(delimiter)
 
 
 def _empty(path: Path) -> DataError:
@@ -487,17 +441,7 @@ def _empty(path: Path) -> DataError:
     )
 
 
-@contextmanager
-def _cells_of_any_size() -> Iterator[None]:
-    """csv's limit on a cell (128 KB) belongs to the whole process, so it is put back afterwards."""
-    before = csv.field_size_limit(_LARGEST_CELL)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
-
-
-# An object whose members before a list "data" of objects are plain values, as SQuAD's "version" is.
+# An object whose members before a list "data" of objects are plain values, as the "version" of SQuAD is.
 _START = re.compile(r'\s*\{\s*(?:"[^"]*"\s*:\s*(?:"[^"]*"|[\w.+-]+)\s*,\s*)*"data"\s*:\s*\[\s*\{')
 _SQUAD_START_LENGTH = 4096
 

@@ -1,11 +1,7 @@
-"""The validation rows that are taken out of the training rows when none are given.
+"""Training and validation rows: where a data set's files are, and how rows are split off for validation.
 
-Owns what such a split spreads evenly and what it must not tear apart. Must not know where rows come from.
-
-Which rows train and which validate.
-
-Owns the description of a data set as a recipe states it, and where its files are looked for. Must not know how files
-are laid out, models or training.
+Owns the description of a data set as a recipe states it, where its files are looked for, and what a random split
+spreads evenly and keeps together.
 """
 
 import random
@@ -60,7 +56,7 @@ def train_validation_split(
         parts = "of one class with different texts"
     if not train or not validation:
         raise DataError(
-            f"{table.source}: {len(table)} rows, no two {parts}, are too few to set some aside; "
+            f"{table.source}: {len(table)} rows, no two {parts}, are too few to split off validation rows; "
             "add rows or give data.validation"
         )
     return table.select(train), table.select(validation)
@@ -136,7 +132,7 @@ def grouped_split(
 def _brings_nearer(
     sizes: Counter[str | None], missing: Mapping[str | None, float], wanted: Mapping[str | None, float]
 ) -> bool:
-    """Whether a group takes more off the deviations than it adds, each as a part of what its stratum wants."""
+    """Whether a group reduces the deviations more than it adds to them, relative to what each stratum wants."""
     gains = (
         (abs(missing[stratum]) - abs(missing[stratum] - count)) / wanted[stratum] for stratum, count in sizes.items()
     )
@@ -149,7 +145,7 @@ def _answerable(table: RowTable, columns: Sequence[Column]) -> list[str]:
 
 
 def _documents(table: RowTable, share: float) -> list[Hashable] | None:
-    """What must stay together of each sentence: its document, or its own number; None: there are too few documents."""
+    """What each sentence must stay together with: its document, or its own number; None: too few documents."""
     if _DOCUMENT not in table.rows.column_names:
         return None
     documents = list(table.rows[_DOCUMENT])
@@ -159,7 +155,7 @@ def _documents(table: RowTable, share: float) -> list[Hashable] | None:
 
 
 def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Sequence[Hashable]:
-    """The groups, of which those with rows of the same key become one.
+    """The groups, where those that share a key become one.
 
     The groups stay as they are if that would link more rows than the validation rows or the largest group have: short
     sentences that many documents hold would make one group of them all.
@@ -215,23 +211,23 @@ class DataSpec:
     """A split's name, a file's name in `dir`, or a path, as fits; a table of them gives several named sets. Without it
     the format may know of several (MNLI's matched and mismatched)."""
     format: str | None = None
-    """How the files are laid out; without it as their extension says."""
+    """The format of the files; by default their extension says it."""
     columns: dict[str, str] = field(default_factory=dict)
     """The task's columns -> those of the files; a CoNLL file's are called by their number, the word's being "0"."""
     validation_share: float = 0.1
-    """Share of the training rows that is set aside where no validation rows are given or found; rows with the same
-    texts stay together."""
+    """Share of the training rows that is used for validation where no validation rows are given or found; rows with the
+    same texts stay together."""
     encoding: str = "utf-8"
-    """Of text files; a byte order mark in a file decides its encoding, whatever stands here."""
+    """The encoding of text files; a byte order mark in a file takes precedence."""
     delimiter: str | None = None
-    """Of csv files, such as `;`."""
+    """The delimiter of csv files, such as `;`."""
     header: bool = True
     """Whether the first line of csv and tsv files names the columns; without a header these are called "0", "1", ..."""
     label_separator: str = LABEL_SEPARATOR
-    """What stands between several labels in one cell, such as `|`; lists of JSON or Python need none."""
+    """What separates several labels in one cell, such as `|`; lists in JSON or Python form need none."""
 
     on_error: Literal["fail", "skip"] = "fail"
-    """What becomes of rows that cannot be used: `fail` names them all and stops; `skip` leaves them out of training and
+    """What happens to rows that cannot be used: `fail` names them all and stops; `skip` leaves them out of training and
     validation, counts them, and writes each with its reason to `rejects.jsonl` in the output folder. A label that is
     none of the stated labels stops the run in any case."""
 
@@ -258,7 +254,11 @@ class Splits:
 
 def stored_reading(spec: DataSpec) -> ReadOptions:
     """What a model that is trained on these rows should remember of how they were read."""
-    given = ReadOptions(
+    return training_reading(_read_options(spec), None if spec.dataset is not None else _places(spec)[0])
+
+
+def _read_options(spec: DataSpec) -> ReadOptions:
+    return ReadOptions(
         columns=spec.columns,
         format=spec.format,
         delimiter=spec.delimiter,
@@ -266,7 +266,6 @@ def stored_reading(spec: DataSpec) -> ReadOptions:
         header=None if spec.header else False,
         label_separator=None if spec.label_separator == LABEL_SEPARATOR else spec.label_separator,
     )
-    return training_reading(given, None if spec.dataset is not None else _places(spec)[0])
 
 
 def load_splits(
@@ -284,15 +283,14 @@ def load_splits(
         DataError: if a file, folder or data set cannot be used.
     """
     train, validation = _places(spec)
-    shared: dict[str, Any] = {"columns": columns, "names": spec.columns, "format": spec.format}
-    shared |= {"labels": labels, "cache_dir": cache_dir, "skips": spec.on_error == "skip"}
-
-    of_files = {name: getattr(spec, name) for name in ("encoding", "delimiter", "header", "label_separator")}
+    shared: dict[str, Any] = {"columns": columns, "labels": labels, "cache_dir": cache_dir}
+    shared["skip_faulty"] = spec.on_error == "skip"
 
     def read(place: str) -> RowTable:
         if spec.dataset is None:
-            return read_table(place, **shared, **of_files)
-        return read_hub(spec.dataset, config=spec.config, split=place, revision=spec.revision, **shared)
+            return read_table(place, reading=_read_options(spec), **shared)
+        of_hub: dict[str, Any] = {"config": spec.config, "revision": spec.revision, "format": spec.format}
+        return read_hub(spec.dataset, split=place, names=spec.columns, **of_hub, **shared)
 
     tables = _read_all(read, [train, *validation.values()], hint=SKIP_HINT if spec.on_error == "fail" else None)
     if not validation:
@@ -324,7 +322,7 @@ def _places(spec: DataSpec) -> tuple[str, dict[str, str]]:
     folder = _existing_folder(Path(str(spec.dir)))
     train = _file_in(folder, ("train",), spec.format)
     if train is None:
-        raise DataError(f"{folder}: no file {expected_files('train', spec.format)}; {_held(folder)}")
+        raise DataError(f"{folder}: no file {expected_files('train', spec.format)}; {_contents(folder)}")
     named = _usual_validation(spec.format, folder) if stated is None else stated
     if named is not None:
         return str(train), {name: str(folder / place) for name, place in named.items()}
@@ -358,11 +356,11 @@ def _file_in(folder: Path, splits: Sequence[str], format: str | None) -> Path | 
     found = [path for split in splits for path in files_of_split(folder, split, format)]
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        raise DataError(f"{folder}: {names} could all be meant; state data.train and data.validation")
+        raise DataError(f"{folder}: {names} all match; state data.train and data.validation")
     return found[0] if found else None
 
 
-def _held(folder: Path) -> str:
+def _contents(folder: Path) -> str:
     names = sorted(entry.name for entry in folder.iterdir())
     shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
     return f"the folder holds {shown}" if names else "the folder is empty"

@@ -1,7 +1,6 @@
-"""How a model's training data were read, and which of it applies to what is read later.
+"""How a model's training data were read, and which of it applies to data that are read later.
 
-Owns what a model folder stores of a `ReadOptions`, and the order in which given, stored and usual options count. Must
-not know models or checkpoints.
+Owns what a model folder stores of `ReadOptions`, and in which order given, stored and usual options count.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,10 +18,10 @@ from bert_tasks.errors import DataError
 
 
 def training_reading(given: ReadOptions, train: str | Path | None) -> ReadOptions:
-    """What a model should remember of how its training data were read.
+    """The options that a model stores of how its training data were read.
 
-    The format is that of the file, and the columns are all that differ from the task's, those that the format implies
-    included: so they are found in files of other formats too.
+    The format is that of the file. The columns are all whose names differ from the task's, with those that the format
+    implies, so that they are found in files of other formats, too.
 
     Args:
         given: the options that were stated.
@@ -41,7 +40,7 @@ def training_reading(given: ReadOptions, train: str | Path | None) -> ReadOption
 
 
 def _unmarked(encoding: str | None) -> str | None:
-    """The encoding, but for those whose files begin with a mark that says it: other files have another one."""
+    """The encoding, unless files in it say so by a byte order mark: other files may have another one."""
     plain = None if encoding is None else encoding.lower().replace("_", "-").removesuffix("-sig")
     return None if plain in ("utf-8", "utf8", "utf-16", "utf16", "utf-32", "utf32") else encoding
 
@@ -54,10 +53,10 @@ def stored_options(reading: ReadOptions) -> dict[str, Any]:
 
 
 def loaded_options(stored: object) -> ReadOptions:
-    """The inverse of `stored_options`, for values that anyone may have written.
+    """The inverse of `stored_options`, for values that are not trusted.
 
     Raises:
-        ValueError: an option that is not known, or is not what it must be.
+        ValueError: an unknown option, or one with an invalid value.
     """
     try:
         reading = TypeAdapter(ReadOptions).validate_python(stored)

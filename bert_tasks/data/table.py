@@ -1,26 +1,20 @@
-"""A store of Arrow files that checks itself: `<key>.json` names an Arrow file, its row count, sha256 and notes.
+"""`RowTable`: the rows of one source in canonical form, and the cache of Arrow files that holds them.
 
-Owns where cached tables lie and how they are written and verified. Must not know what the rows mean. A
-damaged, truncated or deleted file counts as absent. Files are written under a temporary name and moved into
-place, data first, so that concurrent writers and readers never meet a half-written one.
-
-The rows of one source in canonical form, memory-mapped.
-
-Owns access to rows by number, in order and in batches. Must not know where they came from or what they are
-for.
+In the cache, ``<key>.json`` names an Arrow file, its number of rows, its sha256 and notes. A damaged, truncated or
+deleted file counts as missing. Files are written under a temporary name and moved into place, data first, so that
+processes that write and read at the same time never meet an unfinished one.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bert_tasks.data.columns import FAULT, BadValueError, Column, canonical, with_words
-from bert_tasks.data.problems import Problems, raise_problems
+from bert_tasks.data.columns import FAULT, Column
+from bert_tasks.data.problems import counted, first_few
 from bert_tasks.data.records import Record, rows_of
-from bert_tasks.data.validator import checked_together, fault_of
+from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.errors import DataError
 from bert_tasks.paths import exists
 from bert_tasks.storage import atomic_path, move, sha256_file, sha256_json, temporary_path
@@ -28,17 +22,29 @@ from bert_tasks.storage import atomic_path, move, sha256_file, sha256_json, temp
 if TYPE_CHECKING:
     from datasets import Dataset, Features
 
-Write = Callable[[Path], Sequence[str] | None]  # writes the Arrow file; the notes are kept beside it
+Write = Callable[[Path], Sequence[str] | None]  # writes the Arrow file and returns the notes to keep beside it
+_BATCH = 1000
+_LINES_SHOWN = 5
 
 
-class Stored(NamedTuple):
+class StoredRows(NamedTuple):
+    """Rows in the cache.
+
+    Attributes:
+        rows: the rows, memory-mapped.
+        path: the Arrow file.
+        sha256: the digest of the Arrow file.
+        notes: what the writer noted.
+    """
+
     rows: "Dataset"
     path: Path
-    content: str  # sha256 of the Arrow file
+    sha256: str
     notes: tuple[str, ...]
 
 
 def cache_folder(cache_dir: Path | None, part: str) -> Path:
+    """A folder of the cache, created where it is missing; None is the cache of `datasets`."""
     if cache_dir is None:
         import datasets
 
@@ -47,108 +53,70 @@ def cache_folder(cache_dir: Path | None, part: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unusable(folder, error) from error
+        raise _not_writable(folder, error) from error
     return folder
 
 
-def open_or_write(folder: Path, key: str, write: Write) -> "Dataset":
-    """The rows stored under a key, written by ``write`` if they are not there or not sound."""
-    return kept_or_written(folder, key, write).rows
+def load_or_store(folder: Path, key: str, write: Write) -> StoredRows:
+    """The rows stored under a key, written by ``write`` where they are missing or damaged."""
+    stored = load_stored(folder, key)
+    return store(folder, key, write) if stored is None else stored
 
 
-def kept_or_written(folder: Path, key: str, write: Write) -> Stored:
-    """As `open_or_write`, with the notes that were taken when the rows were written."""
-    kept = _sound(folder, key)
-    return kept if kept is not None else store(folder, key, write)
-
-
-def open_sound(folder: Path, key: str) -> "Dataset | None":
-    kept = _sound(folder, key)
-    return None if kept is None else kept.rows
-
-
-def _sound(folder: Path, key: str) -> Stored | None:
+def load_stored(folder: Path, key: str) -> StoredRows | None:
+    """The rows stored under a key; None where they are missing or damaged."""
     from datasets import Dataset
 
     try:
-        note = json.loads((folder / f"{key}.json").read_text())
-        path = folder / Path(note["file"]).name
-        if sha256_file(path) != note["sha256"]:
+        entry = json.loads((folder / f"{key}.json").read_text())
+        path = folder / Path(entry["file"]).name
+        if sha256_file(path) != entry["sha256"]:
             return None
         rows = Dataset.from_file(str(path))
-        kept = Stored(rows, path, note["sha256"], tuple(note["notes"]))
+        stored = StoredRows(rows, path, entry["sha256"], tuple(entry["notes"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return kept if len(rows) == note["rows"] else None
+    return stored if len(rows) == entry["rows"] else None
 
 
-def store(folder: Path, key: str | None, write: Write) -> Stored:
-    """Writes rows through ``write(path)`` and opens them; without a key they are kept by content only."""
+def store(folder: Path, key: str | None, write: Write) -> StoredRows:
+    """Writes rows through ``write(path)`` and opens them; without a key they cannot be found again."""
     from datasets import Dataset
 
-    with _explained(folder), temporary_path(folder / "rows.arrow") as temporary:
-        told = write(temporary)
-        notes = () if told is None else tuple(told)
-        content = sha256_file(temporary)
-        path = folder / f"{content}.arrow"
-        move(temporary, path, durable=False)  # reading compares the digest
-    rows = Dataset.from_file(str(path))
-    if key is not None:
-        about = {"file": path.name, "rows": len(rows), "sha256": content, "notes": notes}
-        with _explained(folder), atomic_path(folder / f"{key}.json", durable=False) as temporary:
-            temporary.write_text(json.dumps(about))
-    return Stored(rows, path, content, notes)
+    try:
+        with temporary_path(folder / "rows.arrow") as temporary:
+            written = write(temporary)
+            notes = () if written is None else tuple(written)
+            content = sha256_file(temporary)
+            path = folder / f"{content}.arrow"
+            move(temporary, path, durable=False)  # reading compares the digest
+        rows = Dataset.from_file(str(path))
+        if key is not None:
+            entry = {"file": path.name, "rows": len(rows), "sha256": content, "notes": notes}
+            with atomic_path(folder / f"{key}.json", durable=False) as temporary:
+                temporary.write_text(json.dumps(entry))
+    except OSError as error:
+        raise _not_writable(folder, error) from error
+    return StoredRows(rows, path, content, notes)
 
 
-def streamed(path: Path, columns: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+def _not_writable(folder: Path, error: OSError) -> DataError:
+    return DataError(
+        f"{folder}: the cache cannot be written ({error}); set HF_DATASETS_CACHE to a folder with enough space"
+    )
+
+
+def read_batches(path: Path, columns: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
     """The rows of an Arrow file in order, in the batches they were written in.
 
-    Read so, a file of any size passes through the memory of one batch; pages of a mapped file would stay until the
-    system needs them.
+    So a file of any size takes the memory of one batch; the pages of a memory-mapped file would stay in memory until
+    the system needs them.
     """
     import pyarrow
 
     with pyarrow.OSFile(str(path), "rb") as file, pyarrow.ipc.open_stream(file) as batches:
         for batch in batches:
             yield batch.select(columns).to_pylist()
-
-
-def blocks(
-    path: Path, columns: Sequence[str], size: int, wanted: Callable[[int], bool]
-) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """As ``streamed``, in blocks of ``size`` rows with their numbers; of those that are not wanted nothing is made."""
-    import pyarrow
-
-    number, held, room = 0, [], size
-    with pyarrow.OSFile(str(path), "rb") as file, pyarrow.ipc.open_stream(file) as batches:
-        for batch in batches:
-            rest = batch.select(columns)
-            while rest.num_rows:
-                held.append(rest.slice(0, room))
-                rest = rest.slice(held[-1].num_rows)
-                room -= held[-1].num_rows
-                if room == 0:
-                    if wanted(number):
-                        yield number, [row for part in held for row in part.to_pylist()]
-                    number, held, room = number + 1, [], size
-    if held and wanted(number):
-        yield number, [row for part in held for row in part.to_pylist()]
-
-
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _unusable(folder, error) from error
-
-
-def _unusable(folder: Path, error: OSError) -> DataError:
-    return DataError(f"{folder}: the cache cannot be written ({error}); set HF_DATASETS_CACHE to a folder with room")
-
-
-_BATCH = 1000
-_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,13 +132,17 @@ class HubSplit:
 
 @dataclass(frozen=True, kw_only=True)
 class RowTable:
-    """Rows with the columns' names that the task uses, and ``line``: where a row stands in its file, from 1.
+    """Rows with the task's column names, and ``line``: the row's place in its source, from 1.
 
-    A target column that the source does not have is absent; a single missing target is None. ``source`` names
-    the file in messages. ``fingerprint`` is a sha256 over the contents and the way they were read. ``notes`` are for
-    people: what was left out when the rows were read. ``file`` is the Arrow file that holds these rows and no others,
-    if there is one: reading them in order then leaves no pages of it in memory. ``hub`` says where on the hub they are.
-    ``faults`` holds what is wrong with rows that were left out (``without_faults``).
+    Attributes:
+        rows: the rows. A label column that the source does not have is absent; a single missing label is None.
+        source: the source's name in messages.
+        fingerprint: a sha256 over the contents and the way they were read.
+        notes: what people should know of the reading, such as rows that were skipped.
+        file: the Arrow file that holds these rows and no others, if there is one: reading them in order then leaves no
+            pages of it in memory.
+        hub: where on the hub the rows are.
+        faults: what is wrong with rows that were left out (`without_faults`).
     """
 
     rows: "Dataset"
@@ -187,30 +159,43 @@ class RowTable:
         rows: Sequence[Mapping[str, Any]],
         source: str = "rows",
         columns: Sequence[Column] | None = None,
-        targets: Literal["required", "optional"] = "optional",
         *,
-        skips: bool = False,
+        require_labels: bool = False,
+        labels: Sequence[str] | None = None,
+        skip_faulty: bool = False,
     ) -> "RowTable":
-        """A table of rows in memory; with ``columns`` values are checked and made canonical as in files.
+        """A table of rows in memory.
+
+        Args:
+            rows: the rows, under the task's names.
+            source: their name in messages, which count rows from 1.
+            columns: the task's columns, by which rows are validated like those of files; None: they are taken as
+                they are.
+            require_labels, labels, skip_faulty: see `read_table`.
 
         Raises:
-            BadRowsError: naming all the rows that cannot be used; with ``targets="required"`` those without one too.
-                With ``skips`` only if no row can be used; else such rows are in the table, with a column ``FAULT``.
+            BadRowsError: rows that cannot be used, all of them.
+            DataError: a row is not a dict, or no row has a needed column.
         """
         from datasets import Dataset
 
         for number, row in enumerate(rows, start=1):
             if not isinstance(row, Mapping):
                 raise DataError(f"{source}:{number}: expected a dict such as {{'text': '...'}}, not {row!r:.60}")
-        numbered = [{**row, "line": number} for number, row in enumerate(rows, start=1)]
         if columns is None:
-            table = Dataset.from_list(numbered)
-        else:
-            numbered = _checked(numbered, columns, source, targets, skips=skips)
-            schema = table_schema(columns, [FAULT] if skips else [])
-            table = Dataset.from_dict({name: [row.get(name) for row in numbered] for name in schema}, features=schema)
-            table = without_absent(table, columns)
-        return cls(rows=table, source=source, fingerprint=sha256_json(numbered))
+            numbered = [{**row, "line": number} for number, row in enumerate(rows, start=1)]
+            return cls(rows=Dataset.from_list(numbered), source=source, fingerprint=sha256_json(numbered))
+        mapping = make_column_mapping(
+            columns, source=source, require_labels=require_labels, labels=labels, skip_faulty=skip_faulty
+        )
+        validator = RowValidator(mapping)
+        checked = list(validator.rows(Record(number, row) for number, row in enumerate(rows, start=1)))
+        notes = validator.finish() if rows or require_labels else ()
+        schema = table_schema(columns, [FAULT] if skip_faulty else [])
+        table = Dataset.from_dict({name: [row.get(name) for row in checked] for name in schema}, features=schema)
+        empty = dict.fromkeys(column.name for column in columns)
+        fingerprint = sha256_json([row if FAULT in row else {**empty, **row} for row in checked])
+        return cls(rows=without_absent(table, columns), source=source, fingerprint=fingerprint, notes=notes)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -221,23 +206,42 @@ class RowTable:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if self.file is not None and exists(self.file):
-            batches = streamed(self.file, self.rows.column_names)
+            batches = read_batches(self.file, self.rows.column_names)
         else:
             batches = self.batches(_BATCH)
         for batch in batches:
             yield from batch
 
-    def blocks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-        """The wanted ones of the blocks of ``size`` rows, each with its number, in order."""
-        if self.file is not None and exists(self.file):
-            yield from blocks(self.file, self.rows.column_names, size, wanted)
+    def chunks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """The wanted ones of the chunks of ``size`` rows, each with its number, in order.
+
+        Args:
+            size: rows of a chunk; the last one may have fewer.
+            wanted: whether the chunk of a number is wanted; nothing is made of the others.
+        """
+        if self.file is None or not exists(self.file):
+            for number in filter(wanted, range(-(-len(self) // size))):
+                yield number, rows_of(self.rows[number * size : min((number + 1) * size, len(self))])
             return
-        for number in range(-(-len(self) // size)):
-            if wanted(number):
-                end = min((number + 1) * size, len(self))
-                yield number, rows_of(self.rows[number * size : end])
+        import pyarrow
+
+        number, parts, room = 0, [], size
+        with pyarrow.OSFile(str(self.file), "rb") as file, pyarrow.ipc.open_stream(file) as batches:
+            for batch in batches:
+                rest = batch.select(self.rows.column_names)
+                while rest.num_rows:
+                    parts.append(rest.slice(0, room))
+                    rest = rest.slice(parts[-1].num_rows)
+                    room -= parts[-1].num_rows
+                    if room == 0:
+                        if wanted(number):
+                            yield number, [row for part in parts for row in part.to_pylist()]
+                        number, parts, room = number + 1, [], size
+        if parts and wanted(number):
+            yield number, [row for part in parts for row in part.to_pylist()]
 
     def batches(self, size: int) -> Iterator[list[dict[str, Any]]]:
+        """All rows in order, ``size`` at a time."""
         for batch in self.rows.iter(batch_size=size):
             yield rows_of(batch)
 
@@ -245,17 +249,15 @@ class RowTable:
         """The rows that can be used, without the column ``FAULT``; the others are counted in a note."""
         if FAULT not in self.rows.column_names:
             return self
-        lines = [fault is not None for fault in self.rows[FAULT]]
-        good = replace(self, rows=self.rows.remove_columns([FAULT]))
-        if not any(lines):
-            return good
-        bad = [index for index, is_bad in enumerate(lines) if is_bad]
-        shown = ", ".join(str(line) for line in self.rows.select(bad[:_SHOWN])["line"]) + (
-            ", ..." if len(bad) > _SHOWN else ""
-        )
-        note = f"{len(bad)} of {len(lines)} rows cannot be used and were left out (line {shown})"
-        kept = good.select([index for index, is_bad in enumerate(lines) if not is_bad])
-        return replace(kept, notes=(*self.notes, note), faults=self.rows.select(bad).select_columns([FAULT]))
+        faulty = [fault is not None for fault in self.rows[FAULT]]
+        table = replace(self, rows=self.rows.remove_columns([FAULT]))
+        if not any(faulty):
+            return table
+        bad = [index for index, is_bad in enumerate(faulty) if is_bad]
+        lines = first_few(map(str, self.rows.select(bad[: _LINES_SHOWN + 1])["line"]), _LINES_SHOWN)
+        note = f"{len(bad)} of {counted(len(faulty), 'row')} cannot be used and were left out (line {lines})"
+        usable = table.select([index for index, is_bad in enumerate(faulty) if not is_bad])
+        return replace(usable, notes=(*self.notes, note), faults=self.rows.select(bad).select_columns([FAULT]))
 
     def reject_lines(self) -> Iterator[str]:
         """A JSON line for each row that was left out: its file, its line, what is wrong with it, and the row itself."""
@@ -265,69 +267,25 @@ class RowTable:
                     yield json.dumps({"file": self.source, **json.loads(fault)}) + "\n"
 
     def select(self, indices: Sequence[int]) -> "RowTable":
+        """The rows with these numbers, in this order."""
         chosen = [int(index) for index in indices]
         fingerprint = sha256_json(self.fingerprint, chosen)
         return replace(self, rows=self.rows.select(chosen), fingerprint=fingerprint, file=None)
 
 
 def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> "Features":
-    """The types of a table's columns; ``texts`` names more columns."""
+    """The types of a table's columns; ``texts`` names further columns of text."""
     from datasets import Features, List, Value
 
     types: dict[str, Any] = dict.fromkeys(("text", "id", "label"), Value("string")) | {"number": Value("float64")}
     types |= dict.fromkeys(("labels", "words", "tags"), List(Value("string")))
     types["answers"] = {"text": List(Value("string")), "answer_start": List(Value("int64"))}
-    more = {"line": Value("int64")} | dict.fromkeys(texts, Value("string"))
-    return Features({column.name: types[column.kind] for column in columns} | more)
+    further = {"line": Value("int64")} | dict.fromkeys(texts, Value("string"))
+    return Features({column.name: types[column.kind] for column in columns} | further)
 
 
 def without_absent(rows: "Dataset", columns: Sequence[Column]) -> "Dataset":
-    """The rows without the columns that need not be there and hold no value at all."""
+    """The rows without the optional columns that hold no value at all."""
     table = rows.data
     names = [column.name for column in columns if not column.required]
     return rows.remove_columns([name for name in names if table.column(name).null_count == table.num_rows])
-
-
-def _checked(
-    rows: Sequence[dict[str, Any]], columns: Sequence[Column], source: str, targets: str, *, skips: bool
-) -> list[dict[str, Any]]:
-    problems = Problems(source=source)
-    needed = {column.name for column in columns if column.is_target and targets == "required"}
-    checked = []
-    rejected = 0
-    for row in rows:
-        of_row = Problems(source=source)
-        values = _checked_row(row, columns, of_row, needed)
-        problems.extend(of_row)
-        if skips and of_row.count:
-            rejected += 1
-            record = Record(row["line"], {name: value for name, value in row.items() if name != "line"})
-            values = {"line": row["line"], FAULT: fault_of(record, [problem.reason for problem in of_row.first])}
-        checked.append(values)
-    if not skips or rejected == len(rows):
-        raise_problems([problems])
-    return checked
-
-
-def _checked_row(
-    row: dict[str, Any], columns: Sequence[Column], problems: Problems, needed: set[str]
-) -> dict[str, Any]:
-    values: dict[str, Any] = {"line": row["line"]}
-    cells = with_words(row, columns, {})
-    for column in columns:
-        value = cells.get(column.name)
-        values[column.name] = None
-        if value is None and column.name in needed:
-            others = ", ".join(name for name in row if name != "line")
-            problems.add(row["line"], f"no value; the row has {others}", column=column.name)
-            continue
-        if value is None and not column.required:
-            continue
-        try:
-            values[column.name] = canonical(value, column.kind)
-        except BadValueError as error:
-            problems.add(row["line"], str(error), column=column.name, value=value)
-    values, faults = checked_together(values, columns)
-    for fault in faults:
-        problems.add(row["line"], fault.what, column=fault.column, value=fault.value)
-    return values

@@ -1,24 +1,21 @@
-"""What only the values of a row together can show: one tag for each word, and answers that stand in their context.
+"""The row validator: which of a source's columns a task reads, and whether each value can be used.
 
-Owns these checks and the filling in of answer starts that the source does not give. Must not know files or tasks.
-
-Judging records: which of a source's columns a task reads, and whether each value is what it must be.
-
-Owns the column mapping, canonical values and labels of every row, and the report of all bad rows. Must not know how
-files are parsed or stored.
+Every row passes through `RowValidator`: rows of files and of hub data sets, tables in memory, the rows that
+`TaskModel.predict` is given, and the rows of the server's requests. So a fault has the same message everywhere, apart
+from the place that it names.
 """
 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from bert_tasks.data.checks import LABEL_KINDS, LabelCensus
+from bert_tasks.data.checks import CLASS_KINDS, LabelCensus
 from bert_tasks.data.columns import (
     FAULT,
-    KEPT,
     LABEL_SEPARATOR,
+    PASSTHROUGH,
     UNKNOWN_START,
     Answers,
     BadValueError,
@@ -29,342 +26,372 @@ from bert_tasks.data.columns import (
     text_of_words,
     with_words,
 )
-from bert_tasks.data.conll import label_scheme
 from bert_tasks.data.formats import Format
-from bert_tasks.data.problems import Problems, did_you_mean, raise_problems, shortened
+from bert_tasks.data.problems import Problems, counted, did_you_mean, first_few, raise_problems, shortened
 from bert_tasks.data.records import Record
 from bert_tasks.errors import DataError
 
 CONTEXT = "context"
 _WORDS_SHOWN = 5
+_COLUMNS_SHOWN = 10
 
 
-class RowFault(NamedTuple):
-    column: str
-    value: str
+class Fault(NamedTuple):
+    """What is wrong with one value of a row; without a column, with the row as a whole."""
+
     what: str
+    column: str | None = None
+    value: object = None
 
-
-def checked_together(row: Mapping[str, Any], columns: Sequence[Column]) -> tuple[dict[str, Any], list[RowFault]]:
-    """The row of canonical values with answer starts filled in, and what is wrong with it.
-
-    An answer without a start gets the first place where the context holds it. A value that is None, because it is
-    not there or was refused before, is not checked.
-    """
-    checked = dict(row)
-    words, tags, answers = (column_of(columns, kind) for kind in ("words", "tags", "answers"))
-    faults: list[RowFault] = []
-    if words is not None and tags is not None:
-        faults += _tag_faults(tags.name, row.get(words.name), row.get(tags.name))
-    if answers is not None and row.get(answers.name) is not None:
-        checked[answers.name], found = _placed(answers.name, row[answers.name], row.get(CONTEXT), CONTEXT in row)
-        faults += found
-    return checked, faults
-
-
-def _tag_faults(column: str, words: list[str] | None, tags: list[str] | None) -> list[RowFault]:
-    if words is None or tags is None or len(words) == len(tags):
-        return []
-    start = " ".join(words[:_WORDS_SHOWN]) + (" ..." if len(words) > _WORDS_SHOWN else "")
-    counts = f"{_counted(len(words), 'word')} and {_counted(len(tags), 'tag')}"
-    return [RowFault(column, " ".join(tags), f"{counts} in the sentence {start!r}; give each word one tag")]
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _placed(column: str, answers: Answers, context: str | None, has_context: bool) -> tuple[Answers, list[RowFault]]:
-    if not has_context:
-        return answers, [RowFault(column, str(answers), f"answers need the text they stand in: a column {CONTEXT!r}")]
-    if context is None:
-        return answers, []
-    faults: list[RowFault] = []
-    starts: list[int] = []
-    for text, start in zip(answers["text"], answers["answer_start"], strict=True):
-        place = context.find(text) if start == UNKNOWN_START else start
-        starts.append(place)
-        if place < 0 or not context.startswith(text, place):
-            faults.append(RowFault(column, text, _misplaced(text, start, context)))
-    return Answers(text=list(answers["text"]), answer_start=starts), faults
-
-
-def _misplaced(text: str, start: int, context: str) -> str:
-    """Why an answer does not stand where it should, and where it does."""
-    known = start != UNKNOWN_START
-    at = f"at answer_start {start} the context has {_there(context, start, len(text))}; " if known else ""
-    places = _places(text, context)
-    if places:
-        nearest = min(places, key=lambda place: abs(place - start))
-        off = start - nearest
-        return f"{at}the text stands at {nearest}, answer_start is {abs(off)} too {'large' if off > 0 else 'small'}"
-    lower = text.lower()
-    if known and context[start : start + len(text)].lower() == lower:
-        return f"{at}the letter case differs"
-    folded = context.lower().find(lower)
-    if folded >= 0 and len(context.lower()) == len(context):
-        there = shortened(context[folded : folded + len(text)])
-        return f"{at}{there} stands at {folded}, the letter case differs"
-    return f"{at}the context does not hold this text; copy it from the context, letter for letter"
-
-
-def _there(context: str, start: int, length: int) -> str:
-    if start >= len(context):
-        return f"its end ({len(context)} characters)"
-    return shortened(context[start : start + length])
-
-
-def _places(text: str, context: str) -> list[int]:
-    places: list[int] = []
-    place = context.find(text)
-    while place >= 0:
-        places.append(place)
-        place = context.find(text, place + 1)
-    return places
-
-
-Targets = Literal["required", "optional"]
-_SKIPPED_SHOWN = 5
+    def __str__(self) -> str:
+        return self.what if self.column is None else f"column {self.column!r}: {self.what}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A column of the task and what it is called in the source."""
+    """A column of the task, its name in the source, and whether every row needs a value there."""
 
     column: Column
     name: str
-    mapped: bool
     needed: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnMapping:
-    """What to take out of a source and how to judge it.
+    """What to read from a source, and what its values must be.
 
-    ``keep``: the columns that rows carry along, as asked for, and ``carried`` as the format has it. ``skips``: bad rows
-    are rows too, without values, and say what is wrong.
+    Attributes:
+        label_names: the label ids of the source -> their names.
+        labels: see `make_column_mapping`.
+        source: the source's name in messages.
+        passthrough: which of the source's columns each row carries along in a column ``PASSTHROUGH``, as asked for.
+        default_passthrough: the columns that "all" stands for, where the format says so.
+        skip_faulty: rows that cannot be used become rows without values that say what is wrong in a column ``FAULT``.
+        label_separator: what separates several labels in one cell.
     """
 
     fields: tuple[Field, ...]
     label_names: Mapping[str, str]
     labels: Sequence[str] | None
     source: str
-    keep: PassthroughColumns = "none"
-    carried: PassthroughColumns = "none"
-    skips: bool = False
-    label_separator: str = LABEL_SEPARATOR
+    passthrough: PassthroughColumns
+    default_passthrough: Sequence[str]
+    skip_faulty: bool
+    label_separator: str
+
+    @property
+    def passthrough_columns(self) -> PassthroughColumns:
+        """The columns that rows carry along."""
+        return self.default_passthrough if self.passthrough == "all" and self.default_passthrough else self.passthrough
+
+    def source_columns(self) -> list[str] | None:
+        """The columns of the source that are read; None: all."""
+        carried = self.passthrough_columns
+        if carried == "all":
+            return None
+        return [*(field.name for field in self.fields), *([] if carried == "none" else carried)]
 
 
 def make_column_mapping(
     columns: Sequence[Column],
-    names: Mapping[str, str] | None,
-    usual_names: Mapping[str, str],
-    layout: Format | None,
-    targets: Targets,
-    labels: Sequence[str] | None,
-    source: str,
+    names: Mapping[str, str] | None = None,
     *,
-    keep: PassthroughColumns = "none",
-    skips: bool = False,
+    usual_names: Mapping[str, str] | None = None,
+    layout: Format | None = None,
+    require_labels: bool = False,
+    labels: Sequence[str] | None = None,
+    source: str = "rows",
+    passthrough: PassthroughColumns = "none",
+    skip_faulty: bool = False,
     label_separator: str = LABEL_SEPARATOR,
 ) -> ColumnMapping:
+    """Decides under which name each column of a task is read.
+
+    Args:
+        columns: the columns that the task reads.
+        names: the task's columns -> the source's, as the caller states them.
+        usual_names: the same, as the format has them.
+        layout: the format of the source.
+        require_labels: every row needs its label; else labels may be missing, as in files for prediction.
+        labels: the known label names, which every label must be; an empty sequence: they will be inferred from the
+            rows; None: labels are not checked.
+
+    Raises:
+        DataError: ``names`` has a column that the task does not read, or the separator is blank.
+    """
     if label_separator.strip() == "":
-        raise DataError(f"label_separator = {label_separator!r}: expected a visible character or several, such as '|'")
-    names = {} if names is None else names
+        raise DataError(f"label_separator = {label_separator!r}: expected one or more visible characters, such as '|'")
+    stated = {} if names is None else names
+    usual = {} if usual_names is None else usual_names
     known = [column.name for column in columns]
-    for name in names:
-        if name not in known:
-            raise DataError(f"columns: the task reads {', '.join(known)}, no {name!r}{did_you_mean(name, known)}")
-    fields = tuple(
-        Field(
-            column=column,
-            name=names.get(column.name, usual_names.get(column.name, column.name)),
-            mapped=column.name in names,
-            needed=column.required or (column.is_target and targets == "required"),
-        )
-        for column in columns
-    )
-    label_names: Mapping[str, str] = {} if layout is None else layout.label_names
-    carried = layout.kept if keep == "all" and layout is not None and layout.kept else keep
+    unknown = next((name for name in stated if name not in known), None)
+    if unknown is not None:
+        raise DataError(unknown_column(unknown, known))
     return ColumnMapping(
-        fields=fields,
-        label_names=label_names,
+        fields=tuple(
+            Field(
+                column=column,
+                name=stated.get(column.name, usual.get(column.name, column.name)),
+                needed=column.required or (column.is_label and require_labels),
+            )
+            for column in columns
+        ),
+        label_names={} if layout is None else layout.label_names,
         labels=labels,
         source=source,
-        keep=keep,
-        carried=carried,
-        skips=skips,
+        passthrough=passthrough,
+        default_passthrough=() if layout is None else layout.default_passthrough,
+        skip_faulty=skip_faulty,
         label_separator=label_separator,
     )
 
 
-class RowValidator:
-    """Turns records into rows, keeping what is wrong with them, what was skipped and how often each label stands."""
+def unknown_column(name: str, known: Sequence[str]) -> str:
+    """The message for a stated column that the task does not have."""
+    return f"columns: the task reads {', '.join(known)}, not {name!r}{did_you_mean(name, known)}"
 
-    def __init__(self, plan: ColumnMapping, seen: set[str]) -> None:
-        self.plan = plan
-        self.seen = seen
-        self.count = 0
-        self.skipped: list[int] = []
-        self.rejected = 0
-        self.reasons: list[str] = []  # of the row at hand
-        self.problems = Problems(source=plan.source)
-        self.census = LabelCensus()
-        self.columns = [field.column for field in plan.fields]
-        self.names = {field.column.name: field.name for field in plan.fields}
+
+class RowValidator:
+    """Turns rows as a source has them into rows with the task's names and canonical values.
+
+    `validate` looks at one row. `rows` and `finish` look at all rows of a source, and collect what is wrong with them,
+    which rows were skipped, and how often each label occurs.
+
+    Args:
+        mapping: what to read.
+        columns: the source's columns, where it names them before its first row.
+
+    Raises:
+        DataError: a needed column is not among ``columns``.
+    """
+
+    def __init__(self, mapping: ColumnMapping, columns: Sequence[str] | None = None) -> None:
+        self.mapping = mapping
+        if columns is not None:
+            check_columns(columns, mapping)
+        self._seen: dict[str, None] = dict.fromkeys([] if columns is None else columns)
+        self._count = self._faulty = 0
+        self._skipped: list[int] = []
+        self._problems = Problems(source=mapping.source)
+        self._columns = [field.column for field in mapping.fields]
+        self._names = {field.column.name: field.name for field in mapping.fields}
+        self._words = column_of(self._columns, "words")
+        self._tags = column_of(self._columns, "tags")
+        self._answers = column_of(self._columns, "answers")
+        label = column_of(self._columns, *CLASS_KINDS)
+        self._census = None if label is None or mapping.labels is None else LabelCensus(label)
+
+    def validate(self, cells: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
+        """One row in canonical form, and what is wrong with it.
+
+        Args:
+            cells: the row under the source's names. A row that has a text instead of words gets the text's words.
+
+        Returns:
+            The values by the task's names, without those that are missing or refused, and the faults.
+        """
+        mapping, row, faults = self.mapping, {}, []
+        cells = with_words(cells, self._columns, self._names)
+        for field in mapping.fields:
+            raw = cells.get(field.name)
+            if raw is None and not field.needed:
+                continue
+            try:
+                if raw is None and field.name not in cells:
+                    raise BadValueError(f"missing {field.column.kind}; the row has {_names_of(cells)}")
+                value = canonical(raw, field.column.kind, mapping.label_separator)
+                if mapping.label_names and field.column.kind == "label":
+                    value = self._label_name(value)
+                if value is None and field.needed:
+                    raise BadValueError(f"missing {field.column.kind}")
+            except BadValueError as error:
+                faults.append(Fault(str(error), field.name, raw))
+                continue
+            if value is not None:
+                row[field.column.name] = value
+        if self._words is not None and self._tags is not None:
+            faults += self._check_tags(row.get(self._words.name), row.get(self._tags.name))
+        if self._answers is not None and self._answers.name in row:
+            column, answers = self._names[self._answers.name], row[self._answers.name]
+            row[self._answers.name] = self._placed_answers(column, answers, row.get(CONTEXT), faults)
+        return row, faults
 
     def rows(self, records: Iterator[Record]) -> Iterator[dict[str, Any]]:
+        """The rows of a source with their ``line``; `finish` tells what is wrong with them."""
+        mapping, carried = self.mapping, self.mapping.passthrough_columns
         for record in records:
-            self.count += 1
+            self._count += 1
             if record.skip:
-                self.skipped.append(record.line)
+                self._skipped.append(record.line)
                 continue
-            self.reasons = []
-            row = self._row(record)
-            if self.reasons and self.plan.skips:
-                self.rejected += 1
-                yield {"line": record.line, FAULT: fault_of(record, self.reasons)}
+            row: dict[str, Any] = {}
+            faults = [] if record.fault is None else [Fault(record.fault)]
+            if record.fault is None:
+                self._seen.update(dict.fromkeys(record.cells))
+                row, faults = self.validate(record.cells)
+                if self._census is not None:
+                    self._census.add(row.get(self._census.column.name), record.line)
+                if carried != "none":
+                    row[PASSTHROUGH] = passthrough_json(record.cells, carried)
+            for fault in faults:
+                what = fault.what if record.name is None else f"{fault.what} (question {record.name!r})"
+                self._problems.add(record.line, what, column=fault.column, value=fault.value)
+            if faults and mapping.skip_faulty:
+                self._faulty += 1
+                yield {"line": record.line, FAULT: _fault_json(record, faults)}
             elif record.fault is None:
-                yield row | {"line": record.line}
-
-    def _row(self, record: Record) -> dict[str, Any]:
-        if record.fault is not None:
-            self._add(record, record.fault)
-            return {}
-        self.seen.update(record.cells)
-        cells = with_words(record.cells, self.columns, self.names)
-        values = {field.column.name: self._value(record, cells.get(field.name), field) for field in self.plan.fields}
-        row, faults = checked_together(values, self.columns)
-        for fault in faults:
-            self._add(record, fault.what, column=self.names[fault.column], value=fault.value)
-        return row if self.plan.keep == "none" else row | {KEPT: kept_cells(record.cells, self.plan.carried)}
+                row["line"] = record.line
+                yield row
 
     def finish(self) -> tuple[str, ...]:
-        """Notes on rows that were left out.
+        """Notes on rows that were skipped.
 
         Raises:
-            BadRowsError: all the problems.
-            DataError: no rows, or a column is not there.
+            BadRowsError: rows that cannot be used, all of them; rows that became a ``FAULT`` only if no row is left.
+            DataError: there are no rows, or a column is missing.
         """
-        if self.count == len(self.skipped):
-            below = "; there is nothing below the header" if self.seen and not self.skipped else ""
-            raise DataError(f"{self.plan.source}: no rows{below}{''.join(f'; {note}' for note in self._notes())}")
-        if self.seen:
-            check_columns(tuple(self.seen), self.plan)
-        if 0 < self.rejected < self.count:  # what is wrong with them stands in the rows
-            self.problems = Problems(source=self.plan.source)
-        self._check_labels()
-        raise_problems([self.problems])
-        return self._notes()
+        skipped, source = self._skipped, self.mapping.source
+        notes: tuple[str, ...] = ()
+        if skipped:
+            has, were = ("has", "was") if len(skipped) == 1 else ("have", "were")
+            lines = first_few(map(str, skipped), 5)
+            share = f"{len(skipped)} of {counted(self._count, 'row')}"
+            notes = (f"{share} {has} too few cells and {were} skipped (line {lines})",)
+        if self._count == len(skipped):
+            below = "; there is nothing below the header" if self._seen and not skipped else ""
+            raise DataError(f"{source}: no rows{below}{''.join(f'; {note}' for note in notes)}")
+        if self._seen:
+            check_columns(tuple(self._seen), self.mapping)
+        if 0 < self._faulty < self._count:  # what is wrong with them is in the rows
+            self._problems = Problems(source=source)
+        if self._census is not None and self.mapping.labels is not None:
+            self._census.report(self._problems, self._names[self._census.column.name], self.mapping.labels)
+        raise_problems([self._problems])
+        return notes
 
-    def _check_labels(self) -> None:
-        column, labels = column_of(self.columns, *LABEL_KINDS), self.plan.labels
-        if column is None or labels is None:
-            return
-        if column.kind != "tags" or len(labels) == 0:
-            self.census.report(self.problems, self.names[column.name], labels)
-        elif label_scheme(labels) != "raw":  # of chunk tags any type will do, see check_labels
-            self.census.report_no_chunks(self.problems, self.names[column.name])
-
-    def _notes(self) -> tuple[str, ...]:
-        if not self.skipped:
-            return ()
-        shown = ", ".join(map(str, self.skipped[:_SKIPPED_SHOWN]))
-        more = ", ..." if len(self.skipped) > _SKIPPED_SHOWN else ""
-        return (f"{len(self.skipped)} of {self.count} rows have too few cells and were skipped (line {shown}{more})",)
-
-    def _add(self, record: Record, what: str, *, column: str | None = None, value: object = None) -> None:
-        named = what if record.name is None else f"{what} (question {record.name!r})"
-        self.reasons.append(what if column is None else f"column {column!r}: {what}")
-        self.problems.add(record.line, named, column=column, value=value)
-
-    def _value(self, record: Record, raw: Any, field: Field) -> Any:
-        if raw is None and not field.column.required and not field.needed:
-            return None
-        try:
-            value = self._named(canonical(raw, field.column.kind, self.plan.label_separator), field.column)
-            if value is None and field.needed:
-                raise BadValueError(f"missing {field.column.kind}")
-        except BadValueError as error:
-            self._add(record, str(error), column=field.name, value=raw)
-            return None
-        self.census.add(value, record.line, field.column)
-        return value
-
-    def _named(self, value: Any, column: Column) -> Any:
-        names = self.plan.label_names
-        if column.kind != "label" or not names or value is None or value in names.values():
+    def _label_name(self, value: str | None) -> str | None:
+        """The name of a label id; -1 says that the label is hidden."""
+        names = self.mapping.label_names
+        if value is None or value in names.values():
             return value
-        if value == "-1":
-            return None
-        if value not in names:
+        if value != "-1" and value not in names:
             raise BadValueError(f"expected one of {', '.join(names)}, or {', '.join(names.values())}")
-        return names[value]
+        return names.get(value)
+
+    def _check_tags(self, words: list[str] | None, tags: list[str] | None) -> list[Fault]:
+        if self._tags is None or words is None or tags is None or len(words) == len(tags):
+            return []
+        start = " ".join(words[:_WORDS_SHOWN]) + (" ..." if len(words) > _WORDS_SHOWN else "")
+        counts = f"{counted(len(words), 'word')} and {counted(len(tags), 'tag')}"
+        what = f"{counts} in the sentence {start!r}; give each word one tag"
+        return [Fault(what, self._names[self._tags.name], " ".join(tags))]
+
+    def _placed_answers(self, column: str, answers: Answers, context: str | None, faults: list[Fault]) -> Answers:
+        """The answers, those without a start at the first place where the context has them; adds to ``faults``."""
+        if CONTEXT not in self._names:
+            faults.append(Fault(f"answers need the text that contains them: a column {CONTEXT!r}", column, answers))
+        if context is None:
+            return answers
+        starts: list[int] = []
+        for text, start in zip(answers["text"], answers["answer_start"], strict=True):
+            place = context.find(text) if start == UNKNOWN_START else start
+            starts.append(place)
+            if place < 0 or not context.startswith(text, place):
+                faults.append(Fault(_misplaced(text, start, context), column, text))
+        return Answers(text=list(answers["text"]), answer_start=starts)
 
 
-def check_columns(present: tuple[str, ...], plan: ColumnMapping) -> None:
-    """Raises DataError if a column that is needed or to be kept is not there, with what is there."""
-    unkept = [] if isinstance(plan.keep, str) else [name for name in plan.keep if name not in present]
-    if unkept:
-        there = ", ".join(repr(name) for name in sorted(present))
-        told = f"{plan.source}: no column {unkept[0]!r} to keep{did_you_mean(unkept[0], present)}"
-        raise DataError(f"{told}; the columns there are: {there}")
-    missing = [field for field in plan.fields if field.needed and field.name not in present]
-    words, text = text_of_words([field.column for field in plan.fields])
-    if any(field.column == text and field.name in present for field in plan.fields):
+def _names_of(cells: Mapping[str, Any]) -> str:
+    return first_few((shortened(str(name)) for name in cells), _COLUMNS_SHOWN) if cells else "no columns"
+
+
+def _misplaced(text: str, start: int, context: str) -> str:
+    """Why an answer is not where it should be, and where it is."""
+    prefix = ""
+    if start != UNKNOWN_START:
+        found = shortened(context[start : start + len(text)])
+        found = found if start < len(context) else f"its end ({counted(len(context), 'character')})"
+        prefix = f"at answer_start {start} the context has {found}; "
+    places: list[int] = []
+    place = context.find(text)
+    while place >= 0:
+        places.append(place)
+        place = context.find(text, place + 1)
+    if places:
+        nearest = min(places, key=lambda place: abs(place - start))
+        off = start - nearest
+        return f"{prefix}the text is at {nearest}, answer_start is {abs(off)} too {'large' if off > 0 else 'small'}"
+    lower = text.lower()
+    if start != UNKNOWN_START and context[start : start + len(text)].lower() == lower:
+        return f"{prefix}the letter case differs"
+    folded = context.lower().find(lower)
+    if folded >= 0 and len(context.lower()) == len(context):
+        there = shortened(context[folded : folded + len(text)])
+        return f"{prefix}{there} is at {folded}, the letter case differs"
+    return f"{prefix}the context does not contain this text; copy it from the context exactly"
+
+
+def check_columns(present: Sequence[str], mapping: ColumnMapping) -> None:
+    """Raises DataError if a column that is needed, or asked for by name, is missing, with what is there."""
+    there = ", ".join(repr(name) for name in sorted(present))
+    for name in [] if isinstance(mapping.passthrough, str) else mapping.passthrough:
+        if name not in present:
+            message = f"{mapping.source}: no column {name!r} to keep{did_you_mean(name, present)}"
+            raise DataError(f"{message}; the columns are: {there}")
+    missing = [field for field in mapping.fields if field.needed and field.name not in present]
+    words, text = text_of_words([field.column for field in mapping.fields])
+    if any(field.column == text and field.name in present for field in mapping.fields):
         missing = [field for field in missing if field.column != words]
     if not missing:
         return
     if len(present) == 1:
-        other = next((mark for mark in (";", "\t", ",", "|") if mark in present[0]), None)
+        (only,) = present
+        other = next((mark for mark in (";", "\t", ",", "|") if mark in only), None)
         if other is not None:
             raise DataError(
-                f"{plan.source}: one column only, {present[0]!r}; if {other!r} separates columns, set "
+                f"{mapping.source}: there is only one column, {only!r}; if {other!r} separates columns, set "
                 f"delimiter = {other!r} (--delimiter)"
             )
-    there = ", ".join(repr(name) for name in sorted(present))
-    lines = [f"{plan.source}: no column {field.name!r}{did_you_mean(field.name, present)}" for field in missing]
+    lines = [f"{mapping.source}: no column {field.name!r}{did_you_mean(field.name, present)}" for field in missing]
     wanted = [field.column.name for field in missing[:1]]
-    if text is not None and missing[0].column == words:  # either will do
+    if text is not None and missing[0].column == words:  # either of them is enough
         wanted.append(text.name)
         lines[0] = f"{lines[0]}, nor {text.name!r}"
     keys = " or ".join(f'{name} = "NAME"' for name in wanted)
     options = " or ".join(f"--column {name}=NAME" for name in wanted)
     raise DataError(
         "\n".join(
-            [
-                *lines,
-                f"  the columns there are: {there}",
-                f"  say which one to read: [data.columns] {keys}, or {options}",
-            ]
+            [*lines, f"  the columns are: {there}", f"  say which one to read: [data.columns] {keys}, or {options}"]
         )
     )
 
 
-def is_kept(column: str, keep: PassthroughColumns) -> bool:
-    return keep == "all" or (keep != "none" and column in keep)
+def is_passthrough(column: str, chosen: PassthroughColumns) -> bool:
+    """Whether rows carry a column along."""
+    return chosen == "all" or (chosen != "none" and column in chosen)
 
 
-def kept_cells(cells: Mapping[str, Any], keep: PassthroughColumns) -> str:
-    """The cells to keep, as a JSON object."""
-    chosen = {name: value for name, value in cells.items() if is_kept(name, keep)}
+def passthrough_json(cells: Mapping[str, Any], chosen: PassthroughColumns) -> str:
+    """The chosen cells of a row as a JSON object."""
+    carried = {name: value for name, value in cells.items() if is_passthrough(name, chosen)}
     try:
-        text = json.dumps(chosen, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(carried, ensure_ascii=False, allow_nan=False)
         text.encode()
     except (ValueError, TypeError):  # UnicodeError is a ValueError
-        text = json.dumps(plain(chosen), ensure_ascii=False)
+        text = json.dumps(plain(carried), ensure_ascii=False)
     return text
 
 
-def fault_of(record: Record, reasons: Sequence[str]) -> str:
-    """A line of a reject file, in ASCII: the record's place, what is wrong with it, and all of it as it stands."""
+def _fault_json(record: Record, faults: Sequence[Fault]) -> str:
+    """A line of a reject file, in ASCII: where the record is, what is wrong with it, and all of it as it is."""
     raw = record.raw if record.raw is not None else dict(record.cells)
     name = {} if record.name is None else {"id": record.name}
-    return json.dumps({"line": record.line, **name, "reason": "; ".join(reasons), "raw": raw}, default=str)
+    reason = "; ".join(map(str, faults))
+    return json.dumps({"line": record.line, **name, "reason": reason, "raw": raw}, default=str)
 
 
 def plain(value: Any) -> Any:
-    """The value in types that JSON has: a number that is none becomes None, half a character U+FFFD."""
+    """The value in types that JSON has: a number that is not finite becomes None, half a character U+FFFD."""
     if isinstance(value, Mapping):
         return {str(plain(name)): plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

@@ -1,11 +1,6 @@
-"""Rows out as parquet: columns and their types are found in the rows themselves.
+"""Writers of rows: JSON Lines, and csv, tsv and parquet files made of them.
 
-Owns the types. Must not know what the rows mean.
-
-Rows out: JSON Lines, and tables with one column per field made of them.
-
-Owns the output formats of text, what a cell may hold, and that a file appears whole or not at all. Must not know what
-the rows mean.
+Owns the formats of output, what a cell may hold, and that a file appears complete or not at all.
 """
 
 import csv

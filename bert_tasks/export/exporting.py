@@ -23,7 +23,7 @@ from bert_tasks.export.verification import verified_graph
 from bert_tasks.model.exported import GRAPH, RECORD
 from bert_tasks.model.inputs import Data, as_trained, load_table
 from bert_tasks.model.onnx import LIBRARIES, OPSET, check_libraries, input_names, output_names
-from bert_tasks.model.predicting import canonical_row
+from bert_tasks.model.predicting import valid_rows
 from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import check_writable, exists, is_folder, resolved
@@ -174,12 +174,12 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
 
 def _rows(model: TaskModel, data: Data, how: ReadOptions) -> list[Row]:
     """The first rows in canonical form, without labels."""
-    data, how = as_trained(model, data, how)
-    table = load_table(data, model.task, reading=how, targets="unread")
+    data, how = as_trained(model, data, how, read_labels=False)
+    table = load_table(data, model.task, reading=how, labels="unread")
     if len(table) == 0:
         raise DataError(f"{table.source}: no rows to verify the graph with")
-    inputs = [column for column in model.task.columns if not column.is_target]
-    return [canonical_row(row, inputs, number) for number, row in enumerate(islice(table, VERIFIED_ROWS))]
+    inputs = [column for column in model.task.columns if not column.is_label]
+    return valid_rows(islice(table, VERIFIED_ROWS), inputs)
 
 
 @contextmanager

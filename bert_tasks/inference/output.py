@@ -35,7 +35,7 @@ from typing import IO, Any, Literal
 from bert_tasks.checkpoints.load import tensors_digest
 from bert_tasks.data.columns import FAULT, PassthroughColumns
 from bert_tasks.data.features import tokenizer_content
-from bert_tasks.data.table import RowTable, streamed
+from bert_tasks.data.table import RowTable, read_batches
 from bert_tasks.data.writers import (
     DELIMITERS,
     FORMS,
@@ -134,7 +134,7 @@ def output_row(
 def repeated_columns(task: Task, names: Mapping[str, str] | None) -> list[str]:
     """The columns that the task reads under their own name and that are no targets."""
     renamed = {} if names is None else names
-    read = [column.name for column in task.columns if not column.is_target]
+    read = [column.name for column in task.columns if not column.is_label]
     return [name for name in read if renamed.get(name, name) == name]
 
 
@@ -251,16 +251,16 @@ class OutputDestination:
         if logits:
             raise UsageError(f"{self.path}: {self.form} has no place for logits; use {_names(FORMS)}")
         for name in filter(None, task.render(self.form, [], [])):
-            beside = beside_output(self.path, name)
+            beside = sibling_output(self.path, name)
             _check_apart([(f"{name} of the output", beside), ("input", _source(data)), ("rejects", self.rejects)])
 
 
-def beside_output(path: Path, name: str) -> Path:
+def sibling_output(path: Path, name: str) -> Path:
     """The place of a file that a task's format has beside the one asked for."""
     return sibling_path(path.with_name(path.stem), suffix=f".{name}")
 
 
-def target_of(
+def output_destination(
     output: str | Path | IO[bytes], data: Data, writing: WriteOptions, task: type[Task] | None
 ) -> OutputDestination:
     """The target of an output, from names alone.
@@ -276,7 +276,7 @@ def target_of(
     if writing.format is not None and writing.format not in FORMS:
         raise UsageError(f"there is no output format {writing.format!r}; choose {', '.join(FORMS)}")
     if output == STANDARD or not isinstance(output, str | Path):
-        return _stream_target(sys.stdout.buffer if isinstance(output, str | Path) else output, data, writing)
+        return _stream_destination(sys.stdout.buffer if isinstance(output, str | Path) else output, data, writing)
     path = Path(output)
     kinds = [*TASKS.values(), *([] if task is None else [task])]
     known = sorted({extension for kind in kinds for extension in kind.file_formats})
@@ -288,7 +288,7 @@ def target_of(
     return OutputDestination(path=linked(path), stream=None, form=form, rendered=rendered, rejects=rejects)
 
 
-def _stream_target(stream: IO[bytes], data: Data, writing: WriteOptions) -> OutputDestination:
+def _stream_destination(stream: IO[bytes], data: Data, writing: WriteOptions) -> OutputDestination:
     form = "jsonl" if writing.format is None else writing.format
     if form not in ("jsonl", *DELIMITERS):
         raise UsageError(
@@ -332,7 +332,7 @@ def _names(forms: Iterable[str]) -> str:
     return ", ".join(f".{form}" for form in forms)
 
 
-def finish(lines: Path, target: Path, *, form: str, raw: bool) -> None:
+def finalize_output(lines: Path, target: Path, *, form: str, raw: bool) -> None:
     """Makes the output of its JSON lines; one that was there before stays until then.
 
     Raises:
@@ -373,7 +373,7 @@ def _is_encodable(text: str) -> bool:
 def _faults(table: RowTable) -> Iterator[str]:
     if table.file is None or FAULT not in table.rows.column_names:
         return
-    for batch in streamed(table.file, [FAULT]):
+    for batch in read_batches(table.file, [FAULT]):
         yield from (row[FAULT] for row in batch if row[FAULT] is not None)
 
 
@@ -389,7 +389,7 @@ def model_fingerprint(model: TaskModel) -> str:
     return sha256_json(weights, about, model.hf_config, tokenizer_content(tokenizer_of(model)))
 
 
-def prediction_facts(model: TaskModel, rows: str, dtype: DType, **settings: Any) -> dict[str, Any]:
+def prediction_metadata(model: TaskModel, rows: str, dtype: DType, **settings: Any) -> dict[str, Any]:
     """What must be equal for two attempts to write the same; the number of processes is not among it."""
     settings |= {"dtype": dtype, "device": model.device.type}
     versions = {name: installed_version(name) for name in _VERSIONED} | {"python": platform.python_version()}
@@ -403,7 +403,7 @@ _log = logging.getLogger("bert_tasks")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Chunk:
     """The output of neighbouring rows as JSON lines: how many, and how many of the rows were cut, or left out."""
 
     content: bytes
@@ -413,7 +413,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Note:
+class _ChunkEntry:
     """What is kept of a part, but for its content."""
 
     size: int
@@ -423,26 +423,26 @@ class _Note:
     rejected: int
 
     @classmethod
-    def of(cls, part: Part) -> "_Note":
+    def of(cls, part: Chunk) -> "_ChunkEntry":
         counts = {name: value for name, value in vars(part).items() if name != "content"}
         return cls(size=len(part.content), sha256=sha256(part.content), **counts)
 
 
-def parts_folder(output: Path) -> Path:
+def unfinished_folder(output: Path) -> Path:
     return sibling_path(output, suffix=".parts")
 
 
-class Parts:
+class UnfinishedOutput:
     """The finished parts of one output, in order."""
 
-    def __init__(self, output: Path, notes: Sequence[_Note]) -> None:
+    def __init__(self, output: Path, notes: Sequence[_ChunkEntry]) -> None:
         self.output = output
-        self.lines = parts_folder(output) / ROWS
+        self.lines = unfinished_folder(output) / ROWS
         self.resumed = sum(note.rows for note in notes)
         self._notes = list(notes)
         try:
             self._rows = _opened(self.lines, sum(note.size for note in notes))
-            self._log = _opened(parts_folder(output) / LOG, sum(len(_line(note)) for note in notes))
+            self._log = _opened(unfinished_folder(output) / LOG, sum(len(_line(note)) for note in notes))
         except OSError as error:
             raise write_failure(error, output) from None
 
@@ -453,10 +453,10 @@ class Parts:
         """The sum of a count over all parts."""
         return sum(getattr(note, name) for note in self._notes)
 
-    def append(self, parts: Sequence[Part]) -> None:
+    def append(self, parts: Sequence[Chunk]) -> None:
         """Raises UsageError if they cannot be written; those before them stay."""
         for part in parts:
-            note = _Note.of(part)
+            note = _ChunkEntry.of(part)
             try:
                 with explained_disk_full(self.lines):
                     self._rows.write(part.content)
@@ -477,7 +477,7 @@ class Parts:
 
 
 @contextmanager
-def unfinished(output: Path, facts: Mapping[str, Any]) -> Iterator[Parts]:
+def unfinished_output(output: Path, facts: Mapping[str, Any]) -> Iterator[UnfinishedOutput]:
     """The parts of an earlier attempt with the same facts, or none; the folder is held for this process.
 
     It is swept when the work ends well, when nothing was finished, and when the rows turn out to be unusable.
@@ -485,7 +485,7 @@ def unfinished(output: Path, facts: Mapping[str, Any]) -> Iterator[Parts]:
     Raises:
         UsageError: another process works there, the folder holds something else, or it cannot be written.
     """
-    folder = parts_folder(output)
+    folder = unfinished_folder(output)
     try:
         with locked(folder):
             yield from _held(folder, output, facts)
@@ -494,12 +494,12 @@ def unfinished(output: Path, facts: Mapping[str, Any]) -> Iterator[Parts]:
             folder.rmdir()
 
 
-def _held(folder: Path, output: Path, facts: Mapping[str, Any]) -> Iterator[Parts]:
+def _held(folder: Path, output: Path, facts: Mapping[str, Any]) -> Iterator[UnfinishedOutput]:
     notes = _kept(folder, facts)
     if not notes:
         _remove(folder, ROWS, LOG)  # before a new manifest speaks for them
     _write_manifest(folder, facts, output)
-    parts = Parts(output, notes)
+    parts = UnfinishedOutput(output, notes)
     is_over = False
     try:
         yield parts
@@ -513,7 +513,7 @@ def _held(folder: Path, output: Path, facts: Mapping[str, Any]) -> Iterator[Part
             _sweep(folder)
 
 
-def _kept(folder: Path, facts: Mapping[str, Any]) -> list[_Note]:
+def _kept(folder: Path, facts: Mapping[str, Any]) -> list[_ChunkEntry]:
     found = _manifest(folder)
     if found is None:
         names = {path.name for path in folder.iterdir()} - {LOCK}
@@ -538,13 +538,13 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _sound(folder: Path) -> list[_Note]:
+def _sound(folder: Path) -> list[_ChunkEntry]:
     """The first parts that are whole, as their sha256 says."""
-    notes: list[_Note] = []
+    notes: list[_ChunkEntry] = []
     try:
         with (folder / ROWS).open("rb") as rows, (folder / LOG).open("rb") as log:
             for line in log:
-                note = _Note(**json.loads(line))
+                note = _ChunkEntry(**json.loads(line))
                 if sha256_parts(_blocks(rows, note.size)) != note.sha256:
                     break
                 notes.append(note)
@@ -567,7 +567,7 @@ def _opened(path: Path, size: int) -> IO[bytes]:
     return file
 
 
-def _line(note: _Note) -> bytes:
+def _line(note: _ChunkEntry) -> bytes:
     return json.dumps(asdict(note)).encode() + b"\n"
 
 

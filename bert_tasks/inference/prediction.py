@@ -1,15 +1,11 @@
-"""Predictions in a format of their task: CoNLL columns, SQuAD's files.
+"""Prediction over files, tables and streams, on one or many processes.
 
-Owns that such an output is made of all predictions at once, in memory. Must not know the formats.
-
-Prediction over files, tables and streams, on one or many processes.
-
-Owns how an output comes about: rows are read, predicted part by part, and appear whole under its name, or in a stream
-as they come. Must not know training.
+Owns how an output comes about: rows are read, predicted chunk by chunk, and appear all at once under the output's name,
+or in a stream as they come. A format of a task, such as CoNLL columns, is made of all predictions at once, in memory.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +17,7 @@ from accelerate import Accelerator
 
 from bert_tasks.data.columns import FAULT, PassthroughColumns
 from bert_tasks.data.features import Cuts
+from bert_tasks.data.formats import named_format
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.writers import whole_file
@@ -28,32 +25,30 @@ from bert_tasks.distributed import broadcast_from_main, main_process_first, make
 from bert_tasks.errors import UsageError
 from bert_tasks.inference.output import (
     STANDARD,
+    Chunk,
     OutputDestination,
-    Part,
-    Parts,
     Predicted,
     Progress,
     StreamWriter,
+    UnfinishedOutput,
     WriteOptions,
-    beside_output,
-    finish,
-    prediction_facts,
-    target_of,
-    unfinished,
+    finalize_output,
+    output_destination,
+    prediction_metadata,
+    sibling_output,
+    unfinished_output,
     write_rejects,
 )
 from bert_tasks.inference.predictor import (
     STDIN,
     STDIN_NAME,
+    WHOLE_FORMATS,
     ChunkResult,
     Predictor,
     can_open,
-    can_stream,
     check_same_rows,
-    checked_format,
     detected,
     map_chunks_distributed,
-    part_rows,
     predict_stream,
     stored_input,
 )
@@ -63,46 +58,6 @@ from bert_tasks.model.predicting import predict_rows
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.tasks.base import PredictionT, Task
-
-
-def predict_rendered(
-    accelerator: Accelerator,
-    work: Predictor,
-    table: RowTable,
-    target: OutputDestination,
-    path: Path,
-    progress: Progress,
-) -> Predicted:
-    """Predicts all rows and writes the files of the target's format; the one asked for appears last.
-
-    Raises:
-        DataError: the format has no place for these rows; before any is predicted.
-    """
-    found: list[ChunkResult] = []
-    size = part_rows(work.model.task, table)
-
-    def take(parts: Sequence[ChunkResult]) -> None:
-        found.extend(parts)
-        progress(sum(len(part.rows) for part in found), len(table))
-
-    good = (row for row in table if row.get(FAULT) is None)
-    notes = broadcast_from_main(accelerator, lambda: work.model.task.check_render(target.form, good))
-    progress(0, len(table))
-    map_chunks_distributed(accelerator, table, size=size, done=0, work=work.done, take=take)
-
-    def write() -> Predicted:
-        if target.rejects is not None:
-            write_rejects(table, target.rejects)
-        predictions = [prediction for part in found for prediction in part.predictions]
-        rows = [row for part in found for row in part.rows]
-        files = work.model.task.render(target.form, predictions, rows)
-        for name in sorted(files, reverse=True):
-            with whole_file(beside_output(path, name) if name else path) as file:
-                file.write(files[name])
-        truncated = sum(part.truncated for part in found)
-        return Predicted(rows=len(rows), truncated=truncated, rejected=len(table) - len(rows), notes=notes)
-
-    return broadcast_from_main(accelerator, write)
 
 
 @overload
@@ -226,8 +181,8 @@ def _in_memory(
     if torch.cuda.is_available():
         model.to("cuda")
     run = logits_of(model, dtype)
-    data, reading = as_trained(model, data, reading)
-    table = load_table(data, model.task, reading=reading, targets="unread")
+    data, reading = as_trained(model, data, reading, read_labels=False)
+    table = load_table(data, model.task, reading=reading, labels="unread")
     return cast("list[PredictionT]", list(predict_rows(model, table, run=run, logits=logits)))
 
 
@@ -242,140 +197,180 @@ def predict_file(
     dtype: DType = "float32",
     writing: WriteOptions | None = None,
     reading: ReadOptions | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = lambda completed, total: None,
 ) -> Predicted:
     """``predict`` with an output, and what became of it.
 
     Args:
-        progress: is told, on the first process, how many rows are done, and of how many; None: of a stream.
+        progress: gets, on the first process, the number of rows that are completed, and of all rows; None: of a stream.
     """
-    how, writing = ReadOptions() if reading is None else reading, WriteOptions() if writing is None else writing
+    options, writing = ReadOptions() if reading is None else reading, WriteOptions() if writing is None else writing
     own = type(model.task) if isinstance(model, TaskModel) else task
-    target = target_of(output, data, writing, own if isinstance(own, type) else None)
-    form = checked_format(how) if isinstance(data, str) and data == STANDARD else None
+    destination = output_destination(output, data, writing, own if isinstance(own, type) else None)
+    is_standard = isinstance(data, str) and data == STANDARD
+    format = None if options.format is None or not is_standard else named_format(options.format).name
     accelerator = make_accelerator()
-    broadcast_from_main(accelerator, partial(target.check_places, data))
-    if data == STANDARD and sys.stdin is None:
+    broadcast_from_main(accelerator, partial(destination.check_places, data))
+    if is_standard and sys.stdin is None:
         raise UsageError("standard input is closed: name a file, or send rows through a pipe")
-    if data == STANDARD and accelerator.num_processes > 1:
-        raise UsageError("standard input cannot be shared by several processes: write it to a file first")
-    known: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
-    loaded = load_trained(model, data=data, reading=how, **known).to(accelerator.device)
-    target.check_task(loaded.task, data, logits=writing.logits)
-    work = Predictor(model=loaded, run=logits_of(loaded, dtype), writing=writing, names=how.columns)
-    job = _Job(accelerator=accelerator, work=work, target=target, dtype=dtype, progress=progress)
-    if not isinstance(data, str) or data != STANDARD:
-        return _predict_table(job, data, how, "rows")
-    if target.stream is not None and can_stream(form) and can_open(STDIN):
-        return _predict_stream(job, how, target.stream)
-    with stored_input(sys.stdin.buffer, form) as path:
-        return _predict_table(job, path, detected(how, path, loaded), STDIN_NAME)
+    if is_standard and accelerator.num_processes > 1:
+        raise UsageError("several processes cannot share standard input: write it to a file first")
+    stated: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
+    loaded = load_trained(model, data=data, reading=options, **stated).to(accelerator.device)
+    destination.check_task(loaded.task, data, logits=writing.logits)
+    predictor = Predictor(model=loaded, run=logits_of(loaded, dtype), writing=writing, names=options.columns)
+    run = _OutputRun(
+        accelerator=accelerator, predictor=predictor, destination=destination, dtype=dtype, progress=progress
+    )
+    if not is_standard:
+        return run.predict_table(data, options, "rows")
+    if destination.stream is not None and format not in WHOLE_FORMATS and can_open(STDIN):
+        return run.predict_stream(options, destination.stream)
+    with stored_input(sys.stdin.buffer, format) as path:
+        return run.predict_table(path, detected(options, path, loaded), STDIN_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Job:
+class _OutputRun:
+    """One prediction with an output: the model at work, where its rows go, and the processes that share them."""
+
     accelerator: Accelerator
-    work: Predictor
-    target: OutputDestination
+    predictor: Predictor
+    destination: OutputDestination
     dtype: DType
     progress: Progress
 
-    def told(self, done: Predicted, notes: tuple[str, ...] = ()) -> Predicted:
-        cuts = self.work.model.task.cut_notes(Cuts(rows=done.rows, cut_rows=done.truncated))
-        return replace(done, notes=(*notes, *done.notes), rejects=self.target.rejects, cuts=cuts)
+    def predict_stream(self, options: ReadOptions, stream: IO[bytes]) -> Predicted:
+        """Predicts the rows of standard input as they come."""
+        writer = StreamWriter(stream, form=self.destination.form, raw=self.predictor.writing.csv_raw)
+        counts = predict_stream(self.predictor, options, writer, self.destination.rejects, STDIN, self.progress)
+        return self._summary(Predicted(rows=counts.rows, truncated=counts.truncated, rejected=counts.rejected))
 
+    def predict_table(self, data: Data, options: ReadOptions, name: str) -> Predicted:
+        """Predicts the rows of a file or of memory; ``name`` is theirs in messages."""
+        predictor, destination, task = self.predictor, self.destination, self.predictor.model.task
+        given = None
+        if not isinstance(data, str | Path | RowTable):
+            data = given = in_memory(data, task)
+        data, options = as_trained(predictor.model, data, options, read_labels=False)
+        run = replace(self, predictor=replace(predictor, given=given, names=options.columns))
 
-def _predict_stream(job: _Job, reading: ReadOptions, stream: IO[bytes]) -> Predicted:
-    out = StreamWriter(stream, form=job.target.form, raw=job.work.writing.csv_raw)
-    done = predict_stream(job.work, reading, out, job.target.rejects, STDIN, job.progress)
-    return job.told(Predicted(rows=done.rows, truncated=done.truncated, rejected=done.rejected))
+        def load() -> RowTable:
+            return load_table(
+                data,
+                task,
+                reading=options,
+                labels="optional" if destination.rendered and task.renders_labels else "unread",
+                name=name,
+                passthrough="none" if destination.rendered else predictor.writing.keep_columns,
+                skip_faulty=predictor.writing.skips,
+            )
 
+        table = main_process_first(self.accelerator, load)
+        check_same_rows(self.accelerator, table)
+        if destination.stream is not None:
+            predicted = run._to_stream(table, destination.stream)
+        elif destination.path is None:
+            raise UsageError("an output is a file or a stream")
+        elif destination.rendered:
+            predicted = run._to_rendered_files(table, destination.path)
+        else:
+            predicted = run._to_file(table, destination.path)
+        return run._summary(replace(predicted, notes=(*table.notes, *predicted.notes)))
 
-def _predict_table(job: _Job, data: Data, reading: ReadOptions, name: str) -> Predicted:
-    target, task, skips = job.target, job.work.model.task, job.work.writing.skips
-    shows_targets = target.rendered and task.renders_labels
-    if not isinstance(data, str | Path | RowTable):
-        data = in_memory(data, task)
-        job = replace(job, work=replace(job.work, given=data))
-    read, reading = as_trained(job.work.model, data, reading)
-    job = replace(job, work=replace(job.work, names=reading.columns))
-    keep = "none" if target.rendered else job.work.writing.keep_columns
+    def _summary(self, predicted: Predicted) -> Predicted:
+        cuts = self.predictor.model.task.cut_notes(Cuts(rows=predicted.rows, cut_rows=predicted.truncated))
+        return replace(predicted, rejects=self.destination.rejects, cuts=cuts)
 
-    def load() -> RowTable:
-        targets: Literal["optional", "unread"] = "optional" if shows_targets else "unread"
-        return load_table(read, task, reading=reading, targets=targets, name=name, keep=keep, skips=skips)
+    def _to_stream(self, table: RowTable, stream: IO[bytes]) -> Predicted:
+        """The first process writes chunks as they come, in row order."""
+        writer = StreamWriter(stream, form=self.destination.form, raw=self.predictor.writing.csv_raw)
+        rows = truncated = 0
 
-    table = main_process_first(job.accelerator, load)
-    check_same_rows(job.accelerator, table)
-    if target.stream is not None:
-        done = _to_stream(job, table, target.stream)
-    elif target.path is None:
-        raise UsageError("an output is a file or a stream")
-    elif target.rendered:
-        done = predict_rendered(job.accelerator, job.work, table, target, target.path, job.progress)
-    else:
-        done = _to_file(job, table, target.path)
-    return job.told(done, table.notes)
+        def write(chunks: Sequence[Chunk]) -> None:
+            nonlocal rows, truncated
+            for chunk in chunks:
+                writer.write_lines(chunk.content)
+                rows, truncated = rows + chunk.rows, truncated + chunk.truncated
+                self.progress(rows, len(table))
 
+        if self.destination.rejects is not None:
+            broadcast_from_main(self.accelerator, partial(write_rejects, table, self.destination.rejects))
+        self.progress(0, len(table))
+        map_chunks_distributed(
+            self.accelerator, table, size=self.predictor.chunk_rows(table), work=self.predictor.output_chunk, take=write
+        )
+        return Predicted(rows=rows, truncated=truncated, rejected=len(table) - rows)
 
-def _to_stream(job: _Job, table: RowTable, stream: IO[bytes]) -> Predicted:
-    """The first process writes parts as they come in row order."""
-    out = StreamWriter(stream, form=job.target.form, raw=job.work.writing.csv_raw)
-    rows = truncated = 0
+    def _to_file(self, table: RowTable, path: Path) -> Predicted:
+        """The first process keeps completed chunks beside the output until all of them are there."""
+        predictor, accelerator, writing = self.predictor, self.accelerator, self.predictor.writing
+        size = predictor.chunk_rows(table)
+        keep = writing.keep_columns if isinstance(writing.keep_columns, str) else list(writing.keep_columns)
+        names = None if predictor.names is None else dict(predictor.names)
+        # The names are those of manifests on disk.
+        settings = {"part_rows": size, "keep_columns": keep, "on_error": writing.on_error, "logits": writing.logits}
+        opened: list[UnfinishedOutput] = []  # on the first process: it cannot be sent to others
+        with ExitStack() as stack:
 
-    def take(parts: Sequence[Part]) -> None:
-        nonlocal rows, truncated
-        for part in parts:
-            out.write_lines(part.content)
-            rows, truncated = rows + part.rows, truncated + part.truncated
-            job.progress(rows, len(table))
+            def open_unfinished() -> int:
+                metadata = prediction_metadata(
+                    predictor.model, table.fingerprint, self.dtype, columns=names, **settings
+                )
+                opened.append(stack.enter_context(unfinished_output(path, metadata)))
+                self.progress(opened[0].total("rows"), len(table))
+                return len(opened[0])
 
-    size = part_rows(job.work.model.task, table)
-    if job.target.rejects is not None:
-        broadcast_from_main(job.accelerator, partial(write_rejects, table, job.target.rejects))
-    job.progress(0, len(table))
-    map_chunks_distributed(job.accelerator, table, size=size, done=0, work=job.work.part, take=take)
-    return Predicted(rows=rows, truncated=truncated, rejected=len(table) - rows)
+            completed = broadcast_from_main(accelerator, open_unfinished)
 
+            def append(chunks: Sequence[Chunk]) -> None:
+                opened[0].append(chunks)
+                self.progress(opened[0].total("rows"), len(table))
 
-def _to_file(job: _Job, table: RowTable, path: Path) -> Predicted:
-    """The first process keeps finished parts beside the output until they are all there."""
-    writing, accelerator = job.work.writing, job.accelerator
-    size = part_rows(job.work.model.task, table)
-    keep = writing.keep_columns if isinstance(writing.keep_columns, str) else list(writing.keep_columns)
-    settings = {"part_rows": size, "keep_columns": keep, "on_error": writing.on_error, "logits": writing.logits}
-    names = None if job.work.names is None else dict(job.work.names)
-    with ExitStack() as stack:
+            map_chunks_distributed(
+                accelerator, table, size=size, completed=completed, work=predictor.output_chunk, take=append
+            )
 
-        def begin() -> Parts:
-            facts = prediction_facts(job.work.model, table.fingerprint, job.dtype, columns=names, **settings)
-            return stack.enter_context(unfinished(path, facts))
+            def finalize() -> Predicted:
+                unfinished = opened[0]
+                if self.destination.rejects is not None:
+                    write_rejects(table, self.destination.rejects)
+                finalize_output(unfinished.lines, path, form=self.destination.form, raw=writing.csv_raw)
+                rows, truncated, rejected = (unfinished.total(name) for name in ("rows", "truncated", "rejected"))
+                return Predicted(rows=rows, truncated=truncated, rejected=rejected, resumed=unfinished.resumed)
 
-        parts = _on_first(accelerator, begin)
-        done = broadcast_from_main(accelerator, lambda: 0 if parts is None else len(parts))
+            return broadcast_from_main(accelerator, finalize)
 
-        def take(found: Sequence[Part]) -> None:
-            if parts is not None:
-                parts.append(found)
-                job.progress(parts.total("rows"), len(table))
+    def _to_rendered_files(self, table: RowTable, path: Path) -> Predicted:
+        """Writes the files of a task's format, made of all predictions; the one asked for appears last.
 
-        job.progress(0 if parts is None else parts.total("rows"), len(table))
-        map_chunks_distributed(accelerator, table, size=size, done=done, work=job.work.part, take=take)
-        return broadcast_from_main(accelerator, lambda: _finished(job, table, path, parts))
+        Raises:
+            DataError: the format has no place for these rows; before any is predicted.
+        """
+        task, destination = self.predictor.model.task, self.destination
+        results: list[ChunkResult] = []
 
+        def collect(chunks: Sequence[ChunkResult]) -> None:
+            results.extend(chunks)
+            self.progress(sum(len(result.rows) for result in results), len(table))
 
-def _on_first(accelerator: Accelerator, begin: Callable[[], Parts]) -> Parts | None:
-    """What cannot be sent between processes stays on the first."""
-    held: list[Parts] = []
-    broadcast_from_main(accelerator, lambda: held.append(begin()))
-    return held[0] if held else None
+        usable = (row for row in table if row.get(FAULT) is None)
+        notes = broadcast_from_main(self.accelerator, lambda: task.check_render(destination.form, usable))
+        self.progress(0, len(table))
+        map_chunks_distributed(
+            self.accelerator, table, size=self.predictor.chunk_rows(table), work=self.predictor.predict, take=collect
+        )
 
+        def write() -> Predicted:
+            if destination.rejects is not None:
+                write_rejects(table, destination.rejects)
+            predictions = [prediction for result in results for prediction in result.predictions]
+            rows = [row for result in results for row in result.rows]
+            files = task.render(destination.form, predictions, rows)
+            for name in sorted(files, reverse=True):
+                with whole_file(sibling_output(path, name) if name else path) as file:
+                    file.write(files[name])
+            truncated = sum(result.truncated for result in results)
+            return Predicted(rows=len(rows), truncated=truncated, rejected=len(table) - len(rows), notes=notes)
 
-def _finished(job: _Job, table: RowTable, path: Path, parts: Parts | None) -> Predicted:
-    if parts is None:
-        raise UsageError("only the first process finishes an output")
-    if job.target.rejects is not None:
-        write_rejects(table, job.target.rejects)
-    finish(parts.lines, path, form=job.target.form, raw=job.work.writing.csv_raw)
-    rows, truncated, rejected = (parts.total(name) for name in ("rows", "truncated", "rejected"))
-    return Predicted(rows=rows, truncated=truncated, rejected=rejected, resumed=parts.resumed)
+        return broadcast_from_main(self.accelerator, write)

@@ -1,15 +1,7 @@
-"""What is done with a part's rows: predicted, and made into the rows of the output.
+"""The model at work on chunks of rows: of a table, shared between processes, or of standard input.
 
-Owns neither files nor processes, and must not know them.
-
-The rows of a table shared between processes, part by part, with results in row order on the first one.
-
-Owns which process takes which part. A part is a chunk of the model's own, so what comes of it does not depend on who
-runs it. Must not know files or what is made of rows.
-
-Prediction on standard input: row by row as they come, or stored first where a file is wanted.
-
-Owns how rows that nobody can read twice are read. Must not know processes.
+Owns which process takes which chunk, and how rows are read that cannot be read twice. A chunk of a table is one of the
+model's own, so its predictions do not depend on who makes them.
 """
 
 import json
@@ -29,20 +21,20 @@ from typing import IO, Any, TypeVar
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from bert_tasks.data.columns import FAULT, KEPT, Row
+from bert_tasks.data.columns import FAULT, PASSTHROUGH, Row
 from bert_tasks.data.formats import Format, named_format
 from bert_tasks.data.problems import Problems, raise_problems
 from bert_tasks.data.readers import ReadOptions, file_records, peeked
 from bert_tasks.data.records import Records, detected_format, detected_records
 from bert_tasks.data.stored_reading import known_names, with_columns, with_file_options
 from bert_tasks.data.table import RowTable, cache_folder
-from bert_tasks.data.validator import ColumnMapping, RowValidator, check_columns, is_kept, make_column_mapping, plain
+from bert_tasks.data.validator import ColumnMapping, RowValidator, is_passthrough, make_column_mapping, plain
 from bert_tasks.data.writers import json_line
 from bert_tasks.distributed import broadcast_from_main
 from bert_tasks.errors import BertTasksError, DataError
 from bert_tasks.inference.output import (
     LINE,
-    Part,
+    Chunk,
     Progress,
     StreamWriter,
     WriteOptions,
@@ -53,12 +45,12 @@ from bert_tasks.inference.output import (
 from bert_tasks.model import predicting
 from bert_tasks.model.predicting import Logits, predict_rows
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.base import Feature, Prediction, Task
+from bert_tasks.tasks.base import Feature, Prediction
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkResult:
-    """Rows that were predicted: what they were, what came of them, how many were cut at the longest length."""
+    """The rows of a chunk that were predicted, their predictions, and how many were truncated at the maximum length."""
 
     rows: list[Row]
     predictions: list[Prediction]
@@ -67,12 +59,14 @@ class ChunkResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Predictor:
-    """A model at work for an output.
+    """A model that predicts for an output.
 
     Attributes:
+        model: the model.
         run: what runs a batch in place of the model.
+        writing: what is written for each row.
         names: the task's columns -> the file's.
-        given: rows in memory, whose columns are kept from there.
+        given: rows in memory as they were given, which columns are kept from.
     """
 
     model: TaskModel
@@ -81,9 +75,9 @@ class Predictor:
     names: Mapping[str, str] | None = None
     given: Sequence[Row] | None = None
 
-    def done(self, first: int, rows: Sequence[Row]) -> ChunkResult:
-        """``first``: the number of the first row, for messages."""
-        good = [row for row in rows if row.get(FAULT) is None]
+    def predict(self, first: int, rows: Sequence[Row]) -> ChunkResult:
+        """Predicts the usable ones of some rows; ``first`` is the number of the first one, for messages."""
+        usable = [row for row in rows if row.get(FAULT) is None]
         truncated = 0
 
         def count(features: Sequence[Feature]) -> None:
@@ -91,60 +85,52 @@ class Predictor:
             truncated += len({feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0})
 
         logits = self.writing.logits
-        predictions = list(predict_rows(self.model, good, run=self.run, first=first, note=count, logits=logits))
-        return ChunkResult(rows=good, predictions=predictions, truncated=truncated)
+        predictions = list(predict_rows(self.model, usable, run=self.run, first=first, note=count, logits=logits))
+        return ChunkResult(rows=usable, predictions=predictions, truncated=truncated)
 
-    def part(self, first: int, rows: Sequence[Row]) -> Part:
-        done = self.done(first, rows)
-        content = "".join(map(json_line, self.output_rows(done, first)))
-        return Part(
-            content=content.encode(),
-            rows=len(done.rows),
-            truncated=done.truncated,
-            rejected=len(rows) - len(done.rows),
-        )
+    def output_chunk(self, first: int, rows: Sequence[Row]) -> Chunk:
+        """Predicts some rows, and makes their output."""
+        result = self.predict(first, rows)
+        content = "".join(map(json_line, self.output_rows(result, first)))
+        rejected = len(rows) - len(result.rows)
+        return Chunk(content=content.encode(), rows=len(result.rows), truncated=result.truncated, rejected=rejected)
 
-    def output_rows(self, done: ChunkResult, first: int) -> list[dict[str, Any]]:
-        repeated = repeated_columns(self.model.task, self.names)
-        return [
-            output_row(
-                self._kept(row, first + number),
-                prediction,
-                repeated=repeated,
-                line=row[LINE] if self.writing.skips else None,
-            )
-            for number, (row, prediction) in enumerate(zip(done.rows, done.predictions, strict=True))
-        ]
+    def output_rows(self, result: ChunkResult, first: int) -> list[dict[str, Any]]:
+        """What is written for the rows of a chunk."""
+        keep, repeated = self.writing.keep_columns, repeated_columns(self.model.task, self.names)
+        written = []
+        for number, (row, prediction) in enumerate(zip(result.rows, result.predictions, strict=True), start=first):
+            if keep == "none":
+                kept: Mapping[str, Any] = {}
+            elif PASSTHROUGH in row:
+                kept = json.loads(row[PASSTHROUGH])
+            else:  # rows in memory, of which none is ever left out
+                cells = row if self.given is None else self.given[number]
+                own = LINE if self.given is None else None
+                kept = {k: plain(v) for k, v in cells.items() if k != own and is_passthrough(k, keep)}
+            line = row[LINE] if self.writing.skips else None
+            written.append(output_row(kept, prediction, repeated=repeated, line=line))
+        return written
 
-    def _kept(self, row: Row, number: int) -> Mapping[str, Any]:
-        """The columns to keep; ``number`` counts all rows in memory, of which none is ever left out."""
-        keep = self.writing.keep_columns
-        if keep == "none":
-            return {}
-        if KEPT in row:
-            kept: Mapping[str, Any] = json.loads(row[KEPT])
-            return kept
-        cells = {name: row[name] for name in row if name != LINE} if self.given is None else self.given[number]
-        return {name: plain(value) for name, value in cells.items() if is_kept(name, keep)}
+    def chunk_rows(self, table: RowTable) -> int:
+        """Rows of a chunk; all of them where a row's features depend on the rows around it."""
+        return max(len(table), 1) if self.model.task.reads_neighbours else predicting.CHUNK_ROWS
 
 
 Result = TypeVar("Result")
 Rows = list[dict[str, Any]]
 
 
-def part_rows(task: Task, table: RowTable) -> int:
-    """Rows of a part; all of them where a row's features depend on the rows around it."""
-    return max(len(table), 1) if task.reads_neighbours else predicting.CHUNK_ROWS
-
-
 def check_same_rows(accelerator: Accelerator, table: RowTable) -> None:
     """Raises DataError, on every process, if processes read different rows."""
     if accelerator.num_processes == 1:
         return
-    found = gather_object([table.fingerprint])
-    other = next((rank for rank, fingerprint in enumerate(found) if fingerprint != found[0]), None)
+    fingerprints = gather_object([table.fingerprint])
+    other = next((rank for rank, one in enumerate(fingerprints) if one != fingerprints[0]), None)
     if other is not None:
-        error = DataError(f"{table.source}: process {other} reads other rows than process 0; give all the same file")
+        error = DataError(
+            f"{table.source}: process {other} reads other rows than process 0; give all processes the same file"
+        )
         error.collective = True
         raise error
 
@@ -154,22 +140,23 @@ def map_chunks_distributed(
     table: RowTable,
     *,
     size: int,
-    done: int,
     work: Callable[[int, Rows], Result],
     take: Callable[[Sequence[Result]], None],
+    completed: int = 0,
 ) -> None:
-    """Runs ``work`` on every part from number ``done`` on, each on one process.
+    """Runs ``work`` on every chunk of a table, each on one process.
 
     Args:
-        size: rows of a part.
-        work: gets the number of the part's first row, and its rows.
+        size: rows of a chunk.
+        work: gets the number of the chunk's first row, and its rows.
         take: gets results in row order, as they come, on the first process only.
+        completed: the number of first chunks that are left out.
     """
     rank, world = accelerator.process_index, accelerator.num_processes
-    parts: Iterator[tuple[int, Rows]] = table.blocks(size, lambda n: n >= done and (n - done) % world == rank)
-    for _ in range(done, -(-len(table) // size), world):
-        part = next(parts, None)
-        results = gather_object([] if part is None else [work(part[0] * size, part[1])])
+    chunks = table.chunks(size, lambda number: number >= completed and (number - completed) % world == rank)
+    for _ in range(completed, -(-len(table) // size), world):
+        chunk = next(chunks, None)
+        results = gather_object([] if chunk is None else [work(chunk[0] * size, chunk[1])])
         broadcast_from_main(accelerator, partial(take, results))
 
 
@@ -177,29 +164,20 @@ STDIN = Path("/dev/stdin")
 STDIN_NAME = "standard input"
 _PATIENCE = 0.05  # seconds after which the rows that are there are predicted, though more may come
 _FORGOTTEN = 2 * 86400  # seconds after which nobody reads a stored input any more
-_WHOLE = ("parquet", "squad")  # formats that must be read whole
-
-
-def checked_format(reading: ReadOptions) -> str | None:
-    """The format of standard input; None where it is to be detected. Raises DataError for an unknown one."""
-    return None if reading.format is None else named_format(reading.format).name
+WHOLE_FORMATS = ("parquet", "squad")  # formats that must be read whole
 
 
 def detected(reading: ReadOptions, path: Path, model: TaskModel) -> ReadOptions:
     """The options with a format for what was stored of standard input."""
     if reading.format is not None:
         return reading
-    found = detected_format(path, encoding=reading.codec, headers=_headers(model), called=STDIN_NAME)
-    return replace(reading, format=found)
-
-
-def can_stream(format: str | None) -> bool:
-    return format not in _WHOLE
+    format = detected_format(path, encoding=reading.codec, headers=_headers(model), name=STDIN_NAME)
+    return replace(reading, format=format)
 
 
 def _headers(model: TaskModel) -> set[str]:
-    """What a header of a table would name."""
-    inputs = [column for column in model.task.columns if not column.is_target]
+    """The columns that the header of a table would name."""
+    inputs = [column for column in model.task.columns if not column.is_label]
     return {column.name for column in inputs} | set(known_names(model.reading, inputs).values())
 
 
@@ -214,32 +192,28 @@ def can_open(source: Path) -> bool:
 
 @contextmanager
 def stored_input(source: IO[bytes], format: str | None) -> Iterator[Path]:
-    """A file of what comes from standard input, in the cache, as long as it is needed; memory does not grow."""
+    """A file with the content of standard input, in the cache, as long as it is needed; memory does not grow."""
     folder = cache_folder(None, "input")
-    for left in folder.iterdir():  # by a process that was killed
-        with suppress(OSError):  # another one sweeps, too
-            if time.time() - left.stat().st_mtime > _FORGOTTEN:
-                left.unlink()
+    for leftover in folder.iterdir():  # of a process that was killed
+        with suppress(OSError):  # another process may remove it, too
+            if time.time() - leftover.stat().st_mtime > _FORGOTTEN:
+                leftover.unlink()
     path = folder / f"{uuid.uuid4().hex}{'' if format is None else named_format(format).extensions[0]}"
     try:
-        _store(source, path)
+        try:
+            with path.open("wb") as file:
+                shutil.copyfileobj(source, file)
+        except OSError as error:
+            message = f"{STDIN_NAME}: cannot be stored ({error}); set HF_DATASETS_CACHE to a folder with enough space"
+            raise DataError(message) from None
         yield path
     finally:
         path.unlink(missing_ok=True)
 
 
-def _store(source: IO[bytes], path: Path) -> None:
-    try:
-        with path.open("wb") as file:
-            shutil.copyfileobj(source, file)
-    except OSError as error:
-        message = f"{STDIN_NAME}: cannot be stored ({error}); set HF_DATASETS_CACHE to a folder with enough space"
-        raise DataError(message) from None
-
-
 @dataclass
-class Streamed:
-    """Counts of what went through."""
+class StreamCounts:
+    """What went through a stream: rows that were predicted, that were truncated, and that were left out."""
 
     rows: int = 0
     truncated: int = 0
@@ -247,74 +221,62 @@ class Streamed:
 
 
 def predict_stream(
-    work: Predictor,
+    predictor: Predictor,
     reading: ReadOptions,
-    out: StreamWriter,
+    writer: StreamWriter,
     rejects: Path | None,
     source: Path,
-    progress: Progress = lambda done, total: None,
-) -> Streamed:
-    """Predicts rows as they come; a block is written before the next one is predicted.
+    progress: Progress = lambda completed, total: None,
+) -> StreamCounts:
+    """Predicts rows as they come; a chunk is written before the next one is predicted.
 
     Raises:
-        BadRowsError: at the first block with a row that cannot be used (unless such rows are skipped), when the rows
-            before it are written.
-        DataError: no rows, or a column is not there.
-        ClosedPipeError: nobody reads the output any more.
+        BadRowsError: at the first chunk with a row that cannot be used (unless such rows are skipped), after the rows
+            before it were written.
+        DataError: there are no rows, or a column is missing.
+        ClosedPipeError: the output's reader has closed it.
     """
-    writing, reader = work.writing, _Reader(work, reading, source)
-    done = Streamed()
+    writing, reader = predictor.writing, _Reader(predictor, reading, source)
+    most = None if predictor.model.task.reads_neighbours else predicting.CHUNK_ROWS
+    counts = StreamCounts()
     with ExitStack() as stack:
         file = None if rejects is None else stack.enter_context(rejects.open("w", encoding="utf-8"))
-        for block in _blocks(reader, whole=work.model.task.reads_neighbours):
-            work = replace(work, names=reader.names)
-            bad = next((number for number, row in enumerate(block) if row.get(FAULT) is not None), len(block))
-            _predict_block(work, block if writing.skips else block[:bad], out, done)
-            progress(done.rows, None)
-            faults = [row for row in block if row.get(FAULT) is not None]
-            if faults and not writing.skips:
-                _refuse(faults)
+        while chunk := reader.chunk(most):
+            faulty = [row for row in chunk if row.get(FAULT) is not None]
+            usable = chunk[: chunk.index(faulty[0])] if faulty and not writing.skips else chunk
+            predictor = replace(predictor, names=reader.names)
+            result = predictor.predict(counts.rows, usable)
+            writer.write(predictor.output_rows(result, counts.rows))
+            counts.rows += len(result.rows)
+            counts.truncated += result.truncated
+            counts.rejected += len(usable) - len(result.rows)
+            progress(counts.rows, None)
+            if faulty and not writing.skips:
+                problems = Problems(source=STDIN_NAME)
+                for row in faulty:
+                    problems.add(row[LINE], json.loads(row[FAULT])["reason"])
+                raise_problems([problems])
             if file is not None:
-                file.writelines(reject_line(row[FAULT]) for row in faults)
+                file.writelines(reject_line(row[FAULT]) for row in faulty)
                 file.flush()
-    return done
-
-
-def _predict_block(work: Predictor, rows: list[Row], out: StreamWriter, done: Streamed) -> None:
-    found = work.done(done.rows, rows)
-    out.write(work.output_rows(found, done.rows))
-    done.rows += len(found.rows)
-    done.truncated += found.truncated
-    done.rejected += len(rows) - len(found.rows)
-
-
-def _refuse(faults: list[Row]) -> None:
-    problems = Problems(source=STDIN_NAME)
-    for row in faults:
-        problems.add(row[LINE], json.loads(row[FAULT])["reason"])
-    raise_problems([problems])
-
-
-def _blocks(reader: "_Reader", *, whole: bool) -> Iterator[list[Row]]:
-    while block := reader.block(None if whole else predicting.CHUNK_ROWS):
-        yield block
     reader.check()
+    return counts
 
 
 class _Reader:
-    """Reads rows beside the work on them, so that a slow source does not hold back those that are there."""
+    """Reads rows in a thread of its own, so that a slow source does not hold back the rows that are there."""
 
-    def __init__(self, work: Predictor, reading: ReadOptions, source: Path) -> None:
+    def __init__(self, predictor: Predictor, reading: ReadOptions, source: Path) -> None:
         """``names``, the task's columns -> the input's, are known when the first row is."""
         self.names: Mapping[str, str] = {}
-        self._work, self._reading, self._source = work, reading, source
+        self._predictor, self._reading, self._source = predictor, reading, source
         self._rows: queue.Queue[Row | None] = queue.Queue(maxsize=2 * predicting.CHUNK_ROWS)
         self._ended = self._complete = False
         self._failure: Exception | None = None
         threading.Thread(target=self._read, daemon=True).start()
 
-    def block(self, most: int | None) -> list[Row]:
-        """The next rows, up to ``most``: those that come soon after the first; none at the end."""
+    def chunk(self, most: int | None) -> list[Row]:
+        """The next rows, ``most`` at most: those that come soon after the first one; none at the end."""
         rows: list[Row] = []
         until = 0.0
         while not self._ended and (most is None or len(rows) < most):
@@ -340,35 +302,37 @@ class _Reader:
     def _records(self, how: ReadOptions, layout: Format) -> AbstractContextManager[Records]:
         if how.format is not None:
             return file_records(self._source, layout, how)
-        headers = _headers(self._work.model)
-        return detected_records(self._source, encoding=how.codec, headers=headers, called=STDIN_NAME)
+        headers = _headers(self._predictor.model)
+        return detected_records(self._source, encoding=how.codec, headers=headers, name=STDIN_NAME)
 
-    def _plan(self, reading: ReadOptions, layout: Format, present: Collection[str]) -> ColumnMapping:
+    def _mapping(self, reading: ReadOptions, layout: Format, present: Collection[str]) -> ColumnMapping:
         """``present``: the columns that are there, as far as the first row tells."""
-        model = self._work.model
-        columns = [column for column in model.task.columns if not column.is_target]
+        model = self._predictor.model
+        columns = [column for column in model.task.columns if not column.is_label]
         names = with_columns(reading, model.reading, columns, present).columns
         known = {column.name for column in columns}
         self.names = {} if names is None else {task: name for task, name in names.items() if task in known}
-        keep = self._work.writing.keep_columns
         return make_column_mapping(
-            columns, self.names, layout.columns, layout, "optional", None, STDIN_NAME, keep=keep, skips=True
+            columns,
+            self.names,
+            usual_names=layout.columns,
+            layout=layout,
+            source=STDIN_NAME,
+            passthrough=self._predictor.writing.keep_columns,
+            skip_faulty=True,
         )
 
     def _read(self) -> None:
-        how = with_file_options(self._reading, self._work.model.reading, None)
+        how = with_file_options(self._reading, self._predictor.model.reading, None)
         # What is detected has the columns that it names: no format's own names or labels apply.
         layout = named_format("jsonl" if how.format is None else how.format)
         try:
             with self._records(how, layout) as found:
                 records, present = peeked(found)
-                plan = self._plan(how, layout, present)
-                if records.columns is not None:
-                    check_columns(records.columns, plan)
-                judge = RowValidator(plan, set() if records.columns is None else set(records.columns))
-                for row in judge.rows(records.rows):
+                validator = RowValidator(self._mapping(how, layout, present), records.columns)
+                for row in validator.rows(records.rows):
                     self._rows.put(row)
-            judge.finish()
+            validator.finish()
             self._complete = True
         except (BertTasksError, OSError) as error:
             self._failure = error

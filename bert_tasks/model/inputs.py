@@ -5,17 +5,19 @@ Owns the key under which features are kept. Must not know processes or what is d
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
-from bert_tasks.data.checks import check_labels
-from bert_tasks.data.columns import LABEL_SEPARATOR, PassthroughColumns, Row
+from bert_tasks.data.columns import PassthroughColumns, Row
 from bert_tasks.data.features import Samples, cached_features
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.readers import Frame, ReadOptions, read_table, rows_in_memory
 from bert_tasks.data.stored_reading import known_names, reading_of_file, renamed_row
 from bert_tasks.data.table import RowTable
+from bert_tasks.data.validator import unknown_column
 from bert_tasks.errors import DataError
 from bert_tasks.model.predicting import as_row, checked_features, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
@@ -28,54 +30,70 @@ FEATURE_ROWS = 1000  # rows per call of ``Task.features``
 Data = str | Path | RowTable | Sequence[Row] | Sequence[str] | Sequence[tuple[str, ...]] | Frame
 
 
-def as_trained(model: TaskModel, data: Data, given: ReadOptions) -> tuple[Data, ReadOptions]:
-    """What to read and how, where a name or an option that is not given is as it was in training, if that fits.
+def as_trained(
+    model: TaskModel, data: Data, given: ReadOptions, *, read_labels: bool = True
+) -> tuple[Data, ReadOptions]:
+    """What to read and how: a name or an option that is not given is as it was in training, if that fits.
+
+    Args:
+        read_labels: whether the column of labels is read, too.
 
     Returns:
         The data, rows in memory under the task's names, and the options for a file.
+
+    Raises:
+        DataError: rows in memory cannot be used, or lack a column that ``given`` names.
     """
-    columns = model.task.columns
     if isinstance(data, str | Path):
-        return data, reading_of_file(given, model.reading, Path(data), columns)
+        return data, reading_of_file(given, model.reading, Path(data), model.task.columns)
     if isinstance(data, RowTable):
         return data, given
-    stated = {} if given.columns is None else given.columns
-    stored = {task: name for task, name in known_names(model.reading, columns).items() if task not in stated}
-    return [_under_task_names(row, stated, stored) for row in in_memory(data, model.task)], given
+    stored = known_names(model.reading, model.task.columns)
+    return renamed(data, model.task, given.columns, stored=stored, read_labels=read_labels), given
 
 
-def renamed(data: Data, task: Task, columns: Mapping[str, str] | None, source: str = "rows") -> Data:
+def renamed(
+    data: Data,
+    task: Task,
+    columns: Mapping[str, str] | None,
+    source: str = "rows",
+    *,
+    stored: Mapping[str, str] = MappingProxyType({}),
+    read_labels: bool = True,
+) -> Data:
     """The data, rows in memory under the task's names.
 
     Args:
-        columns: the task's -> those of the rows.
+        columns: the task's -> those of the rows, as the caller states them: they replace the task's names.
+        source: the name of the rows in messages.
+        stored: the same as of the training data, for columns that a row does not have under the task's name.
+        read_labels: whether the column of labels is read, too.
 
     Raises:
-        DataError: there are no rows, the task has no such column, or no row has it.
+        DataError: the task has no such column, or no row has it.
     """
     if isinstance(data, str | Path | RowTable):
         return data
     rows = in_memory(data, task, source)
-    if not rows:
-        raise DataError(f"{source}: no rows")
     stated = {} if columns is None else columns
-    _check_stated(stated, rows, task, source)
-    return [_under_task_names(row, stated, {}) for row in rows]
-
-
-def _check_stated(stated: Mapping[str, str], rows: Sequence[Row], task: Task, source: str) -> None:
     known = [column.name for column in task.columns]
-    present = list(dict.fromkeys(str(name) for row in rows for name in row))
+    read = {column.name for column in task.columns if read_labels or not column.is_label}
+    present = list(dict.fromkeys(str(name) for row in rows for name in row)) if stated else []
     for name, other in stated.items():
         if name not in known:
-            raise DataError(
-                f"{source}: columns: the task reads {', '.join(known)}, no {name!r}{did_you_mean(name, known)}"
-            )
-        if other not in present:
+            raise DataError(f"{source}: {unknown_column(name, known)}")
+        if rows and name in read and other not in present:
             there = ", ".join(map(repr, present))
-            raise DataError(
-                f"{source}: no column {other!r}{did_you_mean(other, present)}; the columns there are: {there}"
-            )
+            raise DataError(f"{source}: no column {other!r}{did_you_mean(other, present)}; the columns are: {there}")
+    others = {name: other for name, other in stored.items() if name not in stated}
+    if not stated and not others:
+        return rows
+    named = []
+    for row in rows:
+        own = {name: value for name, value in row.items() if name not in stated}
+        chosen = {name: row[other] for name, other in stated.items() if other in row}
+        named.append(renamed_row({**own, **chosen}, others))
+    return named
 
 
 def in_memory(data: Iterable[Row | str | tuple[str, ...]] | Frame, task: Task, source: str = "rows") -> list[Row]:
@@ -84,15 +102,8 @@ def in_memory(data: Iterable[Row | str | tuple[str, ...]] | Frame, task: Task, s
     Raises:
         DataError: naming the first that is none of these, counted from 0; or ``data`` holds no rows.
     """
-    columns = [column for column in task.columns if not column.is_target]
+    columns = [column for column in task.columns if not column.is_label]
     return [as_row(row, columns, number) for number, row in enumerate(rows_in_memory(data, source))]
-
-
-def _under_task_names(row: Row, stated: Mapping[str, str], stored: Mapping[str, str]) -> Row:
-    """The row; a stated name replaces the task's own, a stored one only where the row lacks that."""
-    kept = {name: value for name, value in row.items() if name not in stated}
-    chosen = {name: row[other] for name, other in stated.items() if other in row}
-    return renamed_row({**kept, **chosen}, stored)
 
 
 def load_table(
@@ -100,47 +111,45 @@ def load_table(
     task: Task,
     *,
     reading: ReadOptions | None = None,
-    targets: Literal["required", "optional", "unread"] = "required",
+    labels: Literal["required", "optional", "unread"] = "required",
     name: str = "rows",
-    keep: PassthroughColumns = "none",
-    skips: bool = False,
+    passthrough: PassthroughColumns = "none",
+    skip_faulty: bool = False,
 ) -> RowTable:
-    """A table of a file, of rows in memory, or the table itself, checked against the task's columns and labels.
+    """A table of a file, of rows in memory, or the table itself, validated by the task's columns and labels.
 
     Args:
-        targets: whether every row must have its target, one of the task's labels, or may; or targets are not read.
+        reading: how to read a file.
+        labels: whether every row must have its label, may have it, or labels are not read.
         name: of the file, or of rows in memory, for messages, which count these from 1.
-        keep: of files, see ``read_table``.
-        skips: bad rows are in the table, too, unless all are bad; see ``read_table``.
+        passthrough: of files, see ``read_table``.
+        skip_faulty: rows that cannot be used are in the table, too, unless all are such; see ``read_table``.
 
     Raises:
         DataError: naming every bad row.
     """
     if isinstance(data, RowTable):
         return data
-    wanted = [column for column in task.columns if targets != "unread" or not column.is_target]
-    needed: Literal["required", "optional"] = "required" if targets == "required" else "optional"
+    columns = [column for column in task.columns if labels != "unread" or not column.is_label]
+    require = labels == "required"
     if not isinstance(data, str | Path):
-        table = RowTable.from_rows(in_memory(data, task, name), name, wanted, needed, skips=skips)
-        if task.labels and targets == "required":
-            check_labels([table.without_faults()], wanted, task.labels)
-        return table
-    how = ReadOptions() if reading is None else reading
-    unread = {column.name for column in task.columns} - {column.name for column in wanted}
+        rows = in_memory(data, task, name)
+        return RowTable.from_rows(
+            rows, name, columns, require_labels=require, labels=task.labels, skip_faulty=skip_faulty
+        )
+    options = ReadOptions() if reading is None else reading
+    if options.columns is not None and labels == "unread":
+        unread = {column.name for column in task.columns if column.is_label}
+        options = replace(options, columns={k: v for k, v in options.columns.items() if k not in unread})
     return read_table(
         data,
-        columns=wanted,
-        names=None if how.columns is None else {k: v for k, v in how.columns.items() if k not in unread},
-        format=how.format,
-        targets=needed,
+        columns=columns,
+        reading=options,
+        require_labels=require,
         labels=task.labels,
-        encoding=how.codec,
-        delimiter=how.delimiter,
-        header=how.has_header,
-        label_separator=LABEL_SEPARATOR if how.label_separator is None else how.label_separator,
-        keep=keep,
-        skips=skips,
-        called=None if name == "rows" else name,
+        passthrough=passthrough,
+        skip_faulty=skip_faulty,
+        name=None if name == "rows" else name,
     )
 
 

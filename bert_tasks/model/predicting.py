@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.columns import BadValueError, Column, Row, canonical, text_of_words, with_words
+from bert_tasks.data.columns import Column, Row, text_of_words
 from bert_tasks.data.features import longest_first
 from bert_tasks.data.stored_reading import known_names, renamed_row
+from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.encoder.packing import PackedBatch
@@ -80,13 +81,12 @@ def predict_rows(
         CheckpointError: the model gives scores that are not finite.
     """
     tokenizer, task = tokenizer_of(model), model.task
-    inputs = [column for column in task.columns if not column.is_target]
+    inputs = [column for column in task.columns if not column.is_label]
     names = known_names(model.reading, inputs)
     remaining = iter(rows)
     number = first
     while chunk := list(remaining if task.reads_neighbours else islice(remaining, CHUNK_ROWS)):
-        # Targets are not read.
-        read = [canonical_row(row, inputs, number + i, names=names) for i, row in enumerate(chunk)]
+        read = valid_rows(chunk, inputs, first=number, names=names)
         if number:
             return_freed_memory()
         number += len(chunk)
@@ -141,34 +141,32 @@ def as_rows(inputs: Inputs, columns: Sequence[Column]) -> Iterable[Row]:
     return (as_row(given, columns, number) for number, given in enumerate(several))
 
 
-def canonical_row(
-    row: Row | str | tuple[str, ...],
+def valid_rows(
+    rows: Iterable[Row | str | tuple[str, ...]],
     columns: Sequence[Column],
-    number: int,
     *,
+    first: int = 0,
     names: Mapping[str, str] = MappingProxyType({}),
-) -> Row:
-    """The row's values of some columns in the form that tasks read.
+) -> list[Row]:
+    """The rows' values of some columns, validated and in the form that tasks read.
 
     Args:
-        names: columns -> the names under which they may be there instead.
+        rows: the rows, as `as_row` takes them.
+        columns: the columns that are read.
+        first: the number of the first row, for messages.
+        names: columns -> the names under which rows may have them instead.
 
     Raises:
-        DataError: naming the row (counted from 0), the column and what is there instead.
+        DataError: naming the first row that cannot be used, its first fault, and the column.
     """
-    row = with_words(renamed_row(as_row(row, columns, number), names), columns, {})
-    values = {}
-    for column in columns:
-        if column.name not in row or (row[column.name] is None and not column.required):
-            if column.required:
-                there = ", ".join(map(repr, row)) if row else "none"
-                raise DataError(f"row {number}: no column {column.name!r}; it has {there}")
-            continue
-        try:
-            values[column.name] = canonical(row[column.name], column.kind)
-        except BadValueError as error:
-            raise DataError(f"row {number}: column {column.name!r}: {error}") from None
-    return values
+    validator = RowValidator(make_column_mapping(columns))
+    valid: list[Row] = []
+    for number, given in enumerate(rows, start=first):
+        row, faults = validator.validate(renamed_row(as_row(given, columns, number), names))
+        if faults:
+            raise DataError(f"row {number}: {faults[0]}")
+        valid.append(row)
+    return valid
 
 
 def tokenizer_of(model: "TaskModel") -> PreTrainedTokenizerBase:

@@ -207,7 +207,7 @@ class TaskModel(nn.Module, Generic[PredictionT]):
             DataError: a row lacks a column or holds something else than its kind.
             UsageError: the model has no tokenizer, or its task gives no logits.
         """
-        columns = [column for column in self.task.columns if not column.is_target]
+        columns = [column for column in self.task.columns if not column.is_label]
         return cast("list[PredictionT]", list(predict_rows(self, as_rows(inputs, columns), logits=logits)))
 
     def parameter_depths(self) -> dict[str, int]:

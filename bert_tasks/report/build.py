@@ -182,7 +182,7 @@ def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_fil
     """Writes the mistakes on the file, else those on the validation rows; returns how many."""
     if on_file is None:
         columns = [] if run.task is None else run.task.columns
-        found, target = dict(results), next((column.name for column in columns if column.is_target), None)
+        found, target = dict(results), next((column.name for column in columns if column.is_label), None)
         if not found:
             reasons = " ".join(run.missing)
             raise UsageError(f"{run.folder}: there are no answers whose mistakes could be written. {reasons}".strip())

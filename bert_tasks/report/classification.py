@@ -43,7 +43,7 @@ def results(answers: Answers) -> Results:
     """Of the rows that have a target."""
     task = answers.task
     problem = task.problem_type if isinstance(task, SequenceClassification | PairClassification) else ""
-    target = next(column.name for column in task.columns if column.is_target)
+    target = next(column.name for column in task.columns if column.is_label)
     guesses = cast("Sequence[SequencePrediction]", answers.predictions)
     given = [
         _Answer(row, row[target], guess)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from bert_tasks.data.columns import KEPT, Row
+from bert_tasks.data.columns import PASSTHROUGH, Row
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.writers import (
@@ -75,7 +75,7 @@ class Slices:
 
 def given_cells(row: Row) -> Mapping[str, Any]:
     """The columns of a row as its file has them; the task's where these were not kept."""
-    kept = row.get(KEPT)
+    kept = row.get(PASSTHROUGH)
     if kept is None:
         return {name: value for name, value in row.items() if name != "line" and value is not None}
     cells: Mapping[str, Any] = json.loads(kept)
@@ -118,7 +118,7 @@ def _values(column: str, rows: Sequence[Row]) -> list[str]:
     known = list(dict.fromkeys(name for row in cells for name in row))
     if column in known:
         return [_text(row.get(column)) for row in cells]
-    used = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in (KEPT, "line")]
+    used = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in (PASSTHROUGH, "line")]
     if column in used:
         return [_text(row.get(column)) for row in rows]
     names = [*known, *(name for name in used if name not in known)]
@@ -195,7 +195,7 @@ def results_on_file(
     if torch.cuda.is_available():
         model.to("cuda")
     found, how = as_trained(model, data, reading)
-    table = load_table(found, model.task, reading=how, keep="all")
+    table = load_table(found, model.task, reading=how, passthrough="all")
     evaluation = evaluate_data(model, table, reading=how)
     rows, task = list(table), model.task
 
@@ -212,7 +212,7 @@ def results_on_file(
 
     results = None if make is None else make(answers(range(len(rows))))
     names = (task.primary_metric,) if results is None else results.headline
-    target = next((column.name for column in task.columns if column.is_target), None)
+    target = next((column.name for column in task.columns if column.is_label), None)
     renamed = {} if how.columns is None else how.columns
     return FileResults(
         source=str(data),

@@ -199,7 +199,7 @@ def description(served: Served) -> dict[str, Any]:
         "pipeline_tag": task.pipeline_tag,
         "problem_type": getattr(task, "problem_type", None),
         "labels": list(task.labels),
-        "columns": [asdict(column) for column in task.columns if not column.is_target],
+        "columns": [asdict(column) for column in task.columns if not column.is_label],
         "limits": asdict(served.limits),
         "examples": list(task.example_rows),
     }

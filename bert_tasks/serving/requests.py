@@ -35,8 +35,9 @@ from pydantic_core import PydanticCustomError
 
 from bert_tasks.data.columns import Column, Row, text_of_words, with_words
 from bert_tasks.data.stored_reading import renamed_row
+from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.errors import DataError
-from bert_tasks.model.predicting import canonical_row
+from bert_tasks.model.predicting import valid_rows
 from bert_tasks.serving.connections import Limits
 from bert_tasks.tasks.base import Task
 
@@ -45,7 +46,6 @@ _UNREADABLE = "the body is not JSON that can be read: nested too deeply, a numbe
 _MESSAGES = {  # in place of pydantic's own, where those say too little to a caller
     "json_invalid": "not JSON; the number is the place of the first character that does not fit",
     "model_type": "expected an object with the task's columns, sent as application/json",
-    "string_unicode": "half a character (a lone surrogate such as \\ud800); replace it",
     "missing_body": "Field required",
     "extra_forbidden": "Extra inputs are not permitted",
 }
@@ -73,7 +73,9 @@ class BodyReader:
 
     def __init__(self, task: Task, limits: Limits, columns: Mapping[str, str]) -> None:
         self._schema: TypeAdapter[Any] = TypeAdapter(request_schema(task, limits, columns))
-        self._columns = [column for column in task.columns if not column.is_target]
+        self._columns = [column for column in task.columns if not column.is_label]
+        self._validator = RowValidator(make_column_mapping(self._columns))
+        self._names = columns
 
     def rows(self, body: bytes, content_type: str) -> tuple[list[Row], bool]:
         """The rows as the task reads them, and whether they were sent as a list.
@@ -91,12 +93,24 @@ class BodyReader:
             raise _fault((next(key for key in content if key != INPUTS),), "extra_forbidden")
         try:
             rows, several = rows_of(self._schema.validate_python(content))
-            return [canonical_row(row, self._columns, number) for number, row in enumerate(rows)], several
+            return valid_rows(rows, self._columns), several
         except ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
-            raise BodyError(422, [_described(fault["loc"], fault["type"], fault["msg"]) for fault in faults]) from None
+            detail = [_described(one["loc"], one["type"], self._message(content, one)) for one in faults]
+            raise BodyError(422, detail) from None
         except DataError as error:
             raise BodyError(422, [_described((), "value_error", str(error))]) from None
+
+    def _message(self, content: Any, fault: Mapping[str, Any]) -> str:
+        """The row validator's message for a value that it refuses, else the schema's: its limits, a missing key."""
+        place, row = _path(fault["loc"]), content
+        if place[:1] == [INPUTS] and len(place) > 2:
+            row, place = content[INPUTS][place[1]], place[2:]
+        if fault["type"] != "missing" and place and isinstance(row, Mapping):
+            for found in self._validator.validate(renamed_row(row, self._names))[1]:
+                if found.column == place[0]:
+                    return found.what
+        return str(fault["msg"])
 
 
 def _parsed(body: bytes) -> Any:
@@ -152,7 +166,7 @@ def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = Mappin
     Args:
         names: the task's columns -> the names of the training data, which a row may have instead.
     """
-    columns = [column for column in task.columns if not column.is_target]
+    columns = [column for column in task.columns if not column.is_label]
     fields: dict[str, Any] = {column.name: _field(column, limits) for column in columns}
     rejected = {name: reason for name, reason in task.rejected_columns.items() if name not in fields}
     others = [f"{name} may be called {names[name]}" for name in fields if name in names]

@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from bert_tasks.data.readers import read_table
+from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.errors import BertTasksError, DataError
 from bert_tasks.model.exported import GRAPH, RECORD, ExportedModel
 from bert_tasks.model.onnx import INPUTS, OPSET
@@ -85,7 +85,7 @@ def _table(task: str, name: str, format: str | None = None) -> Read:
     def read(content: bytes, folder: Path) -> object:
         path = folder / name
         path.write_bytes(content)
-        return read_table(path, columns=columns, format=format, cache_dir=folder / "cache")
+        return read_table(path, columns=columns, reading=ReadOptions(format=format), cache_dir=folder / "cache")
 
     return read
 

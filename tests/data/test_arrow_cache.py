@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bert_tasks.data.problems import BadRowsError
-from bert_tasks.data.table import RowTable, open_or_write, open_sound, store, streamed
+from bert_tasks.data.table import RowTable, load_or_store, load_stored, read_batches, store
 from bert_tasks.errors import DataError
 
 Read = Callable[..., RowTable]
@@ -27,7 +27,7 @@ def test_a_read_file_is_not_parsed_again(read: Read, monkeypatch: pytest.MonkeyP
 def test_rows_in_order_come_from_the_file_in_batches(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     table = read("text,label\n" + "".join(f"row {number},x\n" for number in range(2500)))
     assert table.file is not None
-    batches = [len(batch) for batch in streamed(table.file, ["text"])]
+    batches = [len(batch) for batch in read_batches(table.file, ["text"])]
     assert batches == [1000, 1000, 500]
     monkeypatch.setattr(RowTable, "batches", None)  # those of the mapped file
     assert [row["text"] for row in table] == [f"row {number}" for number in range(2500)]
@@ -49,7 +49,7 @@ def test_contents_and_options_change_the_fingerprint(read: Read) -> None:
         read(content),
         read(content, names={"label": "other"}),
         read(content, encoding="latin-1"),
-        read(content, targets="optional"),
+        read(content, require_labels=False),
         read(content + "b,x,y\n"),
     ]
     assert len({table.fingerprint for table in tables}) == 5
@@ -126,11 +126,11 @@ def test_a_writer_that_was_overtaken_does_no_harm(tmp_path: Path) -> None:
         store(tmp_path, "key", arrow_file("the other's"))
         arrow_file("mine")(path)
 
-    rows = open_or_write(tmp_path, "key", overtaken)
+    rows = load_or_store(tmp_path, "key", overtaken).rows
     assert rows[0]["text"] == "mine"
-    kept = open_sound(tmp_path, "key")
-    assert kept is not None
-    assert kept[0]["text"] == "mine"
+    stored = load_stored(tmp_path, "key")
+    assert stored is not None
+    assert stored.rows[0]["text"] == "mine"
 
 
 def test_a_note_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
@@ -138,9 +138,9 @@ def test_a_note_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
     folder.mkdir()
     outside = store(tmp_path, None, arrow_file("outside"))
     (path,) = tmp_path.glob("*.arrow")
-    note = {"file": str(path), "rows": 1, "sha256": outside.content}
+    note = {"file": str(path), "rows": 1, "sha256": outside.sha256}
     (folder / "key.json").write_text(json.dumps(note))
-    assert open_sound(folder, "key") is None
+    assert load_stored(folder, "key") is None
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

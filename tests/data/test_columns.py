@@ -160,7 +160,7 @@ def test_canonical_values_stay_as_they_are(words: list[str], starts: list[int]) 
 
 
 @pytest.mark.parametrize(
-    ("kind", "is_target"),
+    ("kind", "is_label"),
     [
         ("text", False),
         ("words", False),
@@ -171,9 +171,9 @@ def test_canonical_values_stay_as_they_are(words: list[str], starts: list[int]) 
         ("answers", True),
     ],
 )
-def test_which_columns_are_targets(kind: Kind, is_target: bool) -> None:
-    assert Column(name="x", kind=kind, required=False).is_target == is_target
-    assert not Column(name="x", kind=kind).is_target
+def test_which_columns_are_targets(kind: Kind, is_label: bool) -> None:
+    assert Column(name="x", kind=kind, required=False).is_label == is_label
+    assert not Column(name="x", kind=kind).is_label
 
 
 def test_the_first_column_of_some_kinds() -> None:

@@ -104,13 +104,13 @@ def test_columns_by_number(read: Read) -> None:
     content = "EU NNP B-NP B-ORG\nrejects VBZ B-VP O\n"
     tags = {number: read(content, "rows.conll", columns=COLUMNS, names={"tags": number})[0]["tags"] for number in "123"}
     assert tags == {"1": ["NNP", "VBZ"], "2": ["B-NP", "B-VP"], "3": ["B-ORG", "O"]}
-    with pytest.raises(DataError, match=r"no column '4'\n.*there are: '0', '1', '2', '3', 'tags', 'words'"):
+    with pytest.raises(DataError, match=r"no column '4'\n.*columns are: '0', '1', '2', '3', 'tags', 'words'"):
         read(content, "rows.conll", columns=COLUMNS, names={"tags": "4"})
 
 
 def test_words_alone_are_enough_for_prediction(read: Read) -> None:
     content = "# one\nEU\nrejects\n\n#\n"
-    table = read(content, "rows.txt", columns=COLUMNS, targets="optional")
+    table = read(content, "rows.txt", columns=COLUMNS, require_labels=False)
     assert list(table) == [{"words": ["EU", "rejects"], "line": 2}, {"words": ["#"], "line": 5}]
     with pytest.raises(DataError, match=r"rows.txt: no column 'tags'"):
         read(content, "rows.txt", columns=COLUMNS)
@@ -258,7 +258,7 @@ def test_other_columns_of_universal_dependencies(read: Read) -> None:
 
 def test_tags_that_are_not_told_are_no_targets(read: Read) -> None:
     blind = "1\ta\t_\t_\t_\t_\t_\t_\t_\t_\n2\tb\t_\t_\t_\t_\t_\t_\t_\t_\n"
-    assert list(read(blind, "a.conllu", columns=COLUMNS, targets="optional")) == [{"words": ["a", "b"], "line": 1}]
+    assert list(read(blind, "a.conllu", columns=COLUMNS, require_labels=False)) == [{"words": ["a", "b"], "line": 1}]
     with pytest.raises(DataError, match="no column 'upos'"):
         read(blind, "a.conllu", columns=COLUMNS)
 

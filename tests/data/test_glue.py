@@ -88,7 +88,7 @@ def test_scores(read: Read) -> None:
 def test_test_files_have_no_labels(read: Read, task: str, header: list[str]) -> None:
     columns = SCORED if task == "stsb" else COLUMNS
     content = tsv(header, {header[-2]: "a", header[-1]: "b"})
-    table = read(content, "test.tsv", format=f"glue/{task}", columns=columns, targets="optional")
+    table = read(content, "test.tsv", format=f"glue/{task}", columns=columns, require_labels=False)
     assert list(table) == [{"text": "a", "text_pair": "b", "line": 2}]
 
 
@@ -116,9 +116,7 @@ def test_short_rows_of_qqp_are_skipped_and_counted(read: Read) -> None:
 def test_only_short_rows_and_only_of_qqp_are_skipped(read: Read) -> None:
     with pytest.raises(BadRowsError, match=r"train.tsv:2: 7 cells where the header has 6"):
         read(QQP + "1\t2\t3\ta\tb\t1\tmore\n", "train.tsv", format="glue/qqp", columns=COLUMNS)
-    with pytest.raises(
-        DataError, match=r"train.tsv: no rows; 1 of 1 rows have too few cells and were skipped \(line 2\)"
-    ):
+    with pytest.raises(DataError, match=r"train.tsv: no rows; 1 of 1 row has too few cells and was skipped \(line 2\)"):
         read(QQP + "1\t2\n", "train.tsv", format="glue/qqp", columns=COLUMNS)
     with pytest.raises(BadRowsError, match="2 cells where the header has 4"):
         read("index\tsentence1\tsentence2\tlabel\n1\ta\n", "train.tsv", format="glue/rte", columns=COLUMNS)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bert_tasks.data.columns import Column
 from bert_tasks.data.problems import BadRowsError
-from bert_tasks.data.readers import read_hub, read_table
+from bert_tasks.data.readers import ReadOptions, read_hub, read_table
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 
@@ -147,7 +147,7 @@ def test_files_without_a_header(read: Read, name: str, format: str | None) -> No
     assert [(row["text"], row["label"], row["line"]) for row in table] == [("good film", "1", 2), ("dull", "0", 3)]
     with pytest.raises(BadRowsError, match=rf"{name}:4: 1 cell where the first line has 2\n .*:6: 3 cells"):
         read("\n".join(lines), name, names=names, header=False, format=format)
-    with pytest.raises(DataError, match="the columns there are: '0', '1'"):
+    with pytest.raises(DataError, match="the columns are: '0', '1'"):
         read("\n".join(lines[:3]), name, header=False, format=format)
     with pytest.raises(DataError, match="the file is empty"):
         read("\n", name, header=False, format=format)
@@ -181,7 +181,7 @@ def test_several_labels_in_a_cell(read: Read, separator: str, rows: list[list[st
 
 def test_label_separators_that_cannot_be(read: Read) -> None:
     for separator in ("", " ", "\n"):
-        with pytest.raises(DataError, match="expected a visible character"):
+        with pytest.raises(DataError, match="expected one or more visible characters"):
             read("text,labels\na,b\n", columns=(TEXT, LABELS), label_separator=separator)
     with pytest.raises(BadRowsError, match=r"write names with one '\|' between two of them"):
         read("text,labels\na,b||c\n", columns=(TEXT, LABELS), label_separator="|")
@@ -195,7 +195,7 @@ def test_an_undecodable_byte_is_reported_with_its_line(read: Read) -> None:
 
 
 def test_an_unknown_encoding_is_named(read: Read) -> None:
-    for encoding, what in (("utf-99", "'utf-99'"), ("base64", "no encoding of texts"), ("a\0", "no encoding")):
+    for encoding, what in (("utf-99", "'utf-99'"), ("base64", "not a text encoding"), ("a\0", "not a text encoding")):
         with pytest.raises(DataError, match=what):
             read("text,label\na,x\n", encoding=encoding)
     with pytest.raises(DataError, match=r"rows.csv: not a text in 'utf-16'"):
@@ -207,7 +207,7 @@ def test_one_report_names_every_bad_row(read: Read) -> None:
     with pytest.raises(BadRowsError) as error:
         read(content, labels=("negative", "positive"))
     assert message(error).splitlines() == [
-        "7 problems in the data; fix the rows and start again",
+        "7 problems in the data. Fix these rows and run the command again.",
         "  rows.csv:3: column 'label': '': missing label",
         "  rows.csv:4: 1 cell where the header has 2",
         "  rows.csv:5: column 'label': 'postive': 'postive' -> 'positive'?",
@@ -261,11 +261,11 @@ def test_broken_quoting_is_a_problem_of_its_row(read: Read, content: str, line: 
         ("", "rows.csv: the file is empty"),
         ("\n\n", "rows.csv: the file is empty"),
         ("text,label\n", "rows.csv: no rows"),
-        ("text,label,text\na,b,c\n", "rows.csv:1: the header names 'text' twice"),
+        ("text,label,text\na,b,c\n", "rows.csv:1: the header names 'text' more than once"),
         ("text;label\na;b\n", "set delimiter = ';'"),
         ("text\tlabel\na\tb\n", "set delimiter = '\\t'"),
         ("txt,label\na,b\n", "no column 'text', did you mean 'txt'?"),
-        ("txt,label\na,b\n", "the columns there are: 'label', 'txt'"),
+        ("txt,label\na,b\n", "the columns are: 'label', 'txt'"),
         ("txt,label\na,b\n", '[data.columns] text = "NAME"'),
         ("text,rating\na,b\n", "no column 'label'"),
         (b"PK\x03\x04text,label\n", "a zip file or a spreadsheet"),
@@ -295,11 +295,11 @@ def test_paths_that_are_no_file(read: Read, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no format belongs to the extension '\.xyz'"):
         read_table("train.xyz", columns=(TEXT,))
     with pytest.raises(DataError, match="unknown format 'cvs', did you mean 'csv'"):
-        read_table("train.csv", columns=(TEXT,), format="cvs")
+        read_table("train.csv", columns=(TEXT,), reading=ReadOptions(format="cvs"))
 
 
 def test_a_mapped_column_the_task_does_not_have(read: Read) -> None:
-    with pytest.raises(DataError, match="reads text, label, no 'lable', did you mean 'label'"):
+    with pytest.raises(DataError, match="reads text, label, not 'lable', did you mean 'label'"):
         read("text,label\na,x\n", names={"lable": "rating"})
 
 
@@ -313,10 +313,10 @@ def test_delimiters_and_tsv(read: Read) -> None:
 
 def test_targets_may_be_missing_for_prediction(read: Read) -> None:
     columns = (TEXT, LABEL, LABELS, SCORE)
-    assert list(read("text\na\n", columns=columns, targets="optional")) == [{"text": "a", "line": 2}]
-    table = read("text,label\na,\nb,x\n", targets="optional", names={"label": "label"})
+    assert list(read("text\na\n", columns=columns, require_labels=False)) == [{"text": "a", "line": 2}]
+    table = read("text,label\na,\nb,x\n", require_labels=False, names={"label": "label"})
     assert [row["label"] for row in table] == [None, "x"]
-    assert "label" not in read("text\na\n", targets="optional", names={"label": "rating"})[0]
+    assert "label" not in read("text\na\n", require_labels=False, names={"label": "rating"})[0]
 
 
 def test_an_optional_text_is_read_where_it_is(read: Read) -> None:
@@ -382,12 +382,12 @@ def test_bad_json_lines_are_all_reported(read: Read) -> None:
     with pytest.raises(BadRowsError) as error:
         read("\n".join(lines), "rows.jsonl")
     said = message(error).splitlines()[1:]
-    assert [line.split(":")[1] for line in said] == ["2", "3", "4", "5", "5", "7", "8"]
-    assert said[2].endswith("(2 times, also in line 6)")
+    assert [line.split(":")[1] for line in said] == ["2", "3", "4", "5", "5", "6", "7", "8"]
+    assert said[5].endswith("column 'text': missing text; the row has 'label'")
     assert "not valid JSON" in said[0]
     assert "expected an object" in said[1]
     assert "problem_type = 'regression'" in said[4]
-    assert "surrogate U+D800" in said[5]
+    assert "surrogate U+D800" in said[6]
 
 
 def test_json_files_of_another_shape(read: Read) -> None:
@@ -441,7 +441,7 @@ def test_cola_has_a_header_in_its_test_file_only(read: Read) -> None:
         ("The sailors rode.", "acceptable", 1),
         ("Rode sailors.", "unacceptable", 2),
     ]
-    test = read("index\tsentence\n0\tBill whistled.\n", "test.tsv", format="glue/cola", targets="optional")
+    test = read("index\tsentence\n0\tBill whistled.\n", "test.tsv", format="glue/cola", require_labels=False)
     assert list(test) == [{"text": "Bill whistled.", "line": 2}]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from bert_tasks.data.checks import infer_labels
 from bert_tasks.data.columns import Column
-from bert_tasks.data.readers import read_table
+from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.data.table import RowTable
 from bert_tasks.recipe.init import init_recipe
 from bert_tasks.recipe.schema import load_recipe
@@ -28,7 +28,12 @@ pytestmark = pytest.mark.skipif("BERT_TASKS_DATA" not in os.environ, reason="BER
 
 
 def read(tmp_path: Path, name: str, columns: tuple[Column, ...], format: str | None = None) -> RowTable:
-    return read_table(Path(os.environ["BERT_TASKS_DATA"]) / name, columns=columns, format=format, cache_dir=tmp_path)
+    return read_table(
+        Path(os.environ["BERT_TASKS_DATA"]) / name,
+        columns=columns,
+        reading=ReadOptions(format=format),
+        cache_dir=tmp_path,
+    )
 
 
 @pytest.mark.parametrize(

@@ -261,26 +261,26 @@ def test_hidden_labels_are_no_labels(folder: Path, hub: Path) -> None:
         return read_hub(str(hub), config=config, split=split, columns=COLUMNS, cache_dir=folder, **options)
 
     hidden = [{"text": "test 0", "line": 1}, {"text": "test 1", "line": 2}]
-    assert list(read("sst2", "test", format="glue/sst2", targets="optional")) == hidden
-    assert list(read("sst2", "test", names={"text": "sentence"}, targets="optional")) == hidden
-    ids = read("ids", "train", format="glue/sst2", targets="optional")
+    assert list(read("sst2", "test", format="glue/sst2", require_labels=False)) == hidden
+    assert list(read("sst2", "test", names={"text": "sentence"}, require_labels=False)) == hidden
+    ids = read("ids", "train", format="glue/sst2", require_labels=False)
     assert [row["label"] for row in ids] == ["positive", None]
     with pytest.raises(BadRowsError, match="missing label"):
         read("sst2", "test", format="glue/sst2")
 
 
 def test_tags_from_the_hub(folder: Path, hub: Path) -> None:
-    def read(split: str, targets: Any) -> list[dict[str, Any]]:
-        options: dict[str, Any] = {"columns": TAGGED, "format": "conll", "cache_dir": folder, "targets": targets}
-        return list(read_hub(str(hub), config="ner", split=split, **options))
+    def read(split: str, *, require_labels: bool = True) -> list[dict[str, Any]]:
+        options: dict[str, Any] = {"columns": TAGGED, "format": "conll", "cache_dir": folder}
+        return list(read_hub(str(hub), config="ner", split=split, require_labels=require_labels, **options))
 
-    assert read("train", "required") == [
+    assert read("train") == [
         {"words": ["a", "b"], "tags": ["B-X", "O"], "line": 1},
         {"words": [], "tags": [], "line": 2},
     ]
-    assert read("test", "optional") == [{"words": ["a", "b"], "line": 1}, {"words": ["c"], "line": 2}]
+    assert read("test", require_labels=False) == [{"words": ["a", "b"], "line": 1}, {"words": ["c"], "line": 2}]
     with pytest.raises(BadRowsError, match=r"column 'ner_tags': .*missing tags"):
-        read("test", "required")
+        read("test")
 
 
 def test_answers_from_the_hub(folder: Path, hub: Path) -> None:

@@ -57,7 +57,7 @@ def test_both_versions(read: Read) -> None:
 
 def test_questions_without_answers_are_for_prediction(read: Read) -> None:
     content = squad(question(1), {"id": 7, "question": "?"})
-    table = read(content, "test.json", columns=COLUMNS, targets="optional")
+    table = read(content, "test.json", columns=COLUMNS, require_labels=False)
     assert [row["id"] for row in table] == ["q1", "7"]
     assert "answers" not in table[0]
     with pytest.raises(DataError, match=r"test.json: no column 'answers'"):
@@ -75,11 +75,12 @@ def test_problems_name_the_question(read: Read) -> None:
     with pytest.raises(BadRowsError) as error:
         read(content, "train.json", columns=COLUMNS)
     assert str(error.value).splitlines()[1:] == [
-        "  train.json:1: column 'answers': 'Paris': at answer_start 4 the context has 'aris,'; the text stands at 3, "
+        "  train.json:1: column 'answers': 'Paris': at answer_start 4 the context has 'aris,'; the text is at 3, "
         "answer_start is 1 too large (question 'q1')",
         "  train.json:2: it has answers, but is_impossible is true; correct one of them (question 'q2')",
-        "  train.json:3: column 'answers': missing answers (question 'q3')",
-        "  train.json:4: column 'question': missing text; write an empty text as \"\"",
+        "  train.json:3: column 'answers': missing answers; the row has 'title', 'context', 'question', 'id' "
+        "(question 'q3')",
+        "  train.json:4: column 'question': missing text; the row has 'title', 'context', 'answers'",
     ]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bert_tasks.data.columns import Column
 from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.table import RowTable
-from bert_tasks.data.validator import checked_together
+from bert_tasks.data.validator import Fault, RowValidator, make_column_mapping
 
 TAGGED = (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
 ASKED = (
@@ -21,9 +21,13 @@ ASKED = (
 CONTEXT = "He went to Paris. Paris is in France."
 
 
+def validate(row: dict[str, Any], columns: tuple[Column, ...]) -> tuple[dict[str, Any], list[Fault]]:
+    return RowValidator(make_column_mapping(columns)).validate(row)
+
+
 def answered(*texts: str, starts: list[int], context: str = CONTEXT) -> tuple[Any, list[str]]:
     row = {"question": "?", "context": context, "answers": {"text": list(texts), "answer_start": starts}}
-    checked, faults = checked_together(row, ASKED)
+    checked, faults = validate(row, ASKED)
     assert row["answers"]["answer_start"] is starts  # the caller's row stays as it is
     return checked["answers"], [fault.what for fault in faults]
 
@@ -43,18 +47,18 @@ def test_answers_without_a_start_get_the_first_place() -> None:
         (
             "Paris",
             12,
-            "at answer_start 12 the context has 'aris.'; the text stands at 11, answer_start is 1 too large",
+            "at answer_start 12 the context has 'aris.'; the text is at 11, answer_start is 1 too large",
         ),
-        ("Paris", 17, "at answer_start 17 the context has ' Pari'; the text stands at 18, answer_start is 1 too small"),
-        ("Paris", 99, "at answer_start 99 the context has its end (37 characters); the text stands at 18"),
+        ("Paris", 17, "at answer_start 17 the context has ' Pari'; the text is at 18, answer_start is 1 too small"),
+        ("Paris", 99, "at answer_start 99 the context has its end (37 characters); the text is at 18"),
         ("paris", 11, "at answer_start 11 the context has 'Paris'; the letter case differs"),
         (
             "paris IS",
             0,
-            "at answer_start 0 the context has 'He went '; 'Paris is' stands at 18, the letter case differs",
+            "at answer_start 0 the context has 'He went '; 'Paris is' is at 18, the letter case differs",
         ),
-        ("Rome", -1, "the context does not hold this text; copy it from the context"),
-        ("PARIS IS", -1, "'Paris is' stands at 18, the letter case differs"),
+        ("Rome", -1, "the context does not contain this text; copy it from the context"),
+        ("PARIS IS", -1, "'Paris is' is at 18, the letter case differs"),
     ],
 )
 def test_answers_that_do_not_stand_there(text: str, start: int, said: str) -> None:
@@ -77,8 +81,8 @@ def test_an_answer_that_passes_is_cut_out_of_its_context(context: str, start: in
 def test_answers_need_a_context() -> None:
     columns = (Column(name="text", kind="text"), ASKED[2])
     row = {"text": "a", "answers": {"text": ["a"], "answer_start": [0]}}
-    (fault,) = checked_together(row, columns)[1]
-    assert fault.what == "answers need the text they stand in: a column 'context'"
+    (fault,) = validate(row, columns)[1]
+    assert fault.what == "answers need the text that contains them: a column 'context'"
 
 
 @pytest.mark.parametrize(
@@ -90,16 +94,20 @@ def test_answers_need_a_context() -> None:
     ],
 )
 def test_each_word_needs_one_tag(words: list[str], tags: list[str], said: str) -> None:
-    (fault,) = checked_together({"words": words, "tags": tags}, TAGGED)[1]
+    (fault,) = validate({"words": words, "tags": tags}, TAGGED)[1]
     assert fault.what.startswith(said)
     assert (fault.column, fault.value) == ("tags", " ".join(tags))
 
 
 def test_what_is_not_there_is_not_checked() -> None:
-    for row in ({"words": ["a"], "tags": None}, {"words": None, "tags": ["O"]}, {"words": [], "tags": []}):
-        assert checked_together(row, TAGGED) == (row, [])
+    for row in ({"words": ["a"], "tags": None}, {"words": [], "tags": []}):
+        given = {name: value for name, value in row.items() if value is not None}
+        assert validate(row, TAGGED) == (given, [])
+    (fault,) = validate({"words": None, "tags": ["O"]}, TAGGED)[1]
+    assert fault == Fault("missing words; write an empty sentence as []", "words")
     row = {"question": "?", "context": None, "answers": {"text": ["a"], "answer_start": [0]}}
-    assert checked_together(row, ASKED) == (row, [])
+    (fault,) = validate(row, ASKED)[1]
+    assert fault.column == "context"
 
 
 def test_rows_in_memory_are_checked() -> None:
@@ -128,8 +136,8 @@ def test_rows_of_files_are_checked(read: Callable[..., RowTable]) -> None:
     with pytest.raises(BadRowsError) as error:
         read(content, columns=ASKED, names={"answers": "answer"})
     assert str(error.value).splitlines()[1:] == [
-        "  rows.csv:4: column 'answer': 'Rome': the context does not hold this text; copy it from the context, "
-        "letter for letter"
+        "  rows.csv:4: column 'answer': 'Rome': the context does not contain this text; copy it from the "
+        "context exactly"
     ]
     table = read(content.replace("Rome", "[]"), columns=ASKED, names={"answers": "answer"})
     assert [row["answers"]["answer_start"] for row in table] == [[3], [], []]

@@ -130,7 +130,7 @@ class TestEvaluate:
         assert "rows: 2 of 3 (66.7%) rows are longer than max_length = 40 tokens and were cut" in caplog.text
 
     def test_data_that_cannot_be_evaluated(self, single: TaskModel, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="no rows to evaluate"):
+        with pytest.raises(DataError, match="no rows"):
             evaluate(single, [])
         unlabelled = write_csv(tmp_path / "plain.csv", [{"text": "a"}])
         with pytest.raises(DataError, match="no column 'label'"):
@@ -217,7 +217,7 @@ class TestPredict:
 
     def test_a_mistyped_column_is_refused(self, single: TaskModel, tmp_path: Path) -> None:
         source = write_csv(tmp_path / "new.csv", [{"text": "a"}])
-        with pytest.raises(DataError, match="no 'txt'"):
+        with pytest.raises(DataError, match="not 'txt'"):
             predict(single, source, columns={"txt": "text"})
 
     def test_no_rows(self, single: TaskModel, tmp_path: Path) -> None:

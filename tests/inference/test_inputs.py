@@ -264,7 +264,7 @@ def test_words_that_are_not_in_the_text_have_their_own_places(model_of: ModelOf)
     assert contents(model_of("token").predict([{"words": words, "text": "another"}])) == contents(
         model_of("token").predict([{"words": words}])
     )
-    with pytest.raises(DataError, match="no column 'words'"):
+    with pytest.raises(DataError, match="missing words; the row has 'tokens'"):
         model_of("token").predict([{"tokens": words}])
 
 

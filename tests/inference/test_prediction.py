@@ -15,7 +15,7 @@ from pyarrow import parquet
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError
 from bert_tasks.inference import output as output_module
 from bert_tasks.inference import predict, predict_file, prediction
-from bert_tasks.inference.output import WriteOptions, model_fingerprint, parts_folder
+from bert_tasks.inference.output import WriteOptions, model_fingerprint, unfinished_folder
 from bert_tasks.model import predicting
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel
@@ -297,7 +297,7 @@ class TestGoingOn:
             with pytest.raises(KeyboardInterrupt):
                 predict(model, data, output=tmp_path / "a.jsonl")
         assert names(tmp_path) == ["a.jsonl.parts", "new.csv"]
-        return parts_folder(tmp_path / "a.jsonl")
+        return unfinished_folder(tmp_path / "a.jsonl")
 
     def test_the_same_call_goes_on(
         self, broken: Path, expected: bytes, model: TaskModel, data: Path, tmp_path: Path, caplog: Any

@@ -4,24 +4,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from bert_tasks.inference.output import LOG, ROWS, Part, parts_folder, unfinished
+from bert_tasks.inference.output import LOG, ROWS, Chunk, unfinished_folder, unfinished_output
 
 FACTS = {"input": "x"}
 
 
-def part(number: int) -> Part:
-    return Part(content=b'{"row": %d}\n' % number, rows=1, truncated=0, rejected=0)
+def part(number: int) -> Chunk:
+    return Chunk(content=b'{"row": %d}\n' % number, rows=1, truncated=0, rejected=0)
 
 
 def on_disk(output: Path) -> tuple[int, int]:
-    rows, notes = ((parts_folder(output) / name).read_bytes().count(b"\n") for name in (ROWS, LOG))
+    rows, notes = ((unfinished_folder(output) / name).read_bytes().count(b"\n") for name in (ROWS, LOG))
     return rows, notes
 
 
-def broken_off(output: Path, parts: Sequence[Part], *, after: tuple[int, int]) -> int:
+def broken_off(output: Path, parts: Sequence[Chunk], *, after: tuple[int, int]) -> int:
     """An attempt that ends once the disk holds so many lines of rows and of notes; how many rows it began with."""
     resumed = -1
-    with suppress(KeyboardInterrupt), unfinished(output, FACTS) as found:
+    with suppress(KeyboardInterrupt), unfinished_output(output, FACTS) as found:
         resumed = found.resumed
         found.append(parts)
         assert on_disk(output) == after
@@ -35,6 +35,6 @@ def test_an_attempt_that_ends_before_its_first_part_loses_none(tmp_path: Path) -
     assert broken_off(output, [part(0), part(1)], after=(2, 2)) == 0
     assert broken_off(output, [], after=(2, 2)) == 2
     assert broken_off(output, [part(2)], after=(3, 3)) == 2
-    with unfinished(output, FACTS) as found:
+    with unfinished_output(output, FACTS) as found:
         assert found.total("rows") == 3
-    assert not parts_folder(output).exists()
+    assert not unfinished_folder(output).exists()

@@ -27,8 +27,8 @@ def model(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.T
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"review": "fine"}, "row 1: no column 'text'; it has 'review'"),
-        ({}, "row 1: no column 'text'; it has none"),
+        ({"review": "fine"}, "row 1: column 'text': missing text; the row has 'review'"),
+        ({}, "row 1: column 'text': missing text; the row has no columns"),
         ({"text": None}, "row 1: column 'text': missing text; write an empty text as \"\""),
         ({"text": 7}, "row 1: column 'text': expected a text, not a number; write it in quotes"),
         ({"text": ["a"]}, "row 1: column 'text': expected a text, not a list; write it in quotes"),

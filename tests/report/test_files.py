@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from bert_tasks import TaskModel, evaluate
 from bert_tasks.cli.app import app
-from bert_tasks.data.columns import KEPT
+from bert_tasks.data.columns import PASSTHROUGH
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.report import make_report
@@ -179,7 +179,7 @@ def test_wrong_options(run_of, file_of, tmp_path):
 
 @given(st.lists(st.one_of(st.none(), st.text(max_size=3), st.integers(0, 60)), min_size=1, max_size=120))
 def test_every_row_is_in_one_slice(values):
-    rows = [{KEPT: json.dumps({"c": value}), "text": "x", "line": n} for n, value in enumerate(values)]
+    rows = [{PASSTHROUGH: json.dumps({"c": value}), "text": "x", "line": n} for n, value in enumerate(values)]
     seen = []
 
     def score(places):

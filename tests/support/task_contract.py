@@ -55,7 +55,7 @@ def changed(example: Example, text: str) -> Row:
 
 
 def unlabelled(example: Example) -> list[Row]:
-    targets = {column.name for column in example.task.columns if column.is_target}
+    targets = {column.name for column in example.task.columns if column.is_label}
     return [{name: value for name, value in row.items() if name not in targets} for row in example.rows]
 
 

@@ -408,7 +408,7 @@ class TestSettings:
             assert task == SpanExtraction()
 
     def test_columns(self) -> None:
-        assert [(column.name, column.kind, column.is_target, column.required) for column in V1.columns] == [
+        assert [(column.name, column.kind, column.is_label, column.required) for column in V1.columns] == [
             ("id", "id", False, False),
             ("question", "text", False, True),
             ("context", "text", False, True),

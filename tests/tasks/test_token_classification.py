@@ -248,7 +248,7 @@ class TestSettings:
         }
 
     def test_columns(self) -> None:
-        assert [(c.name, c.kind, c.required, c.is_target) for c in TASK.columns] == [
+        assert [(c.name, c.kind, c.required, c.is_label) for c in TASK.columns] == [
             ("words", "words", True, False),
             ("tags", "tags", False, True),
             ("document", "id", False, False),

@@ -44,9 +44,9 @@ def test_no_rows_are_refused_with_and_without_validation_rows(checkpoint, tmp_pa
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"text": "Text"}, "train: no column 'Text', did you mean 'text'.; the columns there are: 'text', 'label'"),
-        ({"label": "stars"}, "train: no column 'stars'; the columns there are"),
-        ({"txt": "text"}, "train: columns: the task reads text, label.*, no 'txt', did you mean 'text'"),
+        ({"text": "Text"}, "train: no column 'Text', did you mean 'text'.; the columns are: 'text', 'label'"),
+        ({"label": "stars"}, "train: no column 'stars'; the columns are"),
+        ({"txt": "text"}, "train: columns: the task reads text, label.*, not 'txt', did you mean 'text'"),
     ],
 )
 def test_columns_that_rows_in_memory_lack_are_named_once(checkpoint, tmp_path, columns, message):

@@ -47,7 +47,7 @@ def recipe(folder, *overrides):
 
 
 def test_bad_rows_stop_a_run_that_says_how_to_skip_them(folder):
-    with pytest.raises(BadRowsError, match=r'4 problems .*; data.on_error = "skip" leaves such rows out\n'):
+    with pytest.raises(BadRowsError, match=r'4 problems .*, or data.on_error = "skip" leaves such rows out.\n'):
         train(recipe(folder), progress=False)
     with pytest.raises(RecipeError, match="on_error"):
         recipe(folder, "data.on_error=drop")
@@ -105,7 +105,7 @@ def test_fit_leaves_bad_rows_out(checkpoint, tmp_path, source):
     data, rows = tmp_path / "train.jsonl", [*make_rows(8), *BAD]
     write_jsonl(data, rows)
     given = rows if source == "rows" else data
-    with pytest.raises(BadRowsError, match=r'3 problems .*; on_error="skip" leaves such rows out\n'):
+    with pytest.raises(BadRowsError, match=r'3 problems .*, or on_error="skip" leaves such rows out.\n'):
         fit(load_model(checkpoint), given, make_rows(3), output_dir=tmp_path / "run", **QUICK)
     skipping, clean = load_model(checkpoint), load_model(checkpoint)
     found = fit(skipping, given, make_rows(3), output_dir=tmp_path / "run", on_error="skip", **QUICK)
@@ -130,7 +130,9 @@ def test_answers_that_are_not_in_their_context_can_be_left_out():
         {"question": "When?", "context": context, "answers": {"text": [text], "answer_start": [start]}}
         for text, start in (("at seven", 17), ("at eight", 17), ("The ferry", 0))
     ]
-    table = RowTable.from_rows(rows, "train", SpanExtraction().columns, "required", skips=True).without_faults()
+    table = RowTable.from_rows(
+        rows, "train", SpanExtraction().columns, require_labels=True, skip_faulty=True
+    ).without_faults()
     assert [row["line"] for row in table] == [1, 3]
     (line,) = map(json.loads, table.reject_lines())
     assert (line["file"], line["line"]) == ("train", 2)

@@ -1,0 +1,125 @@
+"""A value that cannot be used has the same message wherever its row comes from, apart from the place that is named."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from datasets import Dataset
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bert_tasks import evaluate, predict
+from bert_tasks.data.columns import Column
+from bert_tasks.data.validator import RowValidator, make_column_mapping
+from bert_tasks.errors import DataError
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.serving.connections import Limits
+from bert_tasks.serving.requests import BodyError, BodyReader
+from support.task_examples import EXAMPLES
+
+ModelOf = Callable[[str], TaskModel]
+
+NO_TEXTS: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-9, 9),
+    st.floats(allow_nan=False),
+    st.just([]),
+    st.just({}),
+    st.just("\ud800"),
+)
+NO_WORDS: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-9, 9),
+    st.lists(NO_TEXTS, min_size=1, max_size=3),
+    st.tuples(st.just("word"), NO_TEXTS).map(list),
+)
+
+
+def message_of(read: Callable[[], object]) -> str:
+    with pytest.raises(DataError) as error:
+        read()
+    return str(error.value)
+
+
+def request_message(model: TaskModel, row: Mapping[str, Any]) -> str:
+    with pytest.raises(BodyError) as error:
+        BodyReader(model.task, Limits(), {}).rows(json.dumps({"inputs": [row]}).encode(), "application/json")
+    detail = error.value.detail
+    assert isinstance(detail, list)
+    return str(detail[0]["msg"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "values"),
+    [
+        ("single", "text", NO_TEXTS),
+        ("pair", "text_pair", NO_TEXTS),
+        ("span", "context", NO_TEXTS),
+        ("token", "words", NO_WORDS),
+    ],
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_bad_value_has_one_message(
+    kind: str, column: str, values: st.SearchStrategy[Any], data: st.DataObject, model_of: ModelOf, tmp_path: Path
+) -> None:
+    model, value = model_of(kind), data.draw(values)
+    inputs = [one for one in model.task.columns if not one.is_label]
+    row = {one.name: "a text" for one in inputs if one.required} | {column: value}
+    (fault,) = RowValidator(make_column_mapping(inputs)).validate(row)[1]
+    assert fault.column == column
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
+    messages = [
+        message_of(lambda: predict(model, tmp_path / "rows.jsonl")),
+        message_of(lambda: predict(model, [row])),
+        message_of(lambda: model.predict([row])),
+    ]
+    assert messages[2] == f"row 0: column {column!r}: {fault.what}"
+    for message in messages[:2]:
+        assert message.splitlines()[1].endswith(f": {fault.what}")
+        assert f"column {column!r}" in message
+    assert request_message(model, row) == fault.what
+
+
+def test_tables_have_the_messages_of_files(model_of: ModelOf) -> None:
+    model, rows = model_of("single"), [{"text": 1}, {"text": 2}]
+    said = message_of(lambda: predict(model, rows))
+    assert "expected a text, not a number; write it in quotes" in said
+    assert message_of(lambda: predict(model, pd.DataFrame(rows))) == said
+    assert message_of(lambda: predict(model, Dataset.from_list(rows))) == said
+
+
+def test_a_missing_column_is_told_with_the_columns_of_the_row(model_of: ModelOf) -> None:
+    said = message_of(lambda: model_of("single").predict([{"review": "a", "stars": 1}]))
+    assert said == "row 0: column 'text': missing text; the row has 'review', 'stars'"
+
+
+@pytest.mark.parametrize("use", [evaluate, predict])
+def test_columns_that_rows_in_memory_lack_are_named(use: Callable[..., object], model_of: ModelOf) -> None:
+    example = EXAMPLES["single"]
+    rows = [dict(row) for row in example.rows]
+    for columns, said in (
+        ({"text": "Text"}, "rows: no column 'Text', did you mean 'text'?; the columns are: "),
+        ({"txt": "text"}, "rows: columns: the task reads text, label, not 'txt', did you mean 'text'?"),
+    ):
+        assert message_of(lambda columns=columns: use(model_of("single"), rows, columns=columns)).startswith(said)
+
+
+def test_a_stated_label_column_matters_where_labels_are_read(model_of: ModelOf) -> None:
+    rows = [dict(row) for row in EXAMPLES["single"].rows]
+    assert len(predict(model_of("single"), rows, columns={"label": "stars"})) == len(rows)
+    assert message_of(lambda: evaluate(model_of("single"), rows, columns={"label": "stars"})).startswith(
+        "rows: no column 'stars'; the columns are: "
+    )
+
+
+def test_the_validator_leaves_the_row_as_it_is() -> None:
+    row = {"text": "a b", "words": None}
+    columns = (Column(name="words", kind="words"), Column(name="text", kind="text", required=False))
+    assert RowValidator(make_column_mapping(columns)).validate(row) == ({"words": ["a", "b"], "text": "a b"}, [])
+    assert row == {"text": "a b", "words": None}
