@@ -172,7 +172,7 @@ class TestFormats:
         streamed = predict_file(model, rows, io.BytesIO())
         assert (streamed.rows, streamed.truncated, streamed.rejected) == (9, 5, 0)
         with monkeypatch.context() as patch:
-            patch.setattr(prediction, "finish", None)
+            patch.setattr(prediction, "finalize_output", None)
             with pytest.raises(TypeError):
                 predict_file(model, rows, tmp_path / "a.jsonl")
         done = predict_file(model, rows, tmp_path / "a.jsonl")
@@ -364,7 +364,7 @@ class TestGoingOn:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(prediction, "finish", killed)
+            patch.setattr(prediction, "finalize_output", killed)
             with pytest.raises(KeyboardInterrupt):
                 predict(model, data, output=tmp_path / "a.csv")
         assert not (tmp_path / "a.csv").exists()
@@ -443,7 +443,7 @@ def test_an_output_with_the_longest_name_is_gone_on_with(
         raise UsageError("stopped")
 
     with monkeypatch.context() as patch:
-        patch.setattr(prediction, "finish", stop)
+        patch.setattr(prediction, "finalize_output", stop)
         with pytest.raises(UsageError, match="stopped"):
             predict_file(model, data, output)
     done = predict_file(model, data, output)
