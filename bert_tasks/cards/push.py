@@ -1,7 +1,7 @@
-"""Uploading a model folder to the hub: which files, to which repository, and what went wrong in one line.
+"""Uploading a model folder to the hub.
 
-Owns the choice of files: those that make a model and its card, nothing else that may lie beside them. The endpoint, the
-token and the way files travel are huggingface_hub's own business; a token is never part of a message.
+Owns the choice of files (those of the model and its card, nothing else in the folder) and the error messages. The
+endpoint, the token and the transfer are left to huggingface_hub; a token is never part of a message.
 """
 
 import fnmatch
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bert_tasks.cards.card import CARD
 from bert_tasks.checkpoints.hub import CONFIG, PICKLES, REFUSED_TOKEN, is_model_file, model_folder
@@ -20,9 +20,6 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.paths import exists, is_file, is_folder, is_link
 from bert_tasks.run_dir import files as outputs
 
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-
 _ACCOMPANYING = (CARD, "LICENSE*", "NOTICE*", "model.onnx", "model.onnx.data")
 _MAIN = "main"
 
@@ -32,7 +29,8 @@ class Push:
     """What is uploaded, and where to.
 
     Attributes:
-        files: name -> bytes; ``left_out``: what else the folder holds.
+        files: name -> size in bytes.
+        left_out: the names of what else is in the folder.
         url: of the new commit; None before it, and for a dry run.
     """
 
@@ -48,7 +46,7 @@ class Push:
         return {**vars(self), "folder": str(self.folder)}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The files with their sizes and where they go, for a terminal."""
         lines = [f"{size:>14,}  {name}" for name, size in self.files.items()]
         lines.append(f"{sum(self.files.values()):>14,}  bytes in {len(self.files)} files from {self.folder}")
         if self.left_out:
@@ -68,28 +66,33 @@ def push(
     branch: str = _MAIN,
     message: str = "Upload a model trained with bert_tasks",
 ) -> Push:
-    """Uploads a model folder, in one commit; a repository or branch that does not exist is made.
+    """Uploads a model folder, in one commit. A repository or branch that does not exist is created.
 
     Args:
         model: the folder; of a finished run, its ``model/``.
         repo: ``OWNER/NAME``.
-        dry_run: contact nothing, only say what would be uploaded.
-        public: make a new repository public, and allow one that is. Without it a repository that others can see is
-            refused.
+        dry_run: only list what would be uploaded, without contacting the hub.
+        public: create a new repository as a public one, and allow one that exists and is public. Otherwise a public
+            repository is refused.
+        branch: of the repository; created if it does not exist.
+        message: of the commit.
+
+    Returns:
+        What was uploaded, or with ``dry_run`` what would be.
 
     Raises:
-        UsageError: the folder is none of a finished model, the names will not do, or there is no token.
+        UsageError: the folder holds no finished model, a name is not valid, or there is no token.
         CheckpointError: the model is damaged, or the hub refuses or cannot be reached.
     """
     folder = _model_folder(Path(model))
     _check_names(repo, branch, message)
-    files, left_out = _chosen(folder)
+    files, left_out = _files_to_upload(folder)
     plan = Push(folder=folder, repo=repo, branch=branch, public=public, files=files, left_out=left_out)
     return plan if dry_run else _upload(plan, message)
 
 
 def _model_folder(path: Path) -> Path:
-    """The model's folder, which can be loaded."""
+    """The folder of the model, after a check that the model can be loaded."""
     if not is_folder(path):
         what = "a file" if exists(path) else missing_path(path, "folder")
         raise UsageError(f"{path}: {what}; expected the folder of a model or of a finished run")
@@ -121,14 +124,18 @@ def _check_names(repo: str, branch: str, message: str) -> None:
         raise UsageError("expected a branch and a message that are not empty")
 
 
-def _chosen(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The files to upload with their sizes, and the names of what stays.
+def _files_to_upload(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The files to upload with their sizes, and the names of all others.
 
     Raises:
         UsageError: one of them is a link, or the weights are pickled.
     """
     names = sorted(path.name for path in folder.iterdir())
-    chosen = [name for name in names if is_model_file(name) or _accompanies(name)]
+    chosen = [
+        name
+        for name in names
+        if is_model_file(name) or any(fnmatch.fnmatchcase(name, pattern) for pattern in _ACCOMPANYING)
+    ]
     for name in chosen:
         if is_link(folder / name):
             raise UsageError(f"{folder / name} is a link; push a copy of the folder: cp -rL {folder} COPY")
@@ -138,37 +145,28 @@ def _chosen(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
     return files, tuple(name for name in names if name not in files)
 
 
-def _accompanies(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _ACCOMPANYING)
-
-
 def _upload(plan: Push, message: str) -> Push:
     from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 
     if constants.HF_HUB_OFFLINE:
         raise UsageError("HF_HUB_OFFLINE is set: unset it to push, or use --dry-run")
     if get_token() is None:
-        raise UsageError("there is no token: run `hf auth login` with one that may write, or set HF_TOKEN")
+        raise UsageError("there is no token: run `hf auth login` with a token that may write, or set HF_TOKEN")
     api = HfApi(library_name="bert-tasks")
-    with _told(plan):
-        _make_ready(api, plan)
+    with _hub_errors(plan):
+        api.create_repo(plan.repo, private=not plan.public, exist_ok=True)
+        if not plan.public and api.model_info(plan.repo).private is False:
+            raise UsageError(f"{plan.repo} exists and is public: pass --public to push to it, or choose another name")
+        if plan.branch != _MAIN:
+            api.create_branch(plan.repo, branch=plan.branch, exist_ok=True)
         operations = [CommitOperationAdd(name, plan.folder / name) for name in plan.files]
         commit = api.create_commit(plan.repo, operations, commit_message=message, revision=plan.branch)
     return Push(**{**vars(plan), "url": str(commit.commit_url)})
 
 
-def _make_ready(api: "HfApi", plan: Push) -> None:
-    """Makes what is missing: the repository, the branch."""
-    api.create_repo(plan.repo, private=not plan.public, exist_ok=True)
-    if not plan.public and api.model_info(plan.repo).private is False:
-        raise UsageError(f"{plan.repo} exists and is public: pass --public to push to it, or choose another name")
-    if plan.branch != _MAIN:
-        api.create_branch(plan.repo, branch=plan.branch, exist_ok=True)
-
-
 @contextmanager
-def _told(plan: Push) -> Iterator[None]:
-    """Says in one line what the hub or the way to it refused."""
+def _hub_errors(plan: Push) -> Iterator[None]:
+    """Turns errors of the hub and of the network into a ``CheckpointError`` of one line."""
     from huggingface_hub import errors
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # exported at run time only
 
@@ -198,7 +196,7 @@ def _refusal(status: int) -> str:
 
 
 def _failure(error: Exception) -> str:
-    """Of the way to the hub. The message of the library is not repeated: it may be long, or quote what was sent."""
+    """Why a request failed. The library's message is not repeated: it may be long, or quote what was sent."""
     from huggingface_hub import constants
 
     status = getattr(getattr(error.__cause__, "response", None), "status_code", None)
