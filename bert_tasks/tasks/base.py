@@ -30,12 +30,12 @@ from bert_tasks.errors import UsageError
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
 
-Answer = TypeVar("Answer", bound=Hashable)
+Item = TypeVar("Item", bound=Hashable)
 
 # Said of a saved model whose head transformers lacks.
 NO_STOCK_HEAD = (
     "transformers lacks this model's head: use the folder with bert_tasks. Pipelines of transformers end in an error "
-    "or give other answers, with LABEL_0, LABEL_1, ... in place of the labels."
+    "or give other predictions, with LABEL_0, LABEL_1, ... in place of the labels."
 )
 
 _EXAMPLE_TEXTS = (
@@ -50,13 +50,13 @@ class Feature(TypedDict):
 
     Attributes:
         row: index of the row it came from; features of a row are neighbours.
-        labels: the targets as numbers; absent (or None, from Arrow) where a row has none.
+        labels: as numbers; absent (or None, from Arrow) where the row has no label.
         gather_positions: the tokens that a head with logits per token reads, ascending; absent (or None): all.
         word_ids: for each of these tokens the number of its word in the row, for ``decode``.
         offsets: three numbers per token of a span task: its first character, last character + 1, and role; for
             ``reduce_logits`` and ``decode``. Training loads neither ``word_ids`` nor ``offsets``.
         lost_tokens: how many of the row's tokens no window holds.
-        lost_answers: how many of the row's targets no window holds whole, so that training does not see them.
+        lost_answers: how many of the row's answers no window holds whole, so that training does not see them.
     """
 
     row: int
@@ -107,7 +107,7 @@ class FeatureKeys:
 
 
 class Prediction(ABC):
-    """What a task answers for one row: a frozen dataclass whose ``to_json`` can be written as one JSON line."""
+    """What a task predicts for one row: a frozen dataclass whose ``to_json`` can be written as one JSON line."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]: ...
@@ -127,7 +127,7 @@ class Task(ABC, Generic[PredictionT]):
 
     Attributes:
         aliases: further names that users may write for the task, those of the hub's pipelines.
-        tuned: the fields that the data set, never a user.
+        tuned: the fields that are fitted to data, never stated by a user.
         sample: what has one joint loss and counts for ``batch_size``: a row (all its windows), or each window.
         default_head: the head of transformers that models of this task have; None where transformers has none.
             A folder of transformers is read as the first built-in task with its head.
@@ -165,7 +165,7 @@ class Task(ABC, Generic[PredictionT]):
             raise ValueError(f"labels is the text {self.labels!r}, expected a tuple of names")
         repeated = sorted({label for label in self.labels if self.labels.count(label) > 1})
         if repeated:
-            raise ValueError(f"labels: {', '.join(map(repr, repeated))} stands more than once")
+            raise ValueError(f"labels: {', '.join(map(repr, repeated))} appears more than once")
         if self.max_length < 3:
             raise ValueError(f"max_length is {self.max_length}, expected at least 3 (two special tokens and one more)")
 
@@ -181,7 +181,7 @@ class Task(ABC, Generic[PredictionT]):
 
     @property
     def lower_is_better(self) -> frozenset[str]:
-        """The keys of ``metrics`` of which less is better; more is better of all others."""
+        """The keys of ``metrics`` for which lower is better; for all others higher is better."""
         return frozenset()
 
     @property
@@ -254,22 +254,25 @@ class Task(ABC, Generic[PredictionT]):
     def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """What ``decode`` needs of each feature's float32 logits (``[L]``, or ``[R, L]``), still on their device.
 
-        A task whose logits are many overrides this, so that only the summary crosses to the host.
+        A task whose logits are many overrides this, so that only the result is copied to the host.
         """
         return logits
 
     @abstractmethod
     def decode(
-        self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> Sequence[Prediction]:
-        """One prediction per row, in row order, from what ``reduce_logits`` gave for each feature, on the CPU.
+        """One prediction per row, in row order.
 
-        ``features`` need not hold tokens: ``row`` (from 0 within ``rows``), ``gather_positions``,
-        ``word_ids`` and ``offsets`` are there.
+        Args:
+            reduced: what ``reduce_logits`` gave for each feature, on the CPU.
+            features: without tokens; ``row`` (from 0 within ``rows``), ``gather_positions``, ``word_ids`` and
+                ``offsets`` are there.
+            rows: the rows, with or without labels.
         """
 
     def with_logits(
-        self, predictions: Sequence[Prediction], summaries: Sequence[Tensor], features: Sequence[Feature]
+        self, predictions: Sequence[Prediction], reduced: Sequence[Tensor], features: Sequence[Feature]
     ) -> Sequence[Prediction]:
         """The predictions of ``decode`` with the logits that they were made of.
 
@@ -424,7 +427,7 @@ class Task(ABC, Generic[PredictionT]):
         return [Suggestion("max_length", suggested_length(words, longest), comment)]
 
     def settings(self) -> dict[str, Any]:
-        """The fields a user states: all but ``labels`` (stored apart) and what the data set."""
+        """The fields a user states: all but ``labels`` (stored apart) and what is fitted to data."""
         names = [field.name for field in fields(self) if field.name not in ("labels", *self.tuned)]
         return {name: getattr(self, name) for name in names}
 
@@ -438,14 +441,14 @@ def _without_scores(value: Any) -> Any:
 
 
 def label_places(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
-    """Where each of our labels stands among theirs, letter case aside if need be; None if they are not the same."""
+    """The index of each of our labels among theirs, regardless of case if need be; None if they are not the same."""
     for known, wanted in ((theirs, ours), ([*map(str.casefold, theirs)], [*map(str.casefold, ours)])):
         if sorted(known) == sorted(wanted) and len(set(known)) == len(known):
             return [known.index(label) for label in wanted]
     return None
 
 
-def sole_prediction(predictions: Iterable[Answer], labels: Iterable[Hashable]) -> Answer | None:
+def sole_prediction(predictions: Iterable[Item], labels: Iterable[Hashable]) -> Item | None:
     """The prediction that all rows (or words) share although their labels differ; None if there is no such one."""
     found = set(predictions)
     return found.pop() if len(found) == 1 and len(set(labels)) > 1 else None
@@ -468,12 +471,12 @@ def collate(features: Sequence[Feature], *, position_offset: int) -> PackedBatch
         [feature["token_type_ids"] for feature in features],
         position_offset=position_offset,
         windows=[len(list(windows)) for _, windows in groupby(features, key=lambda feature: feature["row"])],
-        labels=[targets(feature) for feature in features],
+        labels=[feature_labels(feature) for feature in features],
         gather_positions=[feature.get("gather_positions") for feature in features],
     )
 
 
-def targets(feature: Feature) -> Sequence[float]:
-    """The feature's targets; empty where its row has none."""
+def feature_labels(feature: Feature) -> Sequence[float]:
+    """The feature's labels as numbers; empty where its row has none."""
     labels = feature.get("labels")
     return () if labels is None else labels

@@ -65,8 +65,8 @@ class PairClassification(Task[SequencePrediction]):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        text, target = self.classifier.columns
-        return text, Column(name="text_pair", kind="text"), target, Column(name=GROUP, kind="id", required=False)
+        text, label = self.classifier.columns
+        return text, Column(name="text_pair", kind="text"), label, Column(name=GROUP, kind="id", required=False)
 
     @property
     def primary_metric(self) -> str:
@@ -116,14 +116,14 @@ class PairClassification(Task[SequencePrediction]):
         return self.classifier.counts(features)
 
     def decode(
-        self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[SequencePrediction]:
-        return self.classifier.decode(summaries, features, rows)
+        return self.classifier.decode(reduced, features, rows)
 
     def with_logits(
-        self, predictions: Sequence[Prediction], summaries: Sequence[Tensor], features: Sequence[Feature]
+        self, predictions: Sequence[Prediction], reduced: Sequence[Tensor], features: Sequence[Feature]
     ) -> Sequence[Prediction]:
-        return self.classifier.with_logits(predictions, summaries, features)
+        return self.classifier.with_logits(predictions, reduced, features)
 
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
         return merged(self.classifier.metrics(predictions, rows), self._ranking(predictions, rows))
@@ -161,10 +161,10 @@ class PairClassification(Task[SequencePrediction]):
         if self.problem_type != "single_label_classification" or len(self.labels) != 2:
             return {}
         relevant = self.labels[1]
-        answers = cast("Sequence[SequencePrediction]", predictions)
+        typed = cast("Sequence[SequencePrediction]", predictions)
         ranked = [
-            (row[GROUP], row["label"] == relevant, answer.scores[relevant])
-            for answer, row in zip(answers, rows, strict=True)
+            (row[GROUP], row["label"] == relevant, prediction.scores[relevant])
+            for prediction, row in zip(typed, rows, strict=True)
             if row.get(GROUP) is not None and row.get("label") is not None
         ]
         if not ranked:

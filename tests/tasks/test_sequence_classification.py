@@ -247,7 +247,7 @@ class TestFitting:
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"labels": ("a", "b", "a")}, "labels: 'a' stands more than once"),
+    ({"labels": ("a", "b", "a")}, "labels: 'a' appears more than once"),
     ({"labels": "ab"}, "labels is the text 'ab', expected a tuple of names"),
     ({"labels": ("a",)}, "labels holds 1 name, a classifier needs at least 2"),
     ({"labels": ("a", "b"), "problem_type": "regression"}, "do not apply to problem_type = 'regression'"),

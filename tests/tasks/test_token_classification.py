@@ -218,7 +218,7 @@ class TestRender:
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"labels": ("O",)}, "labels holds 1 name, a tagger needs at least 2"),
-    ({"labels": ("O", "B-A", "O")}, "labels: 'O' stands more than once"),
+    ({"labels": ("O", "B-A", "O")}, "labels: 'O' appears more than once"),
     ({"max_length": 16, "doc_stride": 14}, "windows of 16 tokens .two of them special. can overlap by 0 to 13"),
     ({"doc_stride": -1}, "doc_stride is -1"),
     ({"context_tokens": -3}, "context_tokens is -3, expected 0"),

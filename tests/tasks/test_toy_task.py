@@ -4,12 +4,15 @@ It keeps the whole contract, trains through the command line, and is read back b
 """
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
+import httpx2
 import pytest
 import torch
 from torch import Tensor
@@ -24,8 +27,10 @@ from bert_tasks.errors import CheckpointError
 from bert_tasks.metrics.classification import pearson
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import Task
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, targets
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, feature_labels
 from bert_tasks.tasks.word_windows import WindowRules, document_windows, split_words
+from support.runs import PATIENCE
+from support.servers import Serving
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
 from support.task_contract import Example, TaskContract
@@ -101,14 +106,12 @@ class WordRegression(Task):
         return (LossTerm(name="words", total=total, count=logits.new_full((), len(guesses))),)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        return {"words": float(sum(len(targets(feature)) for feature in features))}
+        return {"words": float(sum(len(feature_labels(feature)) for feature in features))}
 
-    def decode(
-        self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
-    ) -> list[WordNumbers]:
+    def decode(self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> list[WordNumbers]:
         found: list[list[float]] = [[] for _ in rows]
-        for summary, feature in zip(summaries, features, strict=True):
-            found[feature["row"]] += (summary.squeeze(1) * self.scale).tolist()
+        for logits, feature in zip(reduced, features, strict=True):
+            found[feature["row"]] += (logits.squeeze(1) * self.scale).tolist()
         return [
             WordNumbers(words=tuple(row["words"]), numbers=tuple(numbers))
             for row, numbers in zip(rows, found, strict=True)
@@ -188,6 +191,29 @@ def test_trains_through_the_command_line(
     model = TaskModel.from_pretrained(folder, task=WordRegression)
     assert model.task == WordRegression(max_length=32, scale=0.5)
     assert [answer.to_json() for answer in model.predict(rows)] == written
+    # What one does with a finished run.
+    assert run(monkeypatch, "report", recipe.parent / "run", "--output", recipe.parent / "own.html") == 0
+    assert "pearson" in (recipe.parent / "own.html").read_text("utf-8")
+    (folder / "README.md").unlink()
+    assert run(monkeypatch, "card", recipe.parent / "run", "--language", "en") == 0
+    card = (folder / "README.md").read_text("utf-8")
+    assert "AutoModelForTokenClassification" in card
+    assert "pearson" in card
+    for kind in ("onnx", "int8"):
+        exported = recipe.parent / kind
+        assert run(monkeypatch, "export", folder, "--to", kind, "--output", exported, "--data", dev, *own) == 0
+        assert run(monkeypatch, "evaluate", exported, "--data", dev, *own) == 0
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    served = Serving(folder, *own, folder=recipe.parent)
+    try:
+        examples = httpx2.get(f"{served.url}/model", timeout=PATIENCE).json()["examples"]
+        assert examples == list(model.task.example_rows)
+        answer = httpx2.post(f"{served.url}/predict", json={"inputs": examples}, timeout=PATIENCE)
+        assert [len(one["numbers"]) for one in answer.json()["predictions"]] == [len(one["words"]) for one in examples]
+    finally:
+        served.program.send(signal.SIGTERM)
+        ended = served.program.wait()
+    assert (ended.code, ended.err) == (0, "")
 
 
 def test_a_folder_alone_runs_no_code(

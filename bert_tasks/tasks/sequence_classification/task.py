@@ -39,9 +39,9 @@ from bert_tasks.tasks.base import (
     LossTerm,
     Prediction,
     Task,
+    feature_labels,
     label_places,
     sole_prediction,
-    targets,
 )
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, needed_tokens
 from bert_tasks.tasks.sequence_classification.detection import detect_texts
@@ -63,7 +63,7 @@ _APPLY_TO: Mapping[str, tuple[ProblemType, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SequencePrediction(Prediction):
-    """The answer for one text, with the field names of transformers' text-classification pipeline.
+    """The prediction for one text, with the field names of transformers' text-classification pipeline.
 
     Attributes:
         label: the most probable label; None for regression.
@@ -122,7 +122,7 @@ class SequenceClassification(Task[SequencePrediction]):
         class_weights: one weight per label, or ``balanced`` (rows / (labels x rows of the label), from the training
             rows); for several labels they weigh the positive examples (``balanced``: negatives / positives).
         balanced_weights: what ``balanced`` came to on the training rows, one per label.
-        label_smoothing: share of the target spread evenly over all labels (single label only).
+        label_smoothing: share of the label distribution that is spread evenly over all labels (single label only).
         thresholds: one per label, tuned on validation (several labels only); empty: 0.5.
     """
 
@@ -150,10 +150,10 @@ class SequenceClassification(Task[SequencePrediction]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        single, several = self.problem_type == "single_label_classification", self._several
+        single, several = self.problem_type == "single_label_classification", self._is_multi_label
         if isinstance(self.class_weights, str) and self.class_weights != "balanced":
             raise ValueError(f"class_weights is {self.class_weights!r}, expected 'balanced' or one weight per label")
-        if self._regression and (self.labels or self.class_weights is not None):
+        if self._is_regression and (self.labels or self.class_weights is not None):
             raise ValueError("labels and class_weights do not apply to problem_type = 'regression'")
         if self.labels and len(self.labels) < (2 if single else 1):
             raise ValueError(f"labels holds {len(self.labels)} name, a classifier needs at least 2")
@@ -180,24 +180,24 @@ class SequenceClassification(Task[SequencePrediction]):
             raise ValueError(f"{name} must not be negative, and not all 0")
 
     @property
-    def _several(self) -> bool:
+    def _is_multi_label(self) -> bool:
         return self.problem_type == "multi_label_classification"
 
     @property
-    def _regression(self) -> bool:
+    def _is_regression(self) -> bool:
         return self.problem_type == "regression"
 
     @property
-    def _target(self) -> Column:
-        if self._regression:
+    def _label_column(self) -> Column:
+        if self._is_regression:
             return Column(name="label", kind="number", required=False)
-        if self._several:
+        if self._is_multi_label:
             return Column(name="labels", kind="labels", required=False)
         return Column(name="label", kind="label", required=False)
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        return (Column(name="text", kind="text"), self._target)
+        return (Column(name="text", kind="text"), self._label_column)
 
     @property
     def primary_metric(self) -> str:
@@ -209,7 +209,7 @@ class SequenceClassification(Task[SequencePrediction]):
 
     @property
     def hf_config(self) -> dict[str, Any]:
-        labels = ("LABEL_0",) if self._regression else self.labels
+        labels = ("LABEL_0",) if self._is_regression else self.labels
         return {
             "id2label": {str(index): label for index, label in enumerate(labels)},
             "label2id": {label: index for index, label in enumerate(labels)},
@@ -255,9 +255,9 @@ class SequenceClassification(Task[SequencePrediction]):
         return suggestions
 
     def head(self, config: EncoderConfig) -> Head:
-        if not self._regression and not self.labels:
+        if not self._is_regression and not self.labels:
             raise UsageError("sequence classification needs labels, e.g. labels=['negative', 'positive']")
-        outputs = 1 if self._regression else len(self.labels)
+        outputs = 1 if self._is_regression else len(self.labels)
         if self.pooling == "cls":
             return SequenceHead(config, outputs)
         return PoolingHead(config, outputs, pooling=self.pooling)
@@ -323,17 +323,17 @@ class SequenceClassification(Task[SequencePrediction]):
         return {row: len(ids) - self.max_length for row, ids in zip(full, encoding["input_ids"], strict=True)}
 
     def _labels(self, row: Row) -> list[float] | None:
-        """The row's targets as numbers: a class index, a 0/1 vector, or the number itself."""
-        value = row.get(self._target.name)
+        """The row's labels as numbers: a class index, a 0/1 vector, or the number itself."""
+        value = row.get(self._label_column.name)
         if value is None:
             return None
-        if self._regression:
+        if self._is_regression:
             return [float(value)]
-        chosen = set(value) if self._several else {value}
+        chosen = set(value) if self._is_multi_label else {value}
         unknown = sorted(chosen.difference(self.labels))
         if unknown:
             raise DataError(f"unknown label {unknown[0]!r}; the labels are {', '.join(map(repr, self.labels))}")
-        if self._several:
+        if self._is_multi_label:
             return [float(label in chosen) for label in self.labels]
         return [float(self.labels.index(value))]
 
@@ -363,14 +363,14 @@ class SequenceClassification(Task[SequencePrediction]):
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """See ``Task``: labelled samples, times the labels if there may be several, or the sum of class weights."""
         firsts = (next(windows) for _, windows in groupby(features, key=lambda feature: feature["row"]))
-        labels = [found for first in firsts if (found := targets(first))]
+        labels = [found for first in firsts if (found := feature_labels(first))]
         weights = self._class_weights()
         if self.problem_type == "single_label_classification" and weights is not None:
             return {self.name: float(sum(weights[int(label)] for (label,) in labels))}
         return {self.name: float(sum(map(len, labels)))}
 
     def _labelled(self, samples: Tensor, batch: PackedBatch) -> tuple[Tensor, int]:
-        """``[S, L]`` logits of the samples that have a target, and how many there are."""
+        """``[S, L]`` logits of the samples that have a label, and how many there are."""
         starts = [0]
         for count in batch.windows[:-1]:
             starts.append(starts[-1] + count)
@@ -399,83 +399,91 @@ class SequenceClassification(Task[SequencePrediction]):
         """
         if self.class_weights != "balanced":
             return self
-        given = (row.get(self._target.name) for row in rows)
+        given = (row.get(self._label_column.name) for row in rows)
         values = [value for value in given if value is not None]
-        counts = Counter(label for value in values for label in (value if self._several else [value]))
+        counts = Counter(label for value in values for label in (value if self._is_multi_label else [value]))
         absent = [label for label in self.labels if not counts[label]]
         if absent:
             raise DataError(f"class_weights = 'balanced': no training row has the label {absent[0]!r}")
-        if self._several:
+        if self._is_multi_label:
             return replace(self, balanced_weights=tuple((len(values) - counts[n]) / counts[n] for n in self.labels))
         share = len(values) / len(self.labels)
         return replace(self, balanced_weights=tuple(share / counts[name] for name in self.labels))
 
     def decode(
-        self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[SequencePrediction]:
         if not rows:
             return []
-        samples = _row_logits(summaries, features)  # [S, L]
-        if self._regression:
+        samples = _row_logits(reduced, features)  # [S, L]
+        if self._is_regression:
             return [SequencePrediction(label=None, score=value, scores={}) for value in samples[:, 0].tolist()]
-        probabilities = torch.sigmoid(samples) if self._several else torch.softmax(samples, dim=-1)
+        probabilities = torch.sigmoid(samples) if self._is_multi_label else torch.softmax(samples, dim=-1)
         return [self._prediction(row) for row in probabilities.tolist()]
 
     def with_logits(
-        self, predictions: Sequence[Prediction], summaries: Sequence[Tensor], features: Sequence[Feature]
+        self, predictions: Sequence[Prediction], reduced: Sequence[Tensor], features: Sequence[Feature]
     ) -> Sequence[Prediction]:
         if not predictions:
             return predictions
-        answers = cast("Sequence[SequencePrediction]", predictions)
-        rows = _row_logits(summaries, features).tolist()
-        return [replace(answer, logits=tuple(row)) for answer, row in zip(answers, rows, strict=True)]
+        typed = cast("Sequence[SequencePrediction]", predictions)
+        logits = _row_logits(reduced, features).tolist()
+        return [replace(one, logits=tuple(values)) for one, values in zip(typed, logits, strict=True)]
 
     def _prediction(self, probabilities: list[float]) -> SequencePrediction:
         scores = dict(zip(self.labels, probabilities, strict=True))
         best = max(range(len(probabilities)), key=probabilities.__getitem__)
         chosen = None
-        if self._several:
+        if self._is_multi_label:
             limits = self.thresholds if self.thresholds else (0.5,) * len(self.labels)
             chosen = tuple(name for name, limit in zip(self.labels, limits, strict=True) if scores[name] >= limit)
         return SequencePrediction(label=self.labels[best], score=probabilities[best], scores=scores, labels=chosen)
 
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
-        pairs = self._answered(predictions, rows)
-        if self._regression:
-            return regression_metrics([float(value) for _, value in pairs], [guess.score for guess, _ in pairs])
-        if self._several:
-            truth = [[label in value for label in self.labels] for _, value in pairs]
-            guesses = [[label in _chosen(guess) for label in self.labels] for guess, _ in pairs]
-            return multilabel_metrics(truth, guesses, self.labels)
+        pairs = self._labelled_pairs(predictions, rows)
+        if self._is_regression:
+            return regression_metrics(
+                [float(value) for _, value in pairs], [prediction.score for prediction, _ in pairs]
+            )
+        if self._is_multi_label:
+            labels = [[label in value for label in self.labels] for _, value in pairs]
+            chosen = [[label in _chosen(one) for label in self.labels] for one, _ in pairs]
+            return multilabel_metrics(labels, chosen, self.labels)
         index = {label: position for position, label in enumerate(self.labels)}
         references = [index[value] for _, value in pairs]
-        return classification_metrics(references, [index[str(guess.label)] for guess, _ in pairs], self.labels)
+        return classification_metrics(
+            references, [index[str(prediction.label)] for prediction, _ in pairs], self.labels
+        )
 
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """``f1`` and ``macro_f1`` are one number unless there are two classes; the more telling name stays."""
-        if self._several:  # f1 picks the best model, and untuned_f1 is compared with it
+        if self._is_multi_label:  # f1 picks the best model, and untuned_f1 is compared with it
             return label_table(metrics, self.labels, word="label", repeated={"macro_f1": "f1"})
         repeated = {} if len(self.labels) == 2 or "macro_f1" not in metrics else {"f1": "macro_f1"}
         return label_table(metrics, self.labels, word="class", repeated=repeated)
 
     def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``. Numbers count as equal if they differ by less than a hundredth of the labels' range."""
-        pairs = self._answered(predictions, rows)
-        if self._regression:
-            return _collapsed_numbers([guess.score for guess, _ in pairs], [float(value) for _, value in pairs])
-        if self._several:
-            chosen = sole_prediction((_chosen(guess) for guess, _ in pairs), (frozenset(value) for _, value in pairs))
+        pairs = self._labelled_pairs(predictions, rows)
+        if self._is_regression:
+            return _collapsed_numbers(
+                [prediction.score for prediction, _ in pairs], [float(value) for _, value in pairs]
+            )
+        if self._is_multi_label:
+            chosen = sole_prediction(
+                (_chosen(prediction) for prediction, _ in pairs), (frozenset(value) for _, value in pairs)
+            )
             if chosen is None:
                 return None
             return (
                 f"predicts {', '.join(map(repr, chosen))} for every row" if chosen else "predicts no label for any row"
             )
-        label = sole_prediction((guess.label for guess, _ in pairs), (value for _, value in pairs))
+        label = sole_prediction((prediction.label for prediction, _ in pairs), (value for _, value in pairs))
         return None if label is None else f"predicts {label!r} for every row"
 
     @property
     def collapse_remedies(self) -> tuple[str, ...]:
-        return () if self._regression or self.class_weights is not None else ('class_weights = "balanced"',)
+        return () if self._is_regression or self.class_weights is not None else ('class_weights = "balanced"',)
 
     def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
         """See ``Task``. A number stays the same if it moves by at most 0.1 standard deviations of the numbers.
@@ -486,7 +494,7 @@ class SequenceClassification(Task[SequencePrediction]):
         pairs = list(
             zip(*(cast("Sequence[SequencePrediction]", given) for given in (predictions, others)), strict=True)
         )
-        if not self._regression:
+        if not self._is_regression:
             return [
                 one.label == other.label if one.labels is None else one.labels == other.labels for one, other in pairs
             ]
@@ -507,18 +515,21 @@ class SequenceClassification(Task[SequencePrediction]):
 
     def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
         """Several labels: the threshold of each label that gives it the best F1 on these rows."""
-        pairs = self._answered(predictions, rows)
-        if not self._several or not pairs:
+        pairs = self._labelled_pairs(predictions, rows)
+        if not self._is_multi_label or not pairs:
             return self
         truth = [[label in value for label in self.labels] for _, value in pairs]
-        probabilities = [[guess.scores[label] for label in self.labels] for guess, _ in pairs]
+        probabilities = [[prediction.scores[label] for label in self.labels] for prediction, _ in pairs]
         return replace(self, thresholds=tune_thresholds(truth, probabilities))
 
-    def _answered(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> list[tuple[SequencePrediction, Any]]:
-        """Predictions beside their targets, for the rows that have one."""
-        answers = cast("Sequence[SequencePrediction]", predictions)
-        name = self._target.name
-        return [(a, row[name]) for a, row in zip(answers, rows, strict=True) if row.get(name) is not None]
+    def _labelled_pairs(
+        self, predictions: Sequence[Prediction], rows: Sequence[Row]
+    ) -> list[tuple[SequencePrediction, Any]]:
+        """Predictions beside their labels, for the rows that have one."""
+        typed = cast("Sequence[SequencePrediction]", predictions)
+        name = self._label_column.name
+        pairs = zip(typed, rows, strict=True)
+        return [(prediction, row[name]) for prediction, row in pairs if row.get(name) is not None]
 
 
 def _per_label(known: Mapping[str, Any], places: Sequence[int] | None) -> dict[str, Any]:
@@ -548,8 +559,8 @@ def sample_logits(logits: Tensor, windows: Sequence[int]) -> Tensor:
     return torch.segment_reduce(logits, "mean", lengths=torch.tensor(windows, device=logits.device))
 
 
-def _row_logits(summaries: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
+def _row_logits(reduced: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
     """``[S, L]`` the logits of each row, those of its windows as one."""
     starts = [i for i, feature in enumerate(features) if i == 0 or feature["row"] != features[i - 1]["row"]]
     windows = [end - start for start, end in pairwise([*starts, len(features)])]
-    return sample_logits(torch.stack(list(summaries)), windows)
+    return sample_logits(torch.stack(list(reduced)), windows)

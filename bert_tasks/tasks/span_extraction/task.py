@@ -1,7 +1,7 @@
 """Span extraction: the part of a context that answers a question, or that there is none.
 
-Owns the settings, features, loss, predictions and metrics of the task. How contexts are cut is in span_windows.py, how
-the best spans are found in span_search.py.
+Owns the settings, features, loss, predictions and metrics of the task. How contexts are cut is in windows.py, how the
+best spans are found in search.py.
 
 Shape legend: R tokens of a batch, B windows, T tokens of the longest window, K n_best_size.
 """
@@ -30,7 +30,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_table, squad_v1_metrics, squad_v2_metrics, tune_null_threshold
 from bert_tasks.metrics.tables import MetricTable
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, targets
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, feature_labels
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion
 from bert_tasks.tasks.span_extraction.detection import detect_spans
 from bert_tasks.tasks.span_extraction.search import RankedSpans, Span, merge_windows, window_candidates
@@ -51,7 +51,7 @@ FEWEST_SPECIAL_TOKENS, MOST_SPECIAL_TOKENS = 3, 4  # around a pair; the most are
 
 @dataclass(frozen=True, kw_only=True)
 class SpanPrediction(Prediction):
-    """The answer to one question, with the field names of transformers' former question-answering pipeline.
+    """The prediction for one question, with the field names of transformers' former question-answering pipeline.
 
     Attributes:
         id: of the row, if it has one.
@@ -306,7 +306,7 @@ class SpanExtraction(Task[SpanPrediction]):
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """See ``Task``: the start and the end of each labelled window."""
-        return {self.name: 2.0 * sum(len(targets(feature)) > 0 for feature in features)}
+        return {self.name: 2.0 * sum(len(feature_labels(feature)) > 0 for feature in features)}
 
     def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[K + 1, 4]`` for each window: "no answer" and the best spans, see ``window_candidates``."""
@@ -316,11 +316,11 @@ class SpanExtraction(Task[SpanPrediction]):
         return [window.clone() for window in found.cpu()]
 
     def decode(
-        self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[SpanPrediction]:
         windows = [len(list(group)) for _, group in groupby(features, key=lambda feature: feature["row"])]
         ranked = merge_windows(
-            summaries,
+            reduced,
             [_offsets(feature) for feature in features],
             windows,
             [row["context"] for row in rows],
@@ -330,7 +330,7 @@ class SpanExtraction(Task[SpanPrediction]):
         return [self._prediction(found, row.get("id")) for found, row in zip(ranked, rows, strict=True)]
 
     def with_logits(
-        self, predictions: Sequence[Prediction], summaries: Sequence[Tensor], features: Sequence[Feature]
+        self, predictions: Sequence[Prediction], reduced: Sequence[Tensor], features: Sequence[Feature]
     ) -> Sequence[Prediction]:
         """The same: ``n_best`` has the start and end logit of every span."""
         return predictions
@@ -360,16 +360,15 @@ class SpanExtraction(Task[SpanPrediction]):
         """SQuAD's, 0 to 100: 2.0's with ``version_2_with_negative``, else 1.1's.
 
         Raises:
-            DataError: a question has no answer and the settings do not expect that, or no row has a target.
+            DataError: a question has no answer and the settings do not expect that, or no row has answers.
         """
-        given = [(guess, row["answers"]["text"]) for guess, row in _with_targets(predictions, rows)]
-        golds = [texts for _, texts in given]
+        labelled, labels = _labelled(predictions, rows)
         if self.version_2_with_negative:
-            guesses, odds = [guess.best.text for guess, _ in given], [_null_odds(guess) for guess, _ in given]
-            return squad_v2_metrics(golds, guesses, odds, threshold=self.null_threshold)
+            spans, odds = [one.best.text for one in labelled], list(map(_null_odds, labelled))
+            return squad_v2_metrics(labels, spans, odds, threshold=self.null_threshold)
         for number, row in enumerate(rows):
             _refuse_unanswerable(number, row)
-        return squad_v1_metrics(golds, [guess.answer for guess, _ in given])
+        return squad_v1_metrics(labels, [one.answer for one in labelled])
 
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """With ``version_2_with_negative`` a row for questions with an answer and one for those without."""
@@ -377,9 +376,8 @@ class SpanExtraction(Task[SpanPrediction]):
 
     def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``: "no answer" to every question although some have one."""
-        given = _with_targets(predictions, rows)
-        answerable = any(row["answers"]["text"] for _, row in given)
-        is_silent = len(given) > 1 and answerable and not any(guess.answer for guess, _ in given)
+        labelled, labels = _labelled(predictions, rows)
+        is_silent = len(labelled) > 1 and any(labels) and not any(one.answer for one in labelled)
         return 'predicts "no answer" for every question' if is_silent else None
 
     def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
@@ -404,12 +402,11 @@ class SpanExtraction(Task[SpanPrediction]):
 
     def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
         """With ``version_2_with_negative``: the threshold that gives the best F1 on these rows."""
-        given = _with_targets(predictions, rows)
-        if not self.version_2_with_negative or not given:
+        labelled, labels = _labelled(predictions, rows)
+        if not self.version_2_with_negative or not labelled:
             return self
-        golds = [row["answers"]["text"] for _, row in given]
-        odds = [_null_odds(guess) for guess, _ in given]
-        return replace(self, null_threshold=tune_null_threshold(golds, [guess.best.text for guess, _ in given], odds))
+        spans, odds = [one.best.text for one in labelled], list(map(_null_odds, labelled))
+        return replace(self, null_threshold=tune_null_threshold(labels, spans, odds))
 
     def cut_notes(self, cuts: Cuts) -> tuple[str, ...]:
         """Questions that were cut, and those whose answer is in no window."""
@@ -444,14 +441,14 @@ class SpanExtraction(Task[SpanPrediction]):
         """
         if extension not in self.file_formats:
             return super().render(extension, predictions, rows)
-        guesses = cast("Sequence[SpanPrediction]", predictions)
-        named = dict(zip(_file_ids(guess.id for guess in guesses), guesses, strict=True))
+        spans = cast("Sequence[SpanPrediction]", predictions)
+        named = dict(zip(_file_ids(prediction.id for prediction in spans), spans, strict=True))
         files: dict[str, Mapping[str, Any]] = {
-            "": {name: guess.answer for name, guess in named.items()},
-            "nbest.json": {name: [_official(span) for span in guess.n_best] for name, guess in named.items()},
+            "": {name: prediction.answer for name, prediction in named.items()},
+            "nbest.json": {name: [_official(span) for span in prediction.n_best] for name, prediction in named.items()},
         }
         if self.version_2_with_negative:
-            files["null_odds.json"] = {name: guess.null_odds for name, guess in named.items()}
+            files["null_odds.json"] = {name: prediction.null_odds for name, prediction in named.items()}
         return {name: json.dumps(content, indent=4) + "\n" for name, content in files.items()}
 
 
@@ -472,15 +469,19 @@ def _offsets(feature: Feature) -> Sequence[int]:
     return found
 
 
-def _null_odds(guess: SpanPrediction) -> float:
-    if guess.null_odds is None:
+def _null_odds(prediction: SpanPrediction) -> float:
+    if prediction.null_odds is None:
         raise ValueError("a prediction without null odds: it was made without version_2_with_negative")
-    return guess.null_odds
+    return prediction.null_odds
 
 
-def _with_targets(predictions: Sequence[Prediction], rows: Sequence[Row]) -> list[tuple[SpanPrediction, Row]]:
-    guesses = cast("Sequence[SpanPrediction]", predictions)
-    return [(guess, row) for guess, row in zip(guesses, rows, strict=True) if row.get("answers") is not None]
+def _labelled(predictions: Sequence[Prediction], rows: Sequence[Row]) -> tuple[list[SpanPrediction], list[list[str]]]:
+    """The predictions for the rows that have answers, and the texts of these answers."""
+    typed = cast("Sequence[SpanPrediction]", predictions)
+    pairs = [
+        (one, row["answers"]["text"]) for one, row in zip(typed, rows, strict=True) if row.get("answers") is not None
+    ]
+    return [one for one, _ in pairs], [texts for _, texts in pairs]
 
 
 def _refuse_unanswerable(number: int, row: Row) -> None:

@@ -43,11 +43,10 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.metrics.tagging import check_names, tagging_metrics, tagging_table
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, sole_prediction, targets
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, feature_labels, sole_prediction
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
 from bert_tasks.tasks.token_classification.detection import detect_tags
 from bert_tasks.tasks.word_windows import (
-    SubWords,
     WindowRules,
     WordWindow,
     document_windows,
@@ -56,7 +55,7 @@ from bert_tasks.tasks.word_windows import (
     word_starts,
 )
 
-_CHAIN_SCORES = 2**23  # numbers in the CRF matrices that are decoded at once
+_CRF_SCORES = 2**23  # numbers in the CRF matrices that are decoded at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +78,7 @@ class EntitySpan:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPrediction(Prediction):
-    """The answer for one row of words.
+    """The prediction for one row of words.
 
     Attributes:
         tags: one of the model's labels for each word.
@@ -179,13 +178,13 @@ class TokenClassification(Task[TokenPrediction]):
         )
 
     @property
-    def _spoken(self) -> Scheme:
+    def _label_scheme(self) -> Scheme:
         """The scheme of the labels, and so of the predictions."""
         return label_scheme(self.labels)
 
     @property
     def primary_metric(self) -> str:
-        return "overall_accuracy" if self._spoken == "raw" else "overall_f1"
+        return "overall_accuracy" if self._label_scheme == "raw" else "overall_f1"
 
     @property
     def reads_neighbours(self) -> bool:
@@ -230,7 +229,7 @@ class TokenClassification(Task[TokenPrediction]):
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         """See ``Task``; ``gather_positions`` are all sub-words of the words or (``labelling = "first"``) the first.
 
-        Rows with a tag that no label can say have no labels: they are not trained, only counted in metrics.
+        Rows with a tag that the model has no label for have no labels: they are not trained, only counted in metrics.
 
         Raises:
             DataError: the labels are unnamed (LABEL_0, ...) and no tag is one of them.
@@ -240,30 +239,27 @@ class TokenClassification(Task[TokenPrediction]):
         split = split_words([row["words"] for row in rows], tokenizer, longest=rules.room)
         tags = [row["tags"] for row in rows if row.get("tags") is not None]
         if all(label.startswith("LABEL_") for label in self.labels):
-            self._check_sayable(tags)
+            self._check_known(tags)
         numbers = {label: float(index) for index, label in enumerate(self.labels)}
         return [
             feature
             for document in documents([row.get("document") for row in rows], alone=not self.context_tokens)
             for row, windows in zip(document, document_windows([split[row] for row in document], rules), strict=True)
-            for feature in self._row_features(row, windows, split[row], self._targets(rows[row], numbers), numbers)
+            for feature in self._row_features(row, windows, split[row].lost, rows[row].get("tags"), numbers)
         ]
-
-    def _targets(self, row: Row, numbers: Mapping[str, float]) -> list[str] | None:
-        """The label of each word; None without tags, or with one that no label can say."""
-        if row.get("tags") is None:
-            return None
-        names = to_labels(row["tags"], self.labels)
-        return names if all(name in numbers for name in names) else None
 
     def _row_features(
         self,
         row: int,
         windows: Sequence[WordWindow],
-        split: SubWords,
-        names: Sequence[str] | None,
+        lost: int,
+        tags: Sequence[str] | None,
         numbers: Mapping[str, float],
     ) -> list[Feature]:
+        """The features of one row; they have labels if there are tags and each of them has a label."""
+        names = None if tags is None else to_labels(tags, self.labels)
+        if names is not None and not all(name in numbers for name in names):
+            names = None
         features: list[Feature] = []
         for window in windows:
             gather_positions, word_ids = window.gather_positions(first=self.labelling == "first")
@@ -277,27 +273,27 @@ class TokenClassification(Task[TokenPrediction]):
                     else self._labels([names[word] for word in word_ids], word_ids, numbers),
                     gather_positions=gather_positions,
                     word_ids=word_ids,
-                    lost_tokens=0 if features else split.lost,
+                    lost_tokens=0 if features else lost,
                 )
             )
         return features
 
     def _labels(self, names: Sequence[str], word_ids: Sequence[int], numbers: Mapping[str, float]) -> list[float]:
-        """The labels of sub-words. Where no training word goes on an entity, I- may be no label: then B- stays."""
+        """The labels of sub-words. The model may lack an I- label that no training word has: then B- stays."""
         firsts = word_starts(word_ids) if self.labelling == "continuation" else [True] * len(names)
         return [
             numbers[name if first else continuation_label(name, numbers)]
             for name, first in zip(names, firsts, strict=True)
         ]
 
-    def _check_sayable(self, sentences: Sequence[Sequence[str]]) -> None:
-        """Refuses tags none of which any label can say: then labels are numbers, or those of another task."""
+    def _check_known(self, sentences: Sequence[Sequence[str]]) -> None:
+        """Raises DataError if the model has a label for none of the tags: its labels are unnamed, or of other data."""
         known = set(known_tags(self.labels))
         tags = {tag for sentence in sentences for tag in self._as_compared(sentence)}
         if tags and known.isdisjoint(tags):
             raise DataError(
                 f"the model's labels are {_some(self.labels)}, and none of the rows' tags, {_some(sorted(tags))}, is "
-                "among them; if the labels are only unnamed, load the model with labels=[...], the names in its order"
+                "among them; if the labels only lack names, load the model with labels=[...], the names in its order"
             )
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
@@ -316,70 +312,70 @@ class TokenClassification(Task[TokenPrediction]):
         return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(labels))),)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """See ``Task``: the labelled sub-words."""
-        return {self.name: float(sum(len(targets(feature)) for feature in features))}
+        """See ``Task``: the number of labelled sub-words."""
+        return {self.name: float(sum(len(feature_labels(feature)) for feature in features))}
 
     def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         return [crf.compressed(words) for words in logits] if self.crf else logits
 
     def decode(
-        self, summaries: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[TokenPrediction]:
         if not rows:
             return []
         counts = [len(row["words"]) for row in rows]
-        best, scores = self._chains(summaries, features, counts) if self.crf else self._words(summaries, features)
-        raw, predictions = self._spoken == "raw", []
+        best, scores = self._crf_labels(reduced, features, counts) if self.crf else self._word_labels(reduced, features)
+        is_raw, predictions = self._label_scheme == "raw", []
         for row, (start, end) in zip(rows, pairwise(accumulate(counts, initial=0)), strict=True):
-            words, sure = tuple(row["words"]), tuple(scores[start:end])
+            words, word_scores = tuple(row["words"]), tuple(scores[start:end])
             tags = tuple(self.labels[index] for index in best[start:end])
-            found = () if raw else entity_spans(words, tags, sure, row.get("text"))
-            predictions.append(TokenPrediction(words=words, tags=tags, scores=sure, entities=found))
+            found = () if is_raw else entity_spans(words, tags, word_scores, row.get("text"))
+            predictions.append(TokenPrediction(words=words, tags=tags, scores=word_scores, entities=found))
         return predictions
 
-    def _words(self, summaries: Sequence[Tensor], features: Sequence[Feature]) -> tuple[list[int], list[float]]:
+    def _word_labels(self, reduced: Sequence[Tensor], features: Sequence[Feature]) -> tuple[list[int], list[float]]:
         """The best label of each word's first sub-word and its probability, over all rows."""
-        logits = self._word_logits(summaries, features)
+        logits = self._word_logits(reduced, features)
         best = logits.argmax(dim=1)
         scores = torch.softmax(logits, dim=1).gather(1, best[:, None]).squeeze(1)
         return best.tolist(), scores.tolist()
 
-    def _word_logits(self, summaries: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
+    def _word_logits(self, reduced: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
         """``[W, L]`` the logits of each word's first sub-word, over all rows."""
-        logits = torch.cat(list(summaries))  # [R, L]
+        logits = torch.cat(list(reduced))  # [R, L]
         if self.labelling == "first":
             return logits
         firsts = [first for feature in features for first in word_starts(feature.get("word_ids"))]
         return logits.index_select(0, torch.tensor(firsts, dtype=torch.bool).nonzero().squeeze(1))
 
     def with_logits(
-        self, predictions: Sequence[Prediction], summaries: Sequence[Tensor], features: Sequence[Feature]
+        self, predictions: Sequence[Prediction], reduced: Sequence[Tensor], features: Sequence[Feature]
     ) -> Sequence[Prediction]:
         """See ``Task``. Raises UsageError for a CRF, which scores sequences of tags."""
         if self.crf:
             raise UsageError("a tagger with crf = true scores sequences of tags, not words: predict without logits")
         if not predictions:
             return predictions
-        answers = cast("Sequence[TokenPrediction]", predictions)
-        words = iter(self._word_logits(summaries, features).tolist())
-        return [replace(answer, logits=tuple(tuple(next(words)) for _ in answer.words)) for answer in answers]
+        typed = cast("Sequence[TokenPrediction]", predictions)
+        words = iter(self._word_logits(reduced, features).tolist())
+        return [replace(one, logits=tuple(tuple(next(words)) for _ in one.words)) for one in typed]
 
-    def _chains(
-        self, summaries: Sequence[Tensor], features: Sequence[Feature], counts: Sequence[int]
+    def _crf_labels(
+        self, reduced: Sequence[Tensor], features: Sequence[Feature], counts: Sequence[int]
     ) -> tuple[list[int], list[float]]:
-        """The labels of each row's best path and their marginals. The windows of a row are one chain here.
+        """The labels of each row's best path and their marginals. The windows of a row are one sequence here.
 
-        In float64: the score of a long chain is so large that float32 would leave too few digits for its words.
+        In float64: the score of a long sequence is so large that float32 would leave too few digits for its words.
         """
         penalty = crf.FORBIDDEN * torch.tensor(forbidden_steps(self.labels), dtype=torch.float64)  # [L + 2, L]
         by_row: list[list[Tensor]] = [[] for _ in counts]
-        for feature, summary in zip(features, summaries, strict=True):
-            by_row[feature["row"]].append(summary)
+        for feature, window in zip(features, reduced, strict=True):
+            by_row[feature["row"]].append(window)
         best: list[int] = []
         scores: list[float] = []
-        room = _CHAIN_SCORES // penalty.numel()  # words
+        room = _CRF_SCORES // penalty.numel()  # words
         for block in token_batches([row for row, count in enumerate(counts) if count], counts, max_tokens=room):
-            logits = crf.restored([summary.double() for row in block for summary in by_row[row]]) + penalty
+            logits = crf.restored([window.double() for row in block for window in by_row[row]]) + penalty
             lengths = [counts[row] for row in block]
             labels = crf.best_labels(logits, lengths)
             best += labels.tolist()
@@ -394,26 +390,27 @@ class TokenClassification(Task[TokenPrediction]):
         """Metrics over words, whatever was trained. Entities are compared in IOB2; see ``tagging_metrics``.
 
         Raises:
-            DataError: no row has tags, or none of the tags is one the labels can say.
+            DataError: no row has tags, or the model has a label for none of them.
         """
-        answers = cast("Sequence[TokenPrediction]", predictions)
-        pairs = [(row["tags"], a.tags) for a, row in zip(answers, rows, strict=True) if row.get("tags") is not None]
-        self._check_sayable([tags for tags, _ in pairs])
-        references = [self._as_compared(tags) for tags, _ in pairs]
-        found = tagging_metrics(references, [self._in_iob2(tags) for _, tags in pairs], raw=self._spoken == "raw")
+        pairs = _tag_pairs(predictions, rows)
+        self._check_known([tags for tags, _ in pairs])
+        labels = [self._as_compared(tags) for tags, _ in pairs]
+        found = tagging_metrics(labels, [self._in_iob2(tags) for _, tags in pairs], raw=self._label_scheme == "raw")
         if "invalid_transitions" not in found:
             return found
-        return {**found, "invalid_transitions": float(sum(invalid_transitions(t, self._spoken) for _, t in pairs))}
+        return {
+            **found,
+            "invalid_transitions": float(sum(invalid_transitions(t, self._label_scheme) for _, t in pairs)),
+        }
 
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """A row for each entity type, or for each tag where the labels mark no entities."""
-        return tagging_table(metrics, word="tag" if self._spoken == "raw" else "type")
+        return tagging_table(metrics, word="tag" if self._label_scheme == "raw" else "type")
 
     def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``; here it is the words that all have one tag."""
-        answers = cast("Sequence[TokenPrediction]", predictions)
-        pairs = [(a.tags, row["tags"]) for a, row in zip(answers, rows, strict=True) if row.get("tags") is not None]
-        tag = sole_prediction(chain.from_iterable(a for a, _ in pairs), chain.from_iterable(tags for _, tags in pairs))
+        pairs = _tag_pairs(predictions, rows)
+        tag = sole_prediction(chain.from_iterable(p for _, p in pairs), chain.from_iterable(tags for tags, _ in pairs))
         return None if tag is None else f"predicts {tag!r} for every word"
 
     def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
@@ -435,13 +432,13 @@ class TokenClassification(Task[TokenPrediction]):
         return [{"words": text.split()} for text in texts]
 
     def _as_compared(self, tags: Sequence[str]) -> list[str]:
-        """True tags in IOB2; as they are where the labels are raw."""
-        return list(tags) if self._spoken == "raw" else to_iob2(tags)
+        """The tags of a row in IOB2; as they are where the labels are raw."""
+        return list(tags) if self._label_scheme == "raw" else to_iob2(tags)
 
     def _in_iob2(self, tags: Sequence[str]) -> list[str]:
-        """Predicted tags in IOB2; what the model says in IOB2 stays as it is, faults and all."""
+        """Predicted tags in IOB2; tags of a model whose labels are in IOB2 stay as they are, faults included."""
         plain = all(label == "O" or label.startswith(("B-", "I-")) for label in self.labels)
-        return list(tags) if self._spoken == "raw" or (plain and self._spoken == "IOB2") else to_iob2(tags)
+        return list(tags) if self._label_scheme == "raw" or (plain and self._label_scheme == "IOB2") else to_iob2(tags)
 
     def fitted_to(self, rows: Iterable[Row]) -> Self:
         """Records the scheme of the training tags.
@@ -457,10 +454,10 @@ class TokenClassification(Task[TokenPrediction]):
         if self.context_tokens and not documented:
             raise DataError(
                 f"context_tokens = {self.context_tokens}, but no row has a document: name the column that says which "
-                "sentences stand together (in CoNLL files the -DOCSTART- lines do), or set context_tokens = 0"
+                "sentences belong together (in CoNLL files the -DOCSTART- lines do), or set context_tokens = 0"
             )
         fitted = replace(self, scheme=detect_scheme(tags)) if tags else self
-        check_names(fitted.labels, raw=fitted._spoken == "raw")
+        check_names(fitted.labels, raw=fitted._label_scheme == "raw")
         return fitted
 
     def cut_notes(self, cuts: Cuts) -> tuple[str, ...]:
@@ -476,7 +473,7 @@ class TokenClassification(Task[TokenPrediction]):
         """Counts words that ``render`` changes. Tags are not changed: they would be other classes.
 
         Raises:
-            DataError: a label, or a tag of the rows, has white space, which would part it into columns.
+            DataError: a label, or a tag of the rows, has white space, which would split it into columns.
         """
         tags, count, changed = dict.fromkeys(self.labels), 0, Counter[str]()
         for row in rows:
@@ -485,7 +482,9 @@ class TokenClassification(Task[TokenPrediction]):
             changed.update(word for word in row["words"] if _column(word) != word)
         wrong = next((tag for tag in tags if _column(tag) != tag), None)
         if wrong is not None:
-            raise DataError(f"the tag {wrong!r} has white space, which parts the columns of {extension}: write .jsonl")
+            raise DataError(
+                f"the tag {wrong!r} has white space, which separates the columns of {extension}: write .jsonl"
+            )
         if not changed:
             return ()
         example = next(iter(changed))
@@ -495,19 +494,19 @@ class TokenClassification(Task[TokenPrediction]):
         )
 
     def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
-        """Columns that conlleval reads: word, its true tag if all rows have tags, predicted tag; entities in IOB2.
+        """Columns that conlleval reads: word, its tag if all rows have tags, predicted tag; entities in IOB2.
 
-        A blank line ends each row. White space within a word, which would part columns, becomes ``_``, and so does an
+        A blank line ends each row. White space within a word, which would separate columns, becomes ``_``, as does an
         empty word; ``check_render`` says how many.
         """
         if extension not in self.file_formats:
             return super().render(extension, predictions, rows)
-        answers = cast("Sequence[TokenPrediction]", predictions)
+        typed = cast("Sequence[TokenPrediction]", predictions)
         with_tags = all(row.get("tags") is not None for row in rows)
         lines: list[str] = []
-        for answer, row in zip(answers, rows, strict=True):
+        for prediction, row in zip(typed, rows, strict=True):
             given = [self._as_compared(row["tags"])] if with_tags else []
-            columns = zip(map(_column, answer.words), *given, self._in_iob2(answer.tags), strict=True)
+            columns = zip(map(_column, prediction.words), *given, self._in_iob2(prediction.tags), strict=True)
             lines += [*map(" ".join, columns), ""]
         return {"": "".join(f"{line}\n" for line in lines)}
 
@@ -536,13 +535,19 @@ def entity_spans(
     )
 
 
+def _tag_pairs(predictions: Sequence[Prediction], rows: Sequence[Row]) -> list[tuple[Sequence[str], Sequence[str]]]:
+    """The tags of the rows that have tags, each with the predicted ones."""
+    typed = cast("Sequence[TokenPrediction]", predictions)
+    return [(row["tags"], one.tags) for one, row in zip(typed, rows, strict=True) if row.get("tags") is not None]
+
+
 def _labelled(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, list[int]]:
     """The logits of the windows that have labels, and how many each of these has, where it has any."""
     gathered, labels = batch.layout.gather_counts, batch.label_counts
     if sum(labels) < sum(gathered):
         ends = accumulate(gathered, initial=0)
-        kept = [row for start, count in zip(ends, labels, strict=False) for row in range(start, start + count)]
-        logits = logits.index_select(0, torch.tensor(kept, dtype=torch.long, device=logits.device))
+        labelled = [row for start, count in zip(ends, labels, strict=False) for row in range(start, start + count)]
+        logits = logits.index_select(0, torch.tensor(labelled, dtype=torch.long, device=logits.device))
     return logits, [count for count in labels if count]
 
 
