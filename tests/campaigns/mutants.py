@@ -23,7 +23,7 @@ import functools
 import json
 import os
 import random
-import resource
+import select
 import shutil
 import signal
 import subprocess
@@ -39,7 +39,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from campaigns import faults
+from campaigns import faults, warm_pytest
 from campaigns.mutations import Mutation, code_lines, mutations_of
 
 PACKAGE = faults.ROOT / "bert_tasks"
@@ -47,7 +47,7 @@ TESTS = faults.ROOT / "tests"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 COUNT, SEED = 200, 0
 LONGEST = 1800.0  # seconds for the tests of one part without a fault
-MOST_MEMORY, LARGEST_FILE = 12 * 2**30, 2**30  # bytes that a fault may use up
+HF_HOME = "huggingface"  # below the copy: libraries read their folders when they are imported
 
 # Tests that run after those of the folder that is called like the part of the package.
 NEIGHBOURS: dict[str, tuple[str, ...]] = {
@@ -171,13 +171,30 @@ def stages(file: str) -> list[list[Path]]:
 
 
 class Copy:
-    """A copy of the package in a folder of its own, in which one worker runs one fault after the other."""
+    """A copy of the package in a folder of its own, in which one worker runs one fault after the other.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: An empty folder.
+        libraries: Import the libraries once, for all runs of tests; else each run imports what it needs.
+    """
+
+    def __init__(self, folder: Path, *, libraries: bool = True) -> None:
         self.folder = folder
         shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
-        # The copy's modules are compiled once. A module with a fault is compiled again by each process.
+        # The copy's modules are compiled once. A module with a fault is compiled again by each run.
         compileall.compile_dir(folder, quiet=1)
+        self.warm_pytest = subprocess.Popen(
+            [sys.executable, str(Path(warm_pytest.__file__)), *([] if libraries else ["--bare"])],
+            env=self._environment(),
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def close(self) -> None:
+        """Ends the process that the runs are forks of."""
+        self.warm_pytest.kill()
+        self.warm_pytest.communicate()
 
     def run(self, tests: Iterable[Path], seconds: float) -> str | None:
         """Runs tests on the copy; what ended them, or None where all passed."""
@@ -185,31 +202,32 @@ class Copy:
             options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-rfE", "--no-header"]
             config = ["-c", str(faults.ROOT / "pyproject.toml"), "--rootdir", str(faults.ROOT)]
             output = Path(scratch) / "output.txt"
-            with output.open("wb") as stream:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "pytest", *config, *options, *map(str, tests)],
-                    cwd=scratch,
-                    env=self._environment(scratch),
-                    stdout=stream,
-                    stderr=stream,
-                    start_new_session=True,
-                    preexec_fn=_limit,
-                )
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return "time limit"
-            finally:
-                _end(process, scratch)
-            return _first_failure(output.read_text("utf-8", errors="replace"), process.returncode)
+            order = {
+                "arguments": [*config, *options, *map(str, tests)],
+                "folder": scratch,
+                "environment": {"TMPDIR": scratch},
+                "output": str(output),
+            }
+            reader, writer = self.warm_pytest.stdout, self.warm_pytest.stdin
+            assert reader is not None
+            assert writer is not None
+            writer.write(json.dumps(order).encode() + b"\n")
+            process = int(reader.readline())
+            in_time, _, _ = select.select([reader], [], [], seconds)
+            _end(process, scratch)
+            status = int(reader.readline())
+            shutil.rmtree(self.folder / HF_HOME, ignore_errors=True)
+            return _first_failure(output.read_text("utf-8", errors="replace"), status) if in_time else "time limit"
 
-    def _environment(self, scratch: str) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         return os.environ | {
             "PYTHONPATH": str(self.folder),
             "PYTHONSAFEPATH": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
-            "TMPDIR": scratch,
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(self.folder / HF_HOME),
             "BERT_TASKS_REPOSITORY": str(faults.ROOT),
         }
 
@@ -233,17 +251,10 @@ class Copy:
         return Result(mutant=mutant, verdict=verdict, reason=reason or "", seconds=time.monotonic() - began)
 
 
-def _limit() -> None:
-    os.nice(5)
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
-
-
-def _end(process: subprocess.Popen[bytes], scratch: str) -> None:
-    """Ends a test run and the programs that it left running, which have its folder in their environment."""
+def _end(process: int, scratch: str) -> None:
+    """Ends a run of tests and the programs that it left running, which have its folder in their environment."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        os.killpg(process, signal.SIGKILL)
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if f"TMPDIR={scratch}".encode() in environment.read_bytes().split(b"\0"):
@@ -283,10 +294,12 @@ def time_limits(units: Iterable[str], copy: Copy) -> dict[str, float]:
 
 def campaign(mutants: Sequence[Mutant], workers: int) -> list[Result]:
     """Tests every fault and prints its verdict as soon as it is there."""
-    with tempfile.TemporaryDirectory(prefix="mutants-") as root:
+    with tempfile.TemporaryDirectory(prefix="mutants-") as root, contextlib.ExitStack() as ended:
         copies: SimpleQueue[Copy] = SimpleQueue()
         for number in range(workers):
-            copies.put(Copy(Path(root) / str(number)))
+            copy = Copy(Path(root) / str(number))
+            ended.callback(copy.close)
+            copies.put(copy)
         first = copies.get()
         limits = time_limits((mutant.unit for mutant in mutants), first)
         copies.put(first)

@@ -2,6 +2,7 @@
 
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -101,8 +102,8 @@ def test_every_module_has_tests() -> None:
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of one function with a test that notices one of its faults, and the folder for copies."""
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copy]:
+    """A copy of a package of one function with a test that notices some of its faults."""
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "sizes.py").write_text("def largest(a, b):\n    return a if a > b else b\n")
     (tmp_path / "tests").mkdir()
@@ -118,36 +119,37 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(mutants, "EQUIVALENT", equivalent)
     monkeypatch.setattr(mutants, "equivalent", mutants.equivalent.__wrapped__)
     (tmp_path / "copies").mkdir()
-    return tmp_path / "copies"
+    copy = Copy(tmp_path / "copies", libraries=False)
+    yield copy
+    copy.close()
 
 
-def test_a_fault_is_killed_or_equivalent_or_survives(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_killed_or_equivalent_or_survives(toy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {mutant.mutation.kind: mutant for mutant in draw(sources_of([]), count=10, seed=0)}
-    copy = Copy(toy)
-    limits = time_limits({"sizes"}, copy)
-    wrong = copy.test(found["negated condition"], limits)
+    limits = time_limits({"sizes"}, toy)
+    wrong = toy.test(found["negated condition"], limits)
     assert (wrong.verdict, wrong.reason.rpartition("::")[2]) == ("killed", "test_largest")
-    assert copy.test(found["return value"], limits).verdict == "killed"
-    same = copy.test(found["comparison"], limits)
+    assert toy.test(found["return value"], limits).verdict == "killed"
+    same = toy.test(found["comparison"], limits)
     assert (same.verdict, same.reason) == ("equivalent", "equal")
     monkeypatch.setattr(mutants, "equivalent", dict)
-    assert copy.test(found["comparison"], limits).verdict == "survived"
-    assert copy.run(own_tests("sizes"), 60.0) is None  # the fault is gone
+    assert toy.test(found["comparison"], limits).verdict == "survived"
+    assert toy.run(own_tests("sizes"), 60.0) is None  # the fault is gone
 
 
-def test_a_fault_that_never_ends_is_killed(toy: Path) -> None:
-    assert Copy(toy).run(own_tests("sizes"), 0.1) == "time limit"
+def test_a_fault_that_never_ends_is_killed(toy: Copy) -> None:
+    assert toy.run(own_tests("sizes"), 0.1) == "time limit"
 
 
 @pytest.mark.slow
-def test_programs_that_a_fault_left_running_are_ended(toy: Path, tmp_path: Path) -> None:
+def test_programs_that_a_fault_left_running_are_ended(toy: Copy, tmp_path: Path) -> None:
     (mutants.TESTS / "test_sizes.py").write_text(
         "import subprocess, sys, time\nfrom pathlib import Path\n\ndef test_slow():\n"
         "    sleeper = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
         "    started = subprocess.Popen(sleeper, start_new_session=True)\n"
         f"    Path({str(tmp_path / 'pid')!r}).write_text(str(started.pid))\n    time.sleep(60)\n"
     )
-    assert Copy(toy).run(own_tests("sizes"), 15.0) == "time limit"
+    assert toy.run(own_tests("sizes"), 15.0) == "time limit"
     state = Path("/proc") / (tmp_path / "pid").read_text() / "stat"
     end = time.monotonic() + 10
     while state.exists() and state.read_text().split()[2] != "Z" and time.monotonic() < end:
@@ -155,10 +157,10 @@ def test_programs_that_a_fault_left_running_are_ended(toy: Path, tmp_path: Path)
     assert time.monotonic() < end
 
 
-def test_tests_that_fail_without_a_fault_end_the_campaign(toy: Path) -> None:
+def test_tests_that_fail_without_a_fault_end_the_campaign(toy: Copy) -> None:
     (mutants.TESTS / "test_sizes.py").write_text("def test_wrong():\n    assert False\n")
     with pytest.raises(SystemExit, match="test_wrong"):
-        time_limits({"sizes"}, Copy(toy))
+        time_limits({"sizes"}, toy)
 
 
 def test_equivalent_faults_are_not_counted() -> None:
