@@ -184,7 +184,7 @@ def test_an_internal_error_leaves_a_file(tmp_path: Path, monkeypatch: pytest.Mon
     try:
         int("https://ann:pendulum@host", base=len(secret))
     except ValueError as error:
-        path = Path(str(crash.write_crash(error)))
+        path = Path(str(crash.write_crash_file(error)))
     text = path.read_text("utf-8")
     assert path.name.startswith("bert-tasks-crash-")
     assert path.stat().st_mode & 0o777 == 0o600
@@ -194,4 +194,4 @@ def test_an_internal_error_leaves_a_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert f"torch            {version('torch')}" in text
     assert [word for word in ("hf_abc", "hf_mine", "pendulum@", "not shown: hunter2\n") if word in text] == []
     monkeypatch.setattr(crash.tempfile, "tempdir", str(tmp_path / "not" / "there"))
-    assert crash.write_crash(ValueError("x")) is None
+    assert crash.write_crash_file(ValueError("x")) is None

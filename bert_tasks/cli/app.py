@@ -1,12 +1,6 @@
-"""The standard streams of a command: each can be written without a crash, whatever the shell made of it.
+"""The command line's application, its help pages, and everything that a command prints.
 
-Owns their state while a command runs. Must not know what is written.
-
-Arguments and options that several commands share, and what their values become.
-
-The command line's application, its common options, and how commands speak.
-
-Owns standard output: of several processes only the first one speaks. Must not know any command.
+Owns standard output and standard error while a command runs. Of several processes only the first one prints.
 """
 
 import io
@@ -20,8 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NoReturn, TextIO, cast
+from typing import Annotated, Any, BinaryIO, NoReturn, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -31,165 +24,11 @@ from typer.models import CommandFunctionType
 from bert_tasks.errors import ClosedPipeError, UsageError
 from bert_tasks.terminal import message_stream, printable, printable_json, write_message
 
-if TYPE_CHECKING:
-    from bert_tasks.data.columns import PassthroughColumns
-    from bert_tasks.tasks.base import Task
-
-
-@contextmanager
-def standard_streams() -> Iterator[None]:
-    """While a command runs, messages cannot fail, and no character is beyond an encoding.
-
-    A descriptor that the shell closed (``>&-``) is taken, so that no file gets its number: writing to it fails as
-    writing to a full disk does. Standard error takes messages only, and loses what cannot be written.
-    """
-    for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
-        _claim(number, mode)
-    if sys.stdout is None:
-        sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", closefd=False), encoding="utf-8")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-    before, formatted = sys.stderr, warnings.formatwarning
-    sys.stderr, warnings.formatwarning = message_stream(), _printable_warning(formatted)
-    try:
-        yield
-    finally:
-        sys.stderr, warnings.formatwarning = before, formatted
-        _give_up(before, 2)
-        _give_up(sys.stdout, 1)
-
-
-def forget_stdout() -> None:
-    """It cannot be written any more, and Python would complain when it flushes what is left."""
-    discard(1)
-
-
-def discard(descriptor: int) -> None:
-    """Sends what is still written to a descriptor nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
-
-
-class PrintableFormatter(logging.Formatter):
-    """Log lines without what would act on a terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-
-def _claim(number: int, mode: int) -> None:
-    try:
-        os.fstat(number)
-    except OSError:
-        opened = os.open(os.devnull, mode)
-        if opened != number:
-            os.dup2(opened, number)
-            os.close(opened)
-
-
-def _give_up(stream: TextIO | None, descriptor: int) -> None:
-    """What a stream still holds and cannot write would make Python's exit code 120."""
-    if stream is None:
-        return
-    try:
-        stream.flush()
-    except (OSError, ValueError):
-        discard(descriptor)
-        with suppress(OSError, ValueError):
-            stream.flush()
-
-
-def _printable_warning(formatted: Callable[..., str]) -> Callable[..., str]:
-    return lambda *arguments, **options: printable(formatted(*arguments, **options))
-
-
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a TOML file.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="E.g. optim.epochs=1.")]
-OutputDir = Annotated[Path | None, typer.Option(help="The run's folder; replaces run.output_dir.")]
-ModelName = Annotated[
-    str, typer.Argument(metavar="MODEL", help="The folder of a model or a run, a hub id, or package:NAME/PATH.")
-]
-DataFile = Annotated[Path, typer.Option(help="A csv, tsv, jsonl or parquet file.")]
-DataFormat = Annotated[str | None, typer.Option(help="E.g. glue/sst2; default: by the file's extension.")]
-Columns = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--column",
-        metavar="TASK=FILE",
-        help="A column's name in the file: text=review. Default: as in training, where the file has it.",
-    ),
-]
-Delimiter = Annotated[str | None, typer.Option(help=r"Of a csv file, e.g. ';' or '\t'.")]
-Encoding = Annotated[str | None, typer.Option(help="Of a text file; a byte order mark in it decides.")]
-Header = Annotated[
-    bool | None, typer.Option("--header/--no-header", help="Whether the first line of a csv file names the columns.")
-]
-LabelSeparator = Annotated[str | None, typer.Option(help="Between several labels in one cell, e.g. '|'.")]
-TrainedEncoding = Annotated[
-    str | None, typer.Option("--encoding", help="Of a text file; default: as in training, else utf-8.")
-]
-TrainedHeader = Annotated[
-    bool | None,
-    typer.Option("--header/--no-header", help="None: csv columns are called 0, 1, ...; default: as in training."),
-]
-TrainedLabelSeparator = Annotated[
-    str | None,
-    typer.Option("--label-separator", help="Between several labels in one cell; default: as in training, else ';'."),
-]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
-OwnTask = Annotated[
-    str | None, typer.Option("--task", metavar="NAME", help="The task, or MODULE:CLASS, if the folder does not say it.")
-]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the task: max_length=256.")]
-Precision = Annotated[
-    Literal["float32", "int8"], typer.Option(help="int8: a quantised copy, on the CPU; needs the extra `export`.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def task_class(name: str | None) -> "type[Task] | None":
-    if name is None:
-        return None
-    from bert_tasks.recipe.schema import load_task_class
-
-    return load_task_class(name)
-
-
-def settings(options: list[str] | None) -> dict[str, Any]:
-    from bert_tasks.recipe.toml import parse_value
-
-    pairs = [option.partition("=") for option in ([] if options is None else options)]
-    for key, sign, value in pairs:
-        if not (key and sign and value):
-            raise typer.BadParameter(f"--set {key}{sign}{value}: expected KEY=VALUE, e.g. max_length=256")
-    return {key.removeprefix("settings."): parse_value(value) for key, _, value in pairs}
-
-
-def column_names(options: list[str] | None) -> dict[str, str]:
-    pairs = [option.partition("=") for option in ([] if options is None else options)]
-    for name, sign, value in pairs:
-        if not (name and sign and value):
-            raise typer.BadParameter(f"--column {name}{sign}{value}: expected TASK=FILE, e.g. text=review")
-    return {name: value for name, _, value in pairs}
-
-
-def kept_columns(text: str) -> "PassthroughColumns":
-    """``all``, ``none``, or names with commas between them; spaces around a comma do not belong to the names."""
-    if text in ("all", "none"):
-        return text
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise typer.BadParameter(f"--keep-columns {text!r}: expected all, none, or names such as id,text")
-    return names
-
-
 CUT = "\u2026"  # what rich puts where it cuts a word
 
 
 def _without_flag_types(params: list[Any]) -> list[Any]:
-    """The parameters as ``--help`` shows them: a flag takes no value, so it shows no type of one."""
+    """The parameters as ``--help`` shows them: a flag takes no value, so no type is shown."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
@@ -197,11 +36,11 @@ def _without_flag_types(params: list[Any]) -> list[Any]:
 
 
 def _format_whole_help(command: Any, formats: Callable[[Any, Any], None], ctx: Any, formatter: Any) -> None:
-    """The page in boxes, or as plain text where a narrow terminal would cut words in them, names of options too."""
+    """Prints the page in boxes, or as plain text if boxes would cut words on a narrow terminal."""
     with redirect_stdout(io.StringIO()) as drafted:
         formats(ctx, formatter)
     if CUT not in drafted.getvalue():
-        with _result_written():
+        with _write_errors_raised():
             formats(ctx, formatter)
         return
     command.rich_markup_mode = None
@@ -212,7 +51,7 @@ def _format_whole_help(command: Any, formats: Callable[[Any, Any], None], ctx: A
 
 @contextmanager
 def _printable_errors() -> Iterator[None]:
-    """Errors of the parser quote what was typed."""
+    """Escapes the parser's errors, which quote what was typed."""
     try:
         yield
     except TyperException as error:
@@ -244,7 +83,7 @@ class _Group(TyperGroup):
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt:
-                tell("interrupted")
+                print_err("interrupted")
                 raise typer.Exit(128 + signal.SIGINT) from None
 
 
@@ -262,6 +101,13 @@ app = _App(
 )
 
 
+class _PrintableFormatter(logging.Formatter):
+    """Escapes what would act on a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 @app.callback(invoke_without_command=True)
 def _options(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
@@ -270,70 +116,62 @@ def _options(
     if version:
         from importlib.metadata import version as installed
 
-        say(f"bert-tasks {installed('bert-tasks')}")
+        print_out(f"bert-tasks {installed('bert-tasks')}")
         raise typer.Exit
     handler = logging.StreamHandler()
-    handler.setFormatter(PrintableFormatter("%(name)s: %(message)s"))
+    handler.setFormatter(_PrintableFormatter("%(name)s: %(message)s"))
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler])
 
 
-def show(content: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
-    """Writes a command's result on standard output; see ``say``."""
+def print_result(content: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+    """Prints a command's result on standard output, as lines or as JSON; see ``print_out``."""
     if as_json:  # a metric that is not a number becomes null: JSON has no NaN
         plain = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)
-        lines = [printable_json(json.dumps(plain, indent=2, ensure_ascii=not _takes_unicode()))]
-    say("\n".join(lines))
+        is_unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+        lines = [printable_json(json.dumps(plain, indent=2, ensure_ascii=not is_unicode))]
+    print_out("\n".join(lines))
 
 
-def say(text: str) -> None:
-    """Writes a command's result on standard output.
+def print_out(text: str) -> None:
+    """Prints a command's result on standard output.
 
     Raises:
-        ClosedPipeError: nobody reads it any more.
+        ClosedPipeError: the reader has closed the pipe.
         UsageError: it cannot be written.
     """
     if is_first_process():
-        with _result_written():
+        with _write_errors_raised():
             print(printable(text), flush=True)
 
 
 @contextmanager
-def _result_written() -> Iterator[None]:
+def _write_errors_raised() -> Iterator[None]:
     try:
         yield
-    except (BrokenPipeError, SystemExit):  # rich ends the process where a pipe is closed
+    except (BrokenPipeError, SystemExit):  # rich ends the process if a pipe is closed
         raise ClosedPipeError("the output's reader has closed it") from None
     except OSError as error:
-        forget_stdout()
+        discard_output(1)
         raise UsageError(f"cannot write to standard output ({error.strerror})") from None
 
 
-def note(text: str) -> None:
-    """Writes a line on standard output that is not the command's result: lost where it cannot be written."""
+def print_notice(text: str) -> None:
+    """Prints a line on standard output that is not the command's result; a failure to write it is ignored."""
     if is_first_process():
         try:
             print(printable(text), flush=True)
         except OSError:
-            forget_stdout()
+            discard_output(1)
 
 
-def _takes_unicode() -> bool:
-    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
-
-
-def warn(text: str) -> None:
-    """What went wrong beside a command that has done its work."""
-    tell(f"warning: {text}")
-
-
-def tell(text: str) -> None:
-    """On standard error: what must not mix with a result on standard output. It is lost where it cannot be written."""
+def print_err(text: str) -> None:
+    """Prints a line on standard error; a failure to write it is ignored."""
     if is_first_process():
         write_message(text)
 
 
-class _TerminalRows:
-    """Rows for a terminal: what it would obey is escaped as in JSON. Files and pipes get the rows as they are."""
+class _EscapedRows:
+    """A terminal for rows: characters that would act on it are escaped as in JSON."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -347,34 +185,79 @@ class _TerminalRows:
 
 @contextmanager
 def result_stream() -> Iterator[BinaryIO]:
-    """Standard output for one result; what anything else prints meanwhile goes to standard error."""
+    """Standard output for one result; everything else that is printed meanwhile goes to standard error."""
     sys.stdout.flush()
     stream = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
-        yield cast(BinaryIO, _TerminalRows(stream)) if stream.isatty() else stream
+        yield cast(BinaryIO, _EscapedRows(stream)) if stream.isatty() else stream
         stream.flush()
     finally:
         sys.stdout.flush()
         os.dup2(stream.fileno(), 1)
-        with suppress(OSError):  # what could not be written fails here once more, and must not hide why
+        with suppress(OSError):  # unwritten rows fail here once more, which must not hide the first error
             stream.close()
 
 
-def processes() -> int:
+@contextmanager
+def standard_streams() -> Iterator[None]:
+    """Prepares the standard streams for a command: messages cannot fail, and every character can be encoded.
+
+    A descriptor that the shell has closed (``>&-``) is reserved, so that no file gets its number; writing to it then
+    fails as writing to a full disk does. Standard error takes messages only and drops what cannot be written.
+    """
+    for descriptor, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, mode)
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+    if sys.stdout is None:
+        sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", closefd=False), encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    before, format_warning = sys.stderr, warnings.formatwarning
+    sys.stderr = message_stream()
+    warnings.formatwarning = lambda *arguments, **options: printable(format_warning(*arguments, **options))
+    try:
+        yield
+    finally:
+        sys.stderr, warnings.formatwarning = before, format_warning
+        for descriptor, last in ((2, before), (1, sys.stdout)):
+            if last is None:
+                continue
+            try:  # text that is still buffered and cannot be written would make Python's exit code 120
+                last.flush()
+            except (OSError, ValueError):
+                discard_output(descriptor)
+                with suppress(OSError, ValueError):
+                    last.flush()
+
+
+def discard_output(descriptor: int) -> None:
+    """Redirects a descriptor that cannot be written to the null device."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
+
+
+def process_count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_first_process() -> bool:
-    """Of several that a launcher started, only the first speaks; they all end with the same code."""
+    """Whether this process prints: of several that a launcher started, only the first one does."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def leave(code: str | int | None) -> NoReturn:
+def exit_without_shutdown(code: str | int | None) -> NoReturn:
     """Ends this process without Python's shutdown.
 
-    Of several processes, a communication thread that is still alive then would abort it and replace its exit code; for
-    one that loads a model Python would wait.
+    In a run of several processes, a communication thread that is still alive at shutdown would abort the process and
+    replace its exit code; in a server, Python would wait for the thread that loads a model.
     """
     if "bert_tasks.inference" in sys.modules:
         from bert_tasks.inference import leave_process_group

@@ -1,33 +1,25 @@
-"""The commands around a recipe: train, check, init.
-
-The command that trains a saved run again and compares: reproduce.
-
-The command that prints the JSON schema of recipes: schema.
-
-The command that shows the machine and the software: env.
-"""
+"""The commands around recipes and runs: train, check, init, reproduce, schema; and env."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert_tasks.cli.app import (
+from bert_tasks.cli.app import app, is_first_process, print_err, print_out, print_result
+from bert_tasks.cli.options import (
     AsJson,
-    DataFormat,
     Delimiter,
     Encoding,
+    Format,
     Header,
     LabelSeparator,
     OutputDir,
     Overrides,
+    ProcessTimeout,
+    Quiet,
     RecipeFile,
-    app,
-    say,
-    show,
-    tell,
 )
-from bert_tasks.errors import DivergedError
+from bert_tasks.errors import BertTasksError, DivergedError
 from bert_tasks.paths import exists
 
 if TYPE_CHECKING:
@@ -35,33 +27,33 @@ if TYPE_CHECKING:
     from bert_tasks.tasks.base import Task
 
 
-@app.command()
+@app.command("train")
 def train(
     recipe: RecipeFile,
     set_: Overrides = None,
     output_dir: OutputDir = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, train and write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, but train and write nothing.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the folder.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Quiet = False,
     report: Annotated[
         bool, typer.Option("--report/--no-report", help="At the end, write report.html to OUTPUT_DIR.")
     ] = True,
-    seeds: Annotated[str | None, typer.Option(metavar="1,2,3", help="One run per seed, in OUTPUT_DIR/seed-N.")] = None,
-    dist_timeout: Annotated[
-        float | None, typer.Option(min=1, help="Seconds that processes wait for each other; default: torch's.")
+    seeds: Annotated[
+        str | None, typer.Option(metavar="1,2,3", help="Train once per seed, in OUTPUT_DIR/seed-N.")
     ] = None,
+    dist_timeout: ProcessTimeout = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a recipe; the best model ends in OUTPUT_DIR/model. With several seeds the runs are compared.
+    """Train a recipe; the best model is saved in OUTPUT_DIR/model. With several seeds the runs are compared.
 
-    The same command goes on with a run that was stopped or killed, and reports a finished one.
+    Run the command again to resume an interrupted run; a finished run is only reported.
 
     Example: bert-tasks train recipes/quickstart.toml --set optim.epochs=1 --output-dir runs/first
     """
     from bert_tasks.experiments.seeds import dry_run_seeds, parse_seeds
     from bert_tasks.inference import make_accelerator
     from bert_tasks.recipe.schema import load_recipe
-    from bert_tasks.training.run import dry_run as plan_run
+    from bert_tasks.training.run import dry_run as dry_run_once
 
     loaded = load_recipe(recipe, overrides=[] if set_ is None else set_, output_dir=output_dir)
     if dist_timeout is not None:
@@ -69,8 +61,10 @@ def train(
     chosen = loaded.run.seeds if seeds is None else parse_seeds(seeds)
     if dry_run:
         several = chosen is not None
-        plan = dry_run_seeds(loaded, chosen, overwrite=overwrite) if several else plan_run(loaded, overwrite=overwrite)
-        show(plan.to_json(), plan.lines(), as_json=as_json)
+        plan = (
+            dry_run_seeds(loaded, chosen, overwrite=overwrite) if several else dry_run_once(loaded, overwrite=overwrite)
+        )
+        print_result(plan.to_json(), plan.lines(), as_json=as_json)
     elif chosen is None:
         _train_once(loaded, overwrite=overwrite, quiet=quiet, report=report, as_json=as_json)
     else:
@@ -79,28 +73,45 @@ def train(
 
 def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool, as_json: bool) -> None:
     from bert_tasks.api import train
-    from bert_tasks.cli.models import report_on  # not above: commands stand in the order in which they are imported
 
     result = train(loaded, overwrite=overwrite, progress=not quiet)
-    known = result.reused and exists(result.output_dir / "report.html")
-    page = report_on(result.output_dir) if report and not known else None
-    if quiet or result.reused:  # otherwise the run itself has said so
+    has_report = result.reused and exists(result.output_dir / "report.html")
+    page = write_report(result.output_dir) if report and not has_report else None
+    if quiet or result.reused:  # otherwise training has printed them
         for note in result.notes:
-            tell(f"note: {note}")
+            print_err(f"note: {note}")
     summary = {
         "metrics": result.metrics,
         "best_step": result.best_step,
         "collapse": result.collapse,
         "notes": list(result.notes),
         "model": str(result.output_dir / "model"),
+        "report": page,
     }
     lines = [f"best model after step {result.best_step} of {result.steps}"]
     for name, table in result.metric_tables().items():
         lines += table.lines(name)
-    lines += ["this run was complete already; nothing was trained"] if result.reused else []
-    lines += [] if page is None else [f"report: {page}"]
-    lines += [f"model: {result.output_dir / 'model'}", *_stock_note(result.task)]
-    show(summary | {"report": page}, lines, as_json=as_json)
+    if result.reused:
+        lines.append("this run was already complete; nothing was trained")
+    if page is not None:
+        lines.append(f"report: {page}")
+    print_result(summary, [*lines, f"model: {result.output_dir / 'model'}", *_stock_note(result.task)], as_json=as_json)
+
+
+def _train_seeds(
+    loaded: "Recipe", seeds: tuple[int, ...], *, overwrite: bool, quiet: bool, report: bool, as_json: bool
+) -> None:
+    from bert_tasks.api import train_seeds
+
+    result = train_seeds(loaded, seeds, overwrite=overwrite, progress=not quiet)
+    page = write_report(result.output_dir) if report and len(result.failed) < len(result.runs) else None
+    *lines, last = result.lines()
+    if page is not None:
+        lines.append(f"report: {page}")
+    tasks = [run.result.task for run in result.runs if run.result is not None]
+    print_result(result.to_json(), [*lines, last, *(_stock_note(tasks[0]) if tasks else [])], as_json=as_json)
+    if result.failed:
+        raise typer.Exit(DivergedError.exit_code)
 
 
 def _stock_note(task: "Task") -> list[str]:
@@ -109,23 +120,27 @@ def _stock_note(task: "Task") -> list[str]:
     return [] if task.is_stock_head else [f"note: {NO_STOCK_HEAD}"]
 
 
-def _train_seeds(
-    loaded: "Recipe", seeds: tuple[int, ...], *, overwrite: bool, quiet: bool, report: bool, as_json: bool
-) -> None:
-    from bert_tasks.api import train_seeds
-    from bert_tasks.cli.models import report_on
+def write_report(folder: Path) -> str | None:
+    """Writes the report of the run that ``train`` has just finished, on the first process.
 
-    result = train_seeds(loaded, seeds, overwrite=overwrite, progress=not quiet)
-    page = report_on(result.output_dir) if report and len(result.failed) < len(result.runs) else None
-    lines = ([] if page is None else [f"report: {page}"]) + result.lines()[-1:]
-    tasks = [run.result.task for run in result.runs if run.result is not None]
-    lines += _stock_note(tasks[0]) if tasks else []
-    show(result.to_json(), [*result.lines()[:-1], *lines], as_json=as_json)
-    if result.failed:
-        raise typer.Exit(DivergedError.exit_code)
+    The run is complete and saved, so a failure is only a warning and does not change the command's exit code.
+
+    Returns:
+        The report's path, or None if it was not written.
+    """
+    if not is_first_process():
+        return None
+    try:
+        from bert_tasks.report import make_report
+
+        return str(make_report(folder).output)
+    except Exception as error:  # outer boundary: a report beside a finished run
+        reason = str(error) if isinstance(error, BertTasksError) else f"{type(error).__name__}: {error}"
+        print_err(f"warning: no report was written ({reason}); the run itself is complete")
+        return None
 
 
-@app.command()
+@app.command("check")
 def check(recipe: RecipeFile, set_: Overrides = None, as_json: AsJson = False) -> None:
     """Check a recipe and report on its data: labels, lengths, truncation, duplicates, overlap.
 
@@ -136,30 +151,33 @@ def check(recipe: RecipeFile, set_: Overrides = None, as_json: AsJson = False) -
 
     loaded = load_recipe(recipe, overrides=[] if set_ is None else set_)
     report = run.check(loaded)
-    show(report.to_json(), [*report.lines(), f"{recipe}: fit to train"], as_json=as_json)
+    print_result(report.to_json(), [*report.lines(), f"{recipe}: OK: ready to train."], as_json=as_json)
 
 
-@app.command()
+@app.command("init")
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="csv, tsv, jsonl, parquet, CoNLL, CoNLL-U or SQuAD.")],
-    validation: Annotated[Path | None, typer.Option(help="A second file; default: set rows aside.")] = None,
+    validation: Annotated[
+        Path | None, typer.Option(help="A validation file; default: a share of the training rows.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="A folder, a hub id, or package:NAME/PATH.")] = None,
     output: Annotated[Path, typer.Option(help="The recipe to write; it must not exist.")] = Path("recipe.toml"),
     task: Annotated[str | None, typer.Option(metavar="NAME", help="Its name; default: found out.")] = None,
     text: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Of the texts or words; twice for two texts.")
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Column of the texts or words; give it twice for two texts."),
     ] = None,
     label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Of the labels, numbers, tags or answers.")
+        str | None, typer.Option(metavar="COLUMN", help="Column of the labels, numbers, tags or answers.")
     ] = None,
     label_separator: LabelSeparator = None,
-    format: DataFormat = None,
+    format: Format = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     header: Header = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at a data file, guess its task and write a commented recipe for it; options say what is known.
+    """Inspect a data file, detect its task and write a commented recipe for it. Options override what is detected.
 
     Example: bert-tasks init reviews.csv --output reviews.toml
     """
@@ -179,52 +197,54 @@ def init(
         label=label,
         label_separator=label_separator,
     )
-    show(draft.to_json(), draft.lines(), as_json=as_json)
+    print_result(draft.to_json(), draft.lines(), as_json=as_json)
 
 
-@app.command()
+@app.command("reproduce")
 def reproduce(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
-    output_dir: Annotated[Path | None, typer.Option(help="The second run's folder; default: RUN-reproduced.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="The folder of the second run; default: RUN-reproduced.")
+    ] = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a saved run again in another folder and compare metrics and weights bit for bit.
 
-    Exits with 0 only if all are equal; with 5 and a table of what differs otherwise.
+    Exits with 0 if all are equal, else with 5 and a table of the differences.
 
     Example: bert-tasks reproduce runs/first
     """
     from bert_tasks.experiments.reproduce import reproduce
 
     result = reproduce(run, output_dir=output_dir, progress=not quiet)
-    show(result.to_json(), result.lines(), as_json=as_json)
+    print_result(result.to_json(), result.lines(), as_json=as_json)
     if not result.equal:
         raise typer.Exit(DivergedError.exit_code)
 
 
-@app.command()
+@app.command("schema")
 def schema(
     task: Annotated[
         str | None, typer.Argument(metavar="TASK", help="Only for recipes of this task; MODULE:CLASS for your own.")
     ] = None,
 ) -> None:
-    """Print the JSON schema of recipes, by which editors complete and check them.
+    """Print the JSON schema of recipes, with which editors complete and check them.
 
     Example: bert-tasks schema > recipe.schema.json
     """
     from bert_tasks.recipe.json_schema import recipe_schema, schema_text
 
-    say(schema_text(recipe_schema(task)).rstrip("\n"))
+    print_out(schema_text(recipe_schema(task)).rstrip("\n"))
 
 
-@app.command()
+@app.command("env")
 def env(as_json: AsJson = False) -> None:
-    """Print versions, devices, folders and variables for a bug report; secrets are masked.
+    """Print versions, devices, folders and environment variables for a bug report; secrets are masked.
 
     Example: bert-tasks env --json
     """
     from bert_tasks.environment import environment, environment_lines
 
     content = environment()
-    show(content, environment_lines(content), as_json=as_json)
+    print_result(content, environment_lines(content), as_json=as_json)

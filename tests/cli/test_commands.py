@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 import bert_tasks
 from bert_tasks import inference
 from bert_tasks.cli import main
-from bert_tasks.cli.app import kept_columns
+from bert_tasks.cli.options import passthrough_columns
 from bert_tasks.inference import evaluation, prediction
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
@@ -201,7 +201,7 @@ class TestTrain:
         before = (folder / "metrics.jsonl").read_bytes()
         second = run("train", recipe)
         assert second.code == 0
-        assert "this run was complete already; nothing was trained" in second.out
+        assert "this run was already complete; nothing was trained" in second.out
         assert f"model: {folder / 'model'}" in second.out
         assert (folder / "metrics.jsonl").read_bytes() == before
         third = run("train", recipe, "--overwrite", "--quiet")
@@ -356,7 +356,7 @@ class TestCheckAndInspect:
     def test_check(self, recipe: Path, run: Run) -> None:
         result = run("check", recipe)
         assert result.code == 0, result.err
-        assert result.out.endswith(f"{recipe}: fit to train\n")
+        assert result.out.endswith(f"{recipe}: OK: ready to train.\n")
         assert "calm" in result.out
         report = json.loads(run("check", recipe, "--json").out)
         assert isinstance(report, dict)
@@ -541,7 +541,7 @@ class TestOutput:
     [("all", "all"), ("none", "none"), ("a,b", ("a", "b")), ("a, b", ("a", "b")), (" a b ,c\t", ("a b", "c"))],
 )
 def test_names_of_columns_may_have_spaces_around_the_commas(text: str, names: object) -> None:
-    assert kept_columns(text) == names
+    assert passthrough_columns(text) == names
 
 
 @pytest.mark.parametrize("text", ["", " ", "a,", ",a", "a,,b"])

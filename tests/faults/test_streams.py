@@ -196,6 +196,6 @@ def test_an_interrupted_prediction_says_so(straight: Path, tmp_path: Path) -> No
     ended = program.wait()
     assert ended.code == 130, ended
     assert ended.err.splitlines()[-1] == (
-        f"interrupted: {output} is not complete; the same command resumes from the rows in {rows.parent}"
+        f"interrupted: {output} is not complete; run the command again to resume from the rows in {rows.parent}"
     )
     assert "Traceback" not in ended.err

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from bert_tasks import predict
-from bert_tasks.cli import inference as progress
+from bert_tasks.cli import models as progress
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import predict_file, predictor
@@ -222,8 +222,8 @@ def test_progress_is_shown_on_a_terminal_unless_quiet(
     shown = _Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setattr(predicting, "CHUNK_ROWS", 2)
-    with progress.rows_progress(quiet=quiet) as tell:
-        predict_file(model_of("single"), ["a"] * 5, tmp_path / "out.csv", progress=tell)
+    with progress.rows_progress(quiet=quiet) as show:
+        predict_file(model_of("single"), ["a"] * 5, tmp_path / "out.csv", progress=show)
     text = shown.getvalue()
     if quiet or not terminal:
         assert text == ""

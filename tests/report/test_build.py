@@ -240,7 +240,7 @@ def test_a_report_that_fails_is_a_warning(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr("bert_tasks.report.build.run_page", lambda *_: 1 / 0)
     done = call("train", recipe, "--quiet")
     assert done.exit_code == 0
-    assert "warning: no report was made (ZeroDivisionError" in done.stderr
+    assert "warning: no report was written (ZeroDivisionError" in done.stderr
     assert (tmp_path / "run" / "metrics.json").is_file()
 
 
@@ -258,14 +258,14 @@ def test_seeds_stand_side_by_side(checkpoint, tmp_path):
 
 
 def test_first_process_alone_makes_the_report(checkpoint, tmp_path, monkeypatch):
-    from bert_tasks.cli.models import report_on
+    from bert_tasks.cli.training import write_report
 
     run = trained(tmp_path, checkpoint, KINDS["labels"])
     monkeypatch.setenv("RANK", "1")
-    assert report_on(run) is None
+    assert write_report(run) is None
     assert not (run / "report.html").exists()
     monkeypatch.setenv("RANK", "0")
-    assert report_on(run) == str(run / "report.html")
+    assert write_report(run) == str(run / "report.html")
 
 
 def scores_of(lines):

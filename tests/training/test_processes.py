@@ -135,7 +135,7 @@ def test_the_command_line_trains_and_evaluates_on_two_processes(tmp_path, checkp
     single = launch(sys.executable, *command, "--json")
     assert launch(*TORCHRUN, *command, "--json").stdout == single.stdout
     again = launch(*TORCHRUN, "-m", "bert_tasks", "train", recipe)
-    assert "this run was complete already" in again.stdout
+    assert "this run was already complete" in again.stdout
 
 
 @pytest.mark.slow

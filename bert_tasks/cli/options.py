@@ -1,0 +1,152 @@
+"""Arguments and options that several commands share, and the values that commands get from them."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from bert_tasks.data.columns import PassthroughColumns
+    from bert_tasks.data.readers import ReadOptions
+    from bert_tasks.tasks.base import Task
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe, a TOML file.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. optim.epochs=1.")
+]
+OutputDir = Annotated[Path | None, typer.Option(help="The run's folder; replaces run.output_dir.")]
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="The folder of a model or a run, a hub id, or package:NAME/PATH.")
+]
+Format = Annotated[
+    str | None, typer.Option(help="Format of the file, e.g. glue/sst2; default: by the file's extension.")
+]
+Delimiter = Annotated[str | None, typer.Option(help=r"Separates the columns of a csv file, e.g. ';' or '\t'.")]
+Encoding = Annotated[str | None, typer.Option(help="Encoding of a text file; a byte order mark in the file decides.")]
+Header = Annotated[
+    bool | None, typer.Option("--header/--no-header", help="Whether the first line of a csv file names the columns.")
+]
+LabelSeparator = Annotated[str | None, typer.Option(help="Separates several labels in one cell, e.g. '|'.")]
+TrainedLabelSeparator = Annotated[
+    str | None,
+    typer.Option("--label-separator", help="Separates several labels in one cell; default: as in training, else ';'."),
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
+Precision = Annotated[
+    Literal["float32", "int8"], typer.Option(help="int8: a quantised copy, on the CPU; needs the extra `export`.")
+]
+ProcessTimeout = Annotated[
+    float | None, typer.Option(min=1, help="Seconds that processes wait for each other; default: torch's.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def shared_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replaces parameters of a command by groups of options.
+
+    Args:
+        groups: parameter -> function; the options are the function's parameters, and the command gets what it returns.
+
+    Returns:
+        A decorator. The decorated command has the options in its signature, from which typer makes the command line.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        options = {name: inspect.signature(group).parameters for name, group in groups.items()}
+        parameters = [
+            option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, parameter in inspect.signature(command).parameters.items()
+            for option in (options[name].values() if name in groups else [parameter])
+        ]
+
+        def call(**given: Any) -> None:
+            for name, group in groups.items():
+                given[name] = group(**{option: given.pop(option) for option in options[name]})
+            command(**given)
+
+        call.__name__, call.__doc__ = command.__name__, command.__doc__
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # PEP 362
+        return call
+
+    return decorate
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How a trained model is loaded."""
+
+    task: "type[Task] | None"
+    settings: dict[str, Any]
+    revision: str | None
+
+
+def model_options(
+    task: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The task, or MODULE:CLASS, if the folder does not say it.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the task, e.g. max_length=256.")
+    ] = None,
+    revision: Revision = None,
+) -> ModelOptions:
+    """The task, its settings and the revision of a model."""
+    from bert_tasks.recipe.schema import load_task_class
+    from bert_tasks.recipe.toml import parse_value
+
+    pairs = _key_value_pairs("--set", set_, expected="KEY=VALUE, e.g. max_length=256")
+    return ModelOptions(
+        task=None if task is None else load_task_class(task),
+        settings={key.removeprefix("settings."): parse_value(value) for key, value in pairs.items()},
+        revision=revision,
+    )
+
+
+def read_options(
+    format: Format = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="TASK=FILE",
+            help="A column's name in the file, e.g. text=review. Default: as in training, if the file has it.",
+        ),
+    ] = None,
+    delimiter: Delimiter = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Encoding of a text file; default: as in training, else utf-8.")
+    ] = None,
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            "--header/--no-header", help="No header: csv columns are named 0, 1, ...; default: as in training."
+        ),
+    ] = None,
+) -> "ReadOptions":
+    """How a file is read that a trained model gets."""
+    from bert_tasks.data.readers import ReadOptions
+
+    columns = _key_value_pairs("--column", column, expected="TASK=FILE, e.g. text=review")
+    return ReadOptions(columns=columns, format=format, delimiter=delimiter, encoding=encoding, header=header)
+
+
+def _key_value_pairs(option: str, texts: list[str] | None, *, expected: str) -> dict[str, str]:
+    pairs = [text.partition("=") for text in ([] if texts is None else texts)]
+    for key, sign, value in pairs:
+        if not (key and sign and value):
+            raise typer.BadParameter(f"{option} {key}{sign}{value}: expected {expected}")
+    return {key: value for key, _, value in pairs}
+
+
+def passthrough_columns(text: str) -> "PassthroughColumns":
+    """``all``, ``none``, or names separated by commas; spaces around a comma are removed."""
+    if text in ("all", "none"):
+        return text
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise typer.BadParameter(f"--keep-columns {text!r}: expected all, none, or names such as id,text")
+    return names
