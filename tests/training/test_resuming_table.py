@@ -8,7 +8,7 @@ from bert_tasks.run_dir.compatibility import NOTED, SILENT
 
 
 def test_the_document_has_the_table(repository: Path) -> None:
-    text = (repository / "docs" / "resuming.md").read_text("utf-8")
+    text = (repository / "docs" / "how_to" / "resuming.md").read_text("utf-8")
     table = re.findall(r"^\| `([\w.]+)` \| may change(, with a notice)?", text, flags=re.MULTILINE)
     assert [name for name, notice in table if not notice] == list(SILENT)
     assert [name for name, notice in table if notice] == list(NOTED)
