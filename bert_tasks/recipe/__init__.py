@@ -1,1 +1,1 @@
-"""Recipes: their schema, their TOML, their errors, and `init`, which writes a first one for a data file."""
+"""Recipes: schema, TOML, errors with lines, JSON schema; and `init`, which writes a recipe for a data file."""

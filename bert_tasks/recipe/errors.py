@@ -1,7 +1,6 @@
-"""What is wrong with a recipe, in words: one problem per key, with the line or the option it came from.
+"""The errors of a recipe: one problem per key, with the line or the option that set it.
 
-Owns the wording of schema problems. Must not know which keys there are (they are passed in), nor how a recipe
-is read.
+Owns the wording of schema problems; the known keys are passed in.
 """
 
 import sys
@@ -17,7 +16,7 @@ from bert_tasks.data.problems import did_you_mean
 from bert_tasks.errors import RecipeError
 from bert_tasks.recipe.toml import KeyPath
 
-# The keys of each section; those of the top level stand under the empty string.
+# Section -> its keys; the empty string -> those of the top level.
 KnownKeys = Mapping[str, Sequence[str]]
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
@@ -45,29 +44,29 @@ _LONGEST_VALUE = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Something wrong at a key; ``path`` may end in a key that is missing."""
+    """An error at a key; ``path`` may end in a key that is missing."""
 
     path: KeyPath
     text: str
 
 
 class Place(NamedTuple):
-    """Where a key was set; places sort by line, options after the file."""
+    """Where a key was set. Options sort after all lines of the file."""
 
     line: int
     name: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
-    """Where the keys of a recipe came from: the lines of a file, and options that override it."""
+class KeySources:
+    """Where the keys of a recipe were set: in lines of a file, or by options that override it."""
 
     file: str
     lines: Mapping[KeyPath, int]
     options: Mapping[KeyPath, str]
 
-    def of(self, path: KeyPath) -> Place:
-        """The option or line that set the key, else the table around it."""
+    def find(self, path: KeyPath) -> Place:
+        """The option or line that set the key, or the table that contains it."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.options:
                 return Place(sys.maxsize, self.options[path[:length]])
@@ -77,24 +76,33 @@ class Origin:
         return Place(0, self.file)
 
 
-def recipe_error(problems: Iterable[Problem], origin: Origin) -> RecipeError:
-    """All problems in one error, in the order of the lines."""
-    placed = sorted(((origin.of(problem.path), problem.text) for problem in problems), key=lambda pair: pair[0].line)
+def recipe_error(problems: Iterable[Problem], sources: KeySources) -> RecipeError:
+    """One error with all problems, in the order of the lines."""
+    placed = sorted(((sources.find(problem.path), problem.text) for problem in problems), key=lambda pair: pair[0].line)
     return RecipeError("\n".join(f"{place.name}: {text}" for place, text in placed))
 
 
 def nearest_or_all(word: str, known: Iterable[str]) -> str:
-    """A clause to end a message: the nearest known word, else all of them."""
+    """The end of a message: the most similar known word, or all known words."""
     known = list(known)
     nearest = did_you_mean(word, known)
     return f"; known: {', '.join(known)}" if known and not nearest else nearest
 
 
 def schema_problems(error: ValidationError, value: Any, prefix: KeyPath, known: KnownKeys) -> Iterator[Problem]:
-    """The problems of a value that pydantic refused; ``prefix`` is the value's own path in the recipe.
+    """The problems of a value that pydantic rejected.
 
-    A value that may be one of several types fails once for each of them. Those failures become one problem,
-    at the deepest key, where the type that was probably meant did not fit.
+    A value of a union type fails once for each type. These failures become one problem at the deepest key, because the
+    type that matches the value furthest is probably the intended one.
+
+    Args:
+        error: what pydantic raised.
+        value: the value.
+        prefix: the path of the value in the recipe.
+        known: the known keys.
+
+    Yields:
+        One problem per key.
     """
     found = [(prefix + _path(details, value), details) for details in error.errors()]
     for _, field in groupby(found, key=lambda pair: pair[0][:2]):
@@ -105,11 +113,11 @@ def schema_problems(error: ValidationError, value: Any, prefix: KeyPath, known: 
 
 
 def _path(details: ErrorDetails, value: Any) -> KeyPath:
-    """The keys that lead to the failure in the value; pydantic puts the names of tried types between them."""
+    """The keys that lead to the failure; pydantic puts the names of the types it tried between them."""
     path: list[str | int] = []
     for part in details["loc"]:
-        leads_on = part in value if isinstance(value, Mapping) else isinstance(part, int)
-        if leads_on:
+        is_key = part in value if isinstance(value, Mapping) else isinstance(part, int)
+        if is_key:
             value = value[part]
         elif details["type"] != "missing":
             continue
@@ -130,7 +138,7 @@ def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known: KnownKeys) 
 
 
 def unknown_key(path: KeyPath, known: KnownKeys, *, is_table: bool = False) -> str:
-    """Why a key cannot stand where it does, and what was probably meant."""
+    """The message for a key that is not known at its place, with the key that was probably meant."""
     section, key = (str(path[0]), str(path[-1])) if len(path) > 1 else ("", str(path[-1]))
     home = next((name for name, keys in known.items() if key in keys and name != section), None)
     if home is not None:
@@ -142,7 +150,7 @@ def unknown_key(path: KeyPath, known: KnownKeys, *, is_table: bool = False) -> s
 
 
 def missing_key(path: KeyPath, known: KnownKeys) -> str:
-    """What has to be added."""
+    """The message for a key that is missing."""
     if len(path) > 1:
         return f"missing key '{path[-1]}' in [{path[0]}]"
     return f"missing section [{path[0]}]" if path[0] in known else f"missing key '{path[0]}'"
@@ -162,7 +170,7 @@ def _shown(value: object) -> str:
 
 
 def _shown_key(path: KeyPath) -> str:
-    """The key as it is written inside its section; a number after it is the place in a list."""
+    """The key as it is written inside its section; a number after it is an index in a list."""
     return _dotted(path[1:]) if len(path) > 1 and isinstance(path[1], str) else _dotted(path)
 
 

@@ -1,9 +1,4 @@
-"""Whether a guessed task can be trained on the rows of its files, and what a recipe must state for that.
-
-Owns the choice between stopping at rows that cannot be used and leaving them out, and whether the labels must be
-stated. Must not know how a task is guessed or how a recipe is written.
-
-``bert-tasks init``: a first recipe for a data file, with what was seen in the file as comments.
+"""``bert-tasks init``: a recipe for a data file, with comments on what was found in the file.
 
 Owns the text of the recipe and the numbers to start from. Must not know how files are read (recipe_source.py), how a
 task is guessed (recipe_guess.py), whether the rows fit it (recipe_trial.py) or how training works.
@@ -43,13 +38,13 @@ _LONGEST_REASON = 160
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What a recipe must state so that ``check`` and ``train`` accept its rows.
+    """The result of reading all rows as a run would: what the recipe must state so that they are accepted.
 
     Attributes:
-        left_out: how many rows cannot be used; above 0 the recipe needs ``on_error = "skip"``.
-        rows: how many there are, with those.
+        left_out: number of unusable rows; above 0 the recipe needs ``on_error = "skip"``.
+        rows: number of all rows, these included.
         states_labels: whether the labels must be stated, because they cannot be taken from the rows.
-        notes: what is wrong, and where.
+        notes: what is wrong with which rows.
     """
 
     left_out: int = 0
@@ -105,10 +100,10 @@ def _splits(spec: DataSpec, columns: Sequence[Column], seed: int, labels: Sequen
 
 
 def _trial(splits: Splits, refused: DataError | None = None) -> Trial:
-    """What was read; ``refused`` says why it could not be read without stated labels."""
+    """The trial of the rows; ``refused`` is the error without stated labels."""
     by_source: dict[str, list[RowTable]] = {}
     for _, table in named_splits(splits):
-        by_source.setdefault(table.source, []).append(table)  # rows that were set aside are of the same source
+        by_source.setdefault(table.source, []).append(table)  # the validation share has the same source
     left_out = {source: tables[0].faults for source, tables in by_source.items()}
     count = sum(len(faults) for faults in left_out.values() if faults is not None)
     return Trial(
@@ -136,13 +131,13 @@ def _notes(by_source: Mapping[str, Sequence[RowTable]]) -> Iterator[str]:
             first["reason"] if len(first["reason"]) <= _LONGEST_REASON else f"{first['reason'][:_LONGEST_REASON]}..."
         )
         yield (
-            f"{source}: {share(len(faults), rows)} cannot be used and will be left out, the first in line "
+            f"{source}: {share(len(faults), rows)} cannot be used and will be skipped, the first in line "
             f"{first['line']}: {reason}"
         )
 
 
 def share(count: int, of: int) -> str:
-    """A count of rows in words."""
+    """For people: "5 of 20 rows (25%)"."""
     return f"{count} of {of} rows ({count / of:.0%})"
 
 
@@ -211,11 +206,11 @@ def init_recipe(
 ) -> Draft:
     """Writes a recipe for a file of labelled rows, which ``check`` and ``train`` accept.
 
-    What is not given is found out from the rows. Rows that cannot be used are left out by the recipe and counted.
+    What is not given is detected from the rows. Unusable rows are skipped by the recipe and counted.
 
     Args:
         file: csv, tsv, jsonl, parquet, CoNLL, CoNLL-U or SQuAD's json; by its extension, else by ``format``.
-        validation: a second file of the same kind; default: a share of the rows is set aside.
+        validation: a validation file of the same format; default: a share of the training rows.
         model: a hub id, a folder or ``package:NAME/PATH``; default: the embedded small model if its package is
             installed, else bert-base-uncased.
         output: the recipe, which must not exist yet.
@@ -223,7 +218,7 @@ def init_recipe(
         task: the name of a built-in task; default: the one that fits the columns best.
         text: the column of the texts or words; two for a pair, and the question and the context of a span.
         label: the column of the labels, numbers, tags or answers.
-        label_separator: what stands between several labels in a cell.
+        label_separator: separates several labels in a cell.
 
     Returns:
         The recipe that was written.
@@ -264,7 +259,7 @@ def _guessed(source: Source, hints: Hints) -> Guess:
 
 
 def _tried(source: Source, guess: Guess, validation: str | Path | None) -> Trial:
-    """The rows read as the recipe will have them read."""
+    """Reads the rows as the recipe will."""
     spec = DataSpec(
         train=str(source.path),
         validation=None if validation is None else str(validation),
@@ -282,7 +277,7 @@ def _validation_share(source: Source) -> float:
 
 
 def _mapped(source: Source, guess: Guess) -> dict[str, str]:
-    """The task's columns -> the file's, where the format does not say so."""
+    """The task's columns -> the file's, unless the format defines them."""
     usual = source.layout.columns
     return {task: name for task, name in guess.columns.items() if name != usual.get(task, task)}
 
@@ -292,15 +287,15 @@ def _labels(source: Source, guess: Guess) -> tuple[str, ...]:
 
 
 def _write(target: Path, text: str) -> None:
-    """The file is whole or not there."""
-    is_autogenerated = False
+    """Writes the file completely or not at all."""
+    is_created = False
     try:
         with target.open("x", encoding="utf-8") as recipe:
-            is_autogenerated = True
+            is_created = True
             recipe.write(text)
         sync(target)
     except OSError as error:
-        if is_autogenerated:
+        if is_created:
             target.unlink(missing_ok=True)
         raise UsageError(f"{target}: cannot be written ({error.strerror}); choose another --output") from None
 
@@ -317,7 +312,7 @@ def _checked(hints: Hints) -> Hints:
 
 
 def _with_format(hints: Hints, source: Source) -> Hints:
-    """What is stated, and the columns of the format that was named, if the file has them."""
+    """The hints, with the columns of the named format if the file has them."""
     usual = source.layout.columns if source.is_given else {}
     present = {name for row in source.rows for name in row}
     if "text" not in usual or hints.texts or hints.label is not None or not present >= set(usual.values()):
@@ -339,9 +334,9 @@ def _check_validation(path: Path, source: Source, guess: Guess) -> None:
 
 def _check_target(target: Path) -> None:
     if exists(target):
-        raise UsageError(f"{target} is there already: choose another --output, or move it away")
+        raise UsageError(f"{target} exists already: choose another --output, or move it away")
     if not is_folder(target.absolute().parent):
-        raise UsageError(f"{target}: there is no folder {target.parent}")
+        raise UsageError(f"{target}: the folder {target.parent} does not exist")
 
 
 def _default_model() -> str:
@@ -388,13 +383,13 @@ class _Writer:
         elif known:
             labels, more = known[:_SHOWN_LABELS], len(known) - _SHOWN_LABELS
             yield _comment(f"labels = {literal(labels)}{f' and {more} more' if more > 0 else ''}")
-            yield _comment("  found in the rows; state them to fix their order and to find misspelt ones")
+            yield _comment("  found in the rows; state them to fix their order and to detect misspelt labels")
 
     def _data(self) -> Iterator[str]:
         yield _entry("train", self._relative(self.source.path), "paths start at the folder of this file")
         if self.validation is None:
             share = _validation_share(self.source)
-            yield _entry("validation_share", share, "no validation file: this share of the rows is set aside")
+            yield _entry("validation_share", share, "no validation file: this share of the rows is used")
             yield _comment(_entry("validation", self._relative(self._beside())))
         else:
             yield _entry("validation", self._relative(self.validation))
@@ -403,10 +398,10 @@ class _Writer:
         if self.guess.separator != LABEL_SEPARATOR:
             yield _entry("label_separator", self.guess.separator)
         if self.trial.left_out:
-            yield _entry("on_error", "skip", f"leaves {self.trial.share} out; without this line `check` names them")
+            yield _entry("on_error", "skip", f"skips {self.trial.share}; without this line `check` lists them")
 
     def _beside(self) -> Path:
-        """The validation file that seems to belong to the rows, or what one might be called."""
+        """An existing file whose name suggests validation rows, or such a name."""
         path = self.source.path
         extension = "".join(path.suffixes[-2:]) if path.suffix == GZIP_EXTENSION else path.suffix
         candidates = [path.with_name(f"{stem}{extension}") for stem in _VALIDATION_STEMS]
@@ -430,7 +425,7 @@ class _Writer:
         yield _entry("weight_decay", 0.01)
 
     def _schedule(self) -> tuple[float, int, int]:
-        """Learning rate, epochs and batch size: small files are read more often, small models learn faster."""
+        """Learning rate, epochs and batch size: more epochs for small files, a higher rate for small models."""
         rows = self.source.count
         is_dense = TASKS[self.guess.task].has_dense_labels
         rate = (1e-4 if is_dense else 5e-5) if self._is_embedded else (3e-5 if is_dense else 2e-5)
@@ -439,7 +434,7 @@ class _Writer:
 
     def _run(self) -> Iterator[str]:
         yield _entry("seed", _SEED)
-        yield _comment("seeds = [1, 2, 3] # one run for each, to see how much of the score is luck")
+        yield _comment("seeds = [1, 2, 3] # one run per seed, to see how much the score varies")
         stem = uncompressed(self.source.path).stem
         name = self.source.path.absolute().parent.name if stem in _PLAIN_STEMS else stem
         yield _entry("output_dir", f"runs/{name}")
@@ -453,20 +448,20 @@ class _Writer:
 
 
 def _positions(model: str) -> int:
-    """The longest input of a model that lies here; one on the hub is taken for one of the usual length."""
+    """The longest input of a local model; a model on the hub is assumed to have the usual length."""
     if not (model.startswith("package:") or is_folder(with_home(model))):
         return _USUAL_LENGTH
     return encoder_config(read_config(resolve(model))).usable_length
 
 
 def _heading(target: Path, source: Source, guess: Guess, trial: Trial) -> Iterator[str]:
-    yield _comment("Written by `bert-tasks init` from what it saw. Change what it got wrong, then:")
+    yield _comment("Written by `bert-tasks init`. Change what was detected wrongly, then run:")
     yield from (_comment(""), *(_comment(line) for line in _indented(_commands(target))), _comment(""))
     yield from map(_comment, _findings(source, guess, trial))
 
 
 def _findings(source: Source, guess: Guess, trial: Trial) -> Iterator[str]:
-    drawn = f", {len(source.rows)} of them looked at" if len(source.rows) < source.count else ""
+    drawn = f", {len(source.rows)} of them sampled" if len(source.rows) < source.count else ""
     yield f"{source.path.name}: {source.count} rows{drawn}"
     if source.faults:
         yield f"  {len(source.faults)} more cannot be read ({source.faults[0]})"
@@ -477,7 +472,7 @@ def _findings(source: Source, guess: Guess, trial: Trial) -> Iterator[str]:
 
 
 def _commands(recipe: Path) -> list[str]:
-    """What to do next, as a shell takes it; a name that starts with a dash would be an option."""
+    """The next commands, quoted for a shell; a name that starts with a dash would be taken for an option."""
     name = shlex.quote(f"./{recipe}" if str(recipe).startswith("-") else str(recipe))
     return [f"bert-tasks check {name}", f"bert-tasks train {name} --dry-run", f"bert-tasks train {name}"]
 
@@ -491,5 +486,5 @@ def _entry(key: str, value: object, comment: str = "") -> str:
 
 
 def _comment(text: str) -> str:
-    """A comment of one line, whatever characters the file's names and values hold."""
+    """A comment of one line, whatever characters the names and values of the file contain."""
     return "# " + "".join(character if character.isprintable() else "?" for character in text) if text else "#"

@@ -1,7 +1,7 @@
 """The JSON schema of recipes (draft 2020-12), for editors.
 
-Owns its layout: the sections as pydantic describes them, the settings as the chosen task's fields have them. What a
-schema cannot say (files, labels that fit the rows) stays to ``load_recipe`` and ``check``.
+Sections come from pydantic, settings from the fields of the chosen task. What a schema cannot express (files, fitting
+labels) is left to ``load_recipe`` and ``check``.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ def recipe_schema(task: str | None = None) -> Schema:
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
-    """As it stands in a file."""
+    """The schema as the text of a file."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -60,13 +60,13 @@ def _choice(kind: type[Task]) -> Schema:
 
 def _settings(kind: type[Task]) -> Schema:
     """The fields of a task that a recipe may state, described by the docstrings of the class and of its parents."""
-    hints, told = get_type_hints(kind, include_extras=True), descriptions(kind)
+    hints, descriptions = get_type_hints(kind, include_extras=True), field_descriptions(kind)
     properties: Schema = {}
     required = []
     for name, field in stated_fields(kind).items():
         made = _without_null(TypeAdapter[Any](hints[name]).json_schema())
-        if name in told:
-            made["description"] = told[name]
+        if name in descriptions:
+            made["description"] = descriptions[name]
         if field.default is not dataclasses.MISSING and field.default is not None:
             made["default"] = json.loads(json.dumps(field.default))
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
@@ -80,8 +80,8 @@ def _required(names: list[str], settings: Mapping[str, Any]) -> list[str]:
     return [*names, "settings"] if settings.get("required") else names
 
 
-def descriptions(kind: type[Task]) -> dict[str, str]:
-    """Field -> its lines under ``Attributes:``; a class's own words before its parents'."""
+def field_descriptions(kind: type[Task]) -> dict[str, str]:
+    """Field -> its text under ``Attributes:`` in the docstring of the class or of its nearest parent."""
     found: dict[str, str] = {}
     for parent in reversed(kind.__mro__):
         text = inspect.cleandoc(parent.__doc__ or "") if parent.__module__ != "builtins" else ""
@@ -93,7 +93,7 @@ def descriptions(kind: type[Task]) -> dict[str, str]:
 
 
 def _without_null(schema: Any) -> Any:
-    """TOML has no null: a key that may be null is one that may be absent."""
+    """Without null, which TOML lacks: a key that may be null may be absent instead."""
     if isinstance(schema, list):
         return [_without_null(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,7 +1,6 @@
 """Recipes: the typed, closed schema of a training run, read from TOML with overrides.
 
-Owns the sections, their limits and the check of a task's settings. Must not know how training, models or data
-work; importing it loads neither torch nor a task.
+Owns the sections, their limits and the check of a task's settings. Importing it loads neither torch nor a task.
 """
 
 import dataclasses
@@ -18,8 +17,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.errors import RecipeError, UsageError
 from bert_tasks.recipe.errors import (
+    KeySources,
     KnownKeys,
-    Origin,
     Problem,
     missing_key,
     nearest_or_all,
@@ -43,24 +42,24 @@ from bert_tasks.recipe.toml import (
 if TYPE_CHECKING:
     from bert_tasks.tasks.base import Task
 
-# The texts below the fields go into the JSON schema and into docs/reference/recipe.md.
+# The texts below the fields are shown in the JSON schema and in docs/reference/recipe.md.
 _CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
 
 
 def _none_if_off(value: object) -> object:
-    """TOML has no null: 0 and "none" switch a limit off."""
+    """TOML has no null: 0 and "none" disable a limit."""
     return None if value == "none" or (value == 0 and not isinstance(value, bool)) else value
 
 
 def _without_repeats(seeds: tuple[int, ...]) -> tuple[int, ...]:
     repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if repeated:
-        raise ValueError(f"{', '.join(map(str, repeated))} stands more than once; each seed is one run")
+        raise ValueError(f"{', '.join(map(str, repeated))} appears more than once; each seed is one run")
     return seeds
 
 
 def _tracker_names(value: object) -> object:
-    """Checks the names here, because a message of pydantic's has no did-you-mean; a list is as good as a tuple."""
+    """Checks the names here, because messages of pydantic suggest no similar name. A list is accepted for a tuple."""
     if not isinstance(value, list | tuple):
         return value
     for name in value:
@@ -89,71 +88,71 @@ class ModelSection(BaseModel):
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     gradient_checkpointing: bool = False
-    """Compute layers twice to save memory."""
+    """Recompute activations in the backward pass to save memory."""
 
 
 class OptimSection(BaseModel):
-    """The optimizer (AdamW) and what is done with each step."""
+    """The optimizer (AdamW), its schedule, and the size of a step."""
 
     model_config = _CLOSED
     learning_rate: Positive = 5e-5
-    """The highest, after the warm-up; from there it falls to 0 in a straight line."""
+    """The highest learning rate, after the warm-up; it then falls linearly to 0."""
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 3
-    """How often every sample is read."""
+    """How often each sample is used."""
     batch_size: Count = 32
     """Samples per optimizer step, over all devices."""
     warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the steps in which the learning rate rises from 0."""
     weight_decay: NotNegative = 0.0
-    """Of all weights but those of layer norms and biases."""
+    """Weight decay of all weights except those of layer norms and biases."""
     max_grad_norm: Norm = 1.0
-    """The norm to which larger gradients are scaled; 0 or "none": no limit."""
+    """Larger gradients are scaled to this norm; 0 or "none": no limit."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW's first decay rate."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """AdamW's second decay rate."""
     adam_epsilon: Positive = 1e-8
-    """What AdamW adds to the denominator."""
+    """Constant that AdamW adds to the denominator."""
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
     """Number format of the matrix products; "fp16" needs a GPU."""
     head_learning_rate: Positive | None = None
-    """Learning rate of the task's head, if it should have its own."""
+    """Learning rate of the task's head, if it has its own."""
     layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Factor of the learning rate from each layer to the one below it."""
+    """Factor of the learning rate from each layer to the layer below it."""
     freeze_embeddings: bool = False
-    """Leave the embeddings as they are."""
+    """Do not train the embeddings."""
     freeze_layers: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Leave that many layers as they are, counted from the embeddings."""
+    """Number of layers, counted from the embeddings, that are not trained."""
     micro_batch_tokens: Count = 16384
-    """Tokens that a device holds at once. Decides about memory and, unless dropout is 0, about the masks of dropout."""
+    """Tokens that a device processes at once. Changes memory and, unless dropout is 0, the masks that dropout draws."""
 
 
 class RunSection(BaseModel):
-    """What is evaluated, kept and written. A checkpoint is written with every evaluation, too."""
+    """What is evaluated, saved and logged. A checkpoint is also written at every evaluation."""
 
     model_config = _CLOSED
     seed: Seed = 42
-    """Of the new head, the order of the samples and dropout."""
+    """Seed of the new head, the order of the samples and dropout."""
     seeds: Seeds | None = None
-    """One run for each, in a folder of its own inside `output_dir`; `seed` is not used then."""
+    """Train once per seed, each in its own folder inside `output_dir`; `seed` is then not used."""
     output_dir: str | None = None
     """The run's folder."""
     eval_steps: Count | None = None
-    """Evaluate after that many steps; without it after each epoch."""
+    """Evaluate after that many steps; default: after each epoch."""
     early_stopping_patience: Count | None = None
     """Stop after that many evaluations without a better model."""
     metric_for_best_model: str | None = None
-    """The metric that picks the model to keep, with several validation sets `SET/METRIC`; without it the task's main
-    one. Each metric knows whether more or less of it is better. Of equal models the one with the lower validation loss
-    is kept, then the earlier one."""
+    """The metric that picks the best model, with several validation sets `SET/METRIC`; default: the task's primary
+    metric. Each metric knows whether higher or lower is better. Ties are decided by the lower validation loss, then by
+    the earlier step."""
     logging_steps: Count = 10
-    """Write a line to metrics.jsonl after that many steps."""
+    """Write a record to metrics.jsonl after that many steps."""
     save_steps: Count | None = None
-    """Write a checkpoint after that many steps, besides those at evaluations."""
+    """Write a checkpoint after that many steps, in addition to those at evaluations."""
     keep_last: Count = 2
-    """Checkpoints to keep, besides the best one."""
+    """Number of checkpoints to keep, in addition to the best one."""
     trackers: Trackers = ()
-    """Where what goes to metrics.jsonl is sent, too; each needs its package."""
+    """Services that also receive the records of metrics.jsonl; each needs its package."""
     project: Annotated[str, Field(min_length=1)] = "bert-tasks"
     """The project's name at the trackers."""
 
@@ -167,26 +166,30 @@ class Recipe(BaseModel):
     model: ModelSection
     """The checkpoint to start from."""
     settings: dict[str, Any] = {}
-    """Fields of the task."""
+    """The settings of the task."""
     data: DataSpec
     """Where the rows are."""
     optim: OptimSection = OptimSection()
     """The optimizer."""
     run: RunSection = RunSection()
-    """What is evaluated, kept and written."""
+    """What is evaluated, saved and logged."""
 
 
 def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: str | Path | None = None) -> Recipe:
-    """The recipe of a TOML file with all paths absolute.
+    """Reads a recipe from a TOML file and checks it; all paths become absolute.
 
     Args:
         path: The file; relative paths in it start at its folder.
-        overrides: ``section.key=value`` texts, the value a TOML literal or else a string; relative paths in
-            them start at the current folder. One that sets the source of the data removes the other sources.
+        overrides: ``section.key=value`` texts, where the value is a TOML literal or else a string. Relative paths in
+            them start at the current folder. An override of the source of the data removes other sources.
         output_dir: Replaces ``run.output_dir``; relative to the current folder.
 
+    Returns:
+        The recipe.
+
     Raises:
-        RecipeError: The file is missing, is no TOML (the first mistake) or does not fit the schema (all).
+        RecipeError: The file is missing, is no TOML (the first error is reported) or does not fit the schema (all
+            errors are reported).
     """
     file = Path(path)
     text = read_text(file)
@@ -195,12 +198,14 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: 
         option = f"--output-dir {output_dir}"
         changes.append(Override(option=option, path=("run", "output_dir"), value=str(output_dir)))
     document = combined(parse_text(text, file), file.parent, changes)
-    origin = Origin(file=str(file), lines=key_lines(text), options={change.path: change.option for change in changes})
-    return _validated(document, origin)
+    sources = KeySources(
+        file=str(file), lines=key_lines(text), options={change.path: change.option for change in changes}
+    )
+    return _validated(document, sources)
 
 
 def resolved_toml(recipe: Recipe) -> str:
-    """The recipe as TOML that ``load_recipe`` reads back as an equal recipe, wherever the file lies."""
+    """The recipe as TOML; ``load_recipe`` reads an equal recipe from it, in any folder."""
     document = recipe.model_dump()
     if recipe.optim.max_grad_norm is None:
         document["optim"]["max_grad_norm"] = "none"
@@ -208,10 +213,10 @@ def resolved_toml(recipe: Recipe) -> str:
 
 
 def sections(**settings: object) -> tuple[OptimSection, RunSection]:
-    """The settings of ``[optim]`` and ``[run]`` given as keywords, each field in its section.
+    """The sections ``[optim]`` and ``[run]`` from the keywords of ``fit``.
 
     Raises:
-        RecipeError: naming every one that does not fit.
+        RecipeError: naming every value that is not allowed.
     """
     run_fields = tuple(name for name in RunSection.model_fields if name != "seeds")  # keywords are for a single run
     of_run = {name: value for name, value in settings.items() if name in run_fields}
@@ -230,7 +235,11 @@ def sections(**settings: object) -> tuple[OptimSection, RunSection]:
 
 
 def load_task_class(name: str) -> "type[Task]":
-    """The class a recipe's ``task`` names; ``module:Class`` imports the module, which runs its code."""
+    """The task class of a name; ``module:Class`` imports the module, which runs its code.
+
+    Raises:
+        RecipeError: there is no such task, or it cannot be imported.
+    """
     if ":" in name:
         return _imported_task_class(name)
     from bert_tasks.tasks import named_task
@@ -245,7 +254,7 @@ def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> "Task":
     """The recipe's task; ``labels``, if given, replace those of the settings.
 
     Raises:
-        RecipeError: The task refuses its settings.
+        RecipeError: The task rejects its settings.
     """
     settings = recipe.settings if labels is None else {**recipe.settings, "labels": labels}
     try:
@@ -274,7 +283,7 @@ def _imported_task_class(name: str) -> "type[Task]":
     return found
 
 
-def _validated(document: Document, origin: Origin) -> Recipe:
+def _validated(document: Document, sources: KeySources) -> Recipe:
     problems: list[Problem] = []
     task_class = _task_class(document, problems)
     known = _known_keys(task_class)
@@ -288,8 +297,8 @@ def _validated(document: Document, origin: Origin) -> Recipe:
     except ValidationError as error:
         problems += schema_problems(error, document, (), known)
     if recipe is None or problems:
-        raise recipe_error(problems, origin)
-    name = recipe.task if task_class is None or ":" in recipe.task else task_class.name  # an alias is not kept
+        raise recipe_error(problems, sources)
+    name = recipe.task if task_class is None or ":" in recipe.task else task_class.name  # aliases are replaced
     return recipe.model_copy(update={"task": name, "settings": settings})
 
 
@@ -325,7 +334,7 @@ def stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]
 
 
 def _checked_settings(settings: Document, task_class: "type[Task]", known: KnownKeys) -> tuple[Document, list[Problem]]:
-    """The settings as the task's field types want them, and what does not fit."""
+    """The settings, converted to the types of the task's fields, and the problems."""
     from bert_tasks.tasks.base import typed_setting
 
     fields = stated_fields(task_class)
@@ -346,7 +355,7 @@ def _checked_settings(settings: Document, task_class: "type[Task]", known: Known
 
 
 def _refused_settings(settings: Document, task_class: "type[Task]") -> Iterator[Problem]:
-    """What the task itself says, at the stated setting that it names first."""
+    """The error that the task's constructor raises, reported at the stated setting that its message names first."""
     try:
         task_class(**settings)
     except ValueError as error:
@@ -366,7 +375,7 @@ def _missing_settings(
 
 
 def _without_none(document: Mapping[str, Any]) -> Document:
-    """TOML has no null; a key that is absent means the same."""
+    """Without None: TOML has no null, and an absent key means the same."""
     return {
         key: _without_none(value) if isinstance(value, Mapping) else value
         for key, value in document.items()

@@ -1,7 +1,6 @@
-"""A part of a data file, to see what it holds.
+"""A sample of a data file, for `init`.
 
-Owns the choice of the parser, an even sample of the rows, and what a recipe must state of a file beside its path. Must
-not know tasks or recipes.
+Owns the choice of the parser, an even sample of the rows, and the reading options that a recipe must state for a file.
 """
 
 import random
@@ -21,7 +20,7 @@ from bert_tasks.errors import DataError
 _MOST_ROWS = 20_000
 _LONGEST_HEADER = 5  # words
 _MOST_ROWS_PER_CLASS = 100  # a name in fewer of them is no class
-_PLAIN = "quotes are characters like any other (with csv's rules rows could not be read)"
+_PLAIN = "quotes are ordinary characters (rows could not be read with csv's rules)"
 _UNKNOWN_BYTE = re.compile("[\udc80-\udcff]")  # as surrogateescape decodes it
 _DELIMITERS = (";", "\t", "|", ",")
 
@@ -31,13 +30,13 @@ Stated = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A data file as far as it was read.
+    """A data file and a sample of its rows.
 
     Attributes:
-        columns: the names in its header, or those of its first row.
+        columns: the names in the header, or those of the first row.
         rows: evenly drawn from all of the file's ``count`` rows, in order; ``faults`` could not be read.
-        stated: what a recipe must say of the file beside its path.
-        notes: why it must.
+        stated: the reading options that a recipe must state.
+        notes: the reasons for them.
         is_given: whether the caller named the format, whose columns are then those of the task.
     """
 
@@ -53,23 +52,23 @@ class Source:
 
     @property
     def reading(self) -> ReadOptions:
-        """How the readers get the same rows."""
+        """The options with which the readers give the same rows."""
         return ReadOptions(**{"format": self.layout.name, **self.stated})
 
 
 def read_source(path: Path, given: ReadOptions) -> Source:
-    """Reads a file once, keeping a sample; finds out what is not given of a csv file.
+    """Reads a file once and keeps a sample; detects what is not given of a csv file.
 
     Args:
         path: The file.
-        given: What is known of it; its delimiter, whether it has a header and whether quotes are characters like any
-            other are found out where they are not stated, as is the encoding from the file's first bytes.
+        given: Known reading options. Delimiter, header and quoting are detected if they are not stated, and so is the
+            encoding, from the first bytes of the file.
 
     Returns:
         The rows, and what a recipe must state.
 
     Raises:
-        DataError: There is no such file, or most of it is not what its name says.
+        DataError: The file does not exist, or most of it is not in the format of its name.
     """
     existing_file(path)
     layout = file_format(given.format, path)
@@ -85,13 +84,13 @@ def read_source(path: Path, given: ReadOptions) -> Source:
     source = replace(source, is_given=given.format is not None)
     if source.count == 0 or len(source.faults) >= source.count:
         first = source.faults[0] if source.faults else "no rows"
-        raise DataError(f"{path}: cannot be read as {layout.name}: {first}; state what it is with --format")
+        raise DataError(f"{path}: cannot be read as {layout.name}: {first}; name its format with --format")
     _check_encoding(source, encoding)
     return source
 
 
 def _with_header(path: Path, layout: Format, stated: Stated) -> Source:
-    """The file with its first line as the header, or as a row where it looks like the others."""
+    """The file with its first line as the header, or as a row if it resembles the other rows."""
     without = {**stated, "header": False}
     try:
         source = _read_better(_read_leniently(path, layout, stated))
@@ -123,7 +122,7 @@ def _are_numbered(names: Iterable[str]) -> bool:
 
 
 def _is_row(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a value of the first line comes back in its column as often as a class does."""
+    """Whether a value of the first line occurs in its column again as often as a class does."""
     for name, value in first.items():
         count = sum(row.get(name) == value for row in others) if str(value).strip() else 0
         if count > 1 and count * _MOST_ROWS_PER_CLASS > len(others):
@@ -132,12 +131,12 @@ def _is_row(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bo
 
 
 def _headless(source: Source) -> Source:
-    note = 'the first line is a row like the others: no header, so the columns are called "0", "1" and so on'
+    note = 'the first line is a row like the others, so there is no header and the columns are named "0", "1" and so on'
     return replace(source, notes=(*source.notes, note))
 
 
 def _read_better(source: Source) -> Source:
-    """The file with another delimiter if that gives columns, or without quoting if that leaves fewer faults."""
+    """The file with another delimiter if that gives columns, or without quoting if that gives fewer faults."""
     if source.layout.name not in ("csv", "tsv"):
         return source
     if "delimiter" not in source.stated:
@@ -163,7 +162,7 @@ def _read_leniently(path: Path, layout: Format, stated: Stated) -> Source:
 
 
 def _with_delimiter(source: Source) -> Source:
-    """The file cut by the mark that leaves the fewest faults, where the usual one gives a single column or many."""
+    """The file with the delimiter of the fewest faults, if the usual one gives a single column or many faults."""
     first = source.rows[0].values() if source.rows else ()
     names = first if source.stated.get("header") is False else source.columns
     if len(names) != 1 and len(source.faults) * 10 <= source.count:
@@ -174,7 +173,7 @@ def _with_delimiter(source: Source) -> Source:
     for mark in _DELIMITERS:
         if mark != usual and mark in line:
             with suppress(DataError):  # by this mark the header has names that appear twice
-                tried.append(_cut_by(mark, source))
+                tried.append(_with_mark(mark, source))
     columned = [other for other in tried if other.rows and len(other.columns) > 1]
     best = min(columned, key=lambda other: len(other.faults), default=None)
     if best is None or (len(names) != 1 and len(best.faults) >= len(source.faults)):
@@ -182,8 +181,8 @@ def _with_delimiter(source: Source) -> Source:
     return replace(best, notes=(f"the delimiter is {best.stated.get('delimiter', best.layout.delimiter)!r}",))
 
 
-def _cut_by(mark: str, source: Source) -> Source:
-    """The file with a delimiter; one with tabs that csv's rules of quoting do not fit is read without them."""
+def _with_mark(mark: str, source: Source) -> Source:
+    """The file with a delimiter; a file with tabs that breaks csv's quoting rules is read without them."""
     try:
         cut = _read(source.path, source.layout, {**source.stated, "delimiter": mark})
         if mark != "\t" or len(cut.faults) * 2 <= cut.count:
@@ -204,7 +203,7 @@ def _read(path: Path, layout: Format, stated: Stated) -> Source:
 
 
 def _sample(records: Iterator[Record], faults: list[str]) -> tuple[list[Mapping[str, Any]], int]:
-    """Up to ``_MOST_ROWS`` rows, each as likely as any other, in file order, and how many there are."""
+    """A uniform sample of up to ``_MOST_ROWS`` rows in file order, and the number of all rows."""
     chance = random.Random(0)
     kept: list[tuple[int, Mapping[str, Any]]] = []
     count = 0
@@ -222,11 +221,11 @@ def _sample(records: Iterator[Record], faults: list[str]) -> tuple[list[Mapping[
 
 
 def _check_encoding(source: Source, encoding: str) -> None:
-    """Raises DataError for what the readers make of a byte that the encoding does not know."""
+    """Raises DataError if the file has bytes that are not valid in the encoding."""
     for row in source.rows:
         for name, value in row.items():
             if not is_encodable(name) or _UNKNOWN_BYTE.search(str(value)):
                 raise DataError(
-                    f"{source.path}: column {name!r} holds bytes that are not {encoding}; state the file's encoding, "
+                    f"{source.path}: column {name!r} has bytes that are not {encoding}; name the file's encoding, "
                     "such as --encoding latin-1"
                 )

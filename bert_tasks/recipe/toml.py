@@ -1,12 +1,7 @@
-"""TOML as text: which line a key stands on, and how plain values are written.
+"""TOML: the line of each key, the text of plain values, and a recipe's document with overrides.
 
-Owns what the standard library's reader leaves out: it gives no line numbers and writes nothing. Must not know
-what the keys of a recipe mean.
-
-The keys of a recipe before they are checked: the file's, with overrides on top and every path absolute.
-
-Owns reading the file, parsing overrides, where relative paths start and how an override displaces the file's
-source of data. Must not know the limits of a value.
+Owns what tomllib lacks (line numbers and writing), where relative paths start, and which keys an override of the data's
+source replaces.
 """
 
 import json
@@ -44,7 +39,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class TOMLLimitError(tomllib.TOMLDecodeError):
-    """A valid TOML text with more in it than is read; ``line`` is None where it is not known."""
+    """A valid TOML text beyond the limits of this reader; ``line`` is None if it is not known."""
 
     def __init__(self, message: str, line: int | None) -> None:
         super().__init__(message)
@@ -52,10 +47,10 @@ class TOMLLimitError(tomllib.TOMLDecodeError):
 
 
 def parse_document(text: str) -> dict[str, Any]:
-    """The document of a TOML text.
+    """Parses a TOML text.
 
     Raises:
-        TOMLLimitError: it is nested too deeply, or an integer has more than the 64 bits that TOML asks for.
+        TOMLLimitError: it is nested too deeply, or an integer has more than the 64 bits that TOML requires.
         tomllib.TOMLDecodeError: it is no TOML.
     """
     try:
@@ -64,7 +59,7 @@ def parse_document(text: str) -> dict[str, Any]:
         raise TOMLLimitError(_TOO_DEEP, None) from None
     except tomllib.TOMLDecodeError:
         raise
-    except ValueError:  # Python converts no integer of so many digits
+    except ValueError:  # Python does not convert integers of more than 4,300 digits
         digits = _LONG_INTEGER.search(text)
         line = None if digits is None else text.count("\n", 0, digits.start()) + 1
         raise TOMLLimitError(_TOO_LARGE, line) from None
@@ -90,7 +85,7 @@ def _beyond_limits(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """The 1-based line of every table and key of a valid TOML text; keys of inline tables are left out."""
+    """The 1-based line of every table and key of a valid TOML text; keys of inline tables are omitted."""
     lines: dict[KeyPath, int] = {}
     table: tuple[str, ...] = ()
     for line, tokens in _statements(text):
@@ -104,7 +99,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Key-value pairs and table headers with the line they begin on; comments and blank lines are dropped."""
+    """Key-value pairs and table headers with their first line; comments and blank lines are skipped."""
     tokens: list[str] = []
     line = begin = 1
     depth = 0
@@ -134,10 +129,10 @@ def _only_path(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def parse_value(text: str) -> Any:
-    """A TOML literal if the text is one, else the text itself. Dates stay text: no setting is one.
+    """The value of a TOML literal, or the text itself if it is none. Dates stay text, because no setting is a date.
 
     Raises:
-        RecipeError: it is a literal with more in it than is read.
+        RecipeError: it is a literal beyond the limits of this reader.
     """
     try:
         document = parse_document(f"value = {text}")
@@ -166,7 +161,7 @@ def _table_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[st
 
 
 def literal(value: object) -> str:
-    """One value as it would stand in a TOML file."""
+    """A value as TOML writes it."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -186,7 +181,7 @@ def _key(key: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """JSON's escapes are a subset of TOML's; TOML also wants DEL escaped."""
+    """The text in quotes. JSON's escapes are a subset of TOML's; TOML also requires DEL to be escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -195,12 +190,12 @@ Document = dict[str, Any]
 _PATHS = (("data", "dir"), ("data", "train"), ("data", "validation"), ("run", "output_dir"))
 _NAMES_OR_FOLDERS = (("model", "name"), ("data", "dataset"))
 _SOURCES = ("dataset", "dir", "train")
-_OF_ONE_SOURCE = (*_SOURCES, "config", "revision", "validation")
+_SOURCE_KEYS = (*_SOURCES, "config", "revision", "validation")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """A key set from outside the file; ``option`` is what the user wrote."""
+    """A key that an option sets; ``option`` is what the user wrote."""
 
     option: str
     path: tuple[str, ...]
@@ -235,7 +230,7 @@ def parse_text(text: str, file: Path) -> Document:
         reason, line = found.groups() if found else (str(error), None)
         line = text.count("\n") + 1 if line is None else line
         hints = {
-            "Cannot overwrite a value": " (the key stands twice)",
+            "Cannot overwrite a value": " (the key appears twice)",
             "Invalid value": " (strings need quotes)",
         }
         raise RecipeError(f"{file}:{line}: no valid TOML: {reason}{hints.get(reason, '')}") from None
@@ -253,8 +248,8 @@ def parse_override(text: str) -> Override:
 
 
 def combined(document: Document, folder: Path, changes: Sequence[Override]) -> Document:
-    """The file's document with the changes on top, every path made absolute from where it was written."""
-    document = _without_displaced(document, [change.path for change in changes])
+    """The file's document with the overrides; every path becomes absolute from the place where it was written."""
+    document = _without_replaced_source(document, [change.path for change in changes])
     layers = [(document, folder), *((change.document, Path()) for change in changes)]
     with_files = any("train" in section_of(layer, "data") for layer, _ in layers)
     result: Document = {}
@@ -263,12 +258,12 @@ def combined(document: Document, folder: Path, changes: Sequence[Override]) -> D
     return result
 
 
-def _without_displaced(document: Document, changed: Sequence[tuple[str, ...]]) -> Document:
-    """The file's document without its source of data, if an override sets another kind of source."""
+def _without_replaced_source(document: Document, changed: Sequence[tuple[str, ...]]) -> Document:
+    """The document without its source of data, if an override sets another kind of source."""
     data = section_of(document, "data")
     if not any(("data", source) in changed and source not in data for source in _SOURCES):
         return document
-    return {**document, "data": {key: value for key, value in data.items() if key not in _OF_ONE_SOURCE}}
+    return {**document, "data": {key: value for key, value in data.items() if key not in _SOURCE_KEYS}}
 
 
 def section_of(document: Document, name: str) -> Document:

@@ -70,7 +70,7 @@ def test_init_leaves_answers_out_that_are_not_verbatim(tmp_path: Path) -> None:
     assert (recipe.data.on_error, draft.trial.left_out) == ("skip", 238)
     splits = prepare(recipe).splits
     assert len(splits.train) + len(splits.validation[""]) == 1190 - 238
-    assert "238 of 1190 rows (20%) cannot be used and will be left out" in draft.text
+    assert "238 of 1190 rows (20%) cannot be used and will be skipped" in draft.text
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_mistakes_at_different_depths_of_a_section_are_all_named(tmp_path: Path)
         ),
         (
             "task = 'x'\ntask = 'y'\n",
-            "recipe.toml:2: no valid TOML: Cannot overwrite a value (the key stands twice)",
+            "recipe.toml:2: no valid TOML: Cannot overwrite a value (the key appears twice)",
         ),
         ("task = 'x'\n[model]\n[model]\n", "recipe.toml:3: no valid TOML"),
         ("task = 'x'\nmodel = {", "recipe.toml:2: no valid TOML"),

@@ -160,7 +160,7 @@ def test_another_encoding(tmp_path: Path, base: str) -> None:
     rows = [{**row, "text": f"café {row['text']}"} for row in labelled()]
     path = write_csv(tmp_path / "rows.csv", rows)
     path.write_bytes(path.read_text("utf-8").encode("latin-1"))
-    with pytest.raises(DataError, match=r"column 'text' holds bytes that are not utf-8; .* --encoding latin-1"):
+    with pytest.raises(DataError, match=r"column 'text' has bytes that are not utf-8; .* --encoding latin-1"):
         draft_of(path, tmp_path)
     draft = draft_of(path, tmp_path, model=base, encoding="latin-1")
     assert load_recipe(draft.path).data.encoding == "latin-1"
@@ -265,7 +265,7 @@ def test_large_files_are_sampled_evenly(tmp_path: Path, monkeypatch: pytest.Monk
     assert (draft.source.count, len(numbers)) == (3000, 300)
     assert numbers == sorted(set(numbers))
     assert 100 < sum(number < 1500 for number in numbers) < 200
-    assert "3000 rows, 300 of them looked at" in draft.text
+    assert "3000 rows, 300 of them sampled" in draft.text
 
 
 # Which task it is
@@ -546,7 +546,7 @@ def test_any_name_is_written_so_that_it_can_be_read(
     assert sorted(columns.values()) == sorted(names)
 
 
-def test_what_is_told(tmp_path: Path) -> None:
+def test_the_draft_as_json(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "rows.csv", [{**row, "stars": i % 4} for i, row in enumerate(labelled())])
     draft = init_recipe(path, output=tmp_path / "a recipe.toml")
     lines = draft.lines()
@@ -557,9 +557,9 @@ def test_what_is_told(tmp_path: Path) -> None:
         f"  bert-tasks train '{draft.path}' --dry-run",
         f"  bert-tasks train '{draft.path}'",
     ]
-    told = draft.to_json()
-    assert (told["task"], told["rows"], told["columns"]["label"]) == ("sequence-classification", 24, "label")
-    assert json.loads(json.dumps(told)) == told
+    written = draft.to_json()
+    assert (written["task"], written["rows"], written["columns"]["label"]) == ("sequence-classification", 24, "label")
+    assert json.loads(json.dumps(written)) == written
     assert all(line.startswith("#") for line in draft.text.split("\n\n")[0].splitlines())
 
 
@@ -573,7 +573,7 @@ def test_doubts_stand_in_the_recipe(tmp_path: Path) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "rows.csv", labelled())
     (tmp_path / "made.toml").write_text("mine", "utf-8")
-    with pytest.raises(UsageError, match=r"made\.toml is there already"):
+    with pytest.raises(UsageError, match=r"made\.toml exists already"):
         draft_of(path, tmp_path)
     assert (tmp_path / "made.toml").read_text("utf-8") == "mine"
     with pytest.raises(UsageError, match="there is no folder"):

@@ -259,9 +259,9 @@ def test_answers_that_are_not_verbatim_are_left_out(share: float, hidden: bool, 
     assert draft.guess.settings == {"version_2_with_negative": hidden}
     assert load_recipe(draft.path).data.on_error == ("skip" if bad else "fail")
     assert (sum(split.rows for split in report.splits), draft.to_json()["rows_left_out"]) == (100 - bad, bad)
-    told = "\n".join(draft.lines())
+    printed = "\n".join(draft.lines())
     assert (
-        f"rows.csv: {bad} of 100 rows ({bad}%) cannot be used and will be left out, the first in line 2" in told
+        f"rows.csv: {bad} of 100 rows ({bad}%) cannot be used and will be skipped, the first in line 2" in printed
     ) == (bad > 0)
     assert (f"{bad} of 100 rows ({bad}%)" in draft.text.partition("on_error")[2]) == (bad > 0)
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 import bert_tasks
 import bert_tasks.errors as errors
 from bert_tasks.cli.app import app
-from bert_tasks.recipe.json_schema import descriptions, recipe_schema, schema_text
+from bert_tasks.recipe.json_schema import field_descriptions, recipe_schema, schema_text
 from bert_tasks.recipe.schema import ModelSection, OptimSection, Recipe, RunSection
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task
@@ -299,7 +299,7 @@ def _settings(task: type[Task]) -> str:
 def meaning_of(task: type[Task], name: str) -> str:
     """What the task says of a setting, or another task that has the same one."""
     for kind in (task, *TASKS.values()):
-        text = descriptions(kind).get(name)
+        text = field_descriptions(kind).get(name)
         if text is not None:
             return text[0].upper() + text[1:]
     return ""
