@@ -238,7 +238,7 @@ def test_usability_names_tests_that_exist() -> None:
             assert found or PENDING in line, f"{number}: {file}::{test}"
 
 
-def test_changes_are_told() -> None:
+def test_every_command_is_in_the_changelog() -> None:
     """Every command stands in the changelog."""
     text = read(ROOT / "CHANGELOG.md")
     assert [name for name in command_line()[1] if f"`{name}" not in text] == []

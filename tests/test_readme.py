@@ -78,36 +78,37 @@ def test_shell_blocks_run(readme: list[Block], page: Page) -> None:
     assert len(predictions) == 86
 
 
-def mypy(repository: Path, folder: Path, text: str) -> list[str]:
-    """The errors of ``mypy --strict`` in a file, as ``line: code``."""
-    file = folder / "program.py"
-    file.write_text(text, encoding="utf-8")
+@pytest.fixture(scope="module")
+def type_errors(
+    repository: Path, readme: list[Block], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[str]]:
+    """What ``mypy --strict`` says of the README's code and of the program: file -> ``line: code``."""
+    folder = tmp_path_factory.mktemp("programs")
+    code = "\n".join(block.text for block in readme if block.language == "python")
+    (folder / "readme.py").write_text(code, encoding="utf-8")
+    (folder / "program.py").write_text(TYPED_PROGRAM, encoding="utf-8")
     place = Path(bert_tasks.__file__).parents[1]
     environment = os.environ if place.name == "site-packages" else os.environ | {"MYPYPATH": str(place)}
     options = ["--strict", "--config-file", str(repository / "pyproject.toml"), "--no-error-summary"]
-    options += ["--cache-dir", str(repository / "build" / "mypy"), "--python-executable", sys.executable]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, file.name],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options += ["--cache-dir", str(repository / "build" / "mypy-programs")]
+    command = [sys.executable, "-m", "mypy", *options, "readme.py", "program.py"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    return [": ".join(found) for found in re.findall(r"^program\.py:(\d+): error: .*\[(.*)\]$", done.stdout, re.M)]
+    found: dict[str, list[str]] = {"readme.py": [], "program.py": []}
+    for file, line, error in re.findall(r"^([\w.]+):(\d+): error: .*\[(.*)\]$", done.stdout, re.MULTILINE):
+        found[file].append(f"{line}: {error}")
+    return found
 
 
-def test_python_blocks_pass_mypy(readme: list[Block], repository: Path, tmp_path: Path) -> None:
-    text = "\n".join(block.text for block in readme if block.language == "python")
-    assert mypy(repository, tmp_path, text) == []
+def test_python_blocks_pass_mypy(type_errors: dict[str, list[str]]) -> None:
+    assert type_errors["readme.py"] == []
 
 
-def test_type_checkers_know_the_api(repository: Path, tmp_path: Path) -> None:
+def test_type_checkers_know_the_api(type_errors: dict[str, list[str]]) -> None:
     lines = TYPED_PROGRAM.splitlines()
     expected = [f"{number}: {line.split('# ')[1]}" for number, line in enumerate(lines, start=1) if "# " in line]
     assert len(expected) == 3
-    assert mypy(repository, tmp_path, TYPED_PROGRAM) == expected
+    assert type_errors["program.py"] == expected
 
 
 def test_tables_of_numbers_name_the_command_that_made_them(repository: Path) -> None:

@@ -38,8 +38,8 @@ class FaultClass:
 CLASSES = {
     "resume": FaultClass(
         promise="A run stopped after any step, of every kind of task, on one process and on two, ends with the "
-        "weights, moments and logged losses of one that was not, bit by bit; a damaged checkpoint is named and the one "
-        "before is taken.",
+        "weights, moments and logged losses of an uninterrupted run, bit for bit; a damaged checkpoint is named and "
+        "the previous one is used.",
         tests=(
             "tests/training/test_resuming.py",
             "tests/training/test_resuming_processes.py",
@@ -48,20 +48,20 @@ CLASSES = {
     ),
     "kills": FaultClass(
         promise="A run killed (SIGKILL) at random moments of its start, its training, its saving and its "
-        "evaluation always goes on from a complete checkpoint, ends as if it had not been killed, and "
-        "leaves no litter.",
+        "evaluation always resumes from a complete checkpoint, ends as if it had not been killed, and "
+        "leaves no temporary files.",
         tests=("tests/faults/test_kills.py",),
         full={"BERT_TASKS_KILLS": "20", "BERT_TASKS_CHAINS": "5"},
     ),
     "signals": FaultClass(
-        promise="SIGTERM and SIGINT save after the step within 10 seconds, print the command that goes on, and "
+        promise="SIGTERM and SIGINT save after the step within 10 seconds, print the command that resumes the run, and "
         "exit with 143 and 130; a second signal ends at once; two runs never share a folder.",
         tests=("tests/faults/test_signals.py",),
     ),
     "ranks": FaultClass(
         promise="A process of several that raises, is killed, leaves or hangs ends the job with its own message "
-        "first; what was saved stays good. Two nodes train the bits of two processes; another number of processes goes "
-        "on with the same samples.",
+        "first; what was saved stays good. Two nodes train the same bits as two processes; another number of processes "
+        "resumes with the same samples.",
         tests=("tests/faults/test_ranks.py", "tests/faults/test_nodes.py"),
     ),
     "disk": FaultClass(
@@ -70,8 +70,7 @@ CLASSES = {
         tests=("tests/faults/test_disk.py", "tests/test_storage.py", "tests/run_dir/test_files.py"),
     ),
     "inputs": FaultClass(
-        promise="Bad files are refused with every bad row named, or read as they are meant; nothing is dropped in "
-        "silence.",
+        promise="Bad files are refused with every bad row named, or read as intended; nothing is dropped silently.",
         tests=(
             "tests/data/test_readers.py",
             "tests/data/test_columns.py",
