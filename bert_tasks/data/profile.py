@@ -32,7 +32,7 @@ class ColumnProfile:
         words: mean number of words.
         numbers: share of numbers, from ``low`` to ``high``; ``decimals``: some are no whole numbers.
         sets: share of cells with several names; ``names``: the different ones in all cells, none where any cell is
-            something else; ``separator``: what stands between them.
+            something else; ``separator``: between them.
         nested: share of lists and objects; ``lists``: of lists, also those that a text cell holds.
     """
 
@@ -112,7 +112,7 @@ def profile(name: str, values: Sequence[Any], separator: str | None = None) -> C
     Args:
         name: Of the column.
         values: Its cells.
-        separator: What stands between several names in a cell; None: found out.
+        separator: Between several names in a cell; None: it is found out.
 
     Returns:
         The figures.
@@ -194,7 +194,7 @@ def _come_back(names: Sequence[str], distinct: int, rows: int) -> bool:
 
 
 def _are_decimals(sets: Sequence[Sequence[str]]) -> bool:
-    """Whether commas part whole numbers from decimals, as many languages write them."""
+    """Whether the commas are decimal commas, as many languages write them."""
     return all(len(names) <= 2 and all(name.lstrip("+-").isdecimal() for name in names) for names in sets)
 
 

@@ -37,7 +37,7 @@ class Guess:
         reasons: what was seen and what follows from it.
         alternatives: other readings; none where there is no doubt.
         spare: (task's column, column, remark) of columns that could be read instead or as well.
-        separator: what stands between several labels in a cell.
+        separator: between several labels in a cell.
         precedence: of guesses of several tasks the highest is taken. Rows with a tag for each word are also rows with
             two columns of text, so the more demanding task has the higher one.
     """
@@ -62,7 +62,7 @@ class Hints:
         task: a name of the task.
         texts: columns: one text or two, the words, or the question and its context.
         label: the column of the labels, numbers, tags or answers.
-        separator: what stands between several labels in a cell of it.
+        separator: between several labels in a cell of that column.
     """
 
     task: str | None = None

@@ -95,8 +95,12 @@ def split_words(
     Raises:
         DataError: a word has no sub-words and the tokenizer no unknown token.
     """
-    prefixed = _needs_space(tokenizer)
-    texts = [list(map(_after_space, words)) if prefixed else list(words) for words in sentences]
+    # Byte-level BPE without ``add_prefix_space`` splits a word at the start of a text differently from one behind a
+    # space. Pre-split words would all be split as starts of texts, which the model has hardly seen.
+    alone, behind = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a", " a"))
+    texts = [list(words) for words in sentences]
+    if alone != behind:
+        texts = [[word if word == "" or word.startswith(" ") else f" {word}" for word in words] for words in texts]
     encoding = tokenizer(
         texts,
         is_split_into_words=True,
@@ -106,46 +110,29 @@ def split_words(
         padding=False,
         verbose=False,
     )
-    return [
-        _sub_words(words, encoding["input_ids"][row], encoding.word_ids(row), tokenizer.unk_token_id, longest)
-        for row, words in enumerate(sentences)
-    ]
-
-
-def _needs_space(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a word looks different at the start of a text and behind a space.
-
-    Byte-level BPE without ``add_prefix_space`` does that; pre-split words would all look like starts of texts, which
-    the model has hardly seen. transformers 5 no longer refuses them.
-    """
-    alone, behind = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a", " a"))
-    return bool(alone != behind)
-
-
-def _after_space(word: str) -> str:
-    return word if word == "" or word.startswith(" ") else f" {word}"
-
-
-def _sub_words(
-    words: Sequence[str], ids: Sequence[int], word_ids: Sequence[int], unknown: int | None, longest: int
-) -> SubWords:
-    pieces: list[list[int]] = [[] for _ in words]
-    for token, word in zip(ids, word_ids, strict=True):
-        pieces[word].append(token)
-    for number, piece in enumerate(pieces):
-        if not piece:
-            if unknown is None:
+    found = []
+    for row, words in enumerate(sentences):
+        pieces: list[list[int]] = [[] for _ in words]
+        for token, word in zip(encoding["input_ids"][row], encoding.word_ids(row), strict=True):
+            pieces[word].append(token)
+        for number, piece in enumerate(pieces):
+            if piece:
+                continue
+            if tokenizer.unk_token_id is None:
                 raise DataError(
                     f"word {number + 1}, {words[number]!r}, has no sub-words, and the tokenizer has no unknown token "
-                    "to stand for it: remove the word, or give the tokenizer an unk_token"
+                    "in its place: remove the word, or give the tokenizer an unk_token"
                 )
-            piece.append(unknown)
-    kept = [piece[:longest] for piece in pieces]
-    return SubWords(
-        ids=[token for piece in kept for token in piece],
-        starts=list(accumulate(map(len, kept), initial=0)),
-        lost=sum(map(len, pieces)) - sum(map(len, kept)),
-    )
+            piece.append(tokenizer.unk_token_id)
+        cut_pieces = [piece[:longest] for piece in pieces]
+        found.append(
+            SubWords(
+                ids=[token for piece in cut_pieces for token in piece],
+                starts=list(accumulate(map(len, cut_pieces), initial=0)),
+                lost=sum(map(len, pieces)) - sum(map(len, cut_pieces)),
+            )
+        )
+    return found
 
 
 def documents(names: Sequence[object], *, alone: bool) -> list[range]:

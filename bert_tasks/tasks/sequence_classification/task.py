@@ -80,14 +80,11 @@ class SequencePrediction(Prediction):
     logits: tuple[float, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        asked = {} if self.logits is None else {"logits": list(self.logits)}
-        return self._answer() | asked
-
-    def _answer(self) -> dict[str, Any]:
+        logits = {} if self.logits is None else {"logits": list(self.logits)}
         if self.label is None:
-            return {"score": self.score}
+            return {"score": self.score, **logits}
         chosen = {} if self.labels is None else {"labels": list(self.labels)}
-        return {"label": self.label, **chosen, "score": self.score, "scores": dict(self.scores)}
+        return {"label": self.label, **chosen, "score": self.score, "scores": dict(self.scores), **logits}
 
 
 class LabelJson(BaseModel):
@@ -466,9 +463,10 @@ class SequenceClassification(Task[SequencePrediction]):
         """See ``Task``. Numbers count as equal if they differ by less than a hundredth of the labels' range."""
         pairs = self._labelled_pairs(predictions, rows)
         if self._is_regression:
-            return _collapsed_numbers(
-                [prediction.score for prediction, _ in pairs], [float(value) for _, value in pairs]
-            )
+            numbers, labels = [prediction.score for prediction, _ in pairs], [float(value) for _, value in pairs]
+            if not pairs or max(numbers) - min(numbers) >= _NO_SPREAD * (max(labels) - min(labels)):
+                return None
+            return f"predicts a number close to {sum(numbers) / len(numbers):.4g} for every row"
         if self._is_multi_label:
             chosen = sole_prediction(
                 (_chosen(prediction) for prediction, _ in pairs), (frozenset(value) for _, value in pairs)
@@ -540,12 +538,6 @@ def _per_label(known: Mapping[str, Any], places: Sequence[int] | None) -> dict[s
         if isinstance(values, tuple) and values:
             moved[name] = nothing if places is None else tuple(values[place] for place in places)
     return moved
-
-
-def _collapsed_numbers(predictions: Sequence[float], labels: Sequence[float]) -> str | None:
-    if not predictions or max(predictions) - min(predictions) >= _NO_SPREAD * (max(labels) - min(labels)):
-        return None
-    return f"predicts a number close to {sum(predictions) / len(predictions):.4g} for every row"
 
 
 def _chosen(prediction: SequencePrediction) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ Owns the search, which gives the n-best list, probabilities and null odds of tra
 (utils_qa with its max-context map), and cuts answers out of the contexts. Must not know about tokenizers, rows,
 thresholds or metrics. Logits must be finite.
 
-Among equals the search prefers what stands first: in a window the lower token, between spans of a window the one whose
+Among equals the search prefers the first: in a window the lower token, between spans of a window the one whose
 start (then end) logit is larger, then the earlier window, and "no answer" last. So results depend neither on the batch
 nor on the device. (numpy's argsort, which transformers' example uses, leaves the order of equal logits open.)
 
@@ -138,7 +138,10 @@ def window_candidates(
     tokens = _best(padded, n_best)  # [2, W, k]
     values = padded.gather(2, tokens)  # [2, W, k]
     scores = (values[0].unsqueeze(2) + values[1].unsqueeze(1)).flatten(1)  # [W, k * k], ends change fastest
-    chosen = _best(scores, n_best, excluded=_no_spans(places.gather(2, tokens), max_answer_length))  # [W, k]
+    starts, ends = places.gather(2, tokens)  # [W, k] both
+    distance = ends.unsqueeze(1) - starts.unsqueeze(2)  # [W, k, k]
+    is_no_span = ((max_answer_length - 1 - distance).bitwise_or_(distance) < 0).flatten(1)  # one of them is negative
+    chosen = _best(scores, n_best, excluded=is_no_span)  # [W, k]
     missing, width = chosen == scores.shape[1], tokens.shape[2]
     pairs = torch.stack((chosen // width, chosen % width)).clamp_(max=width - 1)  # [2, W, k]
     spans = torch.cat((tokens.gather(2, pairs).float(), values.gather(2, pairs))).masked_fill_(missing, -torch.inf)
@@ -164,12 +167,6 @@ def _padded(logits: Sequence[Tensor], roles: Sequence[Sequence[int]], sizes: Seq
     places = np.stack((np.where(role == MAX_CONTEXT, column, FAR), np.where(role == NOT_CONTEXT, -FAR, column)))
     index = torch.from_numpy(source.ravel()).to(flat.device)
     return values.index_select(1, index).view(2, *source.shape), torch.from_numpy(places).to(flat.device)
-
-
-def _no_spans(places: Tensor, max_answer_length: int) -> Tensor:
-    """``[W, k * k]``, true where two of ``places [2, W, k]`` are no span."""
-    distance = places[1].unsqueeze(1) - places[0].unsqueeze(2)  # [W, k, k]
-    return ((max_answer_length - 1 - distance).bitwise_or_(distance) < 0).flatten(1)  # one of them is negative
 
 
 def merge_windows(
@@ -272,7 +269,8 @@ def _cut(
         return RankedSpans(SpanList("", (0, 0), np.zeros((1, 3))), 0, None, None)
     characters = itemgetter(*places[: 2 * count])(offsets)
     n_best = SpanList(context, characters, numbers)
-    best_at = _first_with_text(characters)
+    with_text = (place for place in range(count) if characters[2 * place] < characters[2 * place + 1])
+    best_at = next(with_text, None)
     if null_at is None:
         return RankedSpans(n_best, 0 if best_at is None else best_at, None, None)
     if best_at is None:
@@ -280,17 +278,10 @@ def _cut(
     return RankedSpans(n_best, best_at, null_at, float(odds[best_at]))
 
 
-def _first_with_text(characters: tuple[int, ...]) -> int | None:
-    for place in range(len(characters) // 2):
-        if characters[2 * place] < characters[2 * place + 1]:
-            return place
-    return None
-
-
 def _best(scores: Tensor, count: int, *, excluded: Tensor | None = None) -> Tensor:
     """Indices of the ``count`` highest (or all) scores of the last dimension, best first, then lowest index first.
 
-    The dimension's size stands for what is missing where all but fewer are excluded. Scores are float32 without -0.0.
+    The dimension's size fills up where fewer than ``count`` are not excluded. Scores are float32 without -0.0.
     Score and index share one integer, so that no two are equal: topk alone leaves the order of equal scores open.
     """
     size = scores.shape[-1]

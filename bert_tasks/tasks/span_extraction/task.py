@@ -1,4 +1,4 @@
-"""Span extraction: the part of a context that answers a question, or that there is none.
+"""Span extraction: the part of a context that answers a question, or "no answer".
 
 Owns the settings, features, loss, predictions and metrics of the task. How contexts are cut is in windows.py, how the
 best spans are found in search.py.
@@ -33,7 +33,7 @@ from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, feature_labels
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion
 from bert_tasks.tasks.span_extraction.detection import detect_spans
-from bert_tasks.tasks.span_extraction.search import RankedSpans, Span, merge_windows, window_candidates
+from bert_tasks.tasks.span_extraction.search import Span, merge_windows, window_candidates
 from bert_tasks.tasks.span_extraction.windows import (
     ContextTokens,
     Frame,
@@ -327,27 +327,29 @@ class SpanExtraction(Task[SpanPrediction]):
             n_best=self.n_best_size,
             with_null=self.version_2_with_negative,
         )
-        return [self._prediction(found, row.get("id")) for found, row in zip(ranked, rows, strict=True)]
+        predictions = []
+        for found, row in zip(ranked, rows, strict=True):
+            answer, null = found.answer(self.null_threshold), found.null
+            predictions.append(
+                SpanPrediction(
+                    id=row.get("id"),
+                    answer=answer.text,
+                    start=answer.start,
+                    end=answer.end,
+                    score=answer.probability,
+                    n_best=found.n_best,
+                    best=found.best,
+                    null_score=None if null is None else null.start_logit + null.end_logit,
+                    null_odds=found.null_odds,
+                )
+            )
+        return predictions
 
     def with_logits(
         self, predictions: Sequence[Prediction], reduced: Sequence[Tensor], features: Sequence[Feature]
     ) -> Sequence[Prediction]:
         """The same: ``n_best`` has the start and end logit of every span."""
         return predictions
-
-    def _prediction(self, found: RankedSpans, name: str | None) -> SpanPrediction:
-        answer, null = found.answer(self.null_threshold), found.null
-        return SpanPrediction(
-            id=name,
-            answer=answer.text,
-            start=answer.start,
-            end=answer.end,
-            score=answer.probability,
-            n_best=found.n_best,
-            best=found.best,
-            null_score=None if null is None else null.start_logit + null.end_logit,
-            null_odds=found.null_odds,
-        )
 
     def fitted_to(self, rows: Iterable[Row]) -> Self:
         """The same task. Raises DataError for questions without an answer, unless the settings expect them."""
@@ -434,7 +436,7 @@ class SpanExtraction(Task[SpanPrediction]):
     def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
         """The official files: answers by id, and beside them ``nbest.json`` and ``null_odds.json`` (2.0 only).
 
-        Rows without an id bear their number, from 0.
+        Rows without an id have their number, from 0.
 
         Raises:
             DataError: two rows have the same id.
@@ -445,7 +447,7 @@ class SpanExtraction(Task[SpanPrediction]):
         named = dict(zip(_file_ids(prediction.id for prediction in spans), spans, strict=True))
         files: dict[str, Mapping[str, Any]] = {
             "": {name: prediction.answer for name, prediction in named.items()},
-            "nbest.json": {name: [_official(span) for span in prediction.n_best] for name, prediction in named.items()},
+            "nbest.json": {name: list(map(_official, one.n_best)) for name, one in named.items()},
         }
         if self.version_2_with_negative:
             files["null_odds.json"] = {name: prediction.null_odds for name, prediction in named.items()}

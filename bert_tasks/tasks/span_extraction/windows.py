@@ -1,6 +1,6 @@
 """Windows of a question and a long context, as transformers' fast tokenizers cut pairs with ``only_second``.
 
-Owns where windows begin and end, which characters their tokens stand for, in which window a token has the most context,
+Owns where windows begin and end, which characters their tokens cover, in which window a token has the most context,
 and which tokens an answer lies on. A question and a context are tokenised each for itself: contexts come back with
 every question, and windows of a context differ only in where it is cut. Must not know rows, settings or logits.
 """
@@ -17,7 +17,7 @@ from bert_tasks.tasks.span_extraction.search import CONTEXT, MAX_CONTEXT, NOT_CO
 
 Numbers = npt.NDArray[np.int64]
 
-NOWHERE = -1  # the characters of a token that stands for none of the context
+NOWHERE = -1  # in place of the characters of a token that is not from the context
 
 
 class Tokens(NamedTuple):
@@ -84,7 +84,7 @@ class ContextTokens:
 
     Attributes:
         ids: token ids without special tokens.
-        starts, ends: the characters that each token stands for, without white space around them: some tokenizers
+        starts, ends: the characters that each token covers, without white space around them: some tokenizers
             count the space before a word to it. They are equal for a token of white space only.
     """
 

@@ -174,7 +174,7 @@ class TokenClassification(Task[TokenPrediction]):
             Column(name="words", kind="words"),
             Column(name="tags", kind="tags", required=False),
             Column(name="document", kind="id", required=False),
-            Column(name="text", kind="text", required=False),  # in place of the words, or where they stand
+            Column(name="text", kind="text", required=False),  # in place of the words, or the text that they are from
         )
 
     @property
