@@ -17,8 +17,8 @@ def guess_task(rows: Sequence[Row], hints: Hints = NO_HINTS) -> Guess:
     """The task that fits the rows best.
 
     Args:
-        rows: A sample of the file's.
-        hints: What the caller knows.
+        rows: A sample of the rows of a file.
+        hints: What the user says about them.
 
     Returns:
         The task, with other tasks that fit among the alternatives.
@@ -39,20 +39,15 @@ def guess_task(rows: Sequence[Row], hints: Hints = NO_HINTS) -> Guess:
     if not guesses:
         raise _nothing_fits(profiles, hints)
     best, *others = sorted(guesses, key=lambda guess: -guess.precedence)
-    known = hints.task is not None or (hints.label is not None and hints.texts)
-    doubts = [] if known else [_described(other) for other in others if _may_be_meant(other, best)]
-    return replace(best, alternatives=(*best.alternatives, *doubts))
-
-
-def _may_be_meant(other: Guess, best: Guess) -> bool:
-    """Whether the other task learns a column of its own that is called as labels are."""
-    label, taken = list(other.columns.values())[-1], set(best.columns.values())
-    return label not in taken and label.strip().lower() in LABEL_NAMES
-
-
-def _described(guess: Guess) -> str:
-    columns = ", ".join(f'{column} = "{name}"' for column, name in guess.columns.items())
-    return f'task = "{guess.task}" with {columns}'
+    alternatives = list(best.alternatives)
+    if hints.task is None and (hints.label is None or not hints.texts):
+        for other in others:
+            # Another task may be meant if it learns a column of its own that has a usual name for labels.
+            label = list(other.columns.values())[-1]
+            if label not in best.columns.values() and label.strip().lower() in LABEL_NAMES:
+                columns = ", ".join(f'{column} = "{name}"' for column, name in other.columns.items())
+                alternatives.append(f'task = "{other.task}" with {columns}')
+    return replace(best, alternatives=tuple(alternatives))
 
 
 def _nothing_fits(profiles: Sequence[ColumnProfile], hints: Hints) -> DataError:

@@ -1,7 +1,7 @@
 """The task contract: rows -> features -> logits -> loss -> predictions -> metrics.
 
-Owns the types that training, inference and the model share with a task. Must not know how training runs, how
-checkpoints are stored or what a recipe is.
+Owns the class that a task derives from and the types that training, inference and the model share with it. Everything
+that the package knows about a task is a member of its class: other packages ask the task and name none.
 
 Shape legend: N tokens, B sequences (windows), S samples (rows or windows), R tokens a head reads, H hidden, L labels.
 """
@@ -32,7 +32,7 @@ from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_lengt
 
 Item = TypeVar("Item", bound=Hashable)
 
-# Said of a saved model whose head transformers lacks.
+# For people, about a saved model whose head transformers lacks.
 NO_STOCK_HEAD = (
     "transformers lacks this model's head: use the folder with bert_tasks. Pipelines of transformers end in an error "
     "or give other predictions, with LABEL_0, LABEL_1, ... in place of the labels."
@@ -121,9 +121,11 @@ PredictionT = TypeVar("PredictionT", bound=Prediction, default=Any)
 class Task(ABC, Generic[PredictionT]):
     """One kind of task; one frozen instance per model, whose fields are its settings.
 
-    A subclass sets ``name`` (as on the hub), the columns it reads and how it turns rows into numbers and back. The
-    fields are what a recipe may state under ``[settings]`` and what ``config.json`` stores, so they hold plain values
-    only.
+    A subclass is a frozen dataclass with a ``name`` and the nine abstract members: ``columns``, ``features``, ``head``,
+    ``loss``, ``counts``, ``decode``, ``metrics``, ``primary_metric`` and ``hf_config``. All other members have
+    defaults, with which a task trains, predicts, and is reported, exported and served; it overrides those that it can
+    improve. The fields are what a recipe may state under ``[settings]`` and what ``config.json`` stores, so they hold
+    plain values only.
 
     Attributes:
         aliases: further names that users may write for the task, those of the hub's pipelines.
@@ -172,12 +174,12 @@ class Task(ABC, Generic[PredictionT]):
     @property
     @abstractmethod
     def columns(self) -> tuple[Column, ...]:
-        """What a row needs."""
+        """The columns of a row, those of the labels included; recipes may map them to other names."""
 
     @property
     @abstractmethod
     def primary_metric(self) -> str:
-        """The key of ``metrics`` that picks the best model."""
+        """The key of ``metrics`` by which the best checkpoint is chosen."""
 
     @property
     def lower_is_better(self) -> frozenset[str]:
@@ -206,11 +208,22 @@ class Task(ABC, Generic[PredictionT]):
     @property
     @abstractmethod
     def hf_config(self) -> dict[str, Any]:
-        """What transformers' config says of this task: id2label, label2id, problem_type."""
+        """The entries of transformers' config for this task: id2label, label2id, problem_type."""
 
     @abstractmethod
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """Windows of a batch of rows, in row order, at least one per row; ``row`` counts from 0 within the batch."""
+        """The windows of some rows, deterministic, because they are cached.
+
+        Args:
+            rows: in canonical form; labels may be missing.
+            tokenizer: of the model.
+
+        Returns:
+            At least one feature for each row, in row order; ``row`` counts from 0 within ``rows``.
+
+        Raises:
+            DataError: a row cannot be read for this task.
+        """
 
     @abstractmethod
     def head(self, config: EncoderConfig) -> Head:
@@ -283,7 +296,12 @@ class Task(ABC, Generic[PredictionT]):
 
     @abstractmethod
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
-        """Metrics over labelled rows, keyed and scaled as in HF evaluate."""
+        """Metrics with the names and scales of Hugging Face's evaluate.
+
+        Args:
+            predictions: as ``decode`` gave them.
+            rows: as many; those without a label do not count.
+        """
 
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """What ``metrics`` gave (and the loss) for people: each number once, those of single classes in a table."""
@@ -320,7 +338,7 @@ class Task(ABC, Generic[PredictionT]):
         return self
 
     def cut_notes(self, cuts: Cuts) -> tuple[str, ...]:
-        """Sentences for people on what of some rows no window holds; none where nothing was cut."""
+        """Sentences for people about rows of which no window holds everything; none where nothing was cut."""
         if not cuts.cut_rows:
             return ()
         return (f"{cuts.share(cuts.cut_rows)} rows are longer than max_length = {self.max_length} tokens and were cut",)
@@ -344,18 +362,29 @@ class Task(ABC, Generic[PredictionT]):
         return {name: value for name, value in known.items() if name not in given}
 
     def check_render(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
-        """Looks at rows that ``render`` will get, before they are predicted.
+        """Checks rows that ``render`` will get, before they are predicted.
+
+        Args:
+            extension: one of ``file_formats``.
+            rows: in the order in which they will be predicted.
 
         Returns:
-            Sentences for people on what of the rows the format cannot hold and ``render`` changes.
+            Sentences for people about what the format cannot hold, so that ``render`` changes it.
 
         Raises:
-            DataError: the format has no place for these rows.
+            DataError: the format cannot hold these rows.
         """
         return ()
 
     def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
-        """Predictions in one of ``file_formats``: file name suffix -> text; the suffix "" is the file asked for."""
+        """The predictions in one of ``file_formats``.
+
+        Returns:
+            Suffix of a file name -> text of the file; the suffix "" is the file that was asked for.
+
+        Raises:
+            UsageError: the task does not have this format.
+        """
         raise UsageError(f"{self.name} has no output format {extension!r}")
 
     def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
