@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +24,7 @@ from bert_tasks.errors import BertTasksError, CheckpointError, ClosedPipeError, 
 
 Result = TypeVar("Result")
 
-# What accelerate may be configured to do that this package neither wants nor tests.
+# The kinds of processes that are tested; accelerate may be configured for others.
 _PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")
 _LONGEST_VALUE = 80  # characters of a value in a message
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -196,10 +197,10 @@ class CPUUse:
 
     Attributes:
         threads: of each process (``torch.get_num_threads``).
-        processes: of the run on this machine, this one included.
+        processes: of the run on this machine, including this one.
         cores: that the run may use; a quota may be a fraction.
-        load: how many threads of all programs want to run; None if it is not known, or if the run may use a part of
-            the machine only, because the load then may be on the other cores.
+        load: how many threads of all programs want to run; None if it is not known, or if the run may use only a part
+            of the machine, because the load may then be on the other cores.
     """
 
     threads: int
@@ -207,16 +208,11 @@ class CPUUse:
     cores: float
     load: float | None = None
 
-    @property
-    def free_cores(self) -> int:
-        """The cores that other programs leave, at least 1. One thread of each process is part of the load."""
-        others = 0.0 if self.load is None else max(0.0, self.load - self.processes)
-        return max(1, round(int(self.cores) - others))
-
 
 def thread_hint(use: CPUUse) -> str | None:
-    """What to set where threads outnumber the cores; None where they do not."""
-    total, free = use.threads * use.processes, use.free_cores
+    """What to set if a run on CPUs has more threads than free cores, which can make it many times slower; else None."""
+    others = 0.0 if use.load is None else max(0.0, use.load - use.processes)  # the load has a thread of each process
+    total, free = use.threads * use.processes, max(1, round(int(use.cores) - others))
     if total <= use.cores and total <= free:
         return None
     what = f"{use.processes} x {use.threads} threads" if use.processes > 1 else f"{use.threads} threads"
@@ -232,46 +228,32 @@ def thread_hint(use: CPUUse) -> str | None:
 
 
 def cpu_use(*, threads: int, processes: int, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> CPUUse:
-    """What the machine tells now.
+    """What the machine reports now. Files that are missing or unreadable are ignored.
 
     Args:
         threads, processes: see ``CPUUse``.
-        proc, cgroups: where the kernel shows its files.
+        proc, cgroups: the kernel's file systems.
     """
     present = os.cpu_count()
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
-    quotas = _quotas(proc, cgroups)
-    known = [float(number) for number in (present, allowed) if number is not None]
-    cores = max(1.0, min([*known, *quotas], default=1.0))
-    is_whole = present is not None and cores >= present
-    return CPUUse(threads=threads, processes=processes, cores=cores, load=_load(proc) if is_whole else None)
-
-
-def _quotas(proc: Path, cgroups: Path) -> list[float]:
-    """The cores that cpu.max allows to this process's control group and to those around it (version 2 only)."""
-    found = []
+    limits = [float(number) for number in (present, allowed) if number is not None]
     for line in _read(proc / "self" / "cgroup").splitlines():
-        if line.startswith("0::/"):
-            own = cgroups / line.removeprefix("0::/")
-            folders = [own, *own.parents]
+        if line.startswith("0::/"):  # version 2; the limits of the groups around the process's own apply, too
+            group = cgroups / line.removeprefix("0::/")
+            folders = [group, *group.parents]
             for folder in folders[: folders.index(cgroups) + 1]:
                 match _read(folder / "cpu.max").split():
                     case [quota, period] if quota.isdecimal() and period.isdecimal() and int(period):
-                        found.append(int(quota) / int(period))
-    return found
-
-
-def _load(proc: Path) -> float | None:
-    """The lower of the last minute's average and the threads that can run now.
-
-    The average alone still counts a program that has ended, such as the last training run; the present number alone may
-    count one that runs for a moment only.
-    """
-    try:
-        average, _, _, now, _ = _read(proc / "loadavg").split()
-        return min(float(average), float(now.partition("/")[0]))
-    except ValueError:
-        return None
+                        limits.append(int(quota) / int(period))
+    cores = max(1.0, min(limits, default=1.0))
+    load = None
+    if present is not None and cores >= present:
+        # The average of the last minute still counts a program that has ended, such as the last training run; the
+        # present number may count one that runs for a moment.
+        with suppress(ValueError):
+            average, _, _, running, _ = _read(proc / "loadavg").split()
+            load = min(float(average), float(running.partition("/")[0]))
+    return CPUUse(threads=threads, processes=processes, cores=cores, load=load)
 
 
 def _read(path: Path) -> str:

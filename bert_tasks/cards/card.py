@@ -138,7 +138,7 @@ def read_run(folder: Path) -> FinishedRun:
         UsageError: the folder holds no finished run, or its files are damaged.
         CheckpointError: its model cannot be read, or the folder holds several runs.
     """
-    metadata, summary = outputs.read_facts(folder), outputs.read_summary(folder)
+    metadata, summary = outputs.read_run_metadata(folder), outputs.read_summary(folder)
     if metadata is None:
         model_folder(folder)  # raises an error that says so if the folder holds several runs
     if metadata is None or summary is None:

@@ -1,7 +1,7 @@
-"""Training again from a saved run, and whether the same comes out, bit for bit.
+"""Training again from a saved run, and comparing the results bit for bit.
 
-Owns what is compared and what is not: times differ on any machine. Must not know how training works; the second run is
-one like any other, in a folder of its own.
+Owns what is compared and what is not: times differ on any machine. The second run is an ordinary one with a folder of
+its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,14 +33,14 @@ _SHOWN = 20  # differences in a table for people
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Something that is not what it was. ``where``: a key, or a place in a file."""
+    """A value that differs. ``where``: a key, or a place in a file."""
 
     where: str
     before: Any
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.where}: {_text(self.before)} was, {_text(self.now)} is"
+        return f"{self.where}: {_text(self.before)} before, {_text(self.now)} now"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Reproduction:
     """A run and its repetition.
 
     Attributes:
-        surroundings: what differed before training began; it may be the reason for ``differences``.
+        surroundings: what differed before training began; it may be the cause of ``differences``.
         compared: what was compared.
     """
 
@@ -82,14 +82,15 @@ class Reproduction:
 
 
 def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress: bool = True) -> Reproduction:
-    """Trains again what the folder of a finished run states, and compares what comes out.
+    """Repeats a finished run from its folder, and compares the results.
 
-    The number of threads is set to the run's while it trains. Trackers are left out. A repetition that was stopped goes
-    on when it is called again; a finished one is only compared.
+    The number of threads is set to the run's while it trains. Trackers are left out. Call it again to resume a
+    repetition that was interrupted; a finished one is only compared.
 
     Args:
+        run: the folder of a finished run of a recipe.
         output_dir: the folder of the second run; default: the run's, with ``-reproduced`` at its end.
-        progress: tell on standard error how it goes, and what differs before it begins.
+        progress: report on standard error, including what differs before training begins.
 
     Raises:
         UsageError: there is no finished run of a recipe, or ``output_dir`` is the run's own folder or in use.
@@ -127,18 +128,22 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
-    """run.json of a run that can be repeated."""
+    """The run.json of a run that can be repeated.
+
+    Raises:
+        UsageError: the folder holds no finished run of a recipe.
+    """
     if not exists(folder):
         raise UsageError(
             f"{folder}: {missing_path(folder, 'folder')}; expected the output folder of `bert-tasks train`"
         )
-    metadata = outputs.read_facts(folder)
+    metadata = outputs.read_run_metadata(folder)
     if metadata is None:
         inside = sorted(path.parent.name for path in folder.glob(f"*/{outputs.RUN}"))
         hint = f"; it holds those of {', '.join(inside[:3])}: name one of them" if inside else ""
         raise UsageError(f"{folder} holds no {outputs.RUN}: expected the output folder of `bert-tasks train`{hint}")
     if outputs.read_summary(folder) is None:
-        raise UsageError(f"{folder} holds a run that is not finished: finish it by the command that began it")
+        raise UsageError(f"{folder} holds a run that is not finished: run its command again to finish it")
     if not is_file(folder / outputs.RECIPE):
         raise UsageError(f"{folder} holds no {outputs.RECIPE}: a run made by fit(...) is repeated by calling it again")
     return metadata
@@ -152,11 +157,11 @@ def _trainer(recipe: Recipe, metadata: Mapping[str, Any], accelerator: Accelerat
     """
     prepared = main_process_first(accelerator, lambda: prepare(recipe))
     before = metadata["data"]
-    for name, now in outputs.data_facts(prepared.splits).items():
+    for name, now in outputs.data_metadata(prepared.splits).items():
         if now["fingerprint"] != before.get(name, now)["fingerprint"]:
             raise DataError(
                 f"{now['source']}: the rows of {name} are not those of the run (fingerprint {now['fingerprint'][:12]}, "
-                f"it had {before[name]['fingerprint'][:12]}): bring the file back as it was"
+                f"expected {before[name]['fingerprint'][:12]}): restore the file as it was"
             )
     return make_trainer(prepared)
 
@@ -181,7 +186,7 @@ def _environment_differences(metadata: Mapping[str, Any], trainer: Trainer) -> I
 
 def _compared(folder: Path, home: Path, surroundings: tuple[Difference, ...]) -> Reproduction:
     weights = [path.relative_to(folder) for path in sorted((folder / outputs.MODEL).glob("*.safetensors"))]
-    found: list[Difference] = [*_summaries(folder, home), *_courses(folder, home)]
+    found: list[Difference] = [*_summaries(folder, home), *_events(folder, home)]
     for name in weights:
         before, now = (sha256_file(path) if is_file(path) else None for path in (folder / name, home / name))
         if before != now:
@@ -200,8 +205,8 @@ def _summaries(folder: Path, home: Path) -> Iterator[Difference]:
     yield from _different(outputs.SUMMARY, {} if before is None else before, {} if now is None else now)
 
 
-def _courses(folder: Path, home: Path) -> Iterator[Difference]:
-    """The losses, rates, norms and metrics of every logged step."""
+def _events(folder: Path, home: Path) -> Iterator[Difference]:
+    """Differences in losses, rates, norms and metrics of every logged step."""
     nothing: dict[str, Any] = {}
     for before, now in zip_longest(outputs.read_events(folder), outputs.read_events(home), fillvalue=nothing):
         event = before if before else now
@@ -219,7 +224,7 @@ def _different(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def _table(differences: Sequence[Difference]) -> list[str]:
-    """The first differences, in columns."""
+    """The first differences as lines with columns."""
     rows = [("what", "the run", "now")]
     rows += [(one.where, _text(one.before), _text(one.now)) for one in islice(differences, _SHOWN)]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]

@@ -1,7 +1,6 @@
-"""One recipe with several seeds: how much of a score is luck.
+"""One recipe with several seeds, which shows how much of a score is due to chance.
 
-Owns the folder of the runs (``seed-1``, ``seed-2``, ... and ``seeds.json``) and what becomes of each seed. Must not
-know how a run is trained (each is one that ``run.train`` makes of the recipe with that seed) or how runs are compared.
+Owns the folder of the runs: ``seed-1``, ``seed-2``, ... and ``seeds.json``.
 """
 
 import json
@@ -43,10 +42,11 @@ def train_seeds(
 ) -> SeedsResult:
     """Runs a recipe once for each seed and compares the runs.
 
-    ``OUTPUT_DIR/seed-N`` is the run that the recipe with ``run.seed = N`` makes. One that is finished is reported, not
-    repeated; an unfinished one goes on from its newest checkpoint. The comparison goes to ``OUTPUT_DIR/seeds.json``. A
-    run that diverges is reported as failed, and the others go on. Runs of other seeds that the folder has already are
-    part of the comparison if they were made with the same settings; a note names those that are not.
+    ``OUTPUT_DIR/seed-N`` is the run that the recipe with ``run.seed = N`` makes. A finished run is reported, not
+    repeated; an unfinished one resumes from its newest checkpoint. The comparison is written to
+    ``OUTPUT_DIR/seeds.json``. A run that diverges is reported as failed, and the others continue. Runs of other seeds
+    that are in the folder already are part of the comparison if they were made with the same settings; a note names
+    those that are not.
 
     Args:
         seeds: default: the recipe's ``run.seeds``.
@@ -60,7 +60,7 @@ def train_seeds(
     accelerator = make_accelerator(loaded.optim.mixed_precision)
     is_main = accelerator.is_main_process
     planned = _planned(loaded, seeds, overwrite=overwrite)
-    if overwrite:  # all of them now: the command that goes on with a stopped run does not overwrite
+    if overwrite:  # all of them now: the command that resumes an interrupted run does not overwrite
         broadcast_from_main(accelerator, lambda: _remove_runs(planned))
     runs = []
     for number, made in enumerate(planned, start=1):
@@ -84,7 +84,7 @@ def seed_recipes(recipe: Recipe, seeds: Iterable[int] | None = None) -> dict[int
     """Seed -> the recipe of its run; ``seeds`` default to the recipe's.
 
     Raises:
-        RecipeError: no seed, one that stands twice, or one that is out of range.
+        RecipeError: no seed, one that appears twice, or one that is out of range.
     """
     chosen = recipe.run.seeds if seeds is None else _checked(tuple(seeds))
     if chosen is None:
@@ -146,11 +146,11 @@ def _remove_runs(recipes: Iterable[Recipe]) -> None:
 
 def _check_settings(recipe: Recipe) -> None:
     """Refuses a folder that holds a run of another recipe, as far as that shows without reading data."""
-    facts = outputs.read_facts(_folder(recipe))
-    if facts is None:
+    metadata = outputs.read_run_metadata(_folder(recipe))
+    if metadata is None:
         return
     stated = stated_settings(recipe.model.model_dump(), recipe.optim, recipe.run)
-    before = {name: value for name, value in facts["settings"].items() if name in stated}
+    before = {name: value for name, value in metadata["settings"].items() if name in stated}
     changes(_folder(recipe), before, stated, finished=outputs.read_summary(_folder(recipe)) is not None)
 
 
@@ -182,7 +182,7 @@ def _runs_of_other_seeds(folder: Path, runs: Sequence[SeedRun], recipe: Recipe) 
     """The runs that ended in this folder earlier, and a note on each that cannot be compared with these."""
     found: list[SeedRun] = []
     notes: list[str] = []
-    mine, failures = _facts(runs[0].output_dir), _failures(folder)
+    mine, failures = _metadata(runs[0].output_dir), _failures(folder)
     for seed, place in sorted(_seed_folders(folder).items()):
         if seed in {run.seed for run in runs}:
             continue
@@ -201,12 +201,12 @@ def _earlier_run(
     """How the run in the folder ended; None if there is none.
 
     Raises:
-        UsageError, CheckpointError: it cannot be compared with the run of which ``mine`` are the facts.
+        UsageError, CheckpointError: it cannot be compared with the run whose run.json is ``mine``.
     """
-    facts, summary = outputs.read_facts(folder), outputs.read_summary(folder)
-    if facts is None:
+    metadata, summary = outputs.read_run_metadata(folder), outputs.read_summary(folder)
+    if metadata is None:
         return None
-    differing = _differing_settings(facts, mine)
+    differing = _differing_settings(metadata, mine)
     if differing:
         raise UsageError(f"it has other settings ({', '.join(differing)})")
     if summary is None and failure is None:
@@ -216,7 +216,7 @@ def _earlier_run(
     model = folder / outputs.MODEL
     task = stated_task(model, read_config(model), load_task_class(recipe.task), {})
     try:
-        sets = facts["metrics"]["sets"]
+        sets = metadata["metrics"]["sets"]
         result = FitResult.from_summary(summary, output_dir=folder, task=task, validation_sets=sets)
     except (LookupError, TypeError, AttributeError):
         raise UsageError(f"{folder / outputs.SUMMARY} is damaged") from None
@@ -238,46 +238,46 @@ def _failures(folder: Path) -> dict[int, str]:
         return {}
 
 
-def _differing_settings(facts: Mapping[str, Any], mine: Mapping[str, Any], most: int = 3) -> list[str]:
-    """Names of settings by which a run is another one than with another seed only.
+def _differing_settings(metadata: Mapping[str, Any], mine: Mapping[str, Any], most: int = 3) -> list[str]:
+    """The settings besides the seed in which two runs differ.
 
-    Rows that each seed sets aside differ with it; where the validation rows are the same, so must be the training rows.
+    Validation rows taken from the training rows differ with the seed; if they are the same, the training rows must be.
     """
-    same_validation = _validation(facts) == _validation(mine)
-    before, now = facts["settings"], mine["settings"]
-    apart = {"run.seed", *SILENT, *(f"data.{split}" for split in _validation(mine) | _validation(facts))}
+    same_validation = _validation(metadata) == _validation(mine)
+    before, now = metadata["settings"], mine["settings"]
+    apart = {"run.seed", *SILENT, *(f"data.{split}" for split in _validation(mine) | _validation(metadata))}
     apart |= set() if same_validation else {"data.train"}
     names = [name for name in sorted({*before, *now} - apart) if before.get(name) != now.get(name)]
     return [*names[:most], *(["..."] if len(names) > most else [])]
 
 
 def _compared(folder: Path, runs: Sequence[SeedRun], notes: Sequence[str]) -> SeedsResult:
-    facts = [_facts(run.output_dir) for run in runs]
-    metrics = facts[0]["metrics"]
+    metadata = [_metadata(run.output_dir) for run in runs]
+    metrics = metadata[0]["metrics"]
     lowest = {metric_key(name, metric) for name in metrics["sets"] for metric in metrics["lower_is_better"]}
     return SeedsResult(
         output_dir=folder,
         metric=metrics["best"],
         runs=tuple(runs),
         lower_is_better=frozenset(lowest),
-        notes=(*_notes(facts), *notes),
+        notes=(*_notes(metadata), *notes),
     )
 
 
-def _facts(folder: Path) -> dict[str, Any]:
-    """What a run says it was made of."""
-    facts: dict[str, Any] = json.loads((folder / outputs.RUN).read_text(encoding="utf-8"))
-    return facts
+def _metadata(folder: Path) -> dict[str, Any]:
+    """The content of run.json."""
+    metadata: dict[str, Any] = json.loads((folder / outputs.RUN).read_text(encoding="utf-8"))
+    return metadata
 
 
-def _validation(facts: Mapping[str, Any]) -> dict[str, str]:
+def _validation(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Split of the validation rows -> their fingerprint, in the order of evaluation."""
-    return {split: data["fingerprint"] for split, data in facts["data"].items() if split != "train"}
+    return {split: data["fingerprint"] for split, data in metadata["data"].items() if split != "train"}
 
 
-def _notes(facts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if any(_validation(other) != _validation(facts[0]) for other in facts[1:]):
+def _notes(metadata: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if any(_validation(other) != _validation(metadata[0]) for other in metadata[1:]):
         yield (
-            "the runs have different validation rows (each seed sets its own aside), which adds to the spread; "
-            "state data.validation to compare them on the same rows"
+            "the runs have different validation rows, because each seed selects its own, which adds to the spread; "
+            "set data.validation to compare them on the same rows"
         )

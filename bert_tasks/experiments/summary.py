@@ -1,6 +1,6 @@
-"""What several runs of one recipe say together: figures over the seeds, and which runs collapsed.
+"""The summary of several runs of one recipe: statistics over the seeds, and which runs collapsed.
 
-Owns the statistics and the tables for people and programs. Must not know how runs are made or where they are kept.
+Owns the statistics and the tables for people and programs.
 """
 
 import math
@@ -19,7 +19,7 @@ class SeedRun:
     """One seed's run.
 
     Attributes:
-        result: None where the run diverged; ``failure`` says at which step.
+        result: None if the run diverged; ``failure`` names the step.
     """
 
     seed: int
@@ -33,18 +33,18 @@ class SeedRun:
         return None if self.result is None else self.result.collapse
 
     def value(self, metric: str) -> float:
-        """The best model's metric; not a number where there is none."""
+        """A metric of the best model; NaN if there is none."""
         return math.nan if self.result is None else self.result.metrics.get(metric, math.nan)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """A metric over several runs; a metric that is not a number in some run has no mean.
+    """A metric over several runs; it has no mean if it is NaN in some run.
 
     Attributes:
-        runs: how many have it.
-        std: the sample standard deviation (divided by runs - 1), not a number for a single run.
-        best, best_seed: the highest (where less is better: the lowest) and whose it is; among equals the first.
+        runs: the number of runs that have it.
+        std: the sample standard deviation (divided by runs - 1); NaN for a single run.
+        best, best_seed: the highest (if lower is better, the lowest) and its seed; among equal ones the first.
     """
 
     runs: int
@@ -61,8 +61,8 @@ class SeedsResult:
 
     Attributes:
         metric: the one that picks the best model.
-        lower_is_better: keys of the metrics of which less is better.
-        notes: what a reader of the figures must know.
+        lower_is_better: the metrics for which lower is better.
+        notes: sentences that a reader of the statistics must know.
     """
 
     output_dir: Path
@@ -100,7 +100,7 @@ class SeedsResult:
             "collapsed": {str(run.seed): run.collapse for run in self.collapsed},
             "failed": {str(run.seed): run.failure for run in self.failed},
             "metrics_without_collapsed": without if self.collapsed else None,
-            "runs": [_run_facts(run, self.metric) for run in self.runs],
+            "runs": [_run_record(run, self.metric) for run in self.runs],
             "notes": list(self.notes),
         }
 
@@ -125,16 +125,16 @@ class SeedsResult:
 
     def _mean_tables(self) -> dict[str, MetricTable]:
         """Validation set -> the means of its metrics; empty where every run diverged."""
-        done = next((run.result for run in self.runs if run.result is not None), None)
-        if done is None:
+        first = next((run.result for run in self.runs if run.result is not None), None)
+        if first is None:
             return {}
         means = {name: spread.mean for name, spread in self.metrics.items()}
-        by_set = metrics_by_set(means, done.validation_sets)
-        return {name: done.task.metric_table(metrics) for name, metrics in by_set.items()}
+        by_set = metrics_by_set(means, first.validation_sets)
+        return {name: first.task.metric_table(metrics) for name, metrics in by_set.items()}
 
     def _remarks(self) -> Iterator[str]:
         if self.failed:
-            yield f"{_counted(self.failed, self.runs)} diverged and count nowhere"
+            yield f"{_counted(self.failed, self.runs)} diverged and are not counted"
         if self.collapsed:
             spread = spreads(self.sound, self.lower_is_better).get(self.metric)
             rest = "no other is left" if spread is None else f"without: {self.metric} {_mean_and_std(spread)}"
@@ -174,11 +174,13 @@ def _class_means(name: str, table: MetricTable) -> list[str]:
     return ["", title, *table.class_lines(), ""] if table.rows else []
 
 
-def _run_facts(run: SeedRun, metric: str) -> dict[str, Any]:
-    done = run.result
-    facts = {"seed": run.seed, "output_dir": str(run.output_dir), "value": run.value(metric)}
-    best = {} if done is None else {"best_step": done.best_step, "steps": done.steps, "metrics": done.metrics}
-    return {**facts, **best, "failure": run.failure, "collapse": run.collapse}
+def _run_record(run: SeedRun, metric: str) -> dict[str, Any]:
+    result = run.result
+    record = {"seed": run.seed, "output_dir": str(run.output_dir), "value": run.value(metric)}
+    best = {}
+    if result is not None:
+        best = {"best_step": result.best_step, "steps": result.steps, "metrics": result.metrics}
+    return {**record, **best, "failure": run.failure, "collapse": run.collapse}
 
 
 def _run_cells(run: SeedRun, metric: str) -> tuple[str, ...]:

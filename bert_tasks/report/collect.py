@@ -158,7 +158,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    facts = outputs.read_facts(folder)
+    facts = outputs.read_run_metadata(folder)
     if facts is None:
         what = missing_path(folder, "folder") if not exists(folder) else f"no run here ({outputs.RUN} is missing)"
         raise UsageError(f"{folder}: {what}; give the output folder of `bert-tasks train`")

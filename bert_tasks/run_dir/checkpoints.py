@@ -1,12 +1,11 @@
-"""The checkpoints of a run: how one is written whole, found again, verified and thinned out.
+"""The checkpoints of a run: how they are written atomically, found, verified and removed.
 
 Owns the folder ``checkpoints/`` of a run: ``ckpt-N`` after N optimizer steps, each with weights and optimizer moments
 in safetensors and everything else in JSON (no pickle is written or read), and a manifest with the sha256 of every file.
-Must not know what the state means.
 
-Written so that it is found whole or not at all, whatever is killed when: files into a folder under another name, each
-flushed to the disk; the manifest last; then the rename; then the pointers ``latest`` and ``best``; old ones go at the
-end.
+A checkpoint is complete or absent, whenever the process is killed: the files are written to a folder with another name
+and flushed to the disk, the manifest last; then the folder is renamed; then the pointers ``latest`` and ``best`` are
+written; old checkpoints are removed at the end.
 """
 
 import json
@@ -47,10 +46,10 @@ _MOST_JSON_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """What a run needs to go on exactly where it was.
+    """What a run needs to resume exactly.
 
     Attributes:
-        step: optimizer steps done.
+        step: optimizer steps completed.
         weights, optimizer: tensors by parameter name; the optimizer's as ``name/key``.
         progress: everything else, as JSON.
     """
@@ -63,18 +62,20 @@ class RunState:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedCheckpoint:
-    """The newest checkpoint that verified. ``skipped``: what was newer and why it was not taken."""
+    """The newest checkpoint that is intact. ``skipped``: why newer ones were not used."""
 
     path: Path
     state: RunState
     skipped: Sequence[str] = field(default_factory=tuple)
 
 
-def save_checkpoint(folder: Path, state: RunState, *, facts: Mapping[str, Any], best_step: int, keep_last: int) -> Path:
-    """Writes ``folder/ckpt-N`` and removes what is no longer kept: never this one, never the best of one that stays.
+def save_checkpoint(
+    folder: Path, state: RunState, *, metadata: Mapping[str, Any], best_step: int, keep_last: int
+) -> Path:
+    """Writes ``folder/ckpt-N`` and removes old checkpoints, except the best one of each that stays.
 
     Args:
-        facts: about the run, for the manifest.
+        metadata: about the run, for the manifest.
         best_step: the step of the best model so far; its checkpoint stays. 0: none yet.
         keep_last: how many of the newest stay.
 
@@ -87,13 +88,13 @@ def save_checkpoint(folder: Path, state: RunState, *, facts: Mapping[str, Any], 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_folder(target, staging=staging, replaced=replaced):
-            _write(staging, state, {**facts, "best_step": best_step})
+            _write(staging, state, {**metadata, "best_step": best_step})
         _point(folder, LATEST, target.name)
         if is_folder(folder / f"ckpt-{best_step}"):
             _point(folder, BEST, f"ckpt-{best_step}")
         _prune(folder, step=state.step, keep_last=keep_last)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{target}: cannot be written: {_told(error, folder, state)}") from error
+        raise CheckpointError(f"{target}: cannot be written: {_reason(error, folder, state)}") from error
     return target
 
 
@@ -113,7 +114,9 @@ def newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
             skipped.append(f"{path} cannot be read: {error.strerror}")
     if skipped:
         raise CheckpointError(
-            "no checkpoint can be used: " + "; ".join(skipped) + ". Bring one back, or --overwrite to start again"
+            "no checkpoint can be used: "
+            + "; ".join(skipped)
+            + ". Restore one of them, or start again with --overwrite"
         )
     return None
 
@@ -126,8 +129,8 @@ def checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(named, key=lambda pair: int(pair[0][1]))]
 
 
-def sweep(folder: Path) -> None:
-    """Removes what killed runs left half-written. Only for who holds the run's lock."""
+def remove_leftovers(folder: Path) -> None:
+    """Removes half-written checkpoints of killed runs. Call it only while holding the lock of the run."""
     if not is_folder(folder):
         return
     for path in folder.iterdir():
@@ -139,8 +142,8 @@ def sweep(folder: Path) -> None:
 
 
 def remove_all(folder: Path) -> None:
-    """Removes the checkpoints of an earlier run; foreign files stay, and with them the folder."""
-    sweep(folder)
+    """Removes the checkpoints of an earlier run; the folder stays if it holds other files."""
+    remove_leftovers(folder)
     for path in checkpoints(folder):
         _remove(path)
     if is_folder(folder):
@@ -163,19 +166,19 @@ def read_weights(folder: Path, step: int) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _write(staging: Path, state: RunState, facts: Mapping[str, Any]) -> None:
+def _write(staging: Path, state: RunState, metadata: Mapping[str, Any]) -> None:
     progress = json.dumps(state.progress, indent=1, ensure_ascii=False, allow_nan=False)
     (staging / _STATE).write_text(progress + "\n", encoding="utf-8")
     for name, tensors in ((_WEIGHTS, state.weights), (_OPTIMIZER, state.optimizer)):
         save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, staging / name)
     files = {name: {"sha256": sha256_file(staging / name), "size": (staging / name).stat().st_size} for name in _FILES}
-    manifest = {"step": state.step, **facts, "files": files}
+    manifest = {"step": state.step, **metadata, "files": files}
     text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False)
     (staging / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def _prune(folder: Path, *, step: int, keep_last: int) -> None:
-    """Removes all but the newest ``keep_last`` and the best of each. What is newer than ``step`` stays."""
+    """Removes all but the newest ``keep_last`` and the best of each. Those after ``step`` stay."""
     known = [path for path in checkpoints(folder) if int(path.name.removeprefix("ckpt-")) <= step]
     best = {f"ckpt-{_best_step(path)}" for path in known[-keep_last:]}
     for path in known[:-keep_last]:
@@ -191,14 +194,14 @@ def _best_step(path: Path) -> object:
 
 
 def _remove(path: Path) -> None:
-    """Renames first: a kill in between must not leave a checkpoint that lacks files."""
+    """Removes a checkpoint. It is renamed first: a kill must not leave a checkpoint that lacks files."""
     doomed = path.with_name(f"{path.name}.old-{os.getpid()}")
     move(path, doomed)
     shutil.rmtree(doomed)
 
 
 def _point(folder: Path, name: str, target: str) -> None:
-    """A small file that names a checkpoint, for people and scripts; resuming goes by the manifests."""
+    """Writes a file that names a checkpoint, for people and scripts; resuming reads the manifests."""
     with atomic_path(folder / name) as temporary:
         temporary.write_text(target + "\n", encoding="utf-8")
 
@@ -220,9 +223,9 @@ def _verified(path: Path) -> RunState:
     )
 
 
-def _told(error: OSError | SafetensorError, folder: Path, state: RunState) -> str:
-    """Why it failed, and what the run can go on from when that is mended."""
+def _reason(error: OSError | SafetensorError, folder: Path, state: RunState) -> str:
+    """Why it failed, and the checkpoint from which the run can be resumed."""
     size = sum(tensor.nbytes for tensor in (*state.weights.values(), *state.optimizer.values()))
     reason = weights_write_error(error, folder, size)
-    kept = checkpoints(folder)
-    return f"{reason}. The run can go on from {kept[-1].name}" if kept else reason
+    saved = checkpoints(folder)
+    return f"{reason}. The run can be resumed from {saved[-1].name}" if saved else reason

@@ -1,8 +1,4 @@
-"""What may change between the parts of a run that is resumed.
-
-Owns the table of settings: which may change silently, which with a notice, and that all others are refused. Must not
-know checkpoints.
-"""
+"""Which settings may differ when a run is resumed: some silently, some with a notice; all others are refused."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -14,7 +10,7 @@ from bert_tasks.errors import UsageError
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.tasks.base import Task
 
-# Neither the samples of a batch nor the expected gradient depend on these; the masks that dropout draws do.
+# Neither the samples of a batch nor the expected gradient depend on these, only the masks of dropout.
 SILENT = (
     "optim.micro_batch_tokens",
     "model.gradient_checkpointing",
@@ -24,7 +20,7 @@ SILENT = (
     "run.trackers",
     "run.project",
 )
-# The rest of the run is another one than it would have been, as asked for.
+# The rest of the run differs from what it would have been, as the user asked.
 NOTED = (
     "optim.epochs",
     "optim.learning_rate",
@@ -39,14 +35,14 @@ NOTED = (
     "run.eval_steps",
     "run.early_stopping_patience",
 )
-# Only these give a finished run something to do.
+# Only these extend a finished run.
 EXTENDING = ("optim.epochs", "run.early_stopping_patience")
 _ABSENT = "not set"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A setting that is not what it was."""
+    """A setting that differs from the run's."""
 
     name: str
     before: Any
@@ -57,32 +53,32 @@ class Change:
 
 
 def stated_settings(model: Mapping[str, Any], optim: OptimSection, run: RunSection) -> dict[str, Any]:
-    """What the sections of a recipe say about a run, as flat JSON: ``section.name`` -> value."""
-    kept = {key: value for key, value in run.model_dump().items() if key not in ("output_dir", "seeds")}
-    return _flat({"model": model, "optim": optim.model_dump(), "run": kept})
+    """The settings that a recipe states, as flat JSON: ``section.name`` -> value."""
+    of_run = {key: value for key, value in run.model_dump().items() if key not in ("output_dir", "seeds")}
+    return _flat({"model": model, "optim": optim.model_dump(), "run": of_run})
 
 
 def found_settings(task: Task, config: EncoderConfig, data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What is known once data and model are there. ``data``: split -> its ``fingerprint``."""
+    """The settings that follow from data and model. ``data``: split -> its ``fingerprint``."""
     return {
         "task": type(task).__name__,
         **_flat(
             {
                 "settings": {**task.settings(), "labels": list(task.labels)},
                 "encoder": {field.name: getattr(config, field.name) for field in fields(config)},
-                "data": {name: facts["fingerprint"] for name, facts in data.items()},
+                "data": {name: split["fingerprint"] for name, split in data.items()},
             }
         ),
     }
 
 
 def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, finished: bool) -> list[Change]:
-    """The settings of the run in the folder that differ now, but for those that may differ silently.
+    """The settings that differ from those of the run in the folder, except those that may differ silently.
 
     A finished run is not trained again with other settings, unless one of them extends it.
 
     Raises:
-        UsageError: a setting differs that must not; all of them are named.
+        UsageError: settings differ that must not; the message names them.
     """
     found = [
         Change(name=name, before=before.get(name, _ABSENT), now=now.get(name, _ABSENT))

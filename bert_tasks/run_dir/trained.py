@@ -1,7 +1,4 @@
-"""The model that evaluation and prediction run: one whose head is trained.
-
-Owns what is refused or understood differently from a model to train. Must not know files of rows or devices.
-"""
+"""Loading the model that evaluation, prediction, serving and export use: one whose head is trained."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -222,7 +222,7 @@ class Trainer:
     def settings(self) -> dict[str, Any]:
         """All settings of the run, flat: those of the recipe, and those found in model and data."""
         stated = {"gradient_checkpointing": False, **self.model_settings}
-        found = found_settings(self.model.task, self.model.config, outputs.data_facts(self.splits))
+        found = found_settings(self.model.task, self.model.config, outputs.data_metadata(self.splits))
         named = {} if isinstance(self.objective, Supervised) else {"objective": type(self.objective).__name__}
         return {**stated_settings(stated, self.optim, self.run), **found, **named}
 
@@ -289,7 +289,7 @@ class Trainer:
             notes = [f"changed since the run began: {change}" for change in existing.changed]
             newest = self.folder.newest_checkpoint(existing, self.steps.total_steps)
             if newest is None:
-                return [*notes, "the folder holds a run without a checkpoint: it starts again at its beginning"]
+                return [*notes, "the run in the folder has no checkpoint: it starts again from the beginning"]
             found.append(newest)
             notes += [f"NOT USED: {reason}" for reason in newest.skipped]
             return [*notes, f"resumed after step {newest.state.step} from {newest.path}"]
@@ -387,12 +387,12 @@ class Trainer:
                 + sum(len(batch) for batch in self.steps.batches(epochs)[:rest]),
                 "processes": accelerator.num_processes,
                 "seed": self.run.seed,
-                "data": outputs.data_facts(self.splits),
+                "data": outputs.data_metadata(self.splits),
                 "versions": outputs.environment()["versions"],
             }
             run_state = state_dict(self.objective, self.steps.optimizer, accelerator.scaler, state)
             options = {"best_step": state.best_step, "keep_last": self.run.keep_last}
-            return save_checkpoint(self.folder.checkpoints, run_state, facts=metadata, **options).name
+            return save_checkpoint(self.folder.checkpoints, run_state, metadata=metadata, **options).name
 
         self._on_main(write)
 
@@ -401,7 +401,7 @@ class Trainer:
         received = signal.SIGTERM if self.signals.received is None else self.signals.received
         raise StoppedError(
             f"stopped by {received.name} after step {self.state.step} of {self.steps.total_steps}; the run is saved in "
-            f"{self.output_dir}, and the same command goes on with it",
+            f"{self.output_dir}; run the same command again to resume it",
             signal_number=received,
         )
 
@@ -470,7 +470,7 @@ class Trainer:
             "task": task.name,
             "labels": list(task.labels),
             "metrics": metric_metadata(task, self.run, list(self.splits.validation)),
-            "data": outputs.data_facts(self.splits),
+            "data": outputs.data_metadata(self.splits),
             "rows": len(self.splits.train),
             "steps": self.steps.total_steps,
             "initial_weights": weights_digest(self.objective),

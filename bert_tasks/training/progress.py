@@ -39,17 +39,17 @@ from bert_tasks.terminal import message_stream, printable, write_message
 from bert_tasks.training.step import StepLog
 
 _LOGGER = logging.getLogger("bert_tasks")
-# The machine, the command line and the code are nobody's business; the curves are. W&B's own variables still count.
+# Trackers get the curves, not the machine, the command line or the code. W&B's own variables still apply.
 _WANDB = {"console": "off", "disable_code": True, "disable_git": True, "x_disable_meta": True}
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-./ :]")
 
 
 class Callback(Protocol):
-    """What a run calls on its first process with each line that it adds to metrics.jsonl, once it is written.
+    """A function that the main process calls with each record of metrics.jsonl, after it is written.
 
     ``record["event"]`` is "step" (with step, epoch, loss, learning_rate, grad_norm, tokens_per_second) or "evaluation"
-    (with step, epoch, metrics). A true answer to an evaluation ends the run as early stopping does: the best model so
-    far is its result. Answers to steps do not count.
+    (with step, epoch, metrics). A true return value for an evaluation ends the run as early stopping does: its result
+    is the best model so far. Return values for steps are ignored.
     """
 
     def __call__(self, record: dict[str, Any], /) -> object: ...
@@ -90,30 +90,30 @@ class Clock:
 
 
 class PlainReporter(Reporter):
-    """One line every ``logging_steps`` steps, without control characters, on a stream or on standard error."""
+    """Writes a line every ``logging_steps`` steps, without control characters, to a stream or to standard error."""
 
     def __init__(self, *, total_steps: int, logging_steps: int, stream: TextIO | None = None) -> None:
         self._total, self._every, self._stream = total_steps, logging_steps, stream
         self._started = time.monotonic()
-        self._first: int | None = None  # the first step that this part of the run did
+        self._first: int | None = None  # the first step since the run began or was resumed
 
     def note(self, text: str) -> None:
         write_message(text, stream=self._stream)
 
     def step(self, log: StepLog, *, epoch: int, tokens_per_second: float) -> None:
-        done = log.step + 1
+        completed = log.step + 1
         self._first = log.step if self._first is None else self._first
-        if done % self._every and done not in (1, self._total):
+        if completed % self._every and completed not in (1, self._total):
             return
-        left = (time.monotonic() - self._started) / (done - self._first) * (self._total - done)
+        left = (time.monotonic() - self._started) / (completed - self._first) * (self._total - completed)
         self.note(
-            f"step {done}/{self._total}  epoch {epoch + 1}  loss {log.loss:.4f}  lr {log.learning_rate:.2e}  "
+            f"step {completed}/{self._total}  epoch {epoch + 1}  loss {log.loss:.4f}  lr {log.learning_rate:.2e}  "
             f"{tokens_per_second:,.0f} tokens/s  ETA {_clock(left)}"
         )
 
 
 class RichReporter(Reporter):
-    """A bar that stays in place, with evaluations above it."""
+    """Shows a progress bar, with evaluations and messages above it."""
 
     def __init__(self, *, total_steps: int, console: Console) -> None:
         columns = (
@@ -162,7 +162,7 @@ def _clock(seconds: float) -> str:
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Refuses trackers whose package is not there; accelerate would only warn and track nothing.
+    """Refuses trackers whose package is not installed; accelerate would only warn and track nothing.
 
     Raises:
         UsageError: naming the extra to install.
@@ -172,17 +172,17 @@ def check_installed(names: Sequence[str]) -> None:
     if missing:
         raise UsageError(
             f"run.trackers: {' and '.join(missing)} not installed: pip install 'bert-tasks[tracking]', "
-            "or take it out of run.trackers"
+            "or remove it from run.trackers"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a tracker puts a run.
+    """The place of a run in a tracker.
 
     Attributes:
-        known: what the tracker calls the run, if it has it already.
-        silent: the tracker itself says nothing.
+        known: the tracker's identifier of the run, if the tracker has the run already.
+        silent: suppress messages of the tracker.
     """
 
     folder: Path
@@ -192,22 +192,22 @@ class Place:
 
     @property
     def name(self) -> str:
-        """What people see: the folder's name; runs of several seeds have their parent's name before it."""
+        """The displayed name: that of the folder, after its parent's name for runs of several seeds."""
         folder = self.folder.absolute()
         return f"{folder.parent.name}-{folder.name}" if re.fullmatch(r"seed-\d+", folder.name) else folder.name
 
     def key(self) -> str:
-        """What the tracker calls the run, or a name that no other run has."""
+        """The tracker's identifier of the run, or a new unique one."""
         return f"{self.name}-{uuid.uuid4().hex[:8]}" if self.known is None else self.known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A tracker at work.
+    """A tracker that has begun or resumed the run.
 
     Attributes:
-        key: what it calls the run.
-        has: kind of event -> the step up to which it has them from an earlier part of the run.
+        key: its identifier of the run.
+        has: kind of event -> the step up to which it has events from before the run was resumed.
     """
 
     name: str
@@ -216,7 +216,7 @@ class Started:
     has: Mapping[str, float] = field(default_factory=dict)
 
     def log(self, event: Mapping[str, Any]) -> None:
-        """Passes an event on, unless the tracker has it."""
+        """Sends an event, unless the tracker has it already."""
         values = points(event)
         if self.name == "mlflow":
             values = {_NOT_IN_MLFLOW.sub("_", name): value for name, value in values.items()}
@@ -224,17 +224,15 @@ class Started:
             self.tracker.log(values, step=event["step"])
 
     def finish(self) -> None:
-        """Lets the tracker write what it holds."""
-        if (
-            self.name == "trackio"
-        ):  # accelerate ends the run behind its back: it would be ended again, and told, at exit
+        """Lets the tracker write what is pending."""
+        if self.name == "trackio":  # accelerate would leave the run to be ended, with a message, at exit
             import_module("trackio").finish()
         else:
             self.tracker.finish()
 
 
 class Trackers:
-    """The trackers of one run; without names, and on all processes but the first, it does nothing."""
+    """The trackers of one run; does nothing without names, as on all processes except the main one."""
 
     def __init__(self, names: Sequence[str], *, project: str, folder: Path, silent: bool) -> None:
         self._names, self._project, self._folder, self._silent = names, project, folder, silent
@@ -242,18 +240,18 @@ class Trackers:
         self._reached = _reached(folder) if names else {}  # now: resuming cuts metrics.jsonl back
 
     def start(self, config: Mapping[str, Any], *, step: int, changed: bool) -> None:
-        """Begins the run in each tracker, or goes on with it.
+        """Begins or resumes the run in each tracker.
 
-        A run that a tracker does not have yet gets all points of metrics.jsonl. One that it has gets those that were
-        not in metrics.jsonl before: the points between the checkpoint and the kill were logged once, and they
-        come out the same. With other settings they do not: then the tracker begins another run.
+        A tracker that does not have the run yet gets all points of metrics.jsonl. One that has it gets those that were
+        not in metrics.jsonl before: the points between the checkpoint and the kill were logged once, and training them
+        again gives the same values. With other settings the values differ, and the tracker begins another run.
 
         Args:
-            step: where training goes on from.
+            step: from which training resumes.
             changed: settings differ from those of the run so far.
 
         Raises:
-            UsageError: a tracker cannot start and nothing is trained yet. Later the run goes on without it.
+            UsageError: a tracker cannot start before the first step. Later the run continues without it.
         """
         if not self._names:
             return
@@ -262,17 +260,17 @@ class Trackers:
         for name in self._names:
             with self._survived(name, "cannot start", fatal=step == 0):
                 self._started.append(self._start(name, stored.get(name, {}), config))
-        kept = {one.name: {"project": self._project, "run": one.key} for one in self._started}
-        outputs.write_json(self._folder / outputs.TRACKERS, {**stored, **kept})
+        started = {one.name: {"project": self._project, "run": one.key} for one in self._started}
+        outputs.write_json(self._folder / outputs.TRACKERS, {**stored, **started})
 
     def log(self, event: Mapping[str, Any]) -> None:
-        """Passes on a line of metrics.jsonl. A tracker that fails is given up."""
+        """Sends a record of metrics.jsonl. A tracker that fails is dropped."""
         for one in tuple(self._started):
             with self._survived(one.name, f"failed at step {event['step']}", dropped=one):
                 one.log(event)
 
     def close(self) -> None:
-        """Lets every tracker write what it holds."""
+        """Lets every tracker write what is pending."""
         for one in self._started:
             with self._survived(one.name, "could not finish"):
                 one.finish()
@@ -295,24 +293,24 @@ class Trackers:
 
     @contextmanager
     def _survived(self, name: str, what: str, *, fatal: bool = False, dropped: Started | None = None) -> Iterator[None]:
-        def told(error: Exception) -> None:
+        def report(error: Exception) -> None:
             reason = f"tracker {name} {what} ({type(error).__name__}: {masked(str(error).partition(chr(10))[0])[:300]})"
             if fatal:
-                raise UsageError(f"{reason}: mend it, or take it out of run.trackers") from error
+                raise UsageError(f"{reason}: fix this, or remove it from run.trackers") from error
             if dropped is not None:
                 self._started.remove(dropped)
-            _LOGGER.warning("%s; the run goes on without it, and %s has everything", reason, outputs.EVENTS)
+            _LOGGER.warning("%s; the run continues without it, and %s has all records", reason, outputs.EVENTS)
 
-        # Some of them print, and standard output is the command's.
-        with _Caught(told), redirect_stdout(io.StringIO() if self._silent else message_stream()):
+        # Some trackers print, but standard output belongs to the command.
+        with _Caught(report), redirect_stdout(io.StringIO() if self._silent else message_stream()):
             yield
 
 
 class _Caught:
-    """Hands any exception to a function: four libraries raise what they like, and none may end a run."""
+    """Passes any exception to a function: four libraries may raise anything, and none may end a run."""
 
-    def __init__(self, told: Callable[[Exception], None]) -> None:
-        self._told = told
+    def __init__(self, report: Callable[[Exception], None]) -> None:
+        self._report = report
 
     def __enter__(self) -> None: ...
 
@@ -320,7 +318,7 @@ class _Caught:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if isinstance(error, Exception):
-            self._told(error)
+            self._report(error)
         return isinstance(error, Exception)
 
 
@@ -336,7 +334,7 @@ def points(event: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _tensorboard(place: Place) -> tuple[Any, str]:
-    """Its files are written anew each time: they are in the run's folder, and metrics.jsonl has every point."""
+    """Its files are written again each time: they are in the run's folder, and metrics.jsonl has every point."""
     shutil.rmtree(place.folder / outputs.TENSORBOARD, ignore_errors=True)
     return TensorBoardTracker(outputs.TENSORBOARD, place.folder), place.key()
 
@@ -379,7 +377,7 @@ def _reached(folder: Path) -> dict[str, float]:
 
 
 def _stored(folder: Path) -> dict[str, dict[str, str]]:
-    """What each tracker calls the run; a damaged file counts as none."""
+    """The identifiers of the run in each tracker; a damaged file counts as none."""
     try:
         stored = json.loads((folder / outputs.TRACKERS).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -393,7 +391,7 @@ def _plain(config: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
 
 
 def tracker_config(metadata: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a tracker shows beside the curves: run.json's settings, of a local model its name alone, and versions."""
+    """What a tracker shows beside the curves: the settings of run.json, without local paths, and versions."""
     shown = ("python", "platform", "processes", "device", "threads")
     versions = {f"versions.{name}": version for name, version in metadata["versions"].items()}
     named: dict[str, Any] = outputs.without_folders(settings)
@@ -402,7 +400,7 @@ def tracker_config(metadata: Mapping[str, Any], settings: Mapping[str, Any]) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsLogger:
-    """The listeners of one process; only the first process's are not silent. ``callback``: the user's own, if any."""
+    """Where one process reports; all processes except the main one are silent. ``callback``: the user's, if any."""
 
     folder: Path
     reporter: Reporter
@@ -410,11 +408,11 @@ class MetricsLogger:
     callback: Callback | None = None
 
     def note(self, text: str) -> None:
-        """Tells people."""
+        """Shows a message to people."""
         self.reporter.note(text)
 
     def record(self, event: Mapping[str, Any]) -> None:
-        """Adds a line to metrics.jsonl; for the first process.
+        """Adds a record to metrics.jsonl and sends it to the trackers; for the main process.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -423,7 +421,7 @@ class MetricsLogger:
         self.trackers.log(event)
 
     def call_back(self, event: Mapping[str, Any]) -> bool:
-        """Shows the user's callback what was recorded; whether it asks to stop."""
+        """Calls the user's callback with a record; True if it asks to stop."""
         return self.callback is not None and bool(self.callback(dict(event)))
 
     def close(self) -> None:

@@ -178,9 +178,9 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     elif existing.is_complete:
         state = "this run is complete"
     elif saved:
-        state = f"a run that goes on from {saved[-1].name}"
+        state = f"a run to resume from {saved[-1].name}"
     else:
-        state = "a run without a checkpoint, which starts again"
+        state = "a run without a checkpoint, which starts again from the beginning"
     samples = tokenized(trainer.splits.train, model.task, model)
     steps = total_steps(len(samples), optim.batch_size, optim.epochs)
     first = epoch_batches(samples.lengths, batch_size=optim.batch_size, seed=recipe.run.seed, epoch=0)[0][0]

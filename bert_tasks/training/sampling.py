@@ -1,8 +1,7 @@
-"""Which samples form which optimizer step, rank share and micro-batch, and how far the schedule is.
+"""Which samples form each optimizer step and each rank's share of it, and the learning-rate schedule.
 
-Owns the arithmetic of order: pure functions of (seed, epoch, lengths), so that a run resumes without loader
-state and any number of processes sees the same batches. Must not know torch, devices or how processes talk to
-each other. Samples are named by their index into ``lengths``, which holds the tokens of each sample.
+Owns the arithmetic of order: pure functions of (seed, epoch, lengths), so that a run resumes without loader state and
+any number of processes sees the same batches. A sample is its index into ``lengths``, the tokens of each sample.
 """
 
 import math
@@ -20,8 +19,8 @@ def epoch_batches(lengths: ArrayLike, *, batch_size: int, seed: int, epoch: int)
     """The optimizer batches of an epoch: random, yet each of samples of similar length.
 
     The shuffled order is cut into buckets of 50 batches; each is sorted by length before it is cut into
-    batches, and the batches are shuffled. At most one batch is smaller than ``batch_size``; it may stand
-    anywhere in the epoch.
+    batches, and the batches are shuffled. At most one batch is smaller than ``batch_size``; it may be anywhere
+    in the epoch.
     """
     _require_positive(batch_size=batch_size)
     sizes = np.asarray(lengths, dtype=np.int64)

@@ -282,7 +282,7 @@ class RunFolder:
         Raises:
             UsageError: it has settings or rows that must not change within a run, or its files are damaged.
         """
-        metadata = outputs.read_facts(self.path)
+        metadata = outputs.read_run_metadata(self.path)
         if metadata is None:
             return None
         summary = outputs.read_summary(self.path)
@@ -304,17 +304,17 @@ class RunFolder:
         outputs.write_rejects(self.path, self.splits)
 
     def newest_checkpoint(self, existing: ExistingRun, total_steps: int) -> LoadedCheckpoint | None:
-        """The checkpoint to resume from; None: there is none, and the run starts again at its beginning.
+        """The checkpoint to resume from; None: there is none, and the run starts again from the beginning.
 
         Raises:
             CheckpointError: there are checkpoints and none can be used.
             UsageError: the checkpoint is beyond the end of the run, or the run is finished and has no checkpoint.
         """
-        outputs.sweep(self.path)
+        outputs.remove_leftovers(self.path)
         newest = checkpointing.newest_checkpoint(self.checkpoints)
         if newest is None and existing.summary is not None:
             raise UsageError(
-                f"{self.path} holds a finished run without checkpoints, which cannot go on: "
+                f"{self.path} holds a finished run without checkpoints, which cannot be resumed: "
                 "choose another folder, or --overwrite to train again"
             )
         step = 0 if newest is None else newest.state.step
@@ -343,7 +343,7 @@ class RunFolder:
         except CheckpointError as error:
             if not is_file(self.path / outputs.MODEL / "config.json"):
                 raise
-            return [f"NOT USED: {error}. The best model so far stays what lies in {outputs.MODEL}/"]
+            return [f"NOT USED: {error}. The best model so far remains the one in {outputs.MODEL}/"]
         parameters = dict(self.model.named_parameters())
         current = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         with torch.no_grad():

@@ -93,9 +93,13 @@ def test_differences_are_a_table_and_exit_5(
     assert re.search(r"^metrics.jsonl, step 3: loss +0\.\d+", done.out, flags=re.MULTILINE)
     assert re.search(r"^model/model.safetensors \(sha256\) +\w{12}\.\.\. +\w{12}\.\.\.$", done.out, flags=re.MULTILINE)
     assert len(re.findall("^metrics", done.out, flags=re.MULTILINE)) == 1
-    for line in ("differs: versions.torch: 1.0 was, 2.", "differs: cpu: Z80 was, ", "differs: weights before training"):
+    for line in (
+        "differs: versions.torch: 1.0 before, 2.",
+        "differs: cpu: Z80 before, ",
+        "differs: weights before training",
+    ):
         assert line in done.err
-    assert "surroundings differ: cpu: Z80 was" in done.out
+    assert "surroundings differ: cpu: Z80 before" in done.out
     shown = command(monkeypatch, capsys, "reproduce", copied, "--json", "--quiet")
     found = json.loads(shown.out)
     assert (shown.code, shown.err, found["equal"], len(found["differences"])) == (5, "", False, 2)
@@ -132,7 +136,7 @@ def test_a_run_whose_settings_changed_on_its_way_says_so(original: Path, copied:
     result = reproduce(copied, progress=False)
     assert not result.equal
     (cause,) = result.surroundings
-    assert str(cause) == "settings at step 12: optim.epochs = 3 (was 2) was, set from step 0 on is"
+    assert str(cause) == "settings at step 12: optim.epochs = 3 (was 2) before, set from step 0 on now"
 
 
 def test_what_is_no_run_to_repeat(original: Path, checkpoint: Path, tmp_path: Path) -> None:
@@ -172,5 +176,5 @@ def test_two_processes(dropout_checkpoint: Path, tmp_path: Path) -> None:
     assert again.code == 0, again.err
     assert again.out.count("equal, bit for bit") == 1
     alone = reproduce(tmp_path / "run", output_dir=tmp_path / "one", progress=False)
-    assert [str(one) for one in alone.surroundings] == ["processes: 2 was, 1 is"]
+    assert [str(one) for one in alone.surroundings] == ["processes: 2 before, 1 now"]
     assert not alone.equal

@@ -17,8 +17,8 @@ from bert_tasks.run_dir.checkpoints import (
     checkpoints,
     newest_checkpoint,
     remove_all,
+    remove_leftovers,
     save_checkpoint,
-    sweep,
 )
 
 
@@ -30,7 +30,7 @@ def state(step):
 
 
 def save(folder, step, *, best_step=0, keep_last=2):
-    return save_checkpoint(folder, state(step), facts={"seed": 1}, best_step=best_step, keep_last=keep_last)
+    return save_checkpoint(folder, state(step), metadata={"seed": 1}, best_step=best_step, keep_last=keep_last)
 
 
 def names(folder):
@@ -88,7 +88,7 @@ def test_foreign_files_stay(tmp_path):
     (tmp_path / "ckpt-1.old-9").mkdir()
     for step in (1, 2, 3):
         save(tmp_path, step, keep_last=1)
-    sweep(tmp_path)
+    remove_leftovers(tmp_path)
     assert names(tmp_path) == ["ckpt-3", "ckpt-mine", "latest", "notes"]
     remove_all(tmp_path)
     assert names(tmp_path) == ["ckpt-mine", "notes"]
@@ -140,17 +140,17 @@ def test_a_death_at_any_point_leaves_a_good_checkpoint(tmp_path, monkeypatch, po
             with contextlib.suppress(Death):
                 save(tmp_path, 2 + at)
         assert newest_checkpoint(tmp_path).state.step >= 2
-        sweep(tmp_path)
+        remove_leftovers(tmp_path)
 
 
 def test_a_checkpoint_whose_successor_never_got_its_name_comes_back(tmp_path):
     save(tmp_path, 3)
     (tmp_path / "ckpt-3").rename(tmp_path / "ckpt-3.replaced-9")
-    sweep(tmp_path)
+    remove_leftovers(tmp_path)
     assert newest_checkpoint(tmp_path).state.step == 3
     save(tmp_path, 3)
     (tmp_path / "ckpt-3.replaced-9").mkdir()
-    sweep(tmp_path)
+    remove_leftovers(tmp_path)
     assert names(tmp_path) == ["ckpt-3", "latest"]
 
 

@@ -12,7 +12,7 @@ from bert_tasks.run_dir.files import (
     clear,
     cut_events,
     environment,
-    read_facts,
+    read_run_metadata,
     read_summary,
     remove,
     signed,
@@ -101,14 +101,14 @@ def test_a_json_file_is_replaced_whole(tmp_path):
 
 def test_a_folder_without_a_run_has_no_facts_and_no_summary(tmp_path):
     assert read_summary(tmp_path) is None
-    assert read_facts(tmp_path) is None
+    assert read_run_metadata(tmp_path) is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"settings": 3}'])
 def test_damaged_facts_are_named(tmp_path, content):
     (tmp_path / "run.json").write_text(content, "utf-8")
     with pytest.raises(UsageError, match=r"run\.json is damaged: .*--overwrite"):
-        read_facts(tmp_path)
+        read_run_metadata(tmp_path)
 
 
 def test_events_are_cut_back_to_a_step(tmp_path):

@@ -247,7 +247,7 @@ def test_a_damaged_best_checkpoint_leaves_the_model_as_it_is(dropout_checkpoint,
     _, result = run(folder, dropout_checkpoint, progress=True)
     assert result.best_step == 3
     assert (folder / "model" / "model.safetensors").read_bytes() == before
-    assert "The best model so far stays what lies in model/" in capfd.readouterr().err
+    assert "The best model so far remains the one in model/" in capfd.readouterr().err
 
 
 def test_a_finished_run_is_not_repeated(dropout_checkpoint, tmp_path):

@@ -141,7 +141,7 @@ def test_an_unfinished_run_goes_on(folder, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             train(recipe(folder, "run.save_steps=3"), progress=False)
     assert (folder / "out" / "run.json").exists()
-    assert dry_run(recipe(folder)).state == "a run that goes on from ckpt-3"
+    assert dry_run(recipe(folder)).state == "a run to resume from ckpt-3"
     with pytest.raises(UsageError, match=r"an unfinished run with other settings: optim\.batch_size = 5 \(was 6\)"):
         train(recipe(folder, "optim.batch_size=5"), progress=False)
     assert train(recipe(folder), progress=False).steps == 8

@@ -8,7 +8,7 @@ from bert_tasks import TaskModel, fit, load_recipe, train
 from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import RecipeError, UsageError
-from bert_tasks.run_dir.files import read_facts
+from bert_tasks.run_dir.files import read_run_metadata
 from bert_tasks.tasks.span_extraction.task import SpanExtraction
 from bert_tasks.training.run import check
 from support.training_runs import load_model, make_rows
@@ -67,7 +67,7 @@ def test_bad_rows_are_left_out_counted_and_written_down(folder, capsys):
     ]
     assert [line["raw"] for line in found] == [*BAD, BAD[0]]
     assert found[1]["reason"] == "column 'label': missing label"
-    facts = read_facts(folder / "out")["data"]
+    facts = read_run_metadata(folder / "out")["data"]
     assert [(facts[name]["rows"], facts[name]["rows_left_out"]) for name in ("train", "validation")] == [(9, 3), (5, 1)]
     assert "  3 of 12 rows cannot be used and were left out (line 1, 6, 12)" in check(skipping).lines()
 
@@ -96,7 +96,7 @@ def test_validation_rows_are_set_aside_from_the_rows_that_can_be_used(folder):
     (folder / "recipe.toml").write_text(text, "utf-8")
     train(recipe(folder, "data.on_error=skip"), progress=False)
     assert [line["line"] for line in rejects(folder / "out")] == [1, 6, 12]
-    facts = read_facts(folder / "out")["data"]
+    facts = read_run_metadata(folder / "out")["data"]
     assert facts["train"]["rows"] + facts["validation"]["rows"] == 9
 
 

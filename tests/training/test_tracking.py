@@ -169,7 +169,7 @@ class TestTensorBoard:
         assert calls == [3, 6]
         (message,) = caplog.messages
         assert message.startswith("tracker tensorboard failed at step 6 (OSError: [Errno 28] No space left on device)")
-        assert "metrics.jsonl has everything" in message
+        assert "metrics.jsonl has all records" in message
 
     def test_one_that_cannot_start_ends_a_run_that_has_not_begun(
         self, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
