@@ -1,7 +1,6 @@
 """The machine and the software: what a bug report needs and what bit-equal results depend on, without secrets.
 
-Owns what of the environment may be shown. Must not know the rest of the package; a piece that is missing or broken is
-said so and never an error.
+A piece that is missing or broken is reported as such and never raises an error.
 """
 
 import importlib.metadata
@@ -38,7 +37,7 @@ PACKAGES = (
     "mlflow-skinny",
     "trackio",
 )
-# A variable is of interest if its name begins like one of these.
+# Variables whose names begin like this are shown.
 _VARIABLES = re.compile(
     r"ACCELERATE_|AIM_|BERT_TASKS_|CUBLAS_|CUDA_|GLOO_|GOMP_|HF_|HUGGING_?FACE|KMP_|LANG$|LC_|LOCAL_RANK$|MASTER_|MKL_|MLFLOW_|ORT_"
     r"|NCCL_|NO_COLOR$|NVIDIA_|OMP_|ONEDNN_|OPENBLAS_|PYTHON|PYTORCH_|RANK$|REQUESTS_CA|SLURM_(NNODES|NTASKS|PROCID)|SSL_"
@@ -48,7 +47,7 @@ _VARIABLES = re.compile(
 _SECRET_NAME = re.compile(
     r"TOKEN|KEY|SECRET|PASS|PWD|CREDENTIAL|AUTH|COOKIE|SESSION|PRIVATE|SIGNATURE|USER|HEADERS", re.IGNORECASE
 )
-# Secrets that stand in values: keys as the hub, clouds and W&B hand them out, and credentials of addresses.
+# Secrets in values: keys of the hub, of cloud services and of W&B, and credentials in URLs.
 _SECRET_VALUE = (
     (re.compile(r"([a-z][a-z0-9+.\-]*://)[^\s'\"<>]*@", re.IGNORECASE), r"\1***@"),
     (re.compile(r"^[^/\s@:]+:[^/\s@]+@"), "***@"),
@@ -65,9 +64,9 @@ _SECRET_VALUE = (
     # A JSON web token: its header and payload are JSON objects in base64, so that both begin with "eyJ".
     (re.compile(r"\beyJ[A-Za-z0-9_\-]{6,}\.eyJ[A-Za-z0-9_\-]{2,}\.[A-Za-z0-9_\-]*"), "***"),
 )
-# What keeps libraries from reporting to their makers. A tracker that a recipe names still gets the run's metrics.
+# These keep libraries from reporting to their makers. A tracker that a recipe names still receives the metrics.
 TELEMETRY_OFF: Mapping[str, str] = {
-    "ORT_DISABLE_TELEMETRY": "1",  # onnxruntime >= 1.29: a device id, the interpreter's path, facts about the graph
+    "ORT_DISABLE_TELEMETRY": "1",  # onnxruntime >= 1.29: a device id, the interpreter's path, properties of the graph
     "HF_HUB_DISABLE_TELEMETRY": "1",  # huggingface_hub: library versions in the header of every request
     "HF_XET_TELEMETRY_ENABLED": "false",  # hf_xet: figures about a transfer
     "MLFLOW_DISABLE_TELEMETRY": "true",  # mlflow >= 3.2
@@ -78,9 +77,9 @@ _ASSIGNED = re.compile(r"^(--?[\w.\-]+|[\w.\-]+)=(.*)$", re.DOTALL)
 
 
 def disable_telemetry() -> None:
-    """Tells the libraries of this process not to report to their makers, before they are imported.
+    """Disables the telemetry of libraries; they read these variables when they are imported or first used.
 
-    They read these variables when they are imported or first used. One that the user has set stays as it is.
+    A variable that the user has set is not changed.
     """
     for name, value in TELEMETRY_OFF.items():
         os.environ.setdefault(name, value)
@@ -90,7 +89,7 @@ def environment(*, devices: bool = True) -> dict[str, Any]:
     """Everything that ``bert-tasks env`` shows, as JSON.
 
     Args:
-        devices: ask torch, which takes seconds to import.
+        devices: whether to ask torch, which takes seconds to import.
     """
     return {
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
@@ -107,12 +106,12 @@ def environment(*, devices: bool = True) -> dict[str, Any]:
 
 
 def environment_lines(content: Mapping[str, Any]) -> list[str]:
-    """For people: one line each, indented below its heading."""
+    """The environment for a terminal: one line per value, indented below its heading."""
     return list(_lines(content, ""))
 
 
 def installed_version(name: str) -> str | None:
-    """None where the package is not installed."""
+    """The version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -120,7 +119,7 @@ def installed_version(name: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """The processor's model as the system calls it."""
+    """The model name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -130,7 +129,7 @@ def cpu_name() -> str:
 
 
 def shown_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of interest; of one that may hold a secret only that it is set."""
+    """The variables to show; for one that may contain a secret only that it is set."""
     return {
         name: "(set)" if _may_be_secret(name) else masked(value)
         for name, value in sorted(variables.items())
@@ -139,14 +138,14 @@ def shown_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def masked(text: str) -> str:
-    """The text without credentials of addresses and without what looks like a key."""
+    """The text without credentials in URLs and without anything that looks like a key."""
     for pattern, replacement in _SECRET_VALUE:
         text = pattern.sub(replacement, text)
     return text
 
 
 def masked_arguments(arguments: Iterable[str]) -> list[str]:
-    """A command line without secrets: the values of options whose names say so, and what ``masked`` finds."""
+    """A command line without secrets: neither values of options such as ``--token`` nor what ``masked`` finds."""
     shown: list[str] = []
     hide_next = False
     for argument in arguments:
@@ -156,7 +155,7 @@ def masked_arguments(arguments: Iterable[str]) -> list[str]:
 
 
 def _masked_argument(argument: str) -> str:
-    """An assignment may hold another one: ``--set=run.token=X``."""
+    """An assignment may contain another one: ``--set=run.token=X``."""
     names, rest = "", argument
     while (assigned := _ASSIGNED.match(rest)) is not None:
         names, rest = f"{names}{assigned[1]}=", assigned[2]
@@ -170,7 +169,7 @@ def _may_be_secret(name: str) -> bool:
 
 
 def _known(find: Callable[[], Any]) -> Any:
-    """What a look at the system finds, or why it finds nothing."""
+    """The result of a function, or why it failed."""
     try:
         return find()
     except (ImportError, OSError, RuntimeError, ValueError, AttributeError, subprocess.SubprocessError) as error:
@@ -228,8 +227,8 @@ def _torch() -> dict[str, Any]:
 def _device(number: int) -> str:
     import torch
 
-    facts = torch.cuda.get_device_properties(number)
-    return f"cuda:{number} {facts.name}, {_gib(facts.total_memory)}, compute capability {facts.major}.{facts.minor}"
+    device = torch.cuda.get_device_properties(number)
+    return f"cuda:{number} {device.name}, {_gib(device.total_memory)}, compute capability {device.major}.{device.minor}"
 
 
 def _cudnn() -> int | None:
@@ -246,7 +245,7 @@ def _driver() -> str:
 
 
 def _folders() -> dict[str, Path]:
-    """Where Hugging Face's libraries keep what they download, by the rules they document."""
+    """The cache folders of Hugging Face's libraries, by their documented rules."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
     home = Path(os.environ.get("HF_HOME", cache / "huggingface"))
     named = {"HF_HOME": home, "HF_HUB_CACHE": home / "hub", "HF_DATASETS_CACHE": home / "datasets"}
@@ -256,11 +255,11 @@ def _folders() -> dict[str, Path]:
 def _folder(path: Path) -> str:
     existing = next((parent for parent in (path, *path.absolute().parents) if os.path.exists(parent)), None)
     if existing is None:
-        return f"{path} (cannot be made)"
-    room = _known(lambda: f"{_gib(shutil.disk_usage(existing).free)} free")
-    state = [] if existing == path else ["not there yet"]
+        return f"{path} (cannot be created)"
+    free = _known(lambda: f"{_gib(shutil.disk_usage(existing).free)} free")
+    state = [] if existing == path else ["does not exist yet"]
     state += [] if os.access(existing, os.W_OK) else ["not writable"]
-    return f"{path} ({', '.join([*state, room])})"
+    return f"{path} ({', '.join([*state, free])})"
 
 
 def _is_on(value: str | None) -> bool:
@@ -278,10 +277,10 @@ def _lines(content: Mapping[str, Any], indent: str) -> Iterator[str]:
             yield f"{indent}{name}:"
             yield from _lines(value, f"{indent}  ")
         else:
-            yield f"{indent}{name:<{width}}  {_told(value)}"
+            yield f"{indent}{name:<{width}}  {_text(value)}"
 
 
-def _told(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, list):
         return "; ".join(map(str, value))
     if isinstance(value, bool):

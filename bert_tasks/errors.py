@@ -1,14 +1,15 @@
-"""The exceptions this package raises on purpose, each with the exit code its command ends with.
+"""The exceptions that this package raises on purpose, each with the exit code of the command line.
 
-Owns the contract between the API (typed exceptions) and the command line (exit codes, one short message). Anything
-else that escapes is a defect of the package: exit code 1.
+Any other exception that escapes is a defect of the package (exit code 1).
 """
 
 
 class BertTasksError(Exception):
-    """A failure the user can act on. The message names what, where, what was expected and the next step.
+    """A failure that the user can act on. The message states what happened, where, what was expected and what to do.
 
-    ``collective``: all processes of a job raise it, and the first one tells it.
+    Attributes:
+        exit_code: the exit code of the command line.
+        collective: whether all processes of a job raise it, so that only the first one reports it.
     """
 
     exit_code = 1
@@ -19,20 +20,20 @@ class UsageError(BertTasksError):
     """A wrong argument, or a launcher that does not match the run (exit code 2)."""
 
     exit_code = 2
-    collective = True  # the command and its surroundings are the same for all
+    collective = True  # all processes have the same command and environment
 
 
 class PathError(UsageError):
-    """A path that the system does not let this process examine: its permissions, its length, links in a circle.
+    """A path that this process cannot examine: no permission, too long a name, links that form a circle.
 
-    Another process of the job may see another disk, so each tells its own.
+    Another process of the job may see another disk, so each process reports its own.
     """
 
     collective = False
 
 
 class RecipeError(BertTasksError):
-    """A recipe that cannot be read or does not fit the schema (exit code 2)."""
+    """A recipe that cannot be read or does not match the schema (exit code 2)."""
 
     exit_code = 2
     collective = True
@@ -58,7 +59,7 @@ class DivergedError(BertTasksError):
 
 
 class StoppedError(BertTasksError):
-    """A signal asked the run to stop; it is saved, and the same command goes on with it (143: SIGTERM, 130: SIGINT)."""
+    """A signal stopped the run, which is saved; the same command resumes it (exit code 143: SIGTERM, 130: SIGINT)."""
 
     collective = True
 
@@ -68,11 +69,11 @@ class StoppedError(BertTasksError):
 
 
 class ClosedPipeError(BertTasksError):
-    """Whoever read our output has closed the pipe, as head does (128 + SIGPIPE). The command line says nothing."""
+    """The reader of the output closed the pipe, as ``head`` does (128 + SIGPIPE). The command line prints nothing."""
 
     exit_code = 141
     collective = True
 
 
 class GivenUpError(Exception):
-    """An evaluation that was asked to stop before its end. The training loop takes it; it never leaves the package."""
+    """An evaluation that was asked to stop before its end. The caller catches it; it never leaves the package."""

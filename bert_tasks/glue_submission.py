@@ -1,7 +1,4 @@
-"""Test predictions in the form that GLUE's server takes: one file per task, one zip over several runs.
-
-Owns the names, the header and the wording of those files. Must not know how runs are trained.
-"""
+"""Predictions of test rows in the format of GLUE's server: one file per task, one zip for several runs."""
 
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -29,13 +26,14 @@ _LOWEST, _HIGHEST = 0.0, 5.0  # STS-B's scale
 
 @dataclass(frozen=True, kw_only=True)
 class TestSet:
-    """One file of a submission.
+    """The test rows of one file of a submission.
 
     Attributes:
-        format: how its rows are read.
-        files: where they may be in a folder of the task's files (in a folder beside it for AX).
-        split: of the hub data set; ``config`` is that of another data set where it is not the run's own.
-        words: whether classes are written by name; else by their number.
+        format: how the rows are read.
+        files: possible paths in the folder of the task's files (AX is in a folder beside it).
+        split: the split of the data set on the hub.
+        config: the configuration of the data set on the hub, if it is not that of the run.
+        words: whether classes are written by name rather than by number.
     """
 
     format: str
@@ -46,7 +44,7 @@ class TestSet:
 
 
 AX = "AX.tsv"
-# What a run on a format predicts: file of the submission -> its rows.
+# Format of a run's data -> file of the submission -> its test rows.
 TEST_SETS: Mapping[str, Mapping[str, TestSet]] = MappingProxyType(
     {
         "glue/cola": {"CoLA.tsv": TestSet(format="glue/cola")},
@@ -76,21 +74,27 @@ FILES = tuple(name for sets in TEST_SETS.values() for name in sets)
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What went into a zip: file -> rows, and the files that GLUE's server wants beside them."""
+    """A submission that was written.
+
+    Attributes:
+        output: the zip.
+        rows: file of the submission -> its number of rows.
+    """
 
     output: Path
     rows: dict[str, int]
 
     @property
     def missing(self) -> tuple[str, ...]:
+        """The files that GLUE's server expects besides."""
         return tuple(name for name in FILES if name not in self.rows)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The submission for a terminal."""
         lines = [f"{name}: {count} rows" for name, count in self.rows.items()]
         if self.missing:
             lines.append(
-                f"missing: {', '.join(self.missing)} (the server takes a zip with all {len(FILES)} files only)"
+                f"missing: {', '.join(self.missing)} (the server accepts only a zip with all {len(FILES)} files)"
             )
         return [*lines, f"submission: {self.output}"]
 
@@ -99,17 +103,21 @@ def glue_submission(runs: Sequence[str | Path], output: str | Path) -> Submissio
     """Predicts the test rows of every run's task and writes them into one zip.
 
     Args:
-        runs: output folders of finished runs on GLUE recipes, each on another task; of two on MNLI the second predicts
-            AX alone.
-        output: the zip.
+        runs: output folders of finished runs on GLUE recipes, one per task. Of two runs on MNLI the second predicts
+            only AX.
+        output: the zip to write.
+
+    Returns:
+        The files of the zip and their numbers of rows.
 
     Raises:
-        UsageError: a folder that holds no finished run, a run on something else, or two runs on one task.
+        UsageError: a folder holds no finished run or a run on other data, two runs are on the same task, or the zip
+            cannot be written.
         DataError: the test rows cannot be read.
     """
     target = Path(output)
     if target.suffix != ".zip" or not is_folder(target.absolute().parent):
-        raise UsageError(f"{target}: expected a name that ends in .zip, in a folder that exists")
+        raise UsageError(f"{target}: expected a name that ends in .zip, in an existing folder")
     plans = [(run, _spec(run)) for run in map(Path, runs)]
     texts: dict[str, str] = {}
     for run, name, test_set, spec in _planned(plans):
@@ -128,24 +136,24 @@ def _spec(run: Path) -> DataSpec:
         raise UsageError(f"{run} holds no finished run: no recipe.toml and metrics.json")
     spec = load_recipe(run / "recipe.toml").data
     if spec.format is None or spec.format not in TEST_SETS:
-        raise UsageError(f"{run}: its data have the format {spec.format!r}, expected one of {', '.join(TEST_SETS)}")
+        raise UsageError(f"{run}: its data has the format {spec.format!r}, expected one of {', '.join(TEST_SETS)}")
     return spec
 
 
 def _planned(plans: Sequence[tuple[Path, DataSpec]]) -> list[tuple[Path, str, TestSet, DataSpec]]:
-    """Which run predicts which file, and from what. Of two runs on MNLI the second one predicts AX alone."""
+    """The run, file and rows of each prediction to make. Of two runs on MNLI the second predicts only AX."""
     made: dict[str, tuple[Path, str, TestSet, DataSpec]] = {}
     for run, spec in plans:
         sets = TEST_SETS[str(spec.format)]
         taken = [name for name in sets if name in made]
         if taken and (AX not in sets or made[AX][0] != made[taken[0]][0]):
-            raise UsageError(f"{run}: {made[taken[0]][0]} predicts {taken[0]} already; give one run per task")
+            raise UsageError(f"{run}: {made[taken[0]][0]} already predicts {taken[0]}; give one run per task")
         made |= {name: (run, name, test_set, spec) for name, test_set in sets.items() if not taken or name == AX}
     return list(made.values())
 
 
 def _predicted(run: Path, test_set: TestSet, spec: DataSpec) -> str | None:
-    """A file of the submission; None where only AX is missing."""
+    """The content of a file of the submission; None if the rows of AX are missing."""
     model = TaskModel.from_pretrained(run / "model")
     table = _test_rows(spec, test_set, model)
     if table is None:
@@ -154,7 +162,7 @@ def _predicted(run: Path, test_set: TestSet, spec: DataSpec) -> str | None:
 
 
 def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable | None:
-    """The rows; None where only AX is missing, which lies in a folder of its own."""
+    """The test rows; None if those of AX are missing, which are in a folder of their own."""
     columns = [column for column in model.task.columns if not column.is_label]
     if spec.dataset is not None:
         return read_hub(
@@ -167,14 +175,16 @@ def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable 
             require_labels=False,
         )
     if spec.dir is None:
-        raise DataError("the run read single files; train it with data.dir or data.dataset, which have test rows too")
+        raise DataError(
+            "the run was trained on single files; train it with data.dir or data.dataset, which include test rows"
+        )
     paths = [Path(spec.dir, file) for file in test_set.files]
     path = next((path for path in paths if exists(path)), paths[0])
     if test_set.config is not None and not exists(path):
         return None
     table = read_table(path, columns=columns, reading=ReadOptions(format=test_set.format), require_labels=False)
     if table.notes:
-        raise DataError(f"{path}: every test row needs an answer, but {'; '.join(table.notes)}")
+        raise DataError(f"{path}: every test row needs a prediction, but {'; '.join(table.notes)}")
     return table
 
 

@@ -15,47 +15,47 @@ _LONGEST_SHOWN = 300  # characters
 
 
 def exists(path: Path) -> bool:
-    """Whether anything is there; a link counts as what it leads to.
+    """Whether anything exists at the path; links are followed.
 
     Raises:
-        PathError: the system does not say: no permission, a name that is too long, links in a circle.
+        PathError: the path cannot be examined: no permission, too long a name, links that form a circle.
     """
     return _mode(path) is not None
 
 
 def lexists(path: Path) -> bool:
-    """Whether anything is there, be it a link that leads nowhere. Raises PathError as ``exists`` does."""
+    """Whether anything exists at the path, even a broken link. Raises PathError as ``exists`` does."""
     return _mode(path, follow_links=False) is not None
 
 
 def is_file(path: Path) -> bool:
-    """Whether a regular file is there. Raises PathError as ``exists`` does."""
+    """Whether the path is a regular file. Raises PathError as ``exists`` does."""
     mode = _mode(path)
     return mode is not None and stat.S_ISREG(mode)
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder is there. Raises PathError as ``exists`` does."""
+    """Whether the path is a folder. Raises PathError as ``exists`` does."""
     mode = _mode(path)
     return mode is not None and stat.S_ISDIR(mode)
 
 
 def is_link(path: Path) -> bool:
-    """Whether a symbolic link is there. Raises PathError as ``exists`` does."""
+    """Whether the path is a symbolic link. Raises PathError as ``exists`` does."""
     mode = _mode(path, follow_links=False)
     return mode is not None and stat.S_ISLNK(mode)
 
 
 def resolved(path: Path) -> Path:
-    """The absolute path without links. Raises PathError for links in a circle and what cannot be looked at."""
+    """The absolute path without links. Raises PathError as ``exists`` does."""
     try:
         return path.resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle, before Python 3.13
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links form a circle, before Python 3.13
         raise PathError(f"{_printable(path)}: {_reason(error)}") from None
 
 
 def with_home(path: str | Path) -> Path:
-    """The path with ``~`` replaced. Raises PathError where nobody has that name, or no home."""
+    """The path with ``~`` replaced by the home folder. Raises PathError if there is no such user or folder."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -77,7 +77,7 @@ def check_writable(folder: Path) -> None:
 
 
 def os_error_message(error: OSError) -> str:
-    """An error of the system in one line: the file, where it is known, and the reason."""
+    """An OSError in one line: the file, if it is known, and the reason."""
     reason = str(error) if error.strerror is None else error.strerror
     names = [_printable(os.fsdecode(name)) for name in (error.filename, error.filename2) if _is_path(name)]
     return ": ".join([*[" -> ".join(names)][: len(names)], reason.partition("\n")[0]])
@@ -106,6 +106,6 @@ def _reason(error: Exception) -> str:
 
 
 def _printable(path: str | Path) -> str:
-    """A name that is too long is shown in part; a line feed, NUL or lone surrogate as an escape."""
+    """The path with unprintable characters escaped; a very long one is cut."""
     text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(path))
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"

@@ -1,6 +1,6 @@
-"""What is written for people: without characters that act on a terminal, and without failing where nobody can read it.
+"""Messages for people: without characters that control a terminal, and without errors if they cannot be written.
 
-Owns both rules for messages. Files and results in a machine's format are written elsewhere. Must not know what is said.
+Files and results in a machine-readable format are written elsewhere.
 """
 
 import json
@@ -11,20 +11,20 @@ from contextlib import suppress
 from typing import Any, TextIO, cast
 
 _NOT_PLAIN = re.compile(r"[^\n\t -~]")
-_JOINERS = "\u200c\u200d"  # not printable by themselves, but part of words and of emoji
+_JOINERS = "\u200c\u200d"  # not printable by themselves, but parts of words and emoji
 
 
 def printable(text: str) -> str:
-    r"""The text with control characters, invisible formats (bidirectional ones too) and lone surrogates as ``\x1b``.
+    r"""The text with control characters, invisible format characters and lone surrogates escaped, as in ``\x1b``.
 
-    Line feeds and tabs stay: messages are laid out by them. A carriage return does not: what follows it would be shown
-    in place of what was before it.
+    Line feeds and tabs stay, because messages are laid out by them. A carriage return does not: the text after it would
+    overwrite the text before it.
     """
     return _NOT_PLAIN.sub(_as_python, text)
 
 
 def printable_json(text: str) -> str:
-    r"""JSON of the same content, with ``\u001b`` for what ``printable`` escapes: it is inside strings only."""
+    r"""The same JSON, in which escapes such as ``\u001b`` stand for what ``printable`` escapes: parts of strings."""
     return _NOT_PLAIN.sub(_as_json, text)
 
 
@@ -41,9 +41,9 @@ def _is_shown(character: str) -> bool:
 
 
 class BestEffortStream:
-    """A text stream for messages: where they cannot be written, they are lost, and nothing is raised.
+    """A text stream for messages, which are lost without an error if they cannot be written.
 
-    Everything else is the stream's own, or that of no stream at all (standard error may be closed: None).
+    All other attributes are those of the wrapped stream; None stands for a standard error that is closed.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -74,13 +74,13 @@ class BestEffortStream:
 
 
 def message_stream(stream: TextIO | None = None) -> TextIO:
-    """A stream, by default standard error as it is now, that takes messages and never fails."""
+    """A stream for messages that never fails; by default the current standard error."""
     stream = sys.stderr if stream is None else stream
     return cast(TextIO, stream if isinstance(stream, BestEffortStream) else BestEffortStream(stream))
 
 
 def write_message(text: str, *, stream: TextIO | None = None) -> None:
-    """Writes a line on standard error (or another stream), escaped; it is lost where it cannot be written."""
+    """Writes an escaped line to standard error or another stream; it is lost if it cannot be written."""
     stream = message_stream(stream)
     stream.write(printable(text) + "\n")
     stream.flush()

@@ -129,7 +129,7 @@ def test_it_says_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found["torch"]["threads"] == 1
     assert found["torch"]["devices"] == ["cpu"] or found["torch"]["devices"][0].startswith("cuda:0 ")
     assert found["offline"] is True
-    assert found["folders"]["HF_HOME"].startswith(f"{tmp_path / 'hub'} (not there yet, ")
+    assert found["folders"]["HF_HOME"].startswith(f"{tmp_path / 'hub'} (does not exist yet, ")
     assert found["cpu"]["usable_cores"] <= found["cpu"]["cores"]
     assert found["memory"]["total"].endswith(" GiB")
     lines = environment_lines(found)

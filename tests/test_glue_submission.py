@@ -97,7 +97,7 @@ def test_the_same_runs_give_the_same_bytes(make_run: Run, tmp_path: Path) -> Non
 
 def test_what_cannot_be_submitted(make_run: Run, tmp_path: Path) -> None:
     run = make_run("CoLA")
-    with pytest.raises(UsageError, match=r"CoLA predicts CoLA.tsv already; give one run per task"):
+    with pytest.raises(UsageError, match=r"CoLA already predicts CoLA.tsv; give one run per task"):
         glue_submission([run, run], tmp_path / "x.zip")
     with pytest.raises(UsageError, match="holds no finished run"):
         glue_submission([tmp_path], tmp_path / "x.zip")
@@ -107,7 +107,7 @@ def test_what_cannot_be_submitted(make_run: Run, tmp_path: Path) -> None:
     other.mkdir()
     (other / "metrics.json").write_text("{}")
     (other / "recipe.toml").write_text((run / "recipe.toml").read_text().replace("glue/cola", "tsv"))
-    with pytest.raises(UsageError, match="its data have the format 'tsv'"):
+    with pytest.raises(UsageError, match="its data has the format 'tsv'"):
         glue_submission([other], tmp_path / "x.zip")
     assert not (tmp_path / "x.zip").exists()
 
@@ -123,7 +123,7 @@ def test_a_second_run_on_mnli_predicts_the_diagnostic_set_alone(make_run: Run, t
     recipe.write_text(recipe.read_text().replace(str(first.parents[1] / "MNLI"), str(tmp_path / "MNLI")))
     done = glue_submission([first, second], tmp_path / "x.zip")
     assert done.rows == {"MNLI-m.tsv": 1, "MNLI-mm.tsv": 2, "AX.tsv": 2}
-    with pytest.raises(UsageError, match=r"MNLI predicts MNLI-m.tsv already"):
+    with pytest.raises(UsageError, match=r"MNLI already predicts MNLI-m.tsv"):
         glue_submission([first, second, second], tmp_path / "y.zip")
 
 
@@ -135,7 +135,7 @@ def test_test_rows_that_cannot_be_read_are_no_rows_to_skip(make_run: Run, tmp_pa
     (run / "recipe.toml").write_text(
         f'task = "pair-classification"\n[model]\nname = "unused"\n[data]\ndir = "{folder}"\nformat = "glue/qqp"\n'
     )
-    with pytest.raises(DataError, match=r"every test row needs an answer, but 1 of 3 rows has too few cells"):
+    with pytest.raises(DataError, match=r"every test row needs a prediction, but 1 of 3 rows has too few cells"):
         glue_submission([run], tmp_path / "x.zip")
 
 

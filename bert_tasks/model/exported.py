@@ -1,7 +1,6 @@
-"""A folder that `bert-tasks export` wrote, as a model that predicts: onnxruntime runs its graph in place of torch.
+"""A folder that ``bert-tasks export`` wrote, as a model that predicts: onnxruntime runs its graph in place of torch.
 
-Owns what such a folder holds and how it is checked. Predicting, evaluating and batching are those of every other model.
-Must not know how the folder was made.
+Prediction, evaluation and batching are those of any other model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,19 +27,20 @@ from bert_tasks.tasks.base import PredictionT, Task
 
 GRAPH, RECORD = "model.onnx", "export.json"
 _MAX_RECORD_BYTES = 2**20
-# Settings that decided what the graph computes.
+# Settings that the graph depends on.
 _FIXED = ("crf", "labels", "pooling", "problem_type")
 
 
 def is_exported(name: str | Path) -> bool:
-    """Whether a model's name is a folder that an export wrote."""
+    """Whether the name of a model is a folder that an export wrote."""
     return is_file(with_home(name) / RECORD)
 
 
 class ExportedModel(TaskModel[PredictionT]):
-    """Predicts as ``TaskModel`` does. It has no weights: it is neither trained nor saved, but copied as a folder.
+    """A model that predicts as ``TaskModel`` does, but cannot be trained or saved, because it has no weights.
 
-    Only the head is built: it says which rows are read, and holds a CRF's transitions, which no graph has.
+    Only the head is built: it states which tokens are read, and holds the transitions of a CRF, which are not in the
+    graph.
     """
 
     def __init__(self, hf_config: Mapping[str, Any], task: Task[PredictionT], *, graph: bytes, **options: Any) -> None:
@@ -48,7 +48,7 @@ class ExportedModel(TaskModel[PredictionT]):
             super().__init__(hf_config, task, **options)
         del self.stack
         self.head = task.head(self.config)
-        for parameter in self.head.parameters():  # what is not read is the same in every copy
+        for parameter in self.head.parameters():  # unread values are the same in each copy
             parameter.detach().zero_()
         self.graph = GraphModel.of(self, graph)
         self.graph_sha256 = sha256(graph)
@@ -67,35 +67,38 @@ class ExportedModel(TaskModel[PredictionT]):
         """Loads an exported folder.
 
         Args:
-            task: only for one that is not built in: its class.
-            settings: fields of the task to change; not what the graph computes.
+            name: the folder.
+            task: the class of a task that is not built in.
+            labels: not accepted, because the graph fixes them.
+            revision: not used for folders.
+            settings: fields of the task to change, except those that the graph fixes.
 
         Raises:
-            UsageError: the ``export`` extra is missing, or a setting that the graph has fixed.
-            CheckpointError: a file is missing or damaged, or the parts do not fit together.
+            UsageError: onnxruntime is not installed, or the graph fixes a given setting.
+            CheckpointError: a file is missing or damaged, or the files do not belong together.
         """
         check_libraries(("onnxruntime",))
         fixed = sorted({*settings, *(() if labels is None else ("labels",))}.intersection(_FIXED))
         if fixed:
-            raise UsageError(f"{name} is exported, which fixes {', '.join(fixed)}: export the model anew to change it")
+            raise UsageError(f"{name} is exported, which fixes {', '.join(fixed)}: export the model again to change it")
         path = resolve(name, revision=revision)
         graph, hf_config = _checked_graph(path), read_config(path)
         model = cls(hf_config, stated_task(path, hf_config, task, settings), graph=graph)
-        model._take_head(path)
+        model._load_head(path)
         model.reading = stored_reading(path, hf_config)
         model.tokenizer = load_tokenizer(path, vocab_size=model.config.vocab_size)
         return model
 
-    def _take_head(self, path: Path) -> None:
-        """Checks that the graph has the task's labels, and reads a CRF's transitions."""
-        given, wanted = self.graph.labels, self.head.output.out_features
-        if given != wanted:
-            raise CheckpointError(f"{path}: {GRAPH} gives {given} logits, config.json states {wanted} labels")
+    def _load_head(self, path: Path) -> None:
+        """Checks the number of labels of the graph, and loads the transitions of a CRF."""
+        found, expected = self.graph.labels, self.head.output.out_features
+        if found != expected:
+            raise CheckpointError(f"{path}: {GRAPH} returns {found} logits, but config.json states {expected} labels")
         if isinstance(self.head, CRFHead):
-            found = read_head_tensors(path)
-            transitions = None if found is None else found.get("head.transitions")
+            tensors = read_head_tensors(path)
+            transitions = None if tensors is None else tensors.get("head.transitions")
             if transitions is None or transitions.shape != self.head.transitions.shape:
-                raise CheckpointError(f"{path}: task_head.safetensors is missing or does not fit the stored task")
+                raise CheckpointError(f"{path}: task_head.safetensors is missing or does not belong to the stored task")
             checked = checked_tensors({"head.transitions": transitions}, {"head.transitions": torch.float32})
             self.load_state_dict(checked, strict=False)
 
@@ -104,7 +107,7 @@ class ExportedModel(TaskModel[PredictionT]):
 
     def forward(self, input_ids: Tensor | PackedBatch, *_: Any, **__: Any) -> Tensor:
         if not isinstance(input_ids, PackedBatch):
-            raise UsageError(f"an exported model takes packed batches; for padded tensors run {GRAPH} by onnxruntime")
+            raise UsageError(f"an exported model takes packed batches; for padded tensors run {GRAPH} with onnxruntime")
         return self.packed_logits(input_ids)
 
     def train(self, mode: bool = True) -> Self:
@@ -120,26 +123,28 @@ class ExportedModel(TaskModel[PredictionT]):
 
 
 def _refuse(what: str) -> NoReturn:
-    raise UsageError(f"an exported model has no weights and cannot be {what}; use the model that it was made from")
+    raise UsageError(f"an exported model has no weights and cannot be {what}; use the model from which it was exported")
 
 
 def _checked_graph(path: Path) -> bytes:
-    """The graph's file, whole and unchanged, which holds all of its tensors.
+    """The content of the graph's file, after checking its digest and that it contains all of its tensors.
 
     Raises:
-        CheckpointError: it is not, or a tensor is in another file: a runtime would read any file that the graph names.
+        CheckpointError: the file is damaged or was changed, or a tensor is in another file.
     """
     stated = read_json(checked_file(path, RECORD), max_bytes=_MAX_RECORD_BYTES).get("sha256")
     content = checked_file(path, GRAPH).read_bytes()
     if sha256(content) != stated:
-        raise CheckpointError(f"{path / GRAPH}: damaged or changed, its sha256 is not that of {RECORD}: export anew")
+        raise CheckpointError(
+            f"{path / GRAPH}: damaged or changed, its sha256 is not that of {RECORD}: export the model again"
+        )
     try:
         external = external_tensor(content)
     except ValueError as error:
-        raise CheckpointError(f"{path / GRAPH}: not an ONNX graph ({error}): export anew") from None
+        raise CheckpointError(f"{path / GRAPH}: not an ONNX graph ({error}): export the model again") from None
     if external is not None:
         raise CheckpointError(
-            f"{path / GRAPH}: the values of the tensor {shortened(external)} are outside the file (external data), "
-            "which is refused, because a graph could name any file of this machine: export the model anew"
+            f"{path / GRAPH}: the values of the tensor {shortened(external)} are in another file (external data), "
+            "which is refused, because a graph could name any file of this machine: export the model again"
         )
     return content

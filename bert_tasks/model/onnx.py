@@ -1,14 +1,8 @@
-"""The bytes of an ONNX file, searched for references to other files before a runtime sees them.
+"""A model as an ONNX graph: exported, quantized to int8, checked, and run by onnxruntime in place of torch.
 
-Owns the few fields of the ONNX messages that this needs, read from protobuf's wire format: running a graph needs
-onnxruntime only, which would read external data from any path that the file states. Must not know what a graph
-computes.
-
-The model as an ONNX graph: exported, quantised to int8, and run by onnxruntime in place of torch.
-
-Owns the one export of a graph and the one int8 implementation. They lie here because prediction runs the graph and
-export writes it, and neither may import the other. The libraries of the ``export`` extra are imported on first use.
-Must not know rows or files.
+Prediction runs such a graph and export writes it to a folder, so both use this module. The libraries of the ``export``
+extra are imported on first use. To run a graph onnxruntime alone is enough; therefore a file is searched for external
+data without the ``onnx`` library.
 
 Shape legend: N tokens, B sequences, T padded length, L labels, R rows that a head reads.
 """
@@ -42,7 +36,7 @@ if TYPE_CHECKING:
     import onnx
     import onnxruntime
 
-# Message -> its fields that lead to a tensor, by number (onnx.proto of ONNX 1.22); the other fields are passed over.
+# Message -> its fields that can contain a tensor, by number (onnx.proto of ONNX 1.22); other fields are skipped.
 _MESSAGES: Mapping[str, Mapping[int, str]] = MappingProxyType(
     {
         "model": {7: "graph", 20: "training", 25: "function"},
@@ -60,13 +54,16 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types; groups (3 and 4)
 
 
 def external_tensor(content: bytes) -> str | None:
-    """The name of a tensor whose values are outside the file, wherever in the graph it is; None if there is none.
+    """Searches an ONNX file for a tensor whose values are in another file, which onnxruntime would read from any path.
 
     Args:
-        content: an ONNX file.
+        content: the ONNX file.
+
+    Returns:
+        The name of such a tensor, or None.
 
     Raises:
-        ValueError: it is no ONNX model: cut, damaged or something else.
+        ValueError: the content is not an ONNX model: it is truncated, damaged or something else.
     """
     waiting = [("model", memoryview(content))]
     while waiting:
@@ -86,13 +83,13 @@ def external_tensor(content: bytes) -> str | None:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """The fields of a message by their numbers: integers, and the bytes of what has a length; fixed ones as 0."""
+    """The number and value of each field of a message: an integer, or bytes; values of fixed size are given as 0."""
     place = 0
     while place < len(message):
         tag, place = _varint(message, place)
         number, wire = tag >> 3, tag & 7
         if number == 0 or tag >= 1 << 32:
-            raise ValueError(f"a field with the tag {tag}")
+            raise ValueError(f"it has a field with the tag {tag}")
         size = 0
         if wire == _VARINT:
             value, place = _varint(message, place)
@@ -103,15 +100,15 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         elif wire in (_FIXED64, _FIXED32):
             size = 8 if wire == _FIXED64 else 4
         else:
-            raise ValueError(f"a field of the unknown type {wire}")
+            raise ValueError(f"it has a field of the unknown type {wire}")
         if size > len(message) - place:
-            raise ValueError("a field that is longer than its message")
+            raise ValueError("it has a field that is longer than its message")
         yield number, message[place : place + size] if wire == _BYTES else 0
         place += size
 
 
 def _varint(message: memoryview, place: int) -> tuple[int, int]:
-    """A number of at most ten bytes, seven bits in each, and the place after it."""
+    """An integer of at most ten bytes with seven bits each, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if place >= len(message):
@@ -121,7 +118,7 @@ def _varint(message: memoryview, place: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         if byte < 128:
             return value, place
-    raise ValueError("a number of more than ten bytes")
+    raise ValueError("it has a number of more than ten bytes")
 
 
 DType = Literal["float32", "int8"]
@@ -133,7 +130,7 @@ LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 
 
 class _PaddedCall(nn.Module):
-    """The padded call with nothing but the graph's inputs and outputs."""
+    """The padded call of a model, with the inputs and outputs of the graph only."""
 
     def __init__(self, model: TaskModel) -> None:
         super().__init__()
@@ -148,29 +145,30 @@ class _PaddedCall(nn.Module):
 
 
 def input_names(config: EncoderConfig) -> tuple[str, ...]:
-    """As transformers' tokenizers of the family give them: segments only where there is more than one."""
+    """The names that transformers uses: ``token_type_ids`` only if the model has more than one segment."""
     return INPUTS if config.type_vocab_size > 1 else INPUTS[:2]
 
 
 def output_names(model: TaskModel) -> tuple[str, ...]:
-    """As transformers' models of the same head have them."""
+    """The names that transformers uses for a model with this head."""
     return ("start_logits", "end_logits") if model.task.hf_head == "span" else ("logits",)
 
 
 def exported_graph(model: TaskModel) -> "onnx.ModelProto":
-    """The graph of the padded call in float32: ``input_names``, each int64 ``[B, T]``, -> ``output_names``; B, T free.
+    """The float32 graph of a model's padded call, with free batch size and length.
 
-    Logits are ``[B, L]``, or ``[B, T, L]`` with zeros at padding, of spans two times ``[B, T]``; of a CRF they are the
-    emissions, its transitions stay with the head. The model is left as it was.
+    Its inputs are ``input_names``, each int64 ``[B, T]``. Its outputs are ``output_names``: logits ``[B, L]``, or
+    ``[B, T, L]`` with zeros at padding, or for spans two tensors ``[B, T]``. For a CRF the logits are the emissions;
+    the transitions stay with the head. The model is not changed.
 
     Raises:
-        UsageError: the ``export`` extra is missing, or the model is a graph already.
+        UsageError: the ``export`` extra is not installed, or the model is an exported one.
     """
     check_libraries()
     if not hasattr(model, "stack"):
-        raise UsageError("the model is exported already: its precision is fixed, and its weights are not here")
+        raise UsageError("the model is already exported: its precision is fixed, and it has no weights")
     inputs, outputs = input_names(model.config), output_names(model)
-    mask = torch.ones(2, 7, dtype=torch.int64)  # any sizes but 0 and 1, which the exporter takes as fixed
+    mask = torch.ones(2, 7, dtype=torch.int64)  # any sizes but 0 and 1, which the exporter treats as fixed
     mask[0, 5:] = 0
     example = tuple(tensor.to(model.device) for tensor in (mask * 5, mask, torch.zeros_like(mask)))
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
@@ -195,9 +193,9 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
 
 
 def _tidy(graph: "onnx.ModelProto") -> None:
-    """Names the free sizes, and takes out what the exporter notes of where on this machine each node was made.
+    """Names the free sizes, and removes the metadata of nodes, which contain paths of this machine.
 
-    Shapes in between go too: they would no longer fit once the quantiser has transposed weights.
+    Intermediate shapes are removed too: they would be wrong after the quantizer has transposed weights.
     """
     free = [size.dim_param for size in graph.graph.input[0].type.tensor_type.shape.dim]
     names = dict(zip(free, ("batch", "sequence"), strict=True))
@@ -213,19 +211,18 @@ def _tidy(graph: "onnx.ModelProto") -> None:
 
 
 def quantized_graph(graph: "onnx.ModelProto") -> bytes:
-    """The graph with int8 weights, and activations that are quantised as they come, as onnxruntime does it.
+    """The graph with int8 weights and dynamically quantized activations, by onnxruntime's quantizer.
 
-    One scale per output channel, and 7 bits: of the settings tried, the one that kept most labels and was still half as
-    fast again as float32 (docs/performance.md). Embeddings, norms, softmax, attention's own products and the head stay
-    in float32.
-
-    The scale of activations is one for a padded rectangle: a row's scores move a little with the rows beside it.
+    Weights have one scale per output channel and 7 bits: of the settings that were tried, these changed the fewest
+    labels and were still half as fast again as float32 (docs/performance.md). Embeddings, norms, softmax, the products
+    of queries, keys and values, and the head stay in float32. Activations have one scale per padded batch, so a row's
+    scores depend a little on the other rows.
 
     Raises:
-        UsageError: the quantiser's temporary files cannot be written.
+        UsageError: the quantizer's temporary files cannot be written.
     """
     quantization = import_onnxruntime("onnxruntime.quantization")
-    with _needs_temporary_files(graph.ByteSize()), TemporaryDirectory() as folder, _quiet():
+    with _temporary_file_errors(graph.ByteSize()), TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "int8.onnx"
         quantization.quantize_dynamic(
             graph,
@@ -240,25 +237,31 @@ def quantized_graph(graph: "onnx.ModelProto") -> bytes:
 
 
 @contextmanager
-def _needs_temporary_files(size: int) -> Iterator[None]:
+def _temporary_file_errors(size: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise UsageError(
             f"int8 needs temporary files of about {2 * size} bytes, which cannot be written "
-            f"({os_error_message(error)}): make room there, or set TMPDIR to a folder that has it"
+            f"({os_error_message(error)}): free some space there, or set TMPDIR to another folder"
         ) from None
 
 
 def _head_products(graph: "onnx.ModelProto") -> list[str]:
-    """The products with the head's weights, also under the names that the quantiser gives them first."""
+    """The matrix products of the head, also under the names that the quantizer gives them first."""
     found = [node.name for node in graph.graph.node if any(name.startswith("model.head.") for name in node.input)]
     return [*found, *(f"{name}_MatMul" for name in found)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphModel:
-    """A graph with its runtime, called as a model's packed batches are."""
+    """A graph in onnxruntime that takes a model's packed batches.
+
+    Attributes:
+        session: the graph, loaded.
+        head: the head of the model, which states the tokens that are read.
+        pad_token_id: the id of padding.
+    """
 
     session: "onnxruntime.InferenceSession"
     head: Head
@@ -266,12 +269,12 @@ class GraphModel:
 
     @classmethod
     def of(cls, model: TaskModel, content: bytes) -> Self:
-        """A graph of this model, to be run on the CPU with torch's number of threads.
+        """Loads a graph of this model, to be run on the CPU with torch's number of threads.
 
         Raises:
-            CheckpointError: onnxruntime does not take it, or its inputs and outputs are not those of the model.
+            CheckpointError: onnxruntime rejects it, or its inputs and outputs are not those of the model.
         """
-        with _graph_errors("does not take"):
+        with _graph_errors("rejects"):
             session = _session(content)
             _check_values("inputs", session.get_inputs(), input_names(model.config), "tensor(int64)")
             _check_values("outputs", session.get_outputs(), output_names(model), "tensor(float)")
@@ -279,13 +282,13 @@ class GraphModel:
 
     @property
     def labels(self) -> int | None:
-        """L of the graph's logits; None if it does not say."""
+        """L of the graph's logits; None if the graph does not state it."""
         outputs = self.session.get_outputs()
         *_, last = (None, *outputs[0].shape) if len(outputs) == 1 else (len(outputs),)
         return last if isinstance(last, int) else None
 
     def packed_logits(self, batch: PackedBatch) -> Tensor:
-        """As ``TaskModel.packed_logits``: ``[B, L]``, or of the rows that the head reads ``[R, L]``."""
+        """As ``TaskModel.packed_logits``: logits ``[B, L]``, or ``[R, L]`` for the tokens that the head reads."""
         device = batch.input_ids.device
         batch = batch.to(torch.device("cpu"))
         parts, row = [], 0
@@ -298,10 +301,10 @@ class GraphModel:
         return self.head.with_transitions(logits) if isinstance(self.head, CRFHead) else logits
 
     def rectangle_logits(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> Tensor:
-        """Sequences one after another, padded to the longest and run in one call: ``[N] -> [N, L]`` or ``[B, L]``.
+        """Pads sequences that lie one after another and runs them in one call: ``[N] -> [N, L]`` or ``[B, L]``.
 
         Raises:
-            CheckpointError: the graph cannot be run, or gives logits of another shape.
+            CheckpointError: the graph cannot be run, or its logits have another shape.
         """
         mask = torch.arange(int(lengths.max())) < lengths[:, None]  # [B, T]
         padded = torch.full(mask.shape, self.pad_token_id).masked_scatter_(mask, input_ids)
@@ -313,15 +316,15 @@ class GraphModel:
         per_token, labels = isinstance(self.head, PerTokenHead), self.head.output.out_features
         shape = (*(mask.shape if per_token else mask.shape[:1]), *((labels,) if len(found) == 1 else ()))
         if any(part.shape != shape for part in found):
-            raise CheckpointError(f"the graph gives logits of the shape {tuple(found[0].shape)}, expected {shape}")
+            raise CheckpointError(f"the graph returns logits of shape {tuple(found[0].shape)}, expected {shape}")
         logits = found[0] if len(found) == 1 else torch.stack(found, dim=-1)  # [B, L] or [B, T, L]
         return logits[mask] if per_token else logits
 
 
 def rectangles(layout: Packed) -> Iterator[Tensor]:
-    """The lengths of the sequences that are padded together, in the order of rows: at most an eighth is padding.
+    """The lengths of the sequences that are padded together, in row order; at most an eighth is padding.
 
-    Small ones, so that what a layer makes stays in the processor's cache.
+    They are small, so that the output of a layer stays in the processor's cache.
     """
     by_group = torch.split(layout.row_lengths, [group.sequences for group in layout.groups])
     for group, lengths in zip(layout.groups, by_group, strict=True):
@@ -329,10 +332,10 @@ def rectangles(layout: Packed) -> Iterator[Tensor]:
 
 
 def logits_of(model: TaskModel, dtype: DType) -> Logits:
-    """What runs a model's batches: the model itself, or its int8 graph, made now, which takes seconds.
+    """The function that computes a batch's logits: the model itself, or its int8 graph, which takes seconds to make.
 
     Raises:
-        UsageError: an unknown dtype; for int8 see ``exported_graph``.
+        UsageError: the dtype is unknown; for int8 also as in ``exported_graph``.
     """
     if dtype not in get_args(DType):
         raise UsageError(f"dtype is {dtype!r}, expected one of {', '.join(map(repr, get_args(DType)))}")
@@ -345,15 +348,17 @@ def _session(content: bytes) -> "onnxruntime.InferenceSession":
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 4  # errors are raised; their log lines would show a graph's names as they are
-    options.add_session_config_entry("session.load_model_format", "ONNX")  # never onnxruntime's own, found by its bytes
-    # Its fall-back would try the same once more, and print the reason on standard output.
+    options.log_severity_level = 4  # errors are raised; log lines would show the names in a graph unescaped
+    options.add_session_config_entry(
+        "session.load_model_format", "ONNX"
+    )  # never onnxruntime's own format, which it would detect
+    # The fallback would try the same again, and print the reason on standard output.
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
 @contextmanager
 def _graph_errors(what: str) -> Iterator[None]:
-    """Raises CheckpointError for what onnxruntime finds wrong with a graph: it reads one when it is loaded and run."""
+    """Raises CheckpointError for errors of onnxruntime when it loads or runs a graph."""
     errors = import_onnxruntime("onnxruntime.capi.onnxruntime_pybind11_state")
     try:
         yield
@@ -371,17 +376,19 @@ def _graph_errors(what: str) -> Iterator[None]:
 
 
 def _check_values(what: str, found: "Sequence[onnxruntime.NodeArg]", names: Sequence[str], kind: str) -> None:
-    """Raises CheckpointError unless the graph's inputs, or its outputs, are those that the model's family has."""
+    """Raises CheckpointError unless the graph's inputs or outputs have the names and the type of the model's."""
     if [(value.name, value.type) for value in found] != [(name, kind) for name in names]:
         given = ", ".join(shortened(f"{value.name} {value.type}") for value in found)
-        raise CheckpointError(f"the graph's {what} are {given}, expected {', '.join(names)}, each {kind}: export anew")
+        raise CheckpointError(
+            f"the graph's {what} are {given}, expected {', '.join(names)}, each {kind}: export the model again"
+        )
 
 
 def import_onnxruntime(module: str = "onnxruntime") -> Any:
-    """Imports onnxruntime or a module of it; the package imports it nowhere else.
+    """Imports onnxruntime or one of its modules, with its telemetry disabled. The package imports it nowhere else.
 
-    Without ``disable_telemetry`` before it, its Linux wheels (1.29 and later) resolve a name of Microsoft's, write a
-    device id below the user's cache folder and send events, also where HF_HUB_OFFLINE is set.
+    Without ``disable_telemetry`` its Linux wheels (1.29 and later) resolve a host name of Microsoft, write a device id
+    to the user's cache folder and send events, even if HF_HUB_OFFLINE is set.
     """
     disable_telemetry()
     return import_module(module)
@@ -390,16 +397,18 @@ def import_onnxruntime(module: str = "onnxruntime") -> Any:
 def check_libraries(
     names: Sequence[str] = LIBRARIES, *, extra: str = "export", purpose: str = "ONNX graphs and int8"
 ) -> None:
-    """Raises UsageError if a library of an extra is missing; to run a graph, onnxruntime is enough."""
+    """Raises UsageError if a library of an extra is not installed; to run a graph, onnxruntime is enough."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
-        raise UsageError(f"{', '.join(missing)} missing, needed for {purpose}: pip install 'bert-tasks[{extra}]'")
+        raise UsageError(f"{', '.join(missing)} not installed, needed for {purpose}: pip install 'bert-tasks[{extra}]'")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the libraries' own notes from the user: torch's deprecated internals, absent torchvision, advice to
-    pre-process a graph that needs none."""
+    """Silences messages of the libraries that do not concern the user.
+
+    They are about deprecated internals of torch, torchvision, and the preprocessing of graphs.
+    """
     loggers = (logging.getLogger("torch.onnx"), logging.getLogger())
     levels = [logger.level for logger in loggers]
     for logger in loggers:
