@@ -20,7 +20,6 @@ import torch
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
 from bert_tasks.model.onnx import logits_of
-from bert_tasks.model.predicting import predict_rows
 from bert_tasks.model.task_model import TaskModel
 
 
@@ -36,7 +35,7 @@ def quantized(model: TaskModel) -> TaskModel:
 
 
 def labels(rows: list[dict[str, str]], model: TaskModel, run: Callable[..., torch.Tensor] | None = None) -> list[str]:
-    return [str(prediction.to_json()["label"]) for prediction in predict_rows(model, rows, run=run)]
+    return [str(prediction.to_json()["label"]) for prediction in model.predict_rows(rows, run=run)]
 
 
 def main() -> None:

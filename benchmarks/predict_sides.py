@@ -15,7 +15,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 
 from bert_tasks import TaskModel
 from bert_tasks.model.onnx import GraphModel, exported_graph, quantized_graph
-from bert_tasks.model.predicting import predict_rows
 
 Predict = Callable[[Sequence[str]], list[str]]
 BATCH_SIZES = (8, 16, 32, 64)  # the sorted loops take the fastest
@@ -31,7 +30,7 @@ def graph_of(folder: Path, *, int8: bool) -> Predict:
     model = TaskModel.from_pretrained(folder)
     graph = exported_graph(model)
     run = GraphModel.of(model, quantized_graph(graph) if int8 else graph.SerializeToString()).packed_logits
-    return lambda texts: [answer.label for answer in predict_rows(model, [{"text": text} for text in texts], run=run)]
+    return lambda texts: [answer.label for answer in model.predict_rows([{"text": text} for text in texts], run=run)]
 
 
 def pipeline_of(folder: Path) -> Predict:

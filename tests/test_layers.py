@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
@@ -145,6 +146,49 @@ def test_forbidden_import_is_found(name: str, text: str) -> None:
 )
 def test_allowed_import_passes(name: str, text: str) -> None:
     assert list(violations([Source(name, text)])) == []
+
+
+# Packages whose modules may still import each other in a circle.
+CIRCULAR = {"data"}
+
+
+def import_cycle(sources: list[Source]) -> list[str]:
+    """Modules that import each other in a circle, by any import: inside functions and under TYPE_CHECKING too."""
+    modules = {f"bert_tasks.{source.name}".rstrip("."): source for source in sources}
+    graph: dict[str, set[str]] = {}
+    for name, source in modules.items():
+        reached = {f"{found.module}.{found.name}" if found.name else found.module for found in imports(source)}
+        reached |= {found.module for found in imports(source) if f"{found.module}.{found.name}" not in modules}
+        unit = unit_of(source.name)
+        allowed = {inner for inner in modules if unit in CIRCULAR and inner.startswith(f"bert_tasks.{unit}.")}
+        graph[name] = (reached & modules.keys()) - {name} - allowed
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [str(module) for module in error.args[1]]
+    return []
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    assert import_cycle(package_sources()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from bert_tasks.model import b",
+        "from bert_tasks.model.b import x",
+        "def late():\n    import bert_tasks.model.b",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from bert_tasks.model.b import x",
+    ],
+)
+def test_a_circle_is_found(text: str) -> None:
+    sources = [
+        Source("model.a", text),
+        Source("model.b", "from bert_tasks.model.a import y"),
+        Source("model", "", True),
+    ]
+    assert sorted(set(import_cycle(sources))) == ["bert_tasks.model.a", "bert_tasks.model.b"]
 
 
 def test_relative_imports_of_a_package_start_at_itself() -> None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
+from bert_tasks.errors import DataError
+
 Row = Mapping[str, Any]
 Kind = Literal["text", "id", "label", "labels", "number", "words", "tags", "answers"]
 
@@ -366,3 +368,47 @@ def _type_name(value: Any) -> str:
     names: dict[type, str] = {bool: "true/false", int: "a number", float: "a number", str: "a text"}
     names |= {list: "a list", dict: "an object"}
     return names.get(type(value), type(value).__name__)
+
+
+def renamed_row(row: Row, names: Mapping[str, str]) -> Row:
+    """The row with the task's names: a column that it does not have under this name is found under its other one.
+
+    Args:
+        names: the task's columns -> other names.
+    """
+    found = {name: row[other] for name, other in names.items() if name not in row and other in row}
+    return {**row, **found} if found else row
+
+
+def as_row(given: Row | str | tuple[str, ...], columns: Sequence[Column], number: int) -> Row:
+    """The row that is given as such, as its text, or as a tuple of its texts in the order of the task's columns.
+
+    Raises:
+        DataError: naming the row and what it must be.
+    """
+    if isinstance(given, Mapping):
+        return given
+    words, text = text_of_words(columns)
+    texts = [column.name for column in columns if column.required and column.kind in ("text", "words")]
+    texts = [text.name if text is not None and words is not None and name == words.name else name for name in texts]
+    values = given if isinstance(given, tuple) else (given,)
+    if len(values) == len(texts) and all(isinstance(value, str) for value in values):
+        return dict(zip(texts, values, strict=True))
+    mapping = "{" + ", ".join(f'"{column.name}": ...' for column in columns if column.required) + "}"
+    short = "a text" if len(texts) == 1 else f"a tuple of {' and '.join(texts)}"
+    raise DataError(f"row {number}: expected a mapping such as {mapping}, or {short}, got {type(given).__name__}")
+
+
+def as_rows(
+    inputs: Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]], columns: Sequence[Column]
+) -> Iterable[Row]:
+    """The rows of what ``TaskModel.predict`` is given: one row or several.
+
+    Raises:
+        DataError: see ``as_row``.
+    """
+    texts = sum(column.required and column.kind in ("text", "words") for column in columns)
+    is_one = isinstance(inputs, tuple) and texts == len(inputs) > 1 and all(isinstance(part, str) for part in inputs)
+    is_one = is_one or isinstance(inputs, Mapping | str) or not isinstance(inputs, Iterable)
+    several: Iterable[Any] = [inputs] if is_one else inputs
+    return (as_row(given, columns, number) for number, given in enumerate(several))

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.columns import Column
 from bert_tasks.data.formats import FORMATS, Format, file_format, named_format, uncompressed
 from bert_tasks.data.readers import ReadOptions, column_names, existing_file
 from bert_tasks.data.records import is_utf8_beyond_ascii
@@ -128,16 +128,6 @@ def known_names(stored: ReadOptions, columns: Sequence[Column]) -> dict[str, str
     """The stored names of the columns that the task has."""
     known = {column.name for column in columns}
     return {} if stored.columns is None else {task: name for task, name in stored.columns.items() if task in known}
-
-
-def renamed_row(row: Row, names: Mapping[str, str]) -> Row:
-    """The row with the task's names: a column that it does not have under this name is found under its other one.
-
-    Args:
-        names: the task's columns -> other names.
-    """
-    found = {name: row[other] for name, other in names.items() if name not in row and other in row}
-    return {**row, **found} if found else row
 
 
 def _fits(stored: ReadOptions, path: Path) -> bool:

@@ -7,8 +7,9 @@ from the place that it names.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bert_tasks.data.checks import CLASS_KINDS, LabelCensus
@@ -21,8 +22,11 @@ from bert_tasks.data.columns import (
     BadValueError,
     Column,
     PassthroughColumns,
+    Row,
+    as_row,
     canonical,
     column_of,
+    renamed_row,
     text_of_words,
     with_words,
 )
@@ -402,3 +406,31 @@ def plain(value: Any) -> Any:
         return value
     text = value if isinstance(value, str) else str(value)
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def valid_rows(
+    rows: Iterable[Row | str | tuple[str, ...]],
+    columns: Sequence[Column],
+    *,
+    first: int = 0,
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> list[Row]:
+    """The rows' values of some columns, validated and in the form that tasks read.
+
+    Args:
+        rows: the rows, as `as_row` takes them.
+        columns: the columns that are read.
+        first: the number of the first row, for messages.
+        names: columns -> the names under which rows may have them instead.
+
+    Raises:
+        DataError: naming the first row that cannot be used, its first fault, and the column.
+    """
+    validator = RowValidator(make_column_mapping(columns))
+    valid: list[Row] = []
+    for number, given in enumerate(rows, start=first):
+        row, faults = validator.validate(renamed_row(as_row(given, columns, number), names))
+        if faults:
+            raise DataError(f"row {number}: {faults[0]}")
+        valid.append(row)
+    return valid

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from bert_tasks.checkpoints.save import save_folder
 from bert_tasks.data.columns import Row
 from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, DataError, UsageError
@@ -23,7 +24,6 @@ from bert_tasks.export.verification import verified_graph
 from bert_tasks.model.exported import GRAPH, RECORD
 from bert_tasks.model.inputs import Data, as_trained, load_table
 from bert_tasks.model.onnx import LIBRARIES, OPSET, check_libraries, input_names, output_names
-from bert_tasks.model.predicting import valid_rows
 from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import check_writable, exists, is_folder, resolved
@@ -206,7 +206,13 @@ def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], target: 
     crf = {"head.transitions": model.head.transitions.detach().cpu()} if isinstance(model.head, CRFHead) else None
     try:
         with atomic_folder(resolved(target), staging=workspace / "new", replaced=workspace / "replaced") as folder:
-            save_folder(folder, config=saved_config(model), tensors=None, tokenizer=model.tokenizer, head_tensors=crf)
+            save_folder(
+                folder,
+                config=saved_config(model.hf_config, model.task, model.reading),
+                tensors=None,
+                tokenizer=model.tokenizer,
+                head_tensors=crf,
+            )
             (folder / GRAPH).write_bytes(content)
             files = sorted(path.name for path in folder.iterdir())
             text = json.dumps({**record, "files": files}, indent=2, ensure_ascii=False)

@@ -16,9 +16,8 @@ from bert_tasks.data.features import token_batches
 from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.errors import CheckpointError, DataError
 from bert_tasks.model.onnx import GraphModel, exported_graph, quantized_graph
-from bert_tasks.model.predicting import batch_logits, checked_features, predict_rows, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.base import Feature, Prediction
+from bert_tasks.tasks.base import Feature, Prediction, checked_features
 
 TOLERANCE = 1e-5  # for the logits of a float32 graph, times the largest logit if that is above 1
 REQUIRED_AGREEMENT = 0.95  # share of predictions that an int8 graph must leave unchanged
@@ -51,7 +50,7 @@ def verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tupl
             f"the graph has {graph.ByteSize()} bytes, which is more than the 2 GiB that an ONNX file may have"
         )
     content: bytes = graph.SerializeToString()
-    windows = checked_features(model.task, rows, tokenizer_of(model), model.config) if rows else []
+    windows = checked_features(model.task, rows, model.require_tokenizer(), model.config) if rows else []
     measured = {"parity": _compare_logits(model, GraphModel.of(model, content), windows, rows=len(rows))}
     if int8:
         content = quantized_graph(graph)
@@ -66,7 +65,7 @@ def verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tupl
 
 def _int8_baseline(model: TaskModel, rows: Sequence[Row]) -> list[Prediction]:
     """The model's predictions, which an int8 graph must leave unchanged."""
-    predictions = list(predict_rows(model, rows))
+    predictions = list(model.predict_rows(rows))
     try:
         if not model.task.same_predictions(predictions, predictions):
             raise DataError(f"the first {len(rows)} rows have nothing to predict: their sentences have no words")
@@ -103,7 +102,7 @@ def _compare_predictions(
     model: TaskModel, graph: GraphModel, rows: Sequence[Row], expected: Sequence[Prediction]
 ) -> dict[str, Any]:
     """Counts how many of the model's predictions the int8 graph leaves unchanged."""
-    same = model.task.same_predictions(expected, list(predict_rows(model, rows, run=graph.packed_logits)))
+    same = model.task.same_predictions(expected, list(model.predict_rows(rows, run=graph.packed_logits)))
     share = fmean(same)
     if share < REQUIRED_AGREEMENT:
         raise CheckpointError(
@@ -159,5 +158,5 @@ def _difference(model: TaskModel, graph: GraphModel, batch: list[Feature]) -> tu
         logits = graph.rectangle_logits(ids, segments, lengths).to(model.device)  # [N, L] or [B, L]
         return model.head.with_transitions(logits) if isinstance(model.head, CRFHead) else logits
 
-    expected, found = batch_logits(model, batch)[1], batch_logits(model, batch, run=run)[1]
+    expected, found = model.batch_logits(batch)[1], model.batch_logits(batch, run=run)[1]
     return (expected - found).abs().max().item(), expected.abs().max().item()

@@ -27,8 +27,7 @@ from bert_tasks.errors import BertTasksError, DataError, GivenUpError
 from bert_tasks.metrics.tables import LOSS, merged, untuned
 from bert_tasks.model.inputs import Data, as_trained, load_table, tokenized
 from bert_tasks.model.onnx import DType, logits_of
-from bert_tasks.model.predicting import Logits, batch_logits, batch_tokens, summaries
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.task_model import Logits, TaskModel
 from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction, Task
 
@@ -82,7 +81,7 @@ def evaluate_samples(
         BertTasksError: not every sample came back exactly once (a defect, never hidden).
         GivenUpError: on every process, if ``stop`` said so on one.
     """
-    batches = longest_first(samples.lengths, max_tokens=batch_tokens(model))
+    batches = longest_first(samples.lengths, max_tokens=model.batch_tokens)
     mine = batches[accelerator.process_index :: accelerator.num_processes]
     results = [_run_batch(model, samples, batch, run) for batch in takewhile(lambda _: not stop(), mine)]
     if any(gather_object([len(results) < len(mine)])):
@@ -96,12 +95,12 @@ def _run_batch(model: TaskModel, samples: Samples, chosen: list[int], run: Logit
     features = model.task.prepare(
         cast("list[Feature]", samples.whole_features_of(chosen)), keys, cast("Sequence[Feature]", samples.features)
     )
-    batch, logits = batch_logits(model, features, run=run)
+    batch, logits = model.batch_logits(features, run=run)
     with torch.inference_mode():
         terms = model.task.loss(logits.double(), batch)
     return _BatchResult(
         samples=chosen,
-        summaries=summaries(model, batch, logits, features),
+        summaries=model.reduce(batch, logits, features),
         loss=[(term.weight * term.total.item(), term.count.item()) for term in terms],
     )
 

@@ -56,7 +56,6 @@ from bert_tasks.errors import ClosedPipeError, DataError, UsageError
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.inputs import Data
 from bert_tasks.model.onnx import DType
-from bert_tasks.model.predicting import tokenizer_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import exists, is_folder, resolved
 from bert_tasks.storage import (
@@ -386,7 +385,7 @@ def model_fingerprint(model: TaskModel) -> str:
     task = model.task
     tuned = {name: getattr(task, name) for name in task.tuned}
     about = [f"{type(task).__module__}:{type(task).__qualname__}", task.labels, task.settings(), tuned]
-    return sha256_json(weights, about, model.hf_config, tokenizer_content(tokenizer_of(model)))
+    return sha256_json(weights, about, model.hf_config, tokenizer_content(model.require_tokenizer()))
 
 
 def prediction_metadata(model: TaskModel, rows: str, dtype: DType, **settings: Any) -> dict[str, Any]:

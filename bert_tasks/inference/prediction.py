@@ -54,7 +54,6 @@ from bert_tasks.inference.predictor import (
 )
 from bert_tasks.model.inputs import Data, as_trained, in_memory, load_table
 from bert_tasks.model.onnx import DType, logits_of
-from bert_tasks.model.predicting import predict_rows
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.tasks.base import PredictionT, Task
@@ -183,7 +182,7 @@ def _in_memory(
     run = logits_of(model, dtype)
     data, reading = as_trained(model, data, reading, read_labels=False)
     table = load_table(data, model.task, reading=reading, labels="unread")
-    return cast("list[PredictionT]", list(predict_rows(model, table, run=run, logits=logits)))
+    return cast("list[PredictionT]", list(model.predict_rows(table, run=run, logits=logits)))
 
 
 def predict_file(

@@ -42,9 +42,8 @@ from bert_tasks.inference.output import (
     reject_line,
     repeated_columns,
 )
-from bert_tasks.model import predicting
-from bert_tasks.model.predicting import Logits, predict_rows
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model import task_model
+from bert_tasks.model.task_model import Logits, TaskModel
 from bert_tasks.tasks.base import Feature, Prediction
 
 
@@ -85,7 +84,7 @@ class Predictor:
             truncated += len({feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0})
 
         logits = self.writing.logits
-        predictions = list(predict_rows(self.model, usable, run=self.run, first=first, note=count, logits=logits))
+        predictions = list(self.model.predict_rows(usable, run=self.run, first=first, note=count, logits=logits))
         return ChunkResult(rows=usable, predictions=predictions, truncated=truncated)
 
     def output_chunk(self, first: int, rows: Sequence[Row]) -> Chunk:
@@ -114,7 +113,7 @@ class Predictor:
 
     def chunk_rows(self, table: RowTable) -> int:
         """Rows of a chunk; all of them where a row's features depend on the rows around it."""
-        return max(len(table), 1) if self.model.task.reads_neighbours else predicting.CHUNK_ROWS
+        return max(len(table), 1) if self.model.task.reads_neighbours else task_model.CHUNK_ROWS
 
 
 Result = TypeVar("Result")
@@ -237,7 +236,7 @@ def predict_stream(
         ClosedPipeError: the output's reader has closed it.
     """
     writing, reader = predictor.writing, _Reader(predictor, reading, source)
-    most = None if predictor.model.task.reads_neighbours else predicting.CHUNK_ROWS
+    most = None if predictor.model.task.reads_neighbours else task_model.CHUNK_ROWS
     counts = StreamCounts()
     with ExitStack() as stack:
         file = None if rejects is None else stack.enter_context(rejects.open("w", encoding="utf-8"))
@@ -270,7 +269,7 @@ class _Reader:
         """``names``, the task's columns -> the input's, are known when the first row is."""
         self.names: Mapping[str, str] = {}
         self._predictor, self._reading, self._source = predictor, reading, source
-        self._rows: queue.Queue[Row | None] = queue.Queue(maxsize=2 * predicting.CHUNK_ROWS)
+        self._rows: queue.Queue[Row | None] = queue.Queue(maxsize=2 * task_model.CHUNK_ROWS)
         self._ended = self._complete = False
         self._failure: Exception | None = None
         threading.Thread(target=self._read, daemon=True).start()

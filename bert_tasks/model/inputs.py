@@ -11,19 +11,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from bert_tasks.data.columns import PassthroughColumns, Row
+from bert_tasks.data.columns import PassthroughColumns, Row, as_row, renamed_row
 from bert_tasks.data.features import Samples, cached_features
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.readers import Frame, ReadOptions, read_table, rows_in_memory
-from bert_tasks.data.stored_reading import known_names, reading_of_file, renamed_row
+from bert_tasks.data.stored_reading import known_names, reading_of_file
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import unknown_column
 from bert_tasks.errors import DataError
-from bert_tasks.model.predicting import as_row, checked_features, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import sha256_file
 from bert_tasks.tasks import TASKS
-from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.base import Task, checked_features
 
 FEATURE_ROWS = 1000  # rows per call of ``Task.features``
 
@@ -171,7 +170,7 @@ def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
     features = cached_features(
         table,
         features=lambda rows, tokenizer: checked_features(task, rows, tokenizer, model.config),
-        tokenizer=tokenizer_of(model),
+        tokenizer=model.require_tokenizer(),
         key=key,
         batch_size=None if task.reads_neighbours else FEATURE_ROWS,
     )

@@ -28,8 +28,7 @@ from bert_tasks.encoder.heads import CRFHead, Head, PerTokenHead
 from bert_tasks.encoder.packing import Packed, PackedBatch
 from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.model.predicting import Logits
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.task_model import Logits, TaskModel
 from bert_tasks.paths import os_error_message
 
 if TYPE_CHECKING:

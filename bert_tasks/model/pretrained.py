@@ -1,7 +1,8 @@
-"""A folder becomes a ``TaskModel`` and back: which task it is, which head it has, whose label order counts.
+"""What a folder holds of a ``TaskModel``, and how it is written: the task, its settings, the head and its labels.
 
-Owns the ``bert_tasks`` key of config.json and the head that transformers lacks. Must not follow any name in a file to
-code: a task registered as ``module:Class`` is loaded only if the caller passes it.
+This module owns the ``bert_tasks`` key of config.json and task_head.safetensors, the head that transformers lacks. No
+name in a file is followed to code: a task of the form ``module:Class`` is loaded only if the caller passes it. The
+functions take and return plain parts, of which ``TaskModel`` builds itself.
 """
 
 import re
@@ -10,13 +11,14 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Self
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.checkpoints.hub import origin, resolve
+from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.checkpoints.load import (
     LoadReport,
     Matched,
@@ -27,7 +29,6 @@ from bert_tasks.checkpoints.load import (
     read_weights,
 )
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
-from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.stored_reading import loaded_options, stored_options
 from bert_tasks.encoder.heads import reordered
@@ -42,23 +43,38 @@ from bert_tasks.families.registry import (
 from bert_tasks.tasks import TASK_NAMES, TASKS, Task, named_task, tasks_with_head
 from bert_tasks.tasks.base import label_places, typed_setting
 
-if TYPE_CHECKING:
-    from bert_tasks.model.task_model import TaskModel
-
 READING_KEY = "reading"  # below our key of config.json
-
-ModelT = TypeVar("ModelT", bound="TaskModel")
 
 _UNNAMED = re.compile(r"LABEL_\d+")  # transformers' name of a class that nobody has named
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Folder:
-    """The parts of a checkpoint folder that decide what is built."""
+class CheckpointFolder:
+    """The parts of a folder that decide what is built.
+
+    Attributes:
+        path: the folder.
+        hf_config: config.json.
+        head: the kind of head that ``architectures`` names; None for classes this package does not know.
+    """
 
     path: Path
     hf_config: dict[str, Any]
     head: str | None
+
+    @classmethod
+    def open(cls, name: str | Path, *, revision: str | None = None) -> Self:
+        """Reads the config.json of a folder, a hub id or a package; see ``hub.resolve``.
+
+        Raises:
+            CheckpointError: there is no such model, config.json is damaged, or the family is not supported.
+        """
+        path = resolve(name, revision=revision)
+        return cls.of(path, read_config(path))
+
+    @classmethod
+    def of(cls, path: Path, hf_config: Mapping[str, Any]) -> Self:
+        return cls(path=path, hf_config=dict(hf_config), head=head_kind(hf_config))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -74,42 +90,27 @@ class _Folder:
         return self.stored is not None and self.stored.get("task") == registered_name(kind)
 
 
-def load_task_model(
-    cls: type[ModelT],
-    name: str | Path,
-    *,
+def folder_task(
+    folder: CheckpointFolder,
     task: str | Task | type[Task] | None,
-    revision: str | None,
     given: Mapping[str, Any],
     served_as: Callable[[type[Task]], type[Task]] | None = None,
-) -> ModelT:
-    """See ``TaskModel.from_pretrained``.
+) -> tuple[Task, bool]:
+    """The task to load from a folder, and whether it is the folder's own, whose head must be complete.
 
     Args:
-        given: fields of the task, ``labels`` among them.
-        served_as: replaces the class that a folder without our key is taken for where no task is named.
+        folder, task, given, served_as: see ``TaskModel.load``.
+
+    Raises:
+        CheckpointError: what the folder states is damaged, or it has no head that this package knows.
+        UsageError: an unknown task, or a given field is not one of the task's or does not fit the others.
     """
-    path = resolve(name, revision=revision)
-    hf_config = read_config(path)
-    folder = _Folder(path=path, hf_config=hf_config, head=head_kind(hf_config))
-    kind = None if isinstance(task, Task) else _task_class(folder, task, served_as, is_new=bool(given))
-    built = _given_task(task, given) if kind is None else _merged_task(folder, kind, given)
-    is_own = task is None or (kind is not None and not given and folder.states(kind))
-    config = encoder_config(hf_config)
-    with torch.device("meta"):
-        model = cls(hf_config, built)
-    matched = _match(model, folder, head_may_be_new=not is_own)
-    model.head = built.head(config)  # with the initial weights that its constructor gives it
-    of_head = {key: value for key, value in matched.tensors.items() if key.startswith("head.")}
-    of_encoder = {key: value for key, value in matched.tensors.items() if key not in of_head}
-    model.load_state_dict(of_encoder, strict=False, assign=True)
-    model.load_state_dict(of_head, strict=False)  # copied, because parameters of an own head may be tied
-    model.mark_drawn(set(model.state_dict()) - set(matched.tensors))
-    model.load_report = matched.report
-    model.origin = origin(name, path, revision=revision)
-    model.reading = stored_reading(path, hf_config)
-    model.tokenizer = load_tokenizer(path, vocab_size=config.vocab_size)
-    return model.eval()
+    if isinstance(task, Task):
+        if given:
+            raise UsageError("pass either a task, or a task's name with labels and settings")
+        return task, False
+    kind = _task_class(folder, task, served_as, is_new=bool(given))
+    return _merged_task(folder, kind, given), task is None or (not given and folder.states(kind))
 
 
 def stored_reading(path: Path, hf_config: Mapping[str, Any]) -> ReadOptions:
@@ -123,38 +124,16 @@ def stored_reading(path: Path, hf_config: Mapping[str, Any]) -> ReadOptions:
         raise CheckpointError(f"{path}: config.json, key {CONFIG_KEY}: {error}") from None
 
 
-def restore_weights(model: "TaskModel", path: Path) -> None:
-    """See ``TaskModel.restore``."""
-    hf_config = read_config(path)
-    folder = _Folder(path=path, hf_config=hf_config, head=head_kind(hf_config))
-    check_names(model)
-    dtype = model.stack.embeddings.word.weight.dtype
-    model.load_state_dict(_match(model, folder, head_may_be_new=False, dtype=dtype).tensors)
-
-
-def check_names(model: "TaskModel") -> None:
-    """Compares the model's parameters with those that its configuration and its task call for.
-
-    Raises:
-        UsageError: modules were wrapped, renamed or replaced since the model was made (peft, pruning, ...), so that its
-            weights have no names in a saved folder.
-    """
-    with torch.device("meta"):
-        wanted = type(model)(model.hf_config, model.task)
-    expected = {key: value.shape for key, value in wanted.state_dict().items()}
-    found = {key: value.shape for key, value in model.state_dict().items()}
+def differing_parameters(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """The names of parameters that differ in existence or shape, for messages; empty if none does."""
     differences = {
         "missing": sorted(expected.keys() - found.keys()),
         "not known": sorted(found.keys() - expected.keys()),
-        "of another shape": sorted(key for key in expected.keys() & found.keys() if expected[key] != found[key]),
+        "of another shape": sorted(
+            key for key in expected.keys() & found.keys() if expected[key].shape != found[key].shape
+        ),
     }
-    told = [f"{kind}: {_first(names)}" for kind, names in differences.items() if names]
-    if told:
-        raise UsageError(
-            "the model can be neither trained nor saved: its parameters are not those of its configuration and task "
-            f"({'; '.join(told)}). A library has wrapped or replaced modules: undo that first. Adapters of peft are "
-            "merged by model = peft_model.merge_and_unload()"
-        )
+    return "; ".join(f"{kind}: {_first(names)}" for kind, names in differences.items() if names)
 
 
 def _first(names: Sequence[str], most: int = 3) -> str:
@@ -174,7 +153,7 @@ def stated_task(
         CheckpointError: the folder does not say it, or ``task`` is another.
         UsageError: a given field is not one of the task's.
     """
-    folder = _Folder(path=path, hf_config=dict(hf_config), head=head_kind(hf_config))
+    folder = CheckpointFolder.of(path, hf_config)
     stored = folder.stored
     if stored is not None and not isinstance(task, Task):
         kind = _task_class(folder, task, None, is_new=False)
@@ -185,7 +164,7 @@ def stated_task(
 
 
 def _task_class(
-    folder: _Folder,
+    folder: CheckpointFolder,
     task: str | type[Task] | None,
     served_as: Callable[[type[Task]], type[Task]] | None,
     *,
@@ -216,62 +195,49 @@ def _task_class(
     )
 
 
-def _given_task(task: str | Task | type[Task] | None, given: Mapping[str, Any]) -> Task:
-    if not isinstance(task, Task) or given:
-        raise UsageError("pass either a task, or a task's name with labels and settings")
-    return task
-
-
-def _merged_task(folder: _Folder, kind: type[Task], given: Mapping[str, Any]) -> Task:
+def _merged_task(folder: CheckpointFolder, kind: type[Task], given: Mapping[str, Any]) -> Task:
     """The task of this class that a folder holds or starts from, with the caller's fields.
 
     The one place where settings are merged: given by the caller, else stored by us in config.json (only of the same
-    task), else implied by transformers' configuration, else the defaults. A field that is given changes no other, but
-    those that cannot hold beside it (``Task.compatible_fields``).
+    task), else implied by transformers' configuration, else the defaults. A given field changes no other field, except
+    those that cannot be combined with it (``Task.compatible_fields``).
 
     Raises:
         CheckpointError: what the folder states is damaged.
         UsageError: a given field is not one of the task's, or does not fit the others.
     """
-    stated = {**_implied(folder, kind), **_stored_fields(folder, kind)}
-    if folder.states(kind) or not given:
-        place = f"config.json, key {CONFIG_KEY}" if folder.states(kind) else "config.json"
+    is_own = folder.states(kind)
+    implied = kind.from_hf(folder.hf_config, folder.labels, encoder_config(folder.hf_config).usable_length)
+    if not is_own and kind not in tasks_with_head(folder.head):  # of a new head only the lengths are implied
+        implied = {name: value for name, value in implied.items() if isinstance(value, int)}
+    stored: dict[str, Any] = {}
+    if is_own and folder.stored is not None:
+        settings = folder.stored.get("settings", {})
+        if not isinstance(settings, dict):
+            raise CheckpointError(f"{folder.path}: config.json, key {CONFIG_KEY}: settings must be an object")
+        fitted = {name: value for name, value in folder.stored.items() if name in ("labels", *kind.tuned)}
+        stored = {**settings, **fitted}
+    base = {**implied, **stored}
+    if is_own or not given:
         try:
-            task = _build(kind, stated)
+            task = _build(kind, base)
         except UsageError as error:
+            place = f"config.json, key {CONFIG_KEY}" if is_own else "config.json"
             raise CheckpointError(f"{folder.path}: {place}: {error}") from None
         if not given:
             return task
-        stated = {field.name: getattr(task, field.name) for field in fields(task)}
-    checked = _checked_fields(kind, given)
-    return _build(kind, {**kind.compatible_fields(stated, checked), **checked})
-
-
-def _stored_fields(folder: _Folder, kind: type[Task]) -> dict[str, Any]:
-    """What we stored of a task of this class: its settings and what was fitted to data."""
-    if folder.stored is None or not folder.states(kind):
-        return {}
-    settings = folder.stored.get("settings", {})
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{folder.path}: config.json, key {CONFIG_KEY}: settings must be an object")
-    beside = {key: value for key, value in folder.stored.items() if key in ("labels", *kind.tuned)}
-    return {**settings, **beside}
-
-
-def _checked_fields(kind: type[Task], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's fields as the types of the task's fields want them."""
-    known = {field.name for field in fields(kind)}
+        base = {field.name: getattr(task, field.name) for field in fields(task)}
     checked = dict(given)
-    for name in given.keys() & known:
+    for name in given.keys() & {field.name for field in fields(kind)}:
         try:
             checked[name] = typed_setting(kind, name, given[name])
         except ValidationError as error:
             problem = error.errors()[0]["msg"]
             raise UsageError(f"{kind.name}: {name} is {given[name]!r}: {problem}") from None
-    return checked
+    return _build(kind, {**kind.compatible_fields(base, checked), **checked})
 
 
-def _stored_class(folder: _Folder, stored: Mapping[str, Any]) -> type[Task]:
+def _stored_class(folder: CheckpointFolder, stored: Mapping[str, Any]) -> type[Task]:
     name = stored.get("task")
     if not isinstance(name, str) or name not in TASKS:
         raise CheckpointError(
@@ -279,14 +245,6 @@ def _stored_class(folder: _Folder, stored: Mapping[str, Any]) -> type[Task]:
             "TaskModel.from_pretrained(folder, task=YourTask), or --task module:YourTask"
         )
     return TASKS[name]
-
-
-def _implied(folder: _Folder, kind: type[Task]) -> dict[str, Any]:
-    """What transformers' part of the configuration says about the task; of a new head only the lengths."""
-    implied = kind.from_hf(folder.hf_config, folder.labels, encoder_config(folder.hf_config).usable_length)
-    if folder.states(kind) or kind in tasks_with_head(folder.head):
-        return implied
-    return {key: value for key, value in implied.items() if isinstance(value, int)}
 
 
 def _build(kind: type[Task], entries: Mapping[str, Any]) -> Task:
@@ -304,17 +262,35 @@ def _build(kind: type[Task], entries: Mapping[str, Any]) -> Task:
         raise UsageError(f"{kind.name}: {error}") from None
 
 
-def _match(
-    model: "TaskModel", folder: _Folder, *, head_may_be_new: bool, dtype: torch.dtype = torch.float32
+def match_folder(
+    folder: CheckpointFolder,
+    task: Task,
+    hf_config: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+    *,
+    label_dims: Mapping[str, tuple[int, ...]],
+    head_may_be_new: bool,
+    dtype: torch.dtype = torch.float32,
 ) -> Matched:
-    """The file's tensors for every parameter; a head of another kind is not read even where shapes fit."""
-    family = family_of(model.hf_config)
-    kind = model.task.hf_head
-    names = parameter_map(family, model.config, head="base" if kind is None else kind, pooler=False)
-    shapes = {key: value.shape for key, value in model.state_dict().items() if key in names}
+    """The folder's tensors for every parameter of a model; a head of another kind is not read even where shapes fit.
+
+    Args:
+        task, hf_config: of the model.
+        state: the model's parameters, of which only names, shapes and (of buffers) dtypes are used.
+        label_dims: see ``Head``.
+        head_may_be_new: whether parameters of the head may be missing or of another shape.
+        dtype: of the parameters that are returned.
+
+    Raises:
+        CheckpointError: naming every tensor that is missing, unknown, of another shape or not finite.
+        UsageError: the head lacks a parameter of the head of transformers that the task names.
+    """
+    family, kind = family_of(hf_config), task.hf_head
+    names = parameter_map(family, encoder_config(hf_config), head="base" if kind is None else kind, pooler=False)
+    shapes = {key: value.shape for key, value in state.items() if key in names}
     if unknown := sorted(names.keys() - shapes.keys()):
         raise UsageError(
-            f"{type(model.task).__name__}: hf_head is {kind!r}, but the head has no {_first(unknown)}; hf_head is None "
+            f"{type(task).__name__}: hf_head is {kind!r}, but the head has no {_first(unknown)}; hf_head is None "
             "for a head that is not one of transformers"
         )
     matched = match_weights(
@@ -326,13 +302,15 @@ def _match(
         ignore_head=folder.head != kind,
         dtype=dtype,
     )
-    own = {key: value for key, value in model.state_dict().items() if key not in names}
+    own = {key: value for key, value in state.items() if key not in names}
     if own:
         matched = _with_own_tensors(matched, own, folder, may_be_new=head_may_be_new)
-    return _reordered(matched, model, folder, names)
+    return _reordered(matched, folder, task, label_dims, names)
 
 
-def _with_own_tensors(matched: Matched, own: Mapping[str, Tensor], folder: _Folder, *, may_be_new: bool) -> Matched:
+def _with_own_tensors(
+    matched: Matched, own: Mapping[str, Tensor], folder: CheckpointFolder, *, may_be_new: bool
+) -> Matched:
     """Adds what transformers has no name for (``own``: as the model has it), from ``task_head.safetensors``."""
     found, report = read_head_tensors(folder.path), matched.report
     shapes = {key: value.shape for key, value in own.items()}
@@ -345,17 +323,24 @@ def _with_own_tensors(matched: Matched, own: Mapping[str, Tensor], folder: _Fold
     return Matched(tensors=matched.tensors, report=replace(report, new=tuple(sorted([*report.new, *own]))))
 
 
-def _reordered(matched: Matched, model: "TaskModel", folder: _Folder, names: Mapping[str, tuple[str, ...]]) -> Matched:
+def _reordered(
+    matched: Matched,
+    folder: CheckpointFolder,
+    task: Task,
+    label_dims: Mapping[str, tuple[int, ...]],
+    names: Mapping[str, tuple[str, ...]],
+) -> Matched:
     """Brings what the head knows of labels into the task's label order, by name.
 
     Args:
-        names: our parameter name -> transformers' names, which the report speaks of.
+        names: our parameter name -> transformers' names, which the report uses.
     """
-    theirs, ours = folder.labels, model.task.labels
+    theirs, ours = folder.labels, task.labels
     dims = {
-        f"head.{name}": dim
-        for name, dim in model.head.label_dims.items()  # an own head may have outputs that are no labels
-        if f"head.{name}" in matched.tensors and matched.tensors[f"head.{name}"].size(dim[-1]) == len(ours)
+        key: dim
+        for key, dim in ((f"head.{name}", dim) for name, dim in label_dims.items())
+        # An own head may have outputs that are no labels.
+        if key in matched.tensors and matched.tensors[key].size(dim[-1]) == len(ours)
     }
     if not theirs:  # transformers leaves the default names of two classes out of the file
         theirs = tuple(f"LABEL_{index}" for index in range(len(ours)))
@@ -397,45 +382,57 @@ def _noted(report: LoadReport, note: str) -> LoadReport:
     return replace(report, notes=(*report.notes, note))
 
 
-def save_task_model(model: "TaskModel", folder: Path) -> None:
-    """See ``TaskModel.save_pretrained``."""
-    check_names(model)
-    family = family_of(model.hf_config)
-    kind = model.task.hf_head
-    head: str = "base" if kind is None else kind
-    names = parameter_map(family, model.config, head=head, pooler=False)
-    state: dict[str, Tensor] = dict(model.state_dict())
-    own = {key: value for key, value in state.items() if key not in names}
+def save_task_folder(
+    folder: Path,
+    task: Task,
+    state: Mapping[str, Tensor],
+    hf_config: Mapping[str, Any],
+    *,
+    reading: ReadOptions,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> None:
+    """Writes a model's folder; see ``TaskModel.save_pretrained``.
+
+    Args:
+        state: all parameters and buffers of the model.
+        hf_config: config.json as loaded.
+        reading: how the training data were read.
+
+    Raises:
+        CheckpointError: the folder cannot be written.
+    """
+    family, kind = family_of(hf_config), task.hf_head
+    names = parameter_map(family, encoder_config(hf_config), head="base" if kind is None else kind, pooler=False)
+    own = {key: value.detach().cpu().clone() for key, value in state.items() if key not in names}
     save_folder(
         folder,
-        config=saved_config(model),
+        config=saved_config(hf_config, task, reading),
         tensors=hf_tensors(
             {key: state[key] for key in names}, names, strip_prefix=family.prefix if kind is None else ""
         ),
-        tokenizer=model.tokenizer,
-        head_tensors={key: value.detach().cpu().clone() for key, value in own.items()} if own else None,
+        tokenizer=tokenizer,
+        head_tensors=own if own else None,
     )
 
 
-def saved_config(model: "TaskModel") -> dict[str, Any]:
+def saved_config(hf_config: Mapping[str, Any], task: Task, reading: ReadOptions) -> dict[str, Any]:
     """config.json of a saved model: the loaded one, updated, with one key of our own."""
-    family, task = family_of(model.hf_config), model.task
-    head: str = "base" if task.hf_head is None else task.hf_head
     entry: dict[str, Any] = {
         "task": registered_name(type(task)),
         "settings": task.settings(),
         "version": version("bert-tasks"),
         **{key: getattr(task, key) for key in task.tuned},
     }
-    options = stored_options(model.reading)
+    options = stored_options(reading)
     if options:
         entry[READING_KEY] = options
     unwanted = ["_name_or_path", "num_labels", "finetuning_task"]
     if not task.is_stock_head:
         entry["labels"] = list(task.labels)
         unwanted += ["id2label", "label2id", "problem_type"]
-    kept = {key: value for key, value in model.hf_config.items() if key not in unwanted}
-    return {**kept, **_stock_config(task), "architectures": [family.architectures[head]], CONFIG_KEY: entry}
+    kept = {key: value for key, value in hf_config.items() if key not in unwanted}
+    architecture = family_of(hf_config).architectures["base" if task.hf_head is None else task.hf_head]
+    return {**kept, **_stock_config(task), "architectures": [architecture], CONFIG_KEY: entry}
 
 
 def _stock_config(task: Task) -> dict[str, Any]:

@@ -1,12 +1,16 @@
-"""``TaskModel``: encoder + head + task + tokenizer, trained, saved and loaded as one thing.
+"""``TaskModel``: encoder, head, task and tokenizer, which are trained, saved, loaded and used as one object.
 
-Owns the forward pass of training (a packed batch) and of transformers' call (padded tensors), and the module tree whose
-names the family tables map. How a folder becomes a model and back is in pretrained.py.
+The forward pass takes a packed batch, in training and prediction, or padded tensors as transformers' models do. The
+module tree has the names that the families' data map. How a folder is read and written is in pretrained.py.
 
-Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R rows that the head reads.
+Prediction reads rows in chunks, tokenises them, sorts the windows by length, runs them in packed batches and puts the
+results back in order, so that memory depends on the chunk and not on the number of rows.
+
+Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R tokens that the head reads.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Self, cast
 
@@ -14,30 +18,53 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.checkpoints.hub import Origin
-from bert_tasks.checkpoints.load import LoadReport
-from bert_tasks.checkpoints.tokenizers import with_segments
+from bert_tasks.checkpoints.hub import Origin, origin
+from bert_tasks.checkpoints.load import LoadReport, read_config
+from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
+from bert_tasks.data.columns import Row, as_rows
+from bert_tasks.data.features import longest_first
 from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.stored_reading import known_names
+from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.encoder.layers import TransformerEncoder, initialize
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.errors import UsageError
+from bert_tasks.environment import return_freed_memory
+from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families.registry import encoder_config, second_segment
 from bert_tasks.model.encoder import PaddedInputs, padded_inputs
-from bert_tasks.model.predicting import Inputs, as_rows, predict_rows
-from bert_tasks.tasks.base import PredictionT, Task
+from bert_tasks.model.pretrained import (
+    CheckpointFolder,
+    differing_parameters,
+    folder_task,
+    match_folder,
+    save_task_folder,
+    stored_reading,
+)
+from bert_tasks.tasks.base import Feature, PredictionT, Task, checked_features, collate
+
+# One row or several: mappings, texts, or tuples of the texts that a row needs.
+Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]]
+Logits = Callable[[PackedBatch], Tensor]  # a batch's logits: [B, L], or [R, L] of a head with logits per token
+
+CHUNK_ROWS = 1024
+BATCH_TOKENS = 16384
+CPU_BATCH_TOKENS = 4096  # the activations of so many tokens stay in a processor's cache
+_BATCH_LOGITS = 2**25
 
 
 class TaskModel(nn.Module, Generic[PredictionT]):
-    """One of the four kinds of task on one of the five families.
+    """An encoder of any family with the head of one task.
 
     Attributes:
-        task: the adapter; its settings are stored with the model. Training replaces it (tuned thresholds).
+        task: the adapter; its settings are stored with the model. Training replaces it (fitted thresholds).
         tokenizer: of the checkpoint; needed by ``predict``.
-        config, hf_config: our view of the configuration, and ``config.json`` as loaded.
+        config: our view of the configuration.
+        hf_config: ``config.json`` as loaded.
         load_report: what became of each key of the file; None for a model made from a configuration.
-        origin: the name that the model was loaded by, and the hub's commit; None likewise.
-        reading: how the training data were read; saved with the model. Files and rows are read likewise where they
+        origin: the name that the model was loaded by, and the hub's commit; None for a model made from a configuration.
+        reading: how the training data were read; saved with the model. Files and rows are read the same way where they
             have the same columns and format, and nothing else is stated.
     """
 
@@ -78,7 +105,7 @@ class TaskModel(nn.Module, Generic[PredictionT]):
                 folder of a run stands for the run's model.
             task: a task's name or class, or a task. Then the head may be new, and ``load_report`` says so, unless it is
                 just the folder's own. Without it the folder says what the task is, and its head must be complete.
-            labels: the classes in order. A head in the file with the same labels in another order is re-ordered.
+            labels: the classes in order. A head in the file with the same labels in another order is reordered.
             revision: branch, tag or commit of a hub id.
             settings: fields of the task. Those that are not given are the ones stored in the folder, else those that
                 its config.json implies, else the defaults.
@@ -87,12 +114,51 @@ class TaskModel(nn.Module, Generic[PredictionT]):
             CheckpointError: files are missing or damaged, the family is not supported, or a key does not fit.
             UsageError: an unknown task or setting, or one text as the labels, which would be taken for its letters.
         """
-        from bert_tasks.model.pretrained import load_task_model  # it builds this class
-
         if isinstance(labels, str):
             raise UsageError(f"labels is the text {labels!r}, expected a list of names, e.g. labels=['no', 'yes']")
         given = settings if labels is None else {**settings, "labels": tuple(labels)}
-        return load_task_model(cls, name, task=task, revision=revision, given=given)
+        return cls.load(name, task=task, revision=revision, given=given)
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path,
+        *,
+        task: str | Task[PredictionT] | type[Task[PredictionT]] | None,
+        revision: str | None,
+        given: Mapping[str, Any],
+        served_as: Callable[[type[Task]], type[Task]] | None = None,
+    ) -> Self:
+        """As ``from_pretrained``, with all fields of the task in one mapping.
+
+        Args:
+            name, task, revision: see ``from_pretrained``.
+            given: fields of the task, ``labels`` among them.
+            served_as: replaces the class that a folder without our key is taken for where no task is named.
+        """
+        folder = CheckpointFolder.open(name, revision=revision)
+        built, is_own = folder_task(folder, task, given, served_as)
+        with torch.device("meta"):
+            model = cls(folder.hf_config, cast("Task[PredictionT]", built))
+        matched = match_folder(
+            folder,
+            built,
+            folder.hf_config,
+            model.state_dict(),
+            label_dims=model.head.label_dims,
+            head_may_be_new=not is_own,
+        )
+        model.head = built.head(model.config)  # with the initial weights that its constructor gives it
+        of_head = {key: value for key, value in matched.tensors.items() if key.startswith("head.")}
+        of_encoder = {key: value for key, value in matched.tensors.items() if key not in of_head}
+        model.load_state_dict(of_encoder, strict=False, assign=True)
+        model.load_state_dict(of_head, strict=False)  # copied, because parameters of an own head may be tied
+        model.mark_drawn(set(model.state_dict()) - set(matched.tensors))
+        model.load_report = matched.report
+        model.origin = origin(name, folder.path, revision=revision)
+        model.reading = stored_reading(folder.path, folder.hf_config)
+        model.tokenizer = load_tokenizer(folder.path, vocab_size=model.config.vocab_size)
+        return model.eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes a folder that ``from_pretrained`` and stock transformers open.
@@ -103,9 +169,10 @@ class TaskModel(nn.Module, Generic[PredictionT]):
             CheckpointError: the folder cannot be written.
             UsageError: a library (peft, ...) has wrapped or replaced modules of the model.
         """
-        from bert_tasks.model.pretrained import save_task_model
-
-        save_task_model(self, Path(folder))
+        self.check_parameters()
+        save_task_folder(
+            Path(folder), self.task, self.state_dict(), self.hf_config, reading=self.reading, tokenizer=self.tokenizer
+        )
 
     def restore(self, folder: str | Path) -> None:
         """Takes the weights, all of them, from a folder that this model was saved to; task and tokenizer stay.
@@ -114,13 +181,60 @@ class TaskModel(nn.Module, Generic[PredictionT]):
             CheckpointError: a weight is missing or of another shape.
             UsageError: as for ``save_pretrained``.
         """
-        from bert_tasks.model.pretrained import restore_weights
+        path = Path(folder)
+        saved = CheckpointFolder.of(path, read_config(path))
+        self.check_parameters()
+        matched = match_folder(
+            saved,
+            self.task,
+            self.hf_config,
+            self.state_dict(),
+            label_dims=self.head.label_dims,
+            head_may_be_new=False,
+            dtype=self.stack.embeddings.word.weight.dtype,
+        )
+        self.load_state_dict(matched.tensors)
 
-        restore_weights(self, Path(folder))
+    def check_parameters(self) -> None:
+        """Compares the model's parameters with those that its configuration and its task need.
+
+        Raises:
+            UsageError: modules were wrapped, renamed or replaced since the model was made (peft, pruning, ...), so that
+                its weights have no names in a saved folder.
+        """
+        with torch.device("meta"):
+            expected = type(self)(self.hf_config, self.task).state_dict()
+        differences = differing_parameters(self.state_dict(), expected)
+        if differences:
+            raise UsageError(
+                "the model can be neither trained nor saved: its parameters are not those of its configuration and "
+                f"task ({differences}). A library has wrapped or replaced modules: undo that first. Adapters of peft "
+                "are merged by model = peft_model.merge_and_unload()"
+            )
 
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer, with the segment ids of the model's family; setting one that gives others stores a copy."""
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        fits = None if tokenizer is None else with_segments(tokenizer, second=second_segment(self.hf_config))
+        self._tokenizer: PreTrainedTokenizerBase | None = fits
+
+    def require_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer.
+
+        Raises:
+            UsageError: it has none.
+        """
+        if self.tokenizer is None:
+            raise UsageError("the model has no tokenizer: load one with tokenizer files, or set model.tokenizer")
+        return self.tokenizer
 
     def mark_drawn(self, names: Collection[str]) -> None:
         """Remembers parameters (and buffers) that no file has given, with the values they were drawn with."""
@@ -142,15 +256,18 @@ class TaskModel(nn.Module, Generic[PredictionT]):
             state[name].copy_(head[name.removeprefix("head.")])
         self.mark_drawn(self._drawn.keys())
 
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer, with the segment ids of the model's family; setting one that gives others stores a copy."""
-        return self._tokenizer
-
-    @tokenizer.setter
-    def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        fits = None if tokenizer is None else with_segments(tokenizer, second=second_segment(self.hf_config))
-        self._tokenizer: PreTrainedTokenizerBase | None = fits
+    def parameter_depths(self) -> dict[str, int]:
+        """The place of each parameter from the input: embeddings 0, layer i (its last use) i + 1, the head one more."""
+        last_use = {index: position + 1 for position, index in enumerate(self.stack.layer_order)}
+        head = len(self.stack.layer_order) + 1
+        depths = {}
+        for name, _ in self.named_parameters():
+            parts = name.split(".")
+            if parts[0] == "head":
+                depths[name] = head
+            else:
+                depths[name] = last_use[int(parts[2])] if parts[1] == "layers" else 0
+        return depths
 
     def forward(
         self,
@@ -160,7 +277,7 @@ class TaskModel(nn.Module, Generic[PredictionT]):
         position_ids: Tensor | None = None,
         output_attentions: bool = False,
     ) -> Tensor:
-        """Logits of a packed batch, one row for each sequence or row that the head reads; or transformers' call.
+        """Logits of a packed batch, one row for each sequence or token that the head reads; or transformers' call.
 
         With ``[B, T]`` tensors the logits are shaped as in transformers: ``[B, L]``, or ``[B, T, L]`` with zeros at
         padding (spans: L = 2, start and end).
@@ -204,21 +321,99 @@ class TaskModel(nn.Module, Generic[PredictionT]):
             logits: give the predictions their ``logits``, in the order of the labels.
 
         Raises:
-            DataError: a row lacks a column or holds something else than its kind.
+            DataError: a row lacks a column or a value is of the wrong kind.
             UsageError: the model has no tokenizer, or its task gives no logits.
         """
         columns = [column for column in self.task.columns if not column.is_label]
-        return cast("list[PredictionT]", list(predict_rows(self, as_rows(inputs, columns), logits=logits)))
+        return list(self.predict_rows(as_rows(inputs, columns), logits=logits))
 
-    def parameter_depths(self) -> dict[str, int]:
-        """Each parameter's place from the input: embeddings 0, layer i (its last use) i + 1, the head one more."""
-        last_use = {index: position + 1 for position, index in enumerate(self.stack.layer_order)}
-        head = len(self.stack.layer_order) + 1
-        depths = {}
-        for name, _ in self.named_parameters():
-            parts = name.split(".")
-            if parts[0] == "head":
-                depths[name] = head
-            else:
-                depths[name] = last_use[int(parts[2])] if parts[1] == "layers" else 0
-        return depths
+    def predict_rows(
+        self,
+        rows: Iterable[Row],
+        *,
+        run: Logits | None = None,
+        first: int = 0,
+        note: Callable[[Sequence[Feature]], None] = lambda features: None,
+        logits: bool = False,
+    ) -> Iterator[PredictionT]:
+        """Predictions as a stream; labels of the rows are not read.
+
+        Args:
+            rows: mappings with the task's columns or with those of the training data.
+            run: what runs a batch in place of the model (``model.onnx.logits_of``).
+            first: the number of the first row, for messages.
+            note: called with the features of each chunk.
+            logits: give the predictions their logits.
+
+        Raises:
+            UsageError: the model has no tokenizer, gives no logits, or its task gives ids that have no embedding.
+            DataError: a row lacks a column or a value is of the wrong kind.
+            CheckpointError: the model gives logits that are not finite.
+        """
+        tokenizer, task = self.require_tokenizer(), self.task
+        columns = [column for column in task.columns if not column.is_label]
+        names = known_names(self.reading, columns)
+
+        def finite_logits(batch: PackedBatch) -> Tensor:
+            found = self.packed_logits(batch) if run is None else run(batch)
+            if not torch.isfinite(found).all():
+                raise CheckpointError(
+                    "the model's scores are not finite numbers: its weights or its precision are broken"
+                )
+            return found
+
+        remaining, number = iter(rows), first
+        while chunk := list(remaining if task.reads_neighbours else islice(remaining, CHUNK_ROWS)):
+            read = valid_rows(chunk, columns, first=number, names=names)
+            if number:
+                return_freed_memory()
+            number += len(chunk)
+            features = checked_features(task, read, tokenizer, self.config)
+            note(features)
+            reduced = self.reduced_logits(features, run=finite_logits)
+            predictions = task.decode(reduced, features, read)
+            if logits:
+                predictions = task.with_logits(predictions, reduced, features)
+            yield from cast("Sequence[PredictionT]", predictions)
+
+    def reduced_logits(
+        self, features: Sequence[Feature], *, max_tokens: int | None = None, run: Logits | None = None
+    ) -> list[Tensor]:
+        """What decoding needs of each feature, in feature order, on the CPU. Dropout is off meanwhile.
+
+        Args:
+            features: windows of any lengths.
+            max_tokens: tokens that are run together; default: ``batch_tokens``.
+            run: what runs a batch in place of the model.
+        """
+        lengths = [len(feature["input_ids"]) for feature in features]
+        found: dict[int, Tensor] = {}
+        for batch in longest_first(lengths, max_tokens=self.batch_tokens if max_tokens is None else max_tokens):
+            chosen = [features[i] for i in batch]
+            found |= zip(batch, self.reduce(*self.batch_logits(chosen, run=run), chosen), strict=True)
+        return [found[i] for i in range(len(features))]
+
+    @property
+    def batch_tokens(self) -> int:
+        """How many tokens prediction runs together: fewer for a CRF, whose logits hold a matrix for each."""
+        most = CPU_BATCH_TOKENS if self.device.type == "cpu" else BATCH_TOKENS
+        if not isinstance(self.head, CRFHead):
+            return most
+        return max(1, min(most, _BATCH_LOGITS // self.head.transitions.numel()))
+
+    def batch_logits(self, features: Sequence[Feature], *, run: Logits | None = None) -> tuple[PackedBatch, Tensor]:
+        """A packed batch and its logits, both on the model's device, logits in float32. Dropout is off meanwhile."""
+        was_training = self.training
+        self.eval()
+        try:
+            with torch.inference_mode():
+                batch = collate(features, position_offset=self.config.position_offset).to(self.device)
+                return batch, (self.packed_logits(batch) if run is None else run(batch)).float()
+        finally:
+            self.train(was_training)
+
+    def reduce(self, batch: PackedBatch, logits: Tensor, features: Sequence[Feature]) -> tuple[Tensor, ...]:
+        """What the task keeps of the logits of each feature (``Task.reduce_logits``), on the CPU."""
+        with torch.inference_mode():
+            parts = torch.split(logits, list(batch.layout.gather_counts)) if self.head.per_token else logits.unbind()
+            return tuple(part.cpu() for part in self.task.reduce_logits(parts, features))

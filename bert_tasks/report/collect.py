@@ -20,7 +20,6 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.experiments.seeds import SEEDS
 from bert_tasks.metrics.tables import metric_key, metrics_of_set, split_key
-from bert_tasks.model.predicting import predict_rows
 from bert_tasks.model.pretrained import stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import exists, is_file, is_folder, resolved
@@ -224,7 +223,7 @@ def _answers(folder: Path, facts: Mapping[str, Any], given: GivenRows | None) ->
             )
             continue
         rows = list(table)
-        predictions = list(predict_rows(model, rows))
+        predictions = list(model.predict_rows(rows))
         found.append(Answers(name=name, source=table.source, rows=rows, predictions=predictions, task=model.task))
     return found, missing
 

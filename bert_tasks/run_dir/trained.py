@@ -9,7 +9,6 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.exported import ExportedModel, is_exported
 from bert_tasks.model.inputs import Data
-from bert_tasks.model.pretrained import load_task_model
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import Task, tasks_with_head
 
@@ -40,8 +39,7 @@ def load_trained(
         return model
     if is_exported(model):
         return ExportedModel.from_pretrained(model, task=task, **({} if settings is None else settings))
-    loaded = load_task_model(
-        TaskModel,
+    loaded = TaskModel.load(
         model,
         task=task,
         revision=revision,

@@ -17,19 +17,11 @@ from torch import Tensor
 
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.environment import return_freed_memory
 from bert_tasks.errors import GivenUpError
-from bert_tasks.model.predicting import (
-    CHUNK_ROWS,
-    Logits,
-    batch_tokens,
-    checked_features,
-    feature_summaries,
-    return_freed_memory,
-    tokenizer_of,
-)
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.task_model import CHUNK_ROWS, Logits, TaskModel
 from bert_tasks.serving.connections import Batching
-from bert_tasks.tasks.base import Feature, Prediction
+from bert_tasks.tasks.base import Feature, Prediction, checked_features
 
 
 class QueueFullError(Exception):
@@ -76,7 +68,7 @@ class Batcher:
         self.waiting = 0  # requests that were accepted and are not running yet
         self._model, self._run, self._observe = model, run, observe
         self._max_queue, self._max_wait = max_queue, batching.max_wait
-        self._tokens = batch_tokens(model) if batching.tokens is None else batching.tokens
+        self._tokens = model.batch_tokens if batching.tokens is None else batching.tokens
         self._requests: deque[_Request] = deque()
         self._arrived = asyncio.Event()
         self._closed = False
@@ -117,7 +109,7 @@ class Batcher:
         self.waiting += 1
         features: list[Feature] | None = None
         try:
-            model, tokenizer = self._model, tokenizer_of(self._model)
+            model, tokenizer = self._model, self._model.require_tokenizer()
             features = await loop.run_in_executor(
                 self._tokenizing, checked_features, model.task, rows, tokenizer, model.config
             )
@@ -202,7 +194,7 @@ class Batcher:
             self._rows_since_trim = 0
             return_freed_memory()
         features = [feature for request in requests for feature in request.features]
-        room = max(self._tokens, batch_tokens(self._model))
-        found = iter(feature_summaries(self._model, features, max_tokens=room, run=logits))
+        room = max(self._tokens, self._model.batch_tokens)
+        found = iter(self._model.reduced_logits(features, max_tokens=room, run=logits))
         decode = self._model.task.decode
         return [decode([next(found) for _ in request.features], request.features, request.rows) for request in requests]

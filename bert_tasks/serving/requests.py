@@ -33,11 +33,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from bert_tasks.data.columns import Column, Row, text_of_words, with_words
-from bert_tasks.data.stored_reading import renamed_row
-from bert_tasks.data.validator import RowValidator, make_column_mapping
+from bert_tasks.data.columns import Column, Row, renamed_row, text_of_words, with_words
+from bert_tasks.data.validator import RowValidator, make_column_mapping, valid_rows
 from bert_tasks.errors import DataError
-from bert_tasks.model.predicting import valid_rows
 from bert_tasks.serving.connections import Limits
 from bert_tasks.tasks.base import Task
 

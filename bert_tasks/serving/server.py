@@ -24,8 +24,7 @@ from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.stored_reading import known_names
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.onnx import DType, logits_of
-from bert_tasks.model.predicting import Logits, predict_rows
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.task_model import Logits, TaskModel
 from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.serving.app import NotFiniteError, Served, build_app, encoded
 from bert_tasks.serving.batching import Batcher
@@ -158,7 +157,7 @@ def _load(spec: ModelSpec) -> tuple[TaskModel, Logits]:
     rows = model.task.example_rows
     try:
         for given in (rows[:1], rows, [*rows] * 8):
-            encoded([prediction.to_json() for prediction in predict_rows(model, given, run=run)])
+            encoded([prediction.to_json() for prediction in model.predict_rows(given, run=run)])
     except NotFiniteError:
         reason = "its scores are not finite numbers; the model cannot be served"
         raise CheckpointError(f"{spec.model}: {reason}") from None

@@ -493,6 +493,34 @@ def typed_setting(kind: type[Task], name: str, value: Any) -> Any:
     return adapter.validate_json(json.dumps(value, default=str), strict=True)
 
 
+def checked_features(
+    task: Task, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, config: EncoderConfig
+) -> list[Feature]:
+    """The task's features of these rows.
+
+    Raises:
+        UsageError: an id is outside the model's embedding table. A checkpoint's own tokenizer is checked when it is
+            loaded; a task that is not built in, or a tokenizer that was set later, may give any id.
+    """
+    features = task.features(rows, tokenizer)
+    _check_embedded("input_ids", (feature["input_ids"] for feature in features), config.vocab_size, task)
+    if config.type_vocab_size:
+        _check_embedded(
+            "token_type_ids", (feature["token_type_ids"] for feature in features), config.type_vocab_size, task
+        )
+    return features
+
+
+def _check_embedded(name: str, given: Iterable[Sequence[int]], size: int, task: Task) -> None:
+    extremes = {extreme for ids in given if ids for extreme in (min(ids), max(ids))}
+    outside = sorted(number for number in extremes if not 0 <= number < size)
+    if outside:
+        raise UsageError(
+            f"{type(task).__name__}: the {name} of a feature hold {outside[0]}, but the model has embeddings for 0 to "
+            f"{size - 1} only; correct the task's features, or use the tokenizer that belongs to the model"
+        )
+
+
 def collate(features: Sequence[Feature], *, position_offset: int) -> PackedBatch:
     """Packs features into a batch; neighbours with the same ``row`` are the windows of one row."""
     return pack(

@@ -34,7 +34,6 @@ from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.metrics.tables import check_set_names
 from bert_tasks.model.inputs import tokenized
-from bert_tasks.model.predicting import tokenizer_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.run_dir import files as outputs
@@ -241,7 +240,7 @@ class Trainer:
         """Compares labels, settings, rows and tokenizer over all processes; see ``check_agreement``."""
         if self.accelerator.num_processes > 1:
             own = {name: value for name, value in self.settings.items() if name not in _OWN_TO_PROCESS}
-            own["tokenizer"] = tokenizer_content(tokenizer_of(self.model))
+            own["tokenizer"] = tokenizer_content(self.model.require_tokenizer())
             values = {name: json.dumps(value, ensure_ascii=False) for name, value in own.items()}
             check_agreement(values, found_in_data=("settings.labels", "data."))
 

@@ -15,8 +15,6 @@ from bert_tasks.distributed import broadcast_from_main, main_process_first, make
 from bert_tasks.errors import RecipeError, UsageError
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.inputs import tokenized
-from bert_tasks.model.predicting import tokenizer_of
-from bert_tasks.model.pretrained import check_names
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import Recipe, build_task, load_recipe, resolved_toml
 from bert_tasks.run_dir import files as outputs
@@ -68,7 +66,7 @@ def prepare_model(model: TaskModel, *, seed: int) -> None:
             f"expected a TaskModel, got a {type(model).__name__}. Of a model that another library has wrapped, pass "
             "the TaskModel inside; adapters of peft are merged by model = peft_model.merge_and_unload()"
         )
-    check_names(model)
+    model.check_parameters()
     model.draw_new_head(seed)
 
 
@@ -191,7 +189,7 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         report=_data_report(trainer),
         load_summary="" if model.load_report is None else model.load_report.summary(),
-        example=str(tokenizer_of(model).decode(samples.features_of([first])[0]["input_ids"])),
+        example=str(model.require_tokenizer().decode(samples.features_of([first])[0]["input_ids"])),
         output_dir=str(folder),
         state=state,
     )

@@ -30,7 +30,6 @@ from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.errors import BertTasksError, DataError
 from bert_tasks.model.exported import GRAPH, RECORD, ExportedModel
 from bert_tasks.model.onnx import INPUTS, OPSET
-from bert_tasks.model.predicting import checked_features, tokenizer_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.run_dir import checkpoints as checkpointing
@@ -38,7 +37,7 @@ from bert_tasks.serving.app import encoded
 from bert_tasks.serving.connections import Limits
 from bert_tasks.serving.requests import BodyError, BodyReader
 from bert_tasks.tasks import TASKS, SequenceClassification
-from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.base import Task, checked_features
 from bert_tasks.terminal import printable
 from support.runs import PATIENCE
 from support.servers import Serving
@@ -261,7 +260,7 @@ def _body(task: Task, model: TaskModel) -> Read:
     def read(content: bytes, folder: Path) -> object:
         try:
             rows, _ = reader.rows(content, "application/json")
-            return checked_features(task, rows, tokenizer_of(model), model.config)
+            return checked_features(task, rows, model.require_tokenizer(), model.config)
         except BodyError as error:
             status, detail = error.status, error.detail
         except DataError as error:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.data.columns import Column
+from bert_tasks.data.columns import Column, renamed_row
 from bert_tasks.data.formats import FORMATS
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.records import is_utf8_beyond_ascii
@@ -19,7 +19,6 @@ from bert_tasks.data.splits import DataSpec, stored_reading
 from bert_tasks.data.stored_reading import (
     loaded_options,
     reading_of_file,
-    renamed_row,
     stored_options,
     training_reading,
     with_file_options,

@@ -16,7 +16,7 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
 from bert_tasks.inference import evaluate, evaluation, make_accelerator, predict
 from bert_tasks.inference import predictor as work
-from bert_tasks.model import predicting
+from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification, Task
 from bert_tasks.tasks.base import Prediction
@@ -188,7 +188,7 @@ class TestPredict:
         self, single: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """While chunk k is predicted, the rows of the chunks before it are in the writer's hands, none held back."""
-        monkeypatch.setattr(predicting, "CHUNK_ROWS", 4)
+        monkeypatch.setattr(task_model, "CHUNK_ROWS", 4)
         events: list[str] = []
         features, write = SequenceClassification.features, work.json_line
 
@@ -209,7 +209,7 @@ class TestPredict:
     def test_a_failure_on_the_way_leaves_no_output(
         self, suffix: str, single: TaskModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(predicting, "CHUNK_ROWS", 4)
+        monkeypatch.setattr(task_model, "CHUNK_ROWS", 4)
         rows = RowTable.from_rows([{"text": text} for text in TEXTS[:8]] + [{"text": None}])
         with pytest.raises(DataError, match="row 8: column 'text'"):
             predict(single, rows, output=tmp_path / f"answers{suffix}")
@@ -268,7 +268,7 @@ def test_small_batches_give_the_same_digits_to_the_last_places(
     single: TaskModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = evaluate(single, list(ROWS))
-    monkeypatch.setattr(evaluation, "batch_tokens", lambda model: 20)
+    monkeypatch.setattr(TaskModel, "batch_tokens", 20)
     assert evaluate(single, list(ROWS)) == pytest.approx(whole, rel=1e-5)
 
 

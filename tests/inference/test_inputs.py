@@ -19,7 +19,7 @@ from bert_tasks.cli import models as progress
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import predict_file, predictor
-from bert_tasks.model import predicting
+from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
 from support.task_contract import unlabelled
 from support.task_examples import EXAMPLES
@@ -221,7 +221,7 @@ def test_progress_is_shown_on_a_terminal_unless_quiet(
 ) -> None:
     shown = _Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(predicting, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
     with progress.rows_progress(quiet=quiet) as show:
         predict_file(model_of("single"), ["a"] * 5, tmp_path / "out.csv", progress=show)
     text = shown.getvalue()

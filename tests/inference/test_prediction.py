@@ -16,7 +16,7 @@ from bert_tasks.errors import ClosedPipeError, DataError, UsageError
 from bert_tasks.inference import output as output_module
 from bert_tasks.inference import predict, predict_file, prediction
 from bert_tasks.inference.output import WriteOptions, model_fingerprint, unfinished_folder
-from bert_tasks.model import predicting
+from bert_tasks.model import task_model
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import locked
@@ -29,7 +29,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicting, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(task_model, "CHUNK_ROWS", 4)
 
 
 @pytest.fixture

@@ -108,7 +108,13 @@ def test_saved_loaded_and_trained_again(run: Path, tmp_path: Path) -> None:
     assert model.reading == expected
     model.save_pretrained(tmp_path / "copy")
     assert TaskModel.from_pretrained(tmp_path / "copy").reading == expected
-    edit_config(tmp_path / "copy", bert_tasks={**saved_config(model)["bert_tasks"], "reading": {"delimiter": 3}})
+    edit_config(
+        tmp_path / "copy",
+        bert_tasks={
+            **saved_config(model.hf_config, model.task, model.reading)["bert_tasks"],
+            "reading": {"delimiter": 3},
+        },
+    )
     with pytest.raises(CheckpointError, match=r"key bert_tasks: reading\.delimiter"):
         TaskModel.from_pretrained(tmp_path / "copy")
 

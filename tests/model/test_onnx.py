@@ -12,9 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate, predict
-from bert_tasks.model import onnx, predicting
+from bert_tasks.model import onnx, task_model
 from bert_tasks.model.onnx import GraphModel, exported_graph, quantized_graph
-from bert_tasks.model.predicting import batch_logits, feature_summaries
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
 from support.small_checkpoints import save_checkpoint, tokenizer_of
@@ -89,13 +88,13 @@ def difference(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
 def test_float32_graph_equals_torch(model: TaskModel, graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     features = features_of(model)
     run = GraphModel.of(model, graph.SerializeToString()).packed_logits
-    ours, theirs = batch_logits(model, features)[1], batch_logits(model, features, run=run)[1]
+    ours, theirs = model.batch_logits(features)[1], model.batch_logits(features, run=run)[1]
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() <= 1e-4
     monkeypatch.setattr(onnx, "RECTANGLE_TOKENS", 50)
     for max_tokens in (1, 60):  # other sizes than the ones it was exported with, and other orders
-        narrow = feature_summaries(model, features, max_tokens=max_tokens, run=run)
-        assert difference(narrow, feature_summaries(model, features)) <= 1e-4
+        narrow = model.reduced_logits(features, max_tokens=max_tokens, run=run)
+        assert difference(narrow, model.reduced_logits(features)) <= 1e-4
 
 
 def test_int8_graph_is_close(model: TaskModel, graph: Any) -> None:
@@ -105,8 +104,8 @@ def test_int8_graph_is_close(model: TaskModel, graph: Any) -> None:
     assert any(name.endswith("_quantized") for name in stored)
     assert not [name for name in stored if name.startswith("model.head.") and name.endswith("_quantized")]
     run = GraphModel.of(model, content).packed_logits
-    _, exact = batch_logits(model, features)
-    _, rough = batch_logits(model, features, run=run)
+    _, exact = model.batch_logits(features)
+    _, rough = model.batch_logits(features, run=run)
     error = ((rough - exact).norm() / exact.norm()).item()
     assert 1e-4 < error < 0.2
     assert {value.dtype for value in (exact, rough)} == {torch.float32}
@@ -116,7 +115,7 @@ def test_predict_and_evaluate_run_the_graph(model: TaskModel, graph: Any, monkey
     """The quantiser is left out, so that what comes back must equal what torch gives."""
     monkeypatch.setattr(onnx, "exported_graph", lambda _: graph)
     monkeypatch.setattr(onnx, "quantized_graph", lambda made: made.SerializeToString())
-    monkeypatch.setattr(predicting, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
     rows = rows_of(model.task.name)
     expected = model.predict(rows)
     monkeypatch.setattr(TaskModel, "packed_logits", None)  # torch is not asked

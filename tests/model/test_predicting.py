@@ -9,8 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.errors import CheckpointError, DataError, UsageError
-from bert_tasks.model import predicting
-from bert_tasks.model.predicting import feature_summaries, predict_rows
+from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
 from support.small_checkpoints import save_checkpoint
@@ -44,7 +43,7 @@ def test_rows_that_cannot_be_read(model: TaskModel, row: Any, message: str) -> N
 
 
 def test_rows_are_counted_over_chunks(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicting, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
     with pytest.raises(DataError, match="row 5: no column"):
         model.predict([{"text": "a"}] * 5 + [{"words": "a"}])
 
@@ -52,7 +51,7 @@ def test_rows_are_counted_over_chunks(model: TaskModel, monkeypatch: pytest.Monk
 def test_chunks_do_not_change_predictions(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"text": line} for line in LINES]
     whole = model.predict(rows)
-    monkeypatch.setattr(predicting, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(task_model, "CHUNK_ROWS", 3)
     parts = model.predict(rows)
     assert [part.to_json()["label"] for part in parts] == [one.to_json()["label"] for one in whole]
     for left, right in zip(parts, whole, strict=True):
@@ -61,7 +60,7 @@ def test_chunks_do_not_change_predictions(model: TaskModel, monkeypatch: pytest.
 
 def test_rows_stream(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """An endless source is read one chunk at a time."""
-    monkeypatch.setattr(predicting, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(task_model, "CHUNK_ROWS", 4)
     taken = 0
 
     def rows() -> Iterator[dict[str, str]]:
@@ -70,7 +69,7 @@ def test_rows_stream(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
             taken += 1
             yield {"text": f"line {taken}"}
 
-    stream = predict_rows(model, rows())
+    stream = model.predict_rows(rows())
     for number in range(1, 10):
         next(stream)
         assert taken == -(-number // 4) * 4
@@ -94,7 +93,7 @@ def test_mode_is_left_as_it_was(model: TaskModel, training: bool) -> None:
         assert model.predict([{"text": "the ferry leaves"}]) == quiet  # without dropout
         assert {module.training for module in model.modules()} == {training}
         with pytest.raises(IndexError):
-            feature_summaries(model, [Feature(row=0, input_ids=[10**6], token_type_ids=[0])])
+            model.reduced_logits([Feature(row=0, input_ids=[10**6], token_type_ids=[0])])
         assert {module.training for module in model.modules()} == {training}
     finally:
         model.eval()
@@ -103,10 +102,10 @@ def test_mode_is_left_as_it_was(model: TaskModel, training: bool) -> None:
 def test_logits_come_in_feature_order_without_a_graph(model: TaskModel) -> None:
     assert model.tokenizer is not None
     features = model.task.features([{"text": line} for line in LINES], model.tokenizer)
-    logits = feature_summaries(model, features, max_tokens=100)
+    logits = model.reduced_logits(features, max_tokens=100)
     assert len(logits) == len(features)
     for index in (0, 7, 19):
-        (alone,) = feature_summaries(model, [features[index]])
+        (alone,) = model.reduced_logits([features[index]])
         assert torch.allclose(alone, logits[index], atol=1e-6)
         assert not alone.requires_grad
 
@@ -118,9 +117,9 @@ def test_a_model_without_tokenizer(model: TaskModel) -> None:
 
 
 def test_the_heap_is_closed_between_chunks_only(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicting, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(task_model, "CHUNK_ROWS", 4)
     calls: list[int] = []
-    monkeypatch.setattr(predicting, "return_freed_memory", lambda: calls.append(1))
+    monkeypatch.setattr(task_model, "return_freed_memory", lambda: calls.append(1))
     rows = [{"text": line} for line in LINES]
     model.predict(rows[:4])
     assert not calls, "one chunk, as when serving, does not pay for it"
@@ -130,4 +129,4 @@ def test_the_heap_is_closed_between_chunks_only(model: TaskModel, monkeypatch: p
 
 def test_scores_that_are_no_numbers_are_no_answer(model: TaskModel) -> None:
     with pytest.raises(CheckpointError, match="scores are not finite"):
-        list(predict_rows(model, [{"text": "a"}], run=lambda batch: model.packed_logits(batch) * float("nan")))
+        list(model.predict_rows([{"text": "a"}], run=lambda batch: model.packed_logits(batch) * float("nan")))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.model import predicting
+from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving.batching import Batcher, QueueFullError
 from bert_tasks.serving.connections import Batching
@@ -172,7 +172,7 @@ def test_what_was_collected_runs_in_batches_of_as_many_tokens(
     model_of: ModelOf, monkeypatch: pytest.MonkeyPatch, tokens: int | None, batches: list[int]
 ) -> None:
     """A request's own rows run together, whatever the number."""
-    monkeypatch.setattr(predicting, "CPU_BATCH_TOKENS", 12)
+    monkeypatch.setattr(task_model, "CPU_BATCH_TOKENS", 12)
     gauge = Gauge(model_of("single"))
 
     async def ask() -> None:

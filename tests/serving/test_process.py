@@ -21,8 +21,7 @@ from bert_tasks import serving
 from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model import onnx
-from bert_tasks.model.predicting import Logits
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.task_model import Logits, TaskModel
 from bert_tasks.serving import server
 from bert_tasks.serving.connections import Batching, Limits
 from bert_tasks.serving.requests import request_schema

@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from bert_tasks import evaluate, fit, inference
+from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.data.table import RowTable
 from bert_tasks.inference import evaluate_samples, make_accelerator
 from bert_tasks.model.inputs import tokenized
@@ -44,7 +44,7 @@ def evaluation(checkpoint: Path, count: int) -> dict[str, Any]:
     """Metrics of the public function and the predictions behind them, in batches so small that all have some."""
     model, rows = load_model(checkpoint), make_rows(count, seed=count)
     table = RowTable.from_rows(rows, columns=TASK.columns)
-    with mock.patch.object(inference.evaluation, "batch_tokens", return_value=40):
+    with mock.patch.object(TaskModel, "batch_tokens", 40):
         found = evaluate_samples(model, tokenized(table, TASK, model), table, make_accelerator())
         return {"metrics": evaluate(model, rows), "predictions": [p.to_json() for p in found.predictions]}
 

@@ -14,8 +14,7 @@ from typing import Any
 import httpx2
 import uvicorn
 
-from bert_tasks.model.predicting import Logits
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.task_model import Logits, TaskModel
 from bert_tasks.serving.app import Served, build_app
 from bert_tasks.serving.batching import Batcher
 from bert_tasks.serving.connections import Batching, Limits

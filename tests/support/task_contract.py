@@ -23,7 +23,6 @@ from transformers import (
 from bert_tasks.checkpoints.load import read_config
 from bert_tasks.data.columns import Row
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.model.predicting import feature_summaries
 from bert_tasks.model.pretrained import stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.run_dir.trained import load_trained
@@ -115,7 +114,7 @@ class TaskContract:
 
     def test_predictions_do_not_depend_on_the_batch(self, model: TaskModel, example: Example) -> None:
         features = made(model, [*example.rows, changed(example, "word " * 60)])
-        wide, narrow = (feature_summaries(model, features, max_tokens=limit) for limit in (10_000, 1))
+        wide, narrow = (model.reduced_logits(features, max_tokens=limit) for limit in (10_000, 1))
         for left, right in zip(wide, narrow, strict=True):
             torch.testing.assert_close(left, right, atol=2e-6, rtol=0)
             assert left.device.type == "cpu"

@@ -23,7 +23,6 @@ from bert_tasks.cli import main
 from bert_tasks.data.features import Cuts
 from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.model.predicting import feature_summaries
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature, collate
 from bert_tasks.tasks.span_extraction.search import Span
@@ -476,7 +475,7 @@ class TestFolders:
         model = TaskModel.from_pretrained(stock_folder[0])
         assert model.tokenizer is not None
         features = model.task.features([row(" ".join(LINES)), row("a")], model.tokenizer)
-        wide, narrow = (feature_summaries(model, features, max_tokens=limit) for limit in (10_000, 1))
+        wide, narrow = (model.reduced_logits(features, max_tokens=limit) for limit in (10_000, 1))
         for left, right in zip(wide, narrow, strict=True):
             torch.testing.assert_close(left, right, rtol=0.0, atol=2e-5)
 

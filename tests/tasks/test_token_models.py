@@ -12,7 +12,6 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrai
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate, make_accelerator
 from bert_tasks.model.inputs import load_table
-from bert_tasks.model.predicting import feature_summaries
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import RunSection
 from bert_tasks.tasks.base import collate
@@ -141,7 +140,7 @@ def test_context_changes_answers_and_batches_do_not(checkpoint: Path) -> None:
     assert [s for row in by_document for s in row] == pytest.approx([s for row in scores for s in row], abs=2e-6)
     assert model.tokenizer is not None
     features = task.features(rows, model.tokenizer)
-    wide, narrow = (feature_summaries(model, features, max_tokens=limit) for limit in (10_000, 1))
+    wide, narrow = (model.reduced_logits(features, max_tokens=limit) for limit in (10_000, 1))
     assert max(float((a - b).abs().max()) for a, b in zip(wide, narrow, strict=True)) < 1e-4
 
 
