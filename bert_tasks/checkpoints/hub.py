@@ -1,7 +1,7 @@
 """From the name of a model to the folder that holds its files: a folder, an installed package, or a hub id.
 
-Owns what is downloaded from the hub and which names mean what. Must not know what is inside the files. The cache
-(HF_HOME), offline mode (HF_HUB_OFFLINE), the endpoint and tokens are huggingface_hub's own business.
+This module owns which names mean what, and which files are downloaded from the hub. huggingface_hub handles the cache
+(HF_HOME), offline mode (HF_HUB_OFFLINE), the endpoint and tokens.
 """
 
 import fnmatch
@@ -108,7 +108,7 @@ class Origin:
 
 
 def origin(name: str | Path, folder: Path, *, revision: str | None = None) -> Origin:
-    """What there is to say about the source of a folder that ``resolve`` gave for a name."""
+    """Where the files of a folder came from that ``resolve`` returned for a name."""
     local = isinstance(name, Path) or name.startswith(PACKAGE) or is_folder(with_home(name))
     downloaded = folder.parent.name == "snapshots" and not local
     return Origin(

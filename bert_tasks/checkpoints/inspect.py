@@ -1,7 +1,7 @@
-"""What a model folder holds, for people: family, sizes, every key's fate, tokenizer, labels and problems.
+"""The report of ``bert-tasks inspect``: family, sizes, what becomes of every key, tokenizer, labels and problems.
 
-Owns the report behind ``bert-tasks inspect``. A key that does not fit is a line of the report here, not an error; a
-folder without a readable config.json or weights is still an error.
+A key that does not fit is a line of the report here and not an error; a folder without a readable config.json or
+weights is still an error.
 """
 
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ class Inspection:
         labels: names in the order of their ids.
         task: the task's name if this package saved the folder.
         files: name -> bytes.
-        problems: why the folder cannot be used as it is, in words.
+        problems: why the folder cannot be used as it is.
     """
 
     folder: str
@@ -88,12 +88,12 @@ class Inspection:
     def lines(self, *, verbose: bool = False) -> list[str]:
         """The report for a terminal. ``verbose``: every key's name and not their numbers alone."""
         keys = _keys(self.report, self.head_keys, verbose=verbose)
-        return [*self._facts(), *keys, *_listed("problem", self.problems, verbose=True)]
+        return [*self._overview(), *keys, *_listed("problem", self.problems, verbose=True)]
 
-    def _facts(self) -> list[str]:
+    def _overview(self) -> list[str]:
         sizes = self.sizes
         tokenizer = "none" if self.tokenizer is None else f"{self.tokenizer}, {self.tokenizer_vocabulary} tokens"
-        facts = {
+        entries = {
             "folder": self.folder,
             "family": f"{self.family} ({', '.join(self.architectures)})" if self.architectures else self.family,
             "head": self.head,
@@ -107,7 +107,7 @@ class Inspection:
             "tokenizer": tokenizer,
             "files": ", ".join(f"{name} ({size:,} bytes)" for name, size in self.files.items()),
         }
-        return [f"{name + ':':<15}{value}" for name, value in facts.items() if value]
+        return [f"{name + ':':<15}{value}" for name, value in entries.items() if value]
 
 
 def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Inspection:

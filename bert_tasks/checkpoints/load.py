@@ -1,12 +1,8 @@
-"""Reading a model folder's config.json and weights, trusting nothing that they say.
+"""Reading a model folder: config.json, the weights, and which of the model's parameters each key is.
 
-Owns the file formats: safetensors, ``pytorch_model.bin`` without code, and the indexes of sharded files. Every failure
-names the file and says in words what is wrong with it. Must not know what the tensors mean.
-
-A checkpoint's tensors under our names, and a report of what was done with every key.
-
-Owns the matching of keys (prefixes, gamma/beta, heads that are dropped or new) and the checks on shape and value. Files
-are read by weights.py; families.py owns the names.
+The files are read without trusting them: safetensors, ``pytorch_model.bin`` without running code, and the indexes of
+sharded files. Then keys are matched with parameters: prefixes, old names, heads that are dropped or new, and checks of
+shapes and values. Every failure names the file or the key and says what is wrong with it.
 """
 
 import json
@@ -92,7 +88,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     if lexists(folder / "model.onnx"):
         raise CheckpointError(
             f"{folder}: an exported model, which predict and evaluate run; it has no weights to train, inspect or "
-            "export again: name the model that it was made from"
+            "export again: use the model that it was made from"
         )
     other = [name for name in _OTHER_FORMATS if exists(folder / name)]
     hint = f"; {other[0]} is not supported, save the model with transformers first" if other else ""
@@ -110,12 +106,12 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
-        _refuse(path, f"damaged ({error}); fetch it again")
+        _refuse(path, f"damaged ({error}); download it again")
     if stated is not None and stated != tensors_digest(tensors):
         _refuse(
             path,
             f"its tensors are not those that it was saved with (their sha256 is not {DIGEST} of its metadata): it is "
-            "damaged, or was changed by a program that kept the metadata; fetch or save it again",
+            "damaged, or was changed by a program that kept the metadata; download or save it again",
         )
     return tensors
 
@@ -181,7 +177,7 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tens
         expected = {key for key, file in weight_map.items() if file == shard}
         if found.keys() != expected:
             key = min(found.keys() ^ expected)
-            problem = "is missing from" if key in expected else "is not listed by the index, but stands in"
+            problem = "is missing from" if key in expected else "is not listed by the index but is in"
             _refuse(path, f"{key} {problem} {shard}")
         tensors |= found
     return tensors
@@ -190,7 +186,7 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tens
 def _shard_file(folder: Path, shard: str, *, index: Path) -> Path:
     """The path of a file that an index names: inside the folder, also when links are followed."""
     if shard != os.path.basename(shard) or shard in ("", ".", "..") or "\\" in shard or "\0" in shard:
-        _refuse(index, f"{shard!r} is not a plain file name; shards must lie in the folder of the index")
+        _refuse(index, f"{shard!r} is not a plain file name; shards must be in the folder of the index")
     try:
         is_missing = not lexists(folder / shard)
         leads_out = not resolved(folder / shard).is_relative_to(_allowed_root(folder))
@@ -212,13 +208,13 @@ def _allowed_root(folder: Path) -> Path:
 
 
 def _checked_metadata(path: Path) -> dict[str, Any]:
-    """The metadata of a safetensors file, whose length is compared with what its header promises."""
+    """The metadata of a safetensors file, whose length is compared with the one that its header states."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if length > min(size - 8, _MAX_HEADER_BYTES):
-            _refuse(path, "not a safetensors file, or cut within its header; fetch it again")
+            _refuse(path, "not a safetensors file, or truncated within its header; download it again")
         header = file.read(length)
     try:
         entries = json.loads(header)
@@ -226,11 +222,11 @@ def _checked_metadata(path: Path) -> dict[str, Any]:
         expected = 8 + length + max(ends, default=0)
         metadata = dict(entries.get("__metadata__", {}))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        _refuse(path, "the safetensors header is damaged; fetch it again")
+        _refuse(path, "the safetensors header is damaged; download it again")
     if size < expected:
-        _refuse(path, f"cut: {size} of {expected} bytes; fetch it again")
+        _refuse(path, f"truncated: {size} of {expected} bytes; download it again")
     if size > expected:
-        _refuse(path, f"{size - expected} bytes too many at the end; fetch it again")
+        _refuse(path, f"{size - expected} bytes too many at the end; download it again")
     return metadata
 
 
@@ -248,7 +244,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         _refuse(path, "refused to load: damaged, or it contains Python code; expected tensors only")
     except _BROKEN_PICKLE as error:
         reason = str(error).partition("\n")[0][:160]
-        _refuse(path, f"damaged or cut ({type(error).__name__}: {reason}); fetch it again")
+        _refuse(path, f"damaged or truncated ({type(error).__name__}: {reason}); download it again")
     return _only_tensors(path, content)
 
 
@@ -264,18 +260,18 @@ def _only_tensors(path: Path, content: object) -> dict[str, Tensor]:
 
 
 def _refuse_other_content(path: Path) -> None:
-    """Refuses what often lies where a file should be: nothing, a git-lfs pointer, a web page."""
+    """Refuses what is often found in place of a file: nothing, a git-lfs pointer, a web page."""
     try:
         with path.open("rb") as file:
             start = file.read(256)
     except OSError as error:
         _refuse(path, f"cannot be read ({error.strerror})")
     if start == b"":
-        _refuse(path, "empty (0 bytes): a download or copy failed; fetch it again")
+        _refuse(path, "empty (0 bytes): a download or copy failed; download it again")
     if start.startswith(b"version https://git-lfs"):
         _refuse(path, "a git-lfs pointer, not the file itself; run `git lfs pull` in its folder")
     if start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        _refuse(path, "a web page (HTML): a download failed; fetch it again")
+        _refuse(path, "a web page (HTML): a download failed; download it again")
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -301,7 +297,7 @@ class LoadReport:
         new: not in the file (or of another shape): freshly initialised parameters of the task head.
         dropped: heads of another task or of pre-training.
         ignored: buffers that older versions saved.
-        notes: what else a user should know (a head whose labels were re-ordered, ...).
+        notes: what else a user should know (a head whose labels were reordered, ...).
     """
 
     loaded: tuple[str, ...]
@@ -343,7 +339,7 @@ def match_weights(
 
     Args:
         tensors: the file's tensors by the file's names.
-        names: our parameter name -> full HF names (``families.parameter_map``).
+        names: our parameter name -> full HF names (``registry.parameter_map``).
         shapes: the shape of each of our parameters.
         head_may_be_new: whether parameters of ``head.`` may be missing or of another shape (training); they are listed.
         ignore_head: the file's head belongs to another task: drop it even where names and shapes fit.
@@ -379,7 +375,7 @@ def compare_weights(
     ignore_head: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Matched, list[str]]:
-    """What ``match_weights`` finds, and its problems in words instead of an exception."""
+    """What ``match_weights`` finds, with its problems as messages in place of an exception."""
     wanted = {source for sources in names.values() for source in sources}
     by_name, clashes = _full_names(tensors, wanted, family)
     problems = list(clashes.values())
@@ -418,9 +414,9 @@ def compare_weights(
 def _full_names(
     tensors: Mapping[str, Tensor], wanted: set[str], family: Family
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Full HF name -> the file's key, with gamma/beta renamed and a missing base prefix added.
+    """Full HF name -> the file's key, with old names replaced and a missing base prefix added.
 
-    And keys that stand for a name which another key has taken -> that in words.
+    And the keys whose full name another key has already -> that as a message.
     """
     names: dict[str, str] = {}
     clashes: dict[str, str] = {}
@@ -428,7 +424,7 @@ def _full_names(
         current = current_name(key)
         full = current if current in wanted else family.prefix + current
         if full in names:
-            clashes[key] = f"{full} is there twice: as {names[full]} and as {key}"
+            clashes[key] = f"{full} appears twice: as {names[full]} and as {key}"
         elif full in wanted:
             names[full] = key
     return names, clashes
@@ -450,7 +446,7 @@ def _classify(keys: set[str], family: Family) -> tuple[tuple[str, ...], tuple[st
 
 
 def _misfit(name: str, tensor: Tensor | None, expected: list[int]) -> str | None:
-    """Why a tensor cannot be the parameter, in words; values are not looked at."""
+    """Why a tensor cannot be the parameter, as a message; values are not checked."""
     if tensor is None:
         return f"missing tensor {name}"
     if list(tensor.shape) != expected:

@@ -1,6 +1,6 @@
 """Writing a model folder that stock transformers opens: whole files or none, with the modes the umask asks for.
 
-Owns file names, order and modes. Must not know modules or tasks: tensors and the config come ready.
+It owns file names, their order and modes. Tensors and the config are given ready to write.
 """
 
 import json
@@ -39,11 +39,11 @@ def hf_tensors(
     """Our parameters under Hugging Face's names: the inverse of loading, bit by bit.
 
     Args:
-        names: our parameter name -> full HF names (``families.parameter_map``).
+        names: our parameter name -> full HF names (``registry.parameter_map``).
         strip_prefix: taken off the names where they have it, for base models.
 
     Raises:
-        KeyError: a parameter without a name, or a name without a parameter: a defect of the table.
+        KeyError: a parameter without a name, or a name without a parameter: a defect of the family's data.
     """
     if state_dict.keys() != names.keys():
         raise KeyError(f"parameters and names differ in {sorted(state_dict.keys() ^ names.keys())}")

@@ -1,8 +1,8 @@
 """A folder's tokenizer: loaded through AutoTokenizer, never with code of the checkpoint, checked, and written back.
 
-Owns the checks that AutoTokenizer lacks (without vocabulary files it silently gives a tokenizer of five tokens), and
-which segment ids a tokenizer gives. Must not know what a task does with tokens. Texts are never given to the backend
-object itself: files may have truncation and padding inside.
+This module owns the checks that AutoTokenizer lacks (without vocabulary files it silently gives a tokenizer of five
+tokens), and which segment ids a tokenizer gives. Texts are never given to the backend object itself, because files may
+state truncation and padding.
 """
 
 import copy
@@ -25,8 +25,8 @@ from bert_tasks.paths import exists, lexists
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 _COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 _MAX_BYTES = 200 * 2**20
-# Ordinary text: every real vocabulary knows a letter, a digit or a mark of it. The cuneiform sign hardly any knows:
-# WordPiece without its unknown token fails there, and would fail in the middle of somebody's data.
+# Ordinary text: every real vocabulary has a letter, a digit or a mark of it. Hardly any has the cuneiform sign:
+# WordPiece without its unknown token fails there, as it would in the middle of somebody's data.
 _PROBE = "The 3 birds sang, и пели. 你好 a 1 , . \U00012000"
 # Arguments of the loading call, which transformers writes among the settings.
 _NOT_SETTINGS = ("is_local", "local_files_only")
@@ -67,7 +67,7 @@ def with_segments(tokenizer: PreTrainedTokenizerBase, *, second: int) -> PreTrai
     is stored in the tokenizer's files, and stock transformers then gives the same ids.
 
     Args:
-        second: the segment of the second text of a pair, 0 or 1 (``families.second_segment``). 0: the tokenizer gives
+        second: the segment of the second text of a pair, 0 or 1 (``registry.second_segment``). 0: the tokenizer gives
             stock models no segment ids, which they take for zeros.
 
     Raises:
@@ -181,12 +181,14 @@ def _rewrite(path: Path, changes: dict[str, None], *, without: tuple[str, ...]) 
 
 
 def _problem(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> str | None:
-    """What makes a tokenizer useless for this package, in words."""
+    """Why this package cannot use a tokenizer, as a message; None if it can."""
     if not tokenizer.is_fast:
         return _slow(tokenizer)
     needed = max(tokenizer.get_vocab().values(), default=-1) + 1
     if needed > vocab_size:
-        return f"the tokenizer has {needed} tokens, the model's vocabulary {vocab_size}: they do not belong together"
+        return (
+            f"the tokenizer has {needed} tokens, but the model has {vocab_size} embeddings: they do not belong together"
+        )
     roles = {
         "pad": (tokenizer.pad_token_id,),
         "cls or bos": (tokenizer.cls_token_id, tokenizer.bos_token_id),
@@ -197,12 +199,12 @@ def _problem(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> str | None:
         return f"the tokenizer has no {', no '.join(missing)} token"
     ids = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
     if set(ids) <= {tokenizer.unk_token_id}:
-        return f"the tokenizer ({needed} tokens) knows nothing of ordinary text: its vocabulary is missing"
+        return f"the tokenizer ({needed} tokens) recognises no ordinary text: its vocabulary is missing"
     return None
 
 
 def _slow(tokenizer: PreTrainedTokenizerBase) -> str:
-    return f"{type(tokenizer).__name__} is written in Python and knows no offsets; expected a tokenizer.json"
+    return f"{type(tokenizer).__name__} is a slow tokenizer without offsets; expected a tokenizer.json"
 
 
 @contextmanager

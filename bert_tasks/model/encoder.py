@@ -1,12 +1,9 @@
-"""The HF-shaped call: padded ``[B, T]`` tensors in, with transformers' defaults for what is left out.
+"""``Encoder``: a published encoder by itself, with the call and the files of transformers' base models.
 
-Owns the translation of an HF call into rows and a Padded layout, free of data-dependent shapes.
+The HF-shaped call takes padded ``[B, T]`` tensors and transformers' defaults for what is left out; ``padded_inputs``
+translates it into rows and a ``Padded`` layout, without data-dependent shapes.
 
-Shape legend: B sequences, T padded length, N = B * T rows.
-
-``Encoder``: a published encoder by itself, with the call and the files of transformers' base models.
-
-Shape legend: B sequences, T padded length, H hidden.
+Shape legend: B sequences, T padded length, N = B * T rows, H hidden, X width of an output.
 """
 
 from collections.abc import Mapping
@@ -58,7 +55,7 @@ def padded_inputs(
     *,
     output_attentions: bool,
 ) -> PaddedInputs:
-    """Fills in the defaults of an HF call: no mask means all real, segments 0, positions as the family counts them.
+    """Fills in the defaults of an HF call: without a mask all tokens are real, segments are 0, positions the family's.
 
     Raises:
         ValueError: attention weights are asked for, the mask is not ``[B, T]``, the input is too long, or an id is
@@ -112,13 +109,13 @@ def default_positions(config: EncoderConfig, input_ids: Tensor) -> Tensor:
 
 
 class Encoder(nn.Module):
-    """The encoder of any of the five families.
+    """The encoder of any family.
 
     Attributes:
         config: our view of the configuration.
         hf_config: ``config.json`` as loaded; written back on saving.
         pooler: the base model's linear layer on the first token, kept where the file has one; not part of the call.
-        load_report: what became of each key of the file; None for a model made from a configuration.
+        load_report: what was done with each key of the file; None for a model made from a configuration.
     """
 
     def __init__(self, hf_config: Mapping[str, Any], *, pooler: bool = False) -> None:

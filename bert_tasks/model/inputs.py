@@ -1,6 +1,6 @@
-"""What goes into a model: rows of files or of memory, checked, and their features.
+"""The input of a model: rows of files or in memory, checked, and their features.
 
-Owns the key under which features are kept. Must not know processes or what is done with the features.
+This module owns the key under which features are cached.
 """
 
 import inspect
@@ -153,7 +153,7 @@ def load_table(
 
 
 def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
-    """The table's features, from the cache where the same rows were tokenised the same way before.
+    """The table's features, from the cache where the same rows were tokenised in the same way before.
 
     Raises:
         DataError: a window is longer than the model's positions.

@@ -357,10 +357,10 @@ def _reordered(
             unnamed, taken = (", ".join(names) for names in zip(*pairs, strict=True))
             report = _noted(report, f"the file's labels are unnamed ({unnamed}): taken in the order {taken}")
         if places != sorted(places):
-            report = _noted(report, f"head re-ordered from labels {', '.join(named)} to {', '.join(ours)}")
+            report = _noted(report, f"head reordered from labels {', '.join(named)} to {', '.join(ours)}")
         return Matched(tensors=matched.tensors | moved, report=report)
     kept = {key: value for key, value in matched.tensors.items() if key not in dims}
-    note = f"the file's head knows other labels ({', '.join(theirs)}): its last layer is new"
+    note = f"the file's head has other labels ({', '.join(theirs)}): its last layer is new"
     redrawn = [name for key in dims for name in names.get(key, (key,))]
     loaded = tuple(name for name in matched.report.loaded if name not in redrawn)
     report = replace(matched.report, loaded=loaded, new=(*matched.report.new, *redrawn))

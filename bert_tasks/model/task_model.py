@@ -62,7 +62,7 @@ class TaskModel(nn.Module, Generic[PredictionT]):
         tokenizer: of the checkpoint; needed by ``predict``.
         config: our view of the configuration.
         hf_config: ``config.json`` as loaded.
-        load_report: what became of each key of the file; None for a model made from a configuration.
+        load_report: what was done with each key of the file; None for a model made from a configuration.
         origin: the name that the model was loaded by, and the hub's commit; None for a model made from a configuration.
         reading: how the training data were read; saved with the model. Files and rows are read the same way where they
             have the same columns and format, and nothing else is stated.

@@ -305,11 +305,11 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], str]]
     "integers": (replaced(QUERY, lambda t: t.long()), f"bert.{QUERY} has dtype torch.int64"),
     "twice": (
         lambda state: state | {"embeddings.LayerNorm.gamma": torch.ones(36)},
-        "bert.embeddings.LayerNorm.weight is there twice",
+        "bert.embeddings.LayerNorm.weight appears twice",
     ),
     "twice-prefix": (
         lambda state: state | {f"bert.{QUERY}": torch.ones(36, 36)},
-        f"bert.{QUERY} is there twice: as {QUERY} and as bert.{QUERY}",
+        f"bert.{QUERY} appears twice: as {QUERY} and as bert.{QUERY}",
     ),
 }
 

@@ -106,9 +106,9 @@ HEADER = 8 + int.from_bytes(WHOLE[:8], "little")
     ("content", "reason"),
     [
         (b"", r"empty \(0 bytes\)"),
-        (WHOLE[:-100], f"cut: {len(WHOLE) - 100} of {len(WHOLE)} bytes"),
-        (WHOLE[: HEADER - 10], "cut within its header"),
-        (WHOLE[:5], "cut within its header"),
+        (WHOLE[:-100], f"truncated: {len(WHOLE) - 100} of {len(WHOLE)} bytes"),
+        (WHOLE[: HEADER - 10], "truncated within its header"),
+        (WHOLE[:5], "truncated within its header"),
         (WHOLE + b"x" * 7, "7 bytes too many"),
         (LFS, "run `git lfs pull`"),
         (HTML, "a web page"),
@@ -132,8 +132,8 @@ LARGE = {"a": torch.ones(2000)}
     ("content", "reason"),
     [
         (b"", r"empty \(0 bytes\)"),
-        (torch_bytes(LARGE)[:-100], "damaged or cut"),
-        (torch_bytes(LARGE, zipped=False)[:-100], "damaged or cut"),
+        (torch_bytes(LARGE)[:-100], "damaged or truncated"),
+        (torch_bytes(LARGE, zipped=False)[:-100], "damaged or truncated"),
         (LFS, "run `git lfs pull`"),
         (HTML, "a web page"),
         (b"abcdefgh" * 30, "damaged"),
@@ -241,7 +241,7 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [({"z": TENSORS["a"]}, "a is missing from"), (TENSORS, "b is not listed by the index, but stands in")],
+    [({"z": TENSORS["a"]}, "a is missing from"), (TENSORS, "b is not listed by the index but is in")],
 )
 def test_index_and_shard_must_agree(content: dict[str, torch.Tensor], reason: str, tmp_path: Path) -> None:
     save_file(content, tmp_path / "s.safetensors")

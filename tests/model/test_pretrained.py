@@ -145,7 +145,7 @@ def test_labels_in_another_order_are_mapped_by_name(family: str, stock: Save, tm
     theirs = our_logits(loaded(folder), folder)
     assert torch.allclose(our_logits(ours, folder), theirs[:, [2, 0, 1]], atol=1e-6)
     assert ours.load_report is not None
-    assert ours.load_report.notes == ("head re-ordered from labels calm, glad, sad to sad, calm, glad",)
+    assert ours.load_report.notes == ("head reordered from labels calm, glad, sad to sad, calm, glad",)
     ours.save_pretrained(tmp_path / "saved")
     again = stock_model(tmp_path / "saved")
     assert again.config.id2label == dict(enumerate(order))
@@ -192,8 +192,8 @@ def test_unnamed_labels_are_taken_in_order(count: int, stock: Save) -> None:
     ("theirs", "order", "unnamed"),
     [
         (("calm", "LABEL_1", "sad"), (0, 1, 2), ("LABEL_1): taken in the order glad",)),
-        (("sad", "LABEL_1", "LABEL_2"), (1, 2, 0), ("LABEL_1, LABEL_2): taken in the order calm, glad", "re-ordered")),
-        (("LABEL_0", "Sad", "calm"), (2, 0, 1), ("LABEL_0): taken in the order glad", "re-ordered")),
+        (("sad", "LABEL_1", "LABEL_2"), (1, 2, 0), ("LABEL_1, LABEL_2): taken in the order calm, glad", "reordered")),
+        (("LABEL_0", "Sad", "calm"), (2, 0, 1), ("LABEL_0): taken in the order glad", "reordered")),
         (
             ("LABEL_2", "LABEL_0", "LABEL_1"),
             (0, 1, 2),
