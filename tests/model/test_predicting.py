@@ -44,7 +44,7 @@ def test_rows_that_cannot_be_read(model: TaskModel, row: Any, message: str) -> N
 
 def test_rows_are_counted_over_chunks(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
-    with pytest.raises(DataError, match="row 5: no column"):
+    with pytest.raises(DataError, match="row 5: column 'text': missing"):
         model.predict([{"text": "a"}] * 5 + [{"words": "a"}])
 
 
