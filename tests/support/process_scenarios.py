@@ -15,20 +15,37 @@ from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.data.table import RowTable
 from bert_tasks.inference import evaluate_samples, make_accelerator
 from bert_tasks.model.inputs import tokenized
-from support.training_runs import TASK, WEIGHTED_TASK, load_model, make_rows, make_steps, walk, weights_of
+from bert_tasks.training.objectives import Objective, Supervised
+from support.training_runs import (
+    TASK,
+    WEIGHTED_TASK,
+    LengthAndLabel,
+    load_model,
+    make_rows,
+    make_steps,
+    walk,
+    weights_of,
+)
 
 EVALUATED = (9, 1, 3, 17)
 DTYPES = (torch.float64, torch.float32)
 
 
 def trajectory(
-    checkpoint: Path, dtype: torch.dtype, *, rows: int, batch_size: int, micro_batch_tokens: int
+    checkpoint: Path,
+    dtype: torch.dtype,
+    *,
+    rows: int,
+    batch_size: int,
+    micro_batch_tokens: int,
+    kind: type[Objective] = Supervised,
 ) -> dict[str, Any]:
     """Twenty steps without dropout over rows of unequal lengths, weights and labels."""
-    model = load_model(checkpoint, WEIGHTED_TASK).to(dtype)
+    objective = kind(load_model(checkpoint, WEIGHTED_TASK)).to(dtype)
     steps = make_steps(
-        model,
+        objective.model,
         make_rows(rows, unlabelled=range(1, rows, 7)),
+        objective=objective,
         epochs=20 // -(-rows // batch_size),
         batch_size=batch_size,
         micro_batch_tokens=micro_batch_tokens,
@@ -37,7 +54,7 @@ def trajectory(
         adam_epsilon=1e-4,
     )
     logs = [asdict(log) for log in walk(steps)]
-    return {"weights": weights_of(model), "logs": logs, "seen": steps.samples.seen}
+    return {"weights": weights_of(objective), "logs": logs, "seen": steps.samples.seen}
 
 
 def evaluation(checkpoint: Path, count: int) -> dict[str, Any]:
@@ -76,6 +93,10 @@ def scenarios(checkpoint: Path, wide_checkpoint: Path, folder: Path) -> dict[str
         },
         # ten rows in batches of three: each epoch has a batch of one row, so a process has none
         "few": trajectory(wide_checkpoint, torch.float64, rows=10, batch_size=3, micro_batch_tokens=60),
+        # two loss terms, whose counts differ between the processes
+        "terms": trajectory(
+            wide_checkpoint, torch.float64, rows=10, batch_size=3, micro_batch_tokens=20, kind=LengthAndLabel
+        ),
         # rank 0 has long rows, one micro-batch each; rank 1 may have fewer of them
         "uneven": trajectory(wide_checkpoint, torch.float64, rows=15, batch_size=3, micro_batch_tokens=1),
         "evaluations": {count: evaluation(wide_checkpoint, count) for count in EVALUATED},

@@ -1,7 +1,7 @@
 """Owns what the tests of training share: a tiny checkpoint, rows to learn from, and a run cut down to its steps."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks import TaskModel
 from bert_tasks.data.features import Samples
 from bert_tasks.data.table import RowTable
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.inference import make_accelerator
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.recipe.schema import OptimSection
-from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.base import Feature, LossTerm, Task
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.training.objectives import Objective, Supervised
 from bert_tasks.training.step import OptimizerSteps, StepLog, read_step_metrics
@@ -105,6 +106,30 @@ class RecordedSamples(Samples):
         wanted = list(samples)
         self.seen.extend(wanted)
         return super().features_of(wanted)
+
+
+class LengthAndLabel(Objective):
+    """The task's loss, and the squared distance of a row's logits from a learnt number times its length.
+
+    The counts differ: sums of class weights over labelled rows, and rows with more than ``shortest`` tokens.
+    """
+
+    def __init__(self, model: TaskModel, *, shortest: int = 8) -> None:
+        super().__init__(model)
+        self.slope = torch.nn.Parameter(torch.zeros(()))
+        self.shortest = shortest
+
+    def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
+        logits = self.model(batch)
+        (labels,) = self.model.task.loss(logits, batch)
+        lengths = torch.tensor(batch.layout.lengths, dtype=logits.dtype)
+        counted = (lengths > self.shortest).to(logits.dtype)
+        distances = (logits.sum(dim=1) - self.slope * lengths).square() * counted
+        return labels, LossTerm(name="length", total=distances.sum(), count=counted.sum(), weight=0.1)
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        longer = sum(len(feature["input_ids"]) > self.shortest for feature in features)
+        return {**super().counts(features), "length": float(longer)}
 
 
 def make_steps(

@@ -15,37 +15,22 @@ from bert_tasks.errors import StoppedError, UsageError
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.tasks.base import FeatureKeys, LossTerm
 from bert_tasks.training.loop import Trainer
-from bert_tasks.training.objectives import Objective, Supervised
+from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.step import OptimizerSteps
 from support.stopped_runs import signalling
-from support.training_runs import WEIGHTED_TASK, distance, load_model, make_rows, make_steps, walk, weights_of
+from support.training_runs import (
+    WEIGHTED_TASK,
+    LengthAndLabel,
+    distance,
+    load_model,
+    make_rows,
+    make_steps,
+    walk,
+    weights_of,
+)
 
 UNLABELLED = (1, 8, 17, 30)
 TWENTY_STEPS = {"epochs": 4, "batch_size": 8, "learning_rate": 1e-3, "adam_epsilon": 1e-4, "weight_decay": 0.01}
-
-
-class LengthAndLabel(Objective):
-    """The task's loss, and the squared distance of a row's logits from a learnt number times its length.
-
-    The counts differ: sums of class weights over labelled rows, and rows with more than ``shortest`` tokens.
-    """
-
-    def __init__(self, model, *, shortest=8, drop_factor=False):
-        super().__init__(model)
-        self.slope = torch.nn.Parameter(torch.zeros(()))
-        self.shortest, self.drop_factor = shortest, drop_factor
-
-    def forward(self, batch):
-        logits = self.model(batch)
-        (labels,) = self.model.task.loss(logits, batch)
-        lengths = torch.tensor(batch.layout.lengths, dtype=logits.dtype)
-        counted = (lengths > self.shortest).to(logits.dtype)
-        distances = (logits.sum(dim=1) - self.slope * lengths).square() * counted
-        return labels, LossTerm(name="length", total=distances.sum(), count=counted.sum(), weight=0.1)
-
-    def counts(self, features):
-        longer = sum(len(feature["input_ids"]) > self.shortest for feature in features)
-        return {**super().counts(features), "length": float(longer)}
 
 
 class MeanOfMeans(LengthAndLabel):
