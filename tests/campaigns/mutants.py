@@ -200,6 +200,8 @@ class Copy:
         """Runs tests on the copy; what ended them, or None where all passed."""
         with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as scratch:
             options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-rfE", "--no-header"]
+            # Plugins of pytest are among what was imported before it.
+            options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
             config = ["-c", str(faults.ROOT / "pyproject.toml"), "--rootdir", str(faults.ROOT)]
             output = Path(scratch) / "output.txt"
             order = {

@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 import tempfile
+import traceback
 import warnings
 from typing import Any
 
@@ -63,8 +64,11 @@ def main() -> None:
             status = 3  # pytest's own, of an internal error
             try:
                 status = run(json.loads(line))
+            except BaseException:
+                traceback.print_exc()
             finally:
                 sys.stdout.flush()
+                sys.stderr.flush()
                 os._exit(status)
         with contextlib.suppress(OSError):  # whichever of the two comes first
             os.setpgid(process, process)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from bert_tasks.metrics.classification import classification_metrics, multilabel_metrics
 from bert_tasks.metrics.squad import squad_v2_metrics
+from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.metrics.tagging import tagging_metrics
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
 
@@ -82,3 +83,25 @@ def test_questions_with_and_without_an_answer():
 def test_regression_has_no_classes():
     table = SequenceClassification(problem_type="regression").metric_table({"loss": 1.0, "pearson": 0.5})
     assert (table.rows, table.overall) == ((), {"loss": 1.0, "pearson": 0.5})
+
+
+def test_the_lines_of_a_table_are_aligned_with_a_column_for_the_support() -> None:
+    metrics = {
+        "accuracy": 0.75,
+        "macro_f1": 0.5,
+        **{"precision_calm": 1.0, "recall_calm": 0.625, "f1_calm": 0.5, "support_calm": 30.0},
+        **{"precision_a\tb": 0.0, "recall_a\tb": 0.0, "f1_a\tb": 0.0, "support_a\tb": 4.0},
+    }
+    table = metric_table(metrics, ["calm", "a\tb", "absent"], lambda name, score: f"{score}_{name}", word="label")
+    assert table.lines("dev") == [
+        "dev/accuracy  0.75",
+        "dev/macro_f1  0.5",
+        "",
+        "label   precision  recall   f1  support",
+        "calm            1   0.625  0.5       30",
+        "'a\\tb'          0       0    0        4",
+        "",
+    ]
+    assert table.class_lines("rows")[0].endswith("   f1  rows")
+    assert MetricTable(overall={"accuracy": 1.0}).lines() == ["accuracy  1"]
+    assert MetricTable(overall={"accuracy": 1.0}).class_lines() == []

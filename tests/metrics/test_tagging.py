@@ -1,6 +1,7 @@
 """Tagging metrics against conlleval's counting in plain Python, against scikit-learn, and at their edges."""
 
 import random
+import re
 import subprocess
 import sys
 import time
@@ -147,6 +148,19 @@ def test_a_name_that_gives_two_metrics_one_key_is_refused(tag, raw, key):
     for check in (lambda: tagging_metrics([[tag, "O"]], [["O", "O"]], raw=raw), lambda: check_names([tag], raw=raw)):
         with pytest.raises(DataError, match=f"metrics: .*'{key}'.* would be reported twice"):
             check()
+
+
+@pytest.mark.parametrize(
+    ("tag", "keys"),
+    [
+        ("B-overall", {"overall_precision", "overall_recall", "overall_f1"}),
+        ("B-strict_overall", {"strict_overall_precision", "strict_overall_recall", "strict_overall_f1"}),
+    ],
+)
+def test_every_key_that_a_type_would_repeat_is_named(tag, keys):
+    with pytest.raises(DataError) as caught:
+        check_names([tag], raw=False)
+    assert set(re.findall(r"'(\w+)'", str(caught.value))) == keys
 
 
 NAMES = st.sampled_from(["overall", "strict_overall", "macro", "loss", "f1", "overall_f1", "a/b", "number"])
