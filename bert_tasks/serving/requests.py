@@ -1,13 +1,8 @@
-"""The body of a request, read as rows: JSON, then the task's schema, then the form that the task reads.
+"""The body of a request, read as rows: JSON, then a schema made of the task's columns, then the form the task reads.
 
-Owns what a fault in a body is for a caller: a status, and where the first fault is. Reading stops there, so that the
-work is bounded by the size of the body and not by the number of its faults. What a caller sent is never sent back. Must
-not know HTTP or the event loop.
-
-The types of /predict: what a request of a task holds, what its answers look like, and example rows.
-
-Owns validation of callers' JSON, with its limits. A task that is not known here by its class gets types made of its
-columns, and answers without a schema. Must not know HTTP.
+Owns the limits on a body and the error that a caller gets: a status, and where the first fault is. Reading stops there,
+so that the work depends on the size of the body and not on the number of its faults. Errors never repeat what a caller
+sent.
 """
 
 import gc
@@ -39,6 +34,8 @@ from bert_tasks.errors import DataError
 from bert_tasks.serving.connections import Limits
 from bert_tasks.tasks.base import Task
 
+INPUTS = "inputs"  # the key of several rows
+ONE, MANY = "(one row)", "(several rows)"  # tags of the two forms of a request; errors do not show them
 _LONGEST_KEY = 100
 _UNREADABLE = "the body is not JSON that can be read: nested too deeply, a number too long, or not UTF-8"
 _MESSAGES = {  # in place of pydantic's own, where those say too little to a caller
@@ -49,12 +46,18 @@ _MESSAGES = {  # in place of pydantic's own, where those say too little to a cal
 }
 
 
+class _Envelope(BaseModel):
+    """Several rows."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
 class BodyError(Exception):
     """A body that cannot be answered.
 
     Args:
         status: 400 where the body cannot be read as JSON at all, else 422.
-        detail: what the caller is told.
+        detail: what the answer says.
     """
 
     def __init__(self, status: int, detail: str | list[dict[str, Any]]) -> None:
@@ -83,15 +86,17 @@ class BodyReader:
         """
         if not body:
             raise _fault((), "missing_body", "missing")
-        if not _is_json(content_type):
+        kind, _, subtype = content_type.partition(";")[0].strip().lower().partition("/")
+        if kind != "application" or not (subtype == "json" or subtype.endswith("+json")):
             raise _fault((), "model_type")
         content = _parsed(body)
         if isinstance(content, dict) and INPUTS in content and len(content) > 1:
             # pydantic would list every one of them
             raise _fault((next(key for key in content if key != INPUTS),), "extra_forbidden")
         try:
-            rows, several = rows_of(self._schema.validate_python(content))
-            return valid_rows(rows, self._columns), several
+            checked = self._schema.validate_python(content)
+            rows, several = checked.model_dump(exclude_none=True), isinstance(checked, _Envelope)
+            return valid_rows(rows[INPUTS] if several else [rows], self._columns), several
         except ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
             detail = [_described(one["loc"], one["type"], self._message(content, one)) for one in faults]
@@ -125,11 +130,6 @@ def _parsed(body: bytes) -> Any:
             gc.enable()
 
 
-def _is_json(content_type: str) -> bool:
-    kind, _, subtype = content_type.partition(";")[0].strip().lower().partition("/")
-    return kind == "application" and (subtype == "json" or subtype.endswith("+json"))
-
-
 def _fault(place: Sequence[str | int], message: str, kind: str | None = None) -> BodyError:
     return BodyError(422, [_described(place, message if kind is None else kind, _MESSAGES[message])])
 
@@ -144,14 +144,6 @@ def _path(place: Sequence[str | int]) -> list[str | int]:
     return [step if isinstance(step, int) else step[:_LONGEST_KEY].encode(errors="replace").decode() for step in steps]
 
 
-INPUTS = "inputs"  # the key of several rows
-ONE, MANY = "(one row)", "(several rows)"  # tags of the two forms of a request; errors do not show them
-
-
-class _Envelope(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
-
 def answers_schema(task: Task) -> type[BaseModel]:
     """The type of the answer to a list of rows."""
     predictions: Any = (GenericAlias(list, (task.prediction_schema,)), ...)
@@ -159,28 +151,28 @@ def answers_schema(task: Task) -> type[BaseModel]:
 
 
 def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = MappingProxyType({})) -> Any:
-    """One row, or ``{"inputs": [rows]}``; which of them it is decides which errors a caller reads.
+    """The type of a request: one row, or ``{"inputs": [rows]}``.
+
+    Which of the two it is decides which errors a caller gets.
 
     Args:
+        task: whose columns a row has.
+        limits: on rows and characters.
         names: the task's columns -> the names of the training data, which a row may have instead.
     """
     columns = [column for column in task.columns if not column.is_label]
     fields: dict[str, Any] = {column.name: _field(column, limits) for column in columns}
     rejected = {name: reason for name, reason in task.rejected_columns.items() if name not in fields}
     others = [f"{name} may be called {names[name]}" for name in fields if name in names]
-    told = "; ".join([f"What {task.name} reads; other keys are not read", *others])
-    made = create_model("Row", __doc__=f"{told}.", **fields)
-    shown = create_model("Row", __doc__=f"{told}.", **_either(columns, fields))
-    row: Any = Annotated[made, BeforeValidator(_reader(columns, names, rejected), json_schema_input_type=shown)]
-    inputs = Annotated[list[row], Field(min_length=1, max_length=limits.max_rows), FailFast()]
-    rows = create_model("Rows", __base__=_Envelope, __doc__="Several rows.", inputs=(inputs, ...))
-    return Annotated[Annotated[row, Tag(ONE)] | Annotated[rows, Tag(MANY)], Discriminator(_form)]
+    description = "; ".join([f"What {task.name} reads; other keys are not read", *others]) + "."
+    made = create_model("Row", __doc__=description, **fields)
+    words, _ = text_of_words(columns)
+    if words is not None:  # they may be left out, because a text may be there in their place
+        fields[words.name] = (fields[words.name][0], None)
+    documented = create_model("Row", __doc__=description, **fields)
 
-
-def _reader(columns: Sequence[Column], names: Mapping[str, str], rejected: Mapping[str, str]) -> Any:
-    """A validator that gives a row the task's names, and the words of its text where it has no words."""
-
-    def read(row: Any) -> Any:
+    def with_task_names(row: Any) -> Any:
+        """The row with the task's names, and with the words of its text where it has no words."""
         if not isinstance(row, Mapping):
             return row
         named = with_words(renamed_row(row, names), columns, {})
@@ -189,43 +181,29 @@ def _reader(columns: Sequence[Column], names: Mapping[str, str], rejected: Mappi
                 raise PydanticCustomError("rejected_column", "{reason}", {"reason": reason})
         return named
 
-    return read
+    def form(body: Any) -> str:
+        return MANY if isinstance(body, dict) and INPUTS in body else ONE
 
-
-def _either(columns: Sequence[Column], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields, of which words need not be there if there may be a text in their place."""
-    words, _ = text_of_words(columns)
-    if words is None:
-        return dict(fields)
-    return {**fields, words.name: (fields[words.name][0], None)}
-
-
-def rows_of(body: BaseModel) -> tuple[list[Row], bool]:
-    """The rows of a request, and whether it was a list."""
-    content = body.model_dump(exclude_none=True)
-    return (content[INPUTS], True) if isinstance(body, _Envelope) else ([content], False)
-
-
-def _form(body: Any) -> str:
-    return MANY if isinstance(body, dict) and INPUTS in body else ONE
+    row: Any = Annotated[made, BeforeValidator(with_task_names, json_schema_input_type=documented)]
+    inputs = Annotated[list[row], Field(min_length=1, max_length=limits.max_rows), FailFast()]
+    rows = create_model("Rows", __base__=_Envelope, __doc__="Several rows.", inputs=(inputs, ...))
+    return Annotated[Annotated[row, Tag(ONE)] | Annotated[rows, Tag(MANY)], Discriminator(form)]
 
 
 def _field(column: Column, limits: Limits) -> tuple[Any, Any]:
+    """The type and the default of a column's value, with the limit on its characters."""
     most = limits.max_characters
-    text = Annotated[str, StringConstraints(max_length=most)]
-    kinds: dict[str, Any] = {
-        "id": text | StrictInt,
-        "words": Annotated[list[text], Field(max_length=most), FailFast(), AfterValidator(_shorter_than(most))],
-    }
-    kind = kinds.get(column.kind, text)
-    return (kind, ...) if column.required else (kind | None, None)
 
-
-def _shorter_than(most: int) -> Any:
-    def check(words: list[str]) -> list[str]:
-        characters = sum(map(len, words))  # as many as a text has at most whose words these are
+    def limited(words: list[str]) -> list[str]:
+        characters = sum(map(len, words))  # as many as the text has at most from which the words are
         if characters > most:
             raise ValueError(f"the words have {characters} characters, at most {most} are read")
         return words
 
-    return check
+    text = Annotated[str, StringConstraints(max_length=most)]
+    kinds: dict[str, Any] = {
+        "id": text | StrictInt,
+        "words": Annotated[list[text], Field(max_length=most), FailFast(), AfterValidator(limited)],
+    }
+    kind = kinds.get(column.kind, text)
+    return (kind, ...) if column.required else (kind | None, None)

@@ -9,7 +9,7 @@ Shape legend: B sequences (windows), S samples (rows), L labels.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from statistics import fmean, pstdev
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self, cast
@@ -336,25 +336,33 @@ class SequenceClassification(Task[SequencePrediction]):
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         """Sum over labelled samples; the count is what transformers' mean divides by."""
-        samples, labelled = self._labelled(sample_logits(logits, batch.windows), batch)
+        samples = sample_logits(logits, batch.windows)  # [S, L]
+        firsts = [end - count for end, count in zip(accumulate(batch.windows), batch.windows, strict=True)]
+        labelled = [sample for sample, first in enumerate(firsts) if batch.label_counts[first]]
         if not labelled:
             return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
-        labels = batch.labels.view(labelled, -1)  # [S, 1] or [S, L]
+        if len(labelled) < len(firsts):
+            samples = samples.index_select(0, torch.tensor(labelled, dtype=torch.long, device=samples.device))
+        labels = batch.labels.view(len(labelled), -1)  # [S, 1] or [S, L]
+        given = self._class_weights()
+        weights = None if given is None else torch.tensor(given, dtype=samples.dtype, device=samples.device)
         match self.problem_type:
             case "regression":
                 total = F.mse_loss(samples.squeeze(-1), labels.squeeze(-1).to(samples.dtype), reduction="sum")
-                count = samples.new_full((), labelled)
+                count = samples.new_full((), len(labelled))
             case "multi_label_classification":
                 total = F.binary_cross_entropy_with_logits(
-                    samples, labels.to(samples.dtype), pos_weight=self._weights(samples), reduction="sum"
+                    samples, labels.to(samples.dtype), pos_weight=weights, reduction="sum"
                 )
                 count = samples.new_full((), samples.numel())
             case "single_label_classification":
-                classes, weights = labels.squeeze(-1).long(), self._weights(samples)
+                classes = labels.squeeze(-1).long()
                 total = F.cross_entropy(
                     samples, classes, weight=weights, reduction="sum", label_smoothing=self.label_smoothing
                 )
-                count = samples.new_full((), labelled) if weights is None else weights.index_select(0, classes).sum()
+                count = (
+                    samples.new_full((), len(classes)) if weights is None else weights.index_select(0, classes).sum()
+                )
         return (LossTerm(name=self.name, total=total, count=count),)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
@@ -365,20 +373,6 @@ class SequenceClassification(Task[SequencePrediction]):
         if self.problem_type == "single_label_classification" and weights is not None:
             return {self.name: float(sum(weights[int(label)] for (label,) in labels))}
         return {self.name: float(sum(map(len, labels)))}
-
-    def _labelled(self, samples: Tensor, batch: PackedBatch) -> tuple[Tensor, int]:
-        """``[S, L]`` logits of the samples that have a label, and how many there are."""
-        starts = [0]
-        for count in batch.windows[:-1]:
-            starts.append(starts[-1] + count)
-        labelled = [sample for sample, start in enumerate(starts) if batch.label_counts[start]]
-        if len(labelled) < len(starts):
-            samples = samples.index_select(0, torch.tensor(labelled, dtype=torch.long, device=samples.device))
-        return samples, len(labelled)
-
-    def _weights(self, like: Tensor) -> Tensor | None:
-        weights = self._class_weights()
-        return None if weights is None else torch.tensor(weights, dtype=like.dtype, device=like.device)
 
     def _class_weights(self) -> tuple[float, ...] | None:
         if self.class_weights is None:
