@@ -225,18 +225,20 @@ class SequenceClassification(Task[SequencePrediction]):
 
     @classmethod
     def compatible_fields(cls, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """What speaks of labels follows their order, and is left out where it does not apply to the given problem."""
-        kept = super().compatible_fields(known, given)
-        if given.get("labels") and kept.get("problem_type") == "regression":
-            del kept["problem_type"]  # who names classes wants a classifier
-        before = known.get("problem_type", cls.problem_type)
-        problem = {**kept, **given}.get("problem_type", cls.problem_type)
-        kept = {name: value for name, value in kept.items() if problem in _APPLY_TO.get(name, (problem,))}
-        if problem != before or given.get("class_weights", "balanced") != "balanced":
-            kept.pop("balanced_weights", None)  # they were computed for other settings
-        theirs = known.get("labels", ())
-        ours = given.get("labels", theirs)
-        return kept if ours == theirs else {**kept, **_per_label(kept, label_places(theirs, ours))}
+        """Values for each label follow the labels' order; fields that the problem type does not have are left out."""
+        compatible = super().compatible_fields(known, given)
+        if given.get("labels") and compatible.get("problem_type") == "regression":
+            del compatible["problem_type"]  # labels were given, so the model is a classifier
+        stored_problem = known.get("problem_type", cls.problem_type)
+        problem = {**compatible, **given}.get("problem_type", cls.problem_type)
+        compatible = {name: value for name, value in compatible.items() if problem in _APPLY_TO.get(name, (problem,))}
+        if problem != stored_problem or given.get("class_weights", "balanced") != "balanced":
+            compatible.pop("balanced_weights", None)  # they were computed for other settings
+        known_labels = known.get("labels", ())
+        labels = given.get("labels", known_labels)
+        if labels == known_labels:
+            return compatible
+        return {**compatible, **_per_label(compatible, label_places(known_labels, labels))}
 
     @classmethod
     def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
@@ -298,7 +300,7 @@ class SequenceClassification(Task[SequencePrediction]):
 
     def _lost_tokens(
         self,
-        kept: Sequence[Sequence[int]],
+        truncated: Sequence[Sequence[int]],
         texts: Sequence[str],
         pairs: Sequence[str] | None,
         tokenizer: PreTrainedTokenizerBase,
@@ -307,7 +309,7 @@ class SequenceClassification(Task[SequencePrediction]):
 
         The tokenizer's own overflow cannot be counted: of a pair it holds every combination of both texts' parts.
         """
-        full = [row for row, ids in enumerate(kept) if len(ids) == self.max_length]
+        full = [row for row, ids in enumerate(truncated) if len(ids) == self.max_length]
         if not full:
             return {}
         encoding = tokenizer(
@@ -441,10 +443,8 @@ class SequenceClassification(Task[SequencePrediction]):
             chosen = [[label in _chosen(one) for label in self.labels] for one, _ in pairs]
             return multilabel_metrics(labels, chosen, self.labels)
         index = {label: position for position, label in enumerate(self.labels)}
-        references = [index[value] for _, value in pairs]
-        return classification_metrics(
-            references, [index[str(prediction.label)] for prediction, _ in pairs], self.labels
-        )
+        indices = [index[value] for _, value in pairs]
+        return classification_metrics(indices, [index[str(prediction.label)] for prediction, _ in pairs], self.labels)
 
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """``f1`` and ``macro_f1`` are one number unless there are two classes; the more telling name stays."""
@@ -510,9 +510,9 @@ class SequenceClassification(Task[SequencePrediction]):
         pairs = self._labelled_pairs(predictions, rows)
         if not self._is_multi_label or not pairs:
             return self
-        truth = [[label in value for label in self.labels] for _, value in pairs]
+        labels = [[label in value for label in self.labels] for _, value in pairs]
         probabilities = [[prediction.scores[label] for label in self.labels] for prediction, _ in pairs]
-        return replace(self, thresholds=tune_thresholds(truth, probabilities))
+        return replace(self, thresholds=tune_thresholds(labels, probabilities))
 
     def _labelled_pairs(
         self, predictions: Sequence[Prediction], rows: Sequence[Row]
