@@ -339,11 +339,12 @@ class SequenceClassification(Task[SequencePrediction]):
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         """Sum over labelled samples; the count is what transformers' mean divides by."""
         samples = sample_logits(logits, batch.windows)  # [S, L]
-        firsts = [end - count for end, count in zip(accumulate(batch.windows), batch.windows, strict=True)]
-        labelled = [sample for sample, first in enumerate(firsts) if batch.label_counts[first]]
+        firsts = {end - count for end, count in zip(accumulate(batch.windows), batch.windows, strict=True)}
+        label_counts = [count for window, count in enumerate(batch.label_counts) if window in firsts]  # S of them
+        labelled = [sample for sample, count in enumerate(label_counts) if count]
         if not labelled:
             return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
-        if len(labelled) < len(firsts):
+        if len(labelled) < len(label_counts):
             samples = samples.index_select(0, torch.tensor(labelled, dtype=torch.long, device=samples.device))
         labels = batch.labels.view(len(labelled), -1)  # [S, 1] or [S, L]
         given = self._class_weights()
