@@ -144,7 +144,7 @@ def test_a_missing_extra_is_named_before_the_model_is_loaded(
     monkeypatch.setattr(onnx, "find_spec", lambda name: None if name == libraries else object())
     assert command(monkeypatch, "serve", "no/such-model", *(("--dtype", *option) if option else ())) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {libraries} missing")
+    assert error.startswith(f"error: {libraries} not installed")
     assert f"pip install 'bert-tasks[{extra}]'" in error
 
 
