@@ -57,22 +57,6 @@ def is_integer(value: str) -> bool:
 
 
 @dataclass
-class _Tally:
-    """How often each name occurs, and the first lines where it does; bounded in memory."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    lines: dict[str, list[int]] = field(default_factory=dict)
-
-    def add(self, names: Sequence[str], line: int) -> None:
-        for name in names:
-            if name not in self.counts and len(self.counts) >= _MOST_COUNTED:
-                continue
-            self.counts[name] += 1
-            lines = self.lines.setdefault(name, [])
-            if len(lines) < SHOWN and line not in lines[-1:]:
-                lines.append(line)
-
-
 class LabelCensus:
     """How often each label of a column occurs, and where.
 
@@ -83,25 +67,34 @@ class LabelCensus:
         column: a column of one of ``CLASS_KINDS``.
     """
 
-    def __init__(self, column: Column) -> None:
-        self.column = column
-        self.rows = 0
-        self._written, self._chunks = _Tally(), _Tally()
+    column: Column
+    rows: int = 0
+    _written: Counter[str] = field(default_factory=Counter)
+    _chunks: Counter[str] = field(default_factory=Counter)  # tags in IOB2
+    _lines: dict[tuple[bool, str], list[int]] = field(default_factory=dict)  # (is it in IOB2, name) -> first lines
 
     @property
     def counts(self) -> Counter[str]:
         """How often each label occurs."""
-        are_chunks = len(self._chunks.counts) > 0 and all(map(is_chunk_tag, self._written.counts))
-        return self._chunks.counts if are_chunks else self._written.counts
+        are_chunks = len(self._chunks) > 0 and all(map(is_chunk_tag, self._written))
+        return self._chunks if are_chunks else self._written
 
     def add(self, value: Any, line: int) -> None:
-        """Counts the value of the row at a line; None is no label."""
+        """Counts the value of the row at a line; None is no label. Memory is bounded."""
         if value is None:
             return
         self.rows += 1
-        self._written.add([value] if self.column.kind == "label" else value, line)
+        tallies = [(False, self._written, [value] if self.column.kind == "label" else value)]
         if self.column.kind == "tags":
-            self._chunks.add(to_iob2(value), line)
+            tallies.append((True, self._chunks, to_iob2(value)))
+        for is_iob2, counts, names in tallies:
+            for name in names:
+                if name not in counts and len(counts) >= _MOST_COUNTED:
+                    continue
+                counts[name] += 1
+                lines = self._lines.setdefault((is_iob2, name), [])
+                if len(lines) < SHOWN and line not in lines[-1:]:
+                    lines.append(line)
 
     def report(self, problems: Problems, name: str, labels: Sequence[str], *, new_types: bool = True) -> None:
         """Adds the rows whose label cannot be used.
@@ -113,37 +106,38 @@ class LabelCensus:
             new_types: chunk tags of types that are not among the labels pass: test files may have types that no
                 training file has, which a model then misses.
         """
-        tally = self._written
-        is_raw = label_scheme(labels) == "raw"
+        counts = self._written
         if len(labels) == 0:
             odd = self._mixed()
         elif self.column.kind == "tags" and new_types:
-            unclear = [] if is_raw else [tag for tag in tally.counts if not is_chunk_tag(tag)]
+            is_raw = label_scheme(labels) == "raw"
+            unclear = [] if is_raw else [tag for tag in counts if not is_chunk_tag(tag)]
             odd = dict.fromkeys(unclear, "expected O or a tag such as B-TYPE")
         else:
-            tally = self._chunks if self._chunks.counts and not is_raw else self._written
+            if self._chunks and label_scheme(labels) != "raw":
+                counts = self._chunks
             odd = {}
-            for value in tally.counts:
+            for value in counts:
                 if value not in labels:
                     meant = suggestion(value, labels)
                     expected = f"expected one of {first_few(labels, 10)}"
                     odd[value] = expected if meant is None else f"{value!r} -> {meant!r}?"
         for value, what in odd.items():
-            lines = tally.lines[value]
-            problems.add(lines[0], what, column=name, value=value, times=tally.counts[value] - len(lines) + 1)
+            lines = self._lines[counts is self._chunks, value]
+            problems.add(lines[0], what, column=name, value=value, times=counts[value] - len(lines) + 1)
             for line in lines[1:]:
                 problems.add(line, what, column=name, value=value)
 
     def _mixed(self) -> dict[str, str]:
         """The labels that do not belong among the others -> what is wrong with them."""
-        counts = self._written.counts
+        counts = self._written
         numbers = {value for value in counts if is_integer(value)}
         names = set(counts) - numbers
         if numbers and names:
             few = min(numbers, names, key=lambda group: sum(counts[value] for value in group))
             what = "a number among names" if few is numbers else "a name among numbers"
             return dict.fromkeys(sorted(few), f"{what}; fix it, or state the labels in settings.labels")
-        if not self._chunks.counts:
+        if not self._chunks:
             return {}
         plain = {value for value in counts if not is_chunk_tag(value)}
         prefixed = sum(count for value, count in counts.items() if value != "O" and value not in plain)
@@ -283,7 +277,16 @@ def check_splits(splits: "Splits", *, columns: Sequence[Column], labels: Sequenc
         censuses[0].report(problems, column.name, known_tags(known), new_types=False)
         raise_problems([problems])
     else:
-        _check_only_in_validation(tables, censuses, known)
+        trained = censuses[0].counts
+        for table, census in zip(tables[1:], censuses[1:], strict=True):
+            new = [name for name in sorted(census.counts) if name not in trained]
+            new = [name for name in new if name in known or not suggestion(name, known)]  # others are misspelt
+            if new:
+                named = ", ".join(f"{name!r} ({counted(census.counts[name], 'row')})" for name in new)
+                raise DataError(
+                    f"{table.source}: only validation rows have {named}, which a model cannot learn; "
+                    f"add some to {train.source} or remove these"
+                )
     found = []
     for table, census in zip(tables, censuses, strict=True):
         problems = Problems(source=table.source)
@@ -299,22 +302,6 @@ def check_splits(splits: "Splits", *, columns: Sequence[Column], labels: Sequenc
     if len(known) < least:
         raise DataError(f"settings.labels names {counted(len(known), 'label')}; training needs at least {least}")
     return known
-
-
-def _check_only_in_validation(
-    tables: Sequence["RowTable"], censuses: Sequence[LabelCensus], labels: Sequence[str]
-) -> None:
-    """Raises DataError for classes that only validation rows have; ``tables`` begins with the training rows."""
-    trained = censuses[0].counts
-    for table, census in zip(tables[1:], censuses[1:], strict=True):
-        counts = census.counts
-        new = [name for name in counts if name not in trained and (name in labels or not suggestion(name, labels))]
-        if new:
-            named = ", ".join(f"{name!r} ({counted(counts[name], 'row')})" for name in sorted(new))
-            raise DataError(
-                f"{table.source}: only validation rows have {named}, which a model cannot learn; "
-                f"add some to {tables[0].source} or remove these"
-            )
 
 
 def data_report(

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bert_tasks.data.records import rows_of
-from bert_tasks.data.table import RowTable, cache_folder, load_or_store
+from bert_tasks.data.table import RowTable, cache_folder, store
 from bert_tasks.storage import sha256_json
 from bert_tasks.terminal import message_stream
 
@@ -55,7 +55,13 @@ def cached_features(
 
     def make(batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
         made = features(rows_of(batch), tokenizer)
-        return _columns(made, offset=indices[0])
+        return {
+            "row": [feature["row"] + indices[0] for feature in made],
+            "input_ids": [feature["input_ids"] for feature in made],
+            "token_type_ids": [feature["token_type_ids"] for feature in made],
+            **{name: [feature.get(name) for feature in made] for name in _OPTIONAL},
+            **{name: [feature.get(name, 0) for feature in made] for name in ("lost_tokens", "lost_answers")},
+        }
 
     def write(path: Path) -> None:
         with progress_bars_on_terminals():
@@ -72,7 +78,7 @@ def cached_features(
                 desc=f"Tokenizing {table.source}",
             )
 
-    return load_or_store(cache_folder(cache_dir, "features"), fingerprint, write).rows
+    return store(cache_folder(cache_dir, "features"), fingerprint, write).rows
 
 
 @contextmanager
@@ -121,16 +127,6 @@ def tokenizer_content(tokenizer: Any) -> str:
     return sha256_json(type(tokenizer).__name__, backend, special, tokenizer.truncation_side)
 
 
-def _columns(made: Sequence[Mapping[str, Any]], *, offset: int) -> dict[str, list[Any]]:
-    return {
-        "row": [feature["row"] + offset for feature in made],
-        "input_ids": [feature["input_ids"] for feature in made],
-        "token_type_ids": [feature["token_type_ids"] for feature in made],
-        **{name: [feature.get(name) for feature in made] for name in _OPTIONAL},
-        **{name: [feature.get(name, 0) for feature in made] for name in ("lost_tokens", "lost_answers")},
-    }
-
-
 Numbers = NDArray[np.int64]
 
 # What a batch is made of, and what decoding needs.
@@ -164,14 +160,14 @@ class Samples:
     def of(cls, features: "Dataset", unit: Literal["row", "window"] = "row") -> Self:
         """Reads all lengths once. Rows count from 0 without gaps, as ``cached_features`` numbers them."""
         tokens = token_lengths(features)
-        row_starts = _running_sum(np.bincount(column_numbers(features, "row")))
+        row_starts = np.concatenate([[0], np.cumsum(np.bincount(column_numbers(features, "row")), dtype=np.int64)])
         starts = row_starts if unit == "row" else np.arange(len(tokens) + 1)
         return cls(
             features=features,
             trained=features.select_columns([name for name in _FOR_TRAINING if name in features.column_names]),
             decoded=features.select_columns([name for name in _FOR_DECODING if name in features.column_names]),
             starts=starts,
-            lengths=np.diff(_running_sum(tokens)[starts]),
+            lengths=np.diff(np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])[starts]),
             longest=int(tokens.max(initial=0)),
             row_starts=row_starts,
         )
@@ -238,11 +234,6 @@ class Cuts:
     def share(self, count: int) -> str:
         """A count of rows with its share: ``3 of 200 (1.5%)``."""
         return f"{count} of {self.rows} ({count / max(self.rows, 1):.1%})"
-
-
-def _running_sum(counts: Numbers) -> Numbers:
-    """From 0 to the sum of all: one longer than ``counts``."""
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 def token_batches(order: Iterable[int], lengths: Sequence[int] | Numbers, *, max_tokens: int) -> list[list[int]]:

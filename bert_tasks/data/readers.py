@@ -32,7 +32,6 @@ from bert_tasks.data.table import (
     HubSplit,
     RowTable,
     cache_folder,
-    load_or_store,
     store,
     table_schema,
     without_absent,
@@ -203,7 +202,7 @@ def read_table(
     how |= {"label_separator": separator, "format": layout.name, "version": _VERSION}
     carried = [] if passthrough == "none" and not skip_faulty else [passthrough, skip_faulty]
     fingerprint = sha256_json(_file_digest(path), how, fields, labels, *carried)
-    stored = load_or_store(cache_folder(cache_dir, "tables"), fingerprint, write)
+    stored = store(cache_folder(cache_dir, "tables"), fingerprint, write)
     rows = without_absent(stored.rows, columns)
     return RowTable(rows=rows, source=mapping.source, fingerprint=fingerprint, notes=stored.notes, file=stored.path)
 

@@ -357,7 +357,8 @@ def csv_records(path: Path, *, delimiter: str, encoding: str, header: bool) -> I
                 raise DataError(f"{path}:1: the first line cannot be read: {error}") from error
             columns = _header(first, path) if header else _numbered_columns(len(first))
             rows = _csv_rows(reader, columns, delimiter)
-            yield Records(columns, rows if header else chain([_record(line, first, columns, delimiter)], rows))
+            first_row = [] if header else [Record(line, dict(zip(columns, first, strict=True)))]
+            yield Records(columns, chain(first_row, rows))
     finally:
         csv.field_size_limit(limit)
 
@@ -376,8 +377,10 @@ def _csv_rows(reader: Any, columns: tuple[str, ...], delimiter: str) -> Iterator
             continue
         if cells is None:
             return
-        if cells:
-            yield _record(line, cells, columns, delimiter)
+        if len(cells) == len(columns):
+            yield Record(line, dict(zip(columns, cells, strict=True)))
+        elif cells:
+            yield _ragged(line, cells, columns, delimiter)
 
 
 @contextmanager
@@ -395,19 +398,23 @@ def plain_records(path: Path, layout: "Format", *, delimiter: str, encoding: str
             columns, rows_left = _numbered_columns(len(first[1])), chain([first], rows)
         else:
             columns, rows_left = _header(first[1], path), chain(rows)
-        shortest = len(columns) if layout.skips_short_rows else 0
-        yield Records(
-            columns,
-            (
-                Record(number, {}, skip=True) if len(cells) < shortest else _record(number, cells, columns, delimiter)
-                for number, cells in rows_left
-            ),
-        )
+        yield Records(columns, _plain_rows(rows_left, columns, delimiter, skips_short=layout.skips_short_rows))
 
 
-def _record(line: int, cells: list[str], columns: tuple[str, ...], delimiter: str) -> Record:
-    if len(cells) == len(columns):
-        return Record(line, dict(zip(columns, cells, strict=True)))
+def _plain_rows(
+    rows: Iterator[tuple[int, list[str]]], columns: tuple[str, ...], delimiter: str, *, skips_short: bool
+) -> Iterator[Record]:
+    for line, cells in rows:
+        if len(cells) == len(columns):
+            yield Record(line, dict(zip(columns, cells, strict=True)))
+        elif skips_short and len(cells) < len(columns):
+            yield Record(line, {}, skip=True)
+        else:
+            yield _ragged(line, cells, columns, delimiter)
+
+
+def _ragged(line: int, cells: list[str], columns: tuple[str, ...], delimiter: str) -> Record:
+    """A row with another number of cells than there are columns."""
     widest = "first line" if columns == _numbered_columns(len(columns)) else "header"
     fault = f"{counted(len(cells), 'cell')} where the {widest} has {len(columns)}"
     hint = f"; put a cell that holds {delimiter!r} in double quotes" if len(cells) > len(columns) else ""

@@ -36,13 +36,11 @@ def training_reading(given: ReadOptions, train: str | Path | None) -> ReadOption
     stated = {} if given.columns is None else given.columns
     columns = {task: name for task, name in {**usual, **stated}.items() if task != name}
     name = None if layout is None else layout.name
-    return replace(given, columns=columns if columns else None, format=name, encoding=_unmarked(given.encoding))
-
-
-def _unmarked(encoding: str | None) -> str | None:
-    """The encoding, unless files in it say so by a byte order mark: other files may have another one."""
-    plain = None if encoding is None else encoding.lower().replace("_", "-").removesuffix("-sig")
-    return None if plain in ("utf-8", "utf8", "utf-16", "utf16", "utf-32", "utf32") else encoding
+    plain = None if given.encoding is None else given.encoding.lower().replace("_", "-").removesuffix("-sig")
+    # Files in these begin with a mark that says so, or are read so by default: other files may have another encoding.
+    is_usual = plain in ("utf-8", "utf8", "utf-16", "utf16", "utf-32", "utf32")
+    encoding = None if is_usual else given.encoding
+    return replace(given, columns=columns if columns else None, format=name, encoding=encoding)
 
 
 def stored_options(reading: ReadOptions) -> dict[str, Any]:

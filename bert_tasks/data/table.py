@@ -57,12 +57,6 @@ def cache_folder(cache_dir: Path | None, part: str) -> Path:
     return folder
 
 
-def load_or_store(folder: Path, key: str, write: Write) -> StoredRows:
-    """The rows stored under a key, written by ``write`` where they are missing or damaged."""
-    stored = load_stored(folder, key)
-    return store(folder, key, write) if stored is None else stored
-
-
 def load_stored(folder: Path, key: str) -> StoredRows | None:
     """The rows stored under a key; None where they are missing or damaged."""
     from datasets import Dataset
@@ -80,9 +74,15 @@ def load_stored(folder: Path, key: str) -> StoredRows | None:
 
 
 def store(folder: Path, key: str | None, write: Write) -> StoredRows:
-    """Writes rows through ``write(path)`` and opens them; without a key they cannot be found again."""
+    """Writes rows through ``write(path)``, unless they are stored under the key already, and opens them.
+
+    Without a key they are always written, and cannot be found again.
+    """
     from datasets import Dataset
 
+    stored = None if key is None else load_stored(folder, key)
+    if stored is not None:
+        return stored
     try:
         with temporary_path(folder / "rows.arrow") as temporary:
             written = write(temporary)

@@ -69,7 +69,7 @@ class ColumnMapping:
         labels: see `make_column_mapping`.
         source: the source's name in messages.
         passthrough: which of the source's columns each row carries along in a column ``PASSTHROUGH``, as asked for.
-        default_passthrough: the columns that "all" stands for, where the format says so.
+        passthrough_columns: the same, where "all" may stand for the columns that the format names.
         skip_faulty: rows that cannot be used become rows without values that say what is wrong in a column ``FAULT``.
         label_separator: what separates several labels in one cell.
     """
@@ -79,14 +79,9 @@ class ColumnMapping:
     labels: Sequence[str] | None
     source: str
     passthrough: PassthroughColumns
-    default_passthrough: Sequence[str]
+    passthrough_columns: PassthroughColumns
     skip_faulty: bool
     label_separator: str
-
-    @property
-    def passthrough_columns(self) -> PassthroughColumns:
-        """The columns that rows carry along."""
-        return self.default_passthrough if self.passthrough == "all" and self.default_passthrough else self.passthrough
 
     def source_columns(self) -> list[str] | None:
         """The columns of the source that are read; None: all."""
@@ -131,6 +126,7 @@ def make_column_mapping(
     unknown = next((name for name in stated if name not in known), None)
     if unknown is not None:
         raise DataError(unknown_column(unknown, known))
+    usual_columns = () if layout is None else layout.default_passthrough
     return ColumnMapping(
         fields=tuple(
             Field(
@@ -144,7 +140,7 @@ def make_column_mapping(
         labels=labels,
         source=source,
         passthrough=passthrough,
-        default_passthrough=() if layout is None else layout.default_passthrough,
+        passthrough_columns=usual_columns if passthrough == "all" and usual_columns else passthrough,
         skip_faulty=skip_faulty,
         label_separator=label_separator,
     )
@@ -195,7 +191,8 @@ class RowValidator:
             The values by the task's names, without those that are missing or refused, and the faults.
         """
         mapping, row, faults = self.mapping, {}, []
-        cells = with_words(cells, self._columns, self._names)
+        if self._words is not None:
+            cells = with_words(cells, self._columns, self._names)
         for field in mapping.fields:
             raw = cells.get(field.name)
             if raw is None and not field.needed:

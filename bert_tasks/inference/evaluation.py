@@ -1,7 +1,7 @@
 """Evaluation over files and tables, on one or many processes.
 
-Owns how work is shared between processes: batches are formed from the data alone, each process takes whole batches, and
-results come back by sample, so that the digits do not depend on the number of processes. Must not know training.
+Owns how batches are shared between processes: they are formed from the data alone, each process takes whole batches,
+and results come back by sample, so that the digits do not depend on the number of processes.
 
 Shape legend: S samples (rows or windows).
 """
@@ -40,9 +40,13 @@ EVALUATION_SEED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Metrics of one data set (with ``loss`` where rows have targets), and the prediction of every row.
+    """The evaluation of one data set.
 
-    ``collapse``: see ``Task.collapse``.
+    Attributes:
+        metrics: the metrics, with ``loss`` where rows have labels.
+        predictions: the prediction of every row.
+        task: the task, with the thresholds that were chosen, if any were.
+        collapse: see ``Task.collapse``.
     """
 
     metrics: dict[str, float]
@@ -53,7 +57,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class _BatchResult:
-    """One batch's contribution, small enough to send between processes."""
+    """The results of one batch, small enough to send between processes."""
 
     samples: list[int]
     summaries: tuple[Tensor, ...]
@@ -73,13 +77,13 @@ def evaluate_samples(
     """Evaluates an unwrapped model; every process returns the same numbers.
 
     Args:
-        tune: choose the task's thresholds on these predictions and report the metrics they give.
+        tune: choose the task's thresholds on these predictions, and report the metrics that they give.
         run: what runs a batch in place of the model.
-        stop: asked before each batch whether to give up.
+        stop: whether to stop, asked before each batch.
 
     Raises:
-        BertTasksError: not every sample came back exactly once (a defect, never hidden).
-        GivenUpError: on every process, if ``stop`` said so on one.
+        BertTasksError: not every sample came back exactly once, which is a defect.
+        GivenUpError: on every process, if ``stop`` was true on one.
     """
     batches = longest_first(samples.lengths, max_tokens=model.batch_tokens)
     mine = batches[accelerator.process_index :: accelerator.num_processes]
@@ -110,15 +114,15 @@ def _evaluation(
 ) -> Evaluation:
     """Decodes and scores in row order, whatever the order in which batches came back."""
     ordered = sorted(results, key=lambda result: result.samples[0])
-    found = _by_feature(samples, ordered)
+    reduced = _by_feature(samples, ordered)
     rows = list(table)
-    task, predictions = model.task, _decoded(model.task, samples, found, rows)
+    task, predictions = model.task, _decoded(model.task, samples, reduced, rows)
     extra: dict[str, float] = {}
     if tune:
         task = task.tuned_on(predictions, rows)
         if task != model.task:
             extra = {untuned(task.primary_metric): model.task.metrics(predictions, rows)[task.primary_metric]}
-            predictions = _decoded(task, samples, found, rows)
+            predictions = _decoded(task, samples, reduced, rows)
     terms = [map(sum, zip(*batches, strict=True)) for batches in zip(*(one.loss for one in ordered), strict=True)]
     means = [total / count for total, count in terms if count]
     loss = {LOSS: sum(means)} if means else {}
@@ -130,21 +134,21 @@ def _by_feature(samples: Samples, results: Sequence[_BatchResult]) -> list[Tenso
     """All summaries in feature order."""
     seen = sorted(sample for result in results for sample in result.samples)
     if seen != list(range(len(samples))):
-        raise BertTasksError(f"evaluation saw {len(seen)} samples of {len(samples)}: please report this")
-    found: dict[int, Tensor] = {}
+        raise BertTasksError(f"evaluation saw {len(seen)} of {len(samples)} samples: please report this")
+    by_feature: dict[int, Tensor] = {}
     for result in results:
-        found |= zip(samples.indices(result.samples), result.summaries, strict=True)
-    return [found[i] for i in range(len(found))]
+        by_feature |= zip(samples.indices(result.samples), result.summaries, strict=True)
+    return [by_feature[i] for i in range(len(by_feature))]
 
 
-def _decoded(task: Task, samples: Samples, found: Sequence[Tensor], rows: Sequence[Row]) -> list[Prediction]:
-    """All predictions, decoded in blocks of rows, because what decoding reads may be large."""
+def _decoded(task: Task, samples: Samples, reduced: Sequence[Tensor], rows: Sequence[Row]) -> list[Prediction]:
+    """All predictions, decoded in chunks of rows, because what decoding reads may be large."""
     predictions: list[Prediction] = []
     for first in range(0, len(rows), DECODED_ROWS):
         end = min(first + DECODED_ROWS, len(rows))
         features = cast("list[Feature]", samples.decoded_rows(first, end))
-        block = found[samples.row_starts[first] : samples.row_starts[end]]
-        predictions += task.decode(block, features, rows[first:end])
+        chunk = reduced[samples.row_starts[first] : samples.row_starts[end]]
+        predictions += task.decode(chunk, features, rows[first:end])
     return predictions
 
 
@@ -163,7 +167,7 @@ def evaluate(
     header: bool | None = None,
     label_separator: str | None = None,
 ) -> dict[str, float]:
-    """Metrics of a model on rows with targets, the same digits on any number of processes.
+    """Evaluates a model on rows with labels; the digits do not depend on the number of processes.
 
     Args:
         model: a model, or a folder or name that says what its task is (``revision`` of a hub id).
@@ -191,7 +195,7 @@ def evaluate(
 
 
 def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: DType = "float32") -> Evaluation:
-    """See ``evaluate``: the metrics of a model in memory, with its task and the prediction of every row."""
+    """Evaluates a model in memory; see ``evaluate``."""
     accelerator = make_accelerator()
     run = logits_of(model.to(accelerator.device), dtype)
     data, reading = as_trained(model, data, reading)

@@ -1,23 +1,8 @@
-"""What is written for a row: its own columns, then its prediction.
+"""Outputs of predictions: what is written for a row, where it goes, and the folder of an output that is not finished.
 
-Owns the names in the output, and where rows go that are not kept until the end. Must not know models or processes.
-
-Where an output goes, checked before any work is done for it, and what became of it.
-
-Owns what may be written where. Must not know how predictions are made.
-
-The end of an output: finished parts become the file that was asked for, and what was left out gets its own.
-
-Owns the order in which files appear. Must not know models or processes.
-
-What a prediction depends on, in short: the rows, the model, the settings and the versions.
-
-Owns the fingerprints by which parts of an earlier attempt are known again. Must not know files.
-
-A prediction that is not finished: its rows so far, in a folder beside the output.
-
-Owns that folder: what is in it, whose it is, and what of it can be gone on with. Rows lie there as JSON lines, part by
-part, each with its sha256. Must not know models or what rows mean.
+Owns the names of columns in the output, the checks on a destination before any work is done for it, and the order in
+which files appear. The output of an unfinished prediction is in a folder beside it: JSON lines, chunk by chunk, each
+with its sha256, and a manifest that says what they depend on.
 """
 
 import io
@@ -35,6 +20,7 @@ from typing import IO, Any, Literal
 from bert_tasks.checkpoints.load import tensors_digest
 from bert_tasks.data.columns import FAULT, PassthroughColumns
 from bert_tasks.data.features import tokenizer_content
+from bert_tasks.data.problems import counted, first_few
 from bert_tasks.data.table import RowTable, read_batches
 from bert_tasks.data.writers import (
     DELIMITERS,
@@ -75,7 +61,7 @@ from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Prediction, Task
 
 LINE = "line"
-Progress = Callable[[int, int | None], None]  # gets the rows that are done, and all, if their number is known
+Progress = Callable[[int, int | None], None]  # gets the number of completed rows, and of all rows where it is known
 INPUT = "input."  # before the name of a column that a prediction's field has too
 
 
@@ -84,11 +70,11 @@ class WriteOptions:
     """What is written for each row, and how.
 
     Attributes:
-        keep_columns: which of the input's columns stand before the prediction. One with the name of a field of the
-            prediction is called ``input.NAME`` there; one that the prediction repeats is left out.
-        on_error: ``skip`` leaves rows that cannot be used out and gives every other row its ``line``.
-        rejects: the file for what was left out; default: the output's name with ``.rejects.jsonl`` after it.
-        csv_raw: write texts that a spreadsheet would take for a formula as they are.
+        keep_columns: which of the input's columns are written before the prediction. One with the name of a field of
+            the prediction is called ``input.NAME`` there; one that the prediction repeats is left out.
+        on_error: ``skip`` leaves out rows that cannot be used, and gives every other row its ``line``.
+        rejects: the file for rows that were left out; default: the output's name followed by ``.rejects.jsonl``.
+        csv_raw: write texts that a spreadsheet would take for a formula unchanged.
         format: jsonl, csv, tsv or parquet, where the output's name does not say it.
         logits: write the logits of every row, too.
     """
@@ -106,6 +92,7 @@ class WriteOptions:
 
     @property
     def skips(self) -> bool:
+        """Whether rows that cannot be used are left out."""
         return self.on_error == "skip"
 
 
@@ -116,29 +103,29 @@ def output_row(
 
     Args:
         given: the columns to keep.
-        repeated: names of columns whose values stand in a field of this name.
-        line: where the row stands in its file; None: not written.
+        repeated: names of columns whose values the prediction repeats in a field of the same name.
+        line: the line of the row in its file; None: not written.
     """
-    answer = prediction.to_json()
-    names = {field.name for field in fields(prediction)}.union(answer)  # type: ignore[arg-type]
+    predicted = prediction.to_json()
+    names = {field.name for field in fields(prediction)}.union(predicted)  # type: ignore[arg-type]
     row: dict[str, Any] = {} if line is None else {LINE: line}
     for name, value in given.items():
-        if name in answer and name in repeated:
+        if name in predicted and name in repeated:
             continue
         taken = name in names or name.partition(".")[0] in names or name.startswith(INPUT) or name in row
         row[INPUT + name if taken else name] = value
-    return row | answer
+    return row | predicted
 
 
 def repeated_columns(task: Task, names: Mapping[str, str] | None) -> list[str]:
-    """The columns that the task reads under their own name and that are no targets."""
+    """The columns without labels that the task reads under their own name."""
     renamed = {} if names is None else names
     read = [column.name for column in task.columns if not column.is_label]
     return [name for name in read if renamed.get(name, name) == name]
 
 
 class StreamWriter:
-    """Rows to an open stream as they come: JSON lines, or a table whose columns are those of the first rows."""
+    """Writes rows to an open stream as they come: JSON lines, or a table with the columns of the first rows."""
 
     def __init__(self, stream: IO[bytes], *, form: str, raw: bool) -> None:
         self._stream, self._form, self._raw = stream, form, raw
@@ -146,11 +133,11 @@ class StreamWriter:
         self._table: TableWriter | None = None
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Raises ClosedPipeError if nobody reads any more; UsageError if they cannot be written."""
+        """Raises ClosedPipeError if the output's reader has closed it; UsageError if the rows cannot be written."""
         self._send("".join(map(json_line, rows)) if self._form == "jsonl" else self._lines(rows))
 
     def write_lines(self, lines: bytes) -> None:
-        """As ``write``, of rows that are JSON lines."""
+        """Writes rows that are JSON lines; see ``write``."""
         text = lines.decode()
         self._send(text if self._form == "jsonl" else self._lines(list(map(json.loads, text.split("\n")[:-1]))))
 
@@ -172,7 +159,7 @@ class StreamWriter:
             new = [name for name in row if name not in self._table.names]
             if new:
                 raise UsageError(
-                    f"a row brings the column {new[0]!r}, which the header lacks: write jsonl, or to a file"
+                    f"a row has the column {new[0]!r}, which the header lacks: write jsonl, or write to a file"
                 )
             self._table.write(row)
         text = self._text.getvalue()
@@ -189,10 +176,11 @@ class Predicted:
     """What became of a prediction.
 
     Attributes:
-        rows: that were predicted; of ``truncated`` of them not all was read, as ``cuts`` tells people.
-        rejected: rows that were left out; ``rejects`` is the file that says why.
-        resumed: rows that an earlier attempt had finished.
-        notes: what else was left out when the rows were read, and what of them the output's format cannot hold.
+        rows: the number of rows that were predicted. ``truncated`` of them were not read as a whole; ``cuts`` are the
+            messages on this.
+        rejected: the number of rows that were left out; ``rejects`` is the file that says why.
+        resumed: the number of rows that an earlier attempt had completed.
+        notes: what else was skipped when the rows were read, and what the output's format cannot hold.
     """
 
     rows: int
@@ -204,18 +192,18 @@ class Predicted:
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """What to tell people beside the number of rows."""
+        """The messages beside the number of rows."""
         lines = list(self.notes)
         if self.resumed:
-            lines.append(f"{self.resumed} of {self.rows} rows were finished by an earlier attempt")
+            lines.append(f"{self.resumed} of {counted(self.rows, 'row')} had been completed by an earlier attempt")
         if self.rejects is not None:
-            lines.append(f"{self.rejected} of {self.rows + self.rejected} rows were left out: {self.rejects}")
+            lines.append(f"{self.rejected} of {counted(self.rows + self.rejected, 'row')} left out: {self.rejects}")
         return [*lines, *self.cuts]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputDestination:
-    """A file or an open stream.
+    """Where an output goes: a file or an open stream.
 
     Attributes:
         form: jsonl, csv, tsv, parquet, or a task's own extension (``rendered``).
@@ -229,7 +217,7 @@ class OutputDestination:
     rejects: Path | None
 
     def check_places(self, data: Data) -> None:
-        """Looks at the disk: only the process that writes can.
+        """Checks the disk; only for the process that writes.
 
         Raises:
             UsageError: a file cannot be written, or would overwrite the input or another one.
@@ -255,20 +243,20 @@ class OutputDestination:
 
 
 def sibling_output(path: Path, name: str) -> Path:
-    """The place of a file that a task's format has beside the one asked for."""
+    """The path of a further file that a task's format has beside the one asked for."""
     return sibling_path(path.with_name(path.stem), suffix=f".{name}")
 
 
 def output_destination(
     output: str | Path | IO[bytes], data: Data, writing: WriteOptions, task: type[Task] | None
 ) -> OutputDestination:
-    """The target of an output, from names alone.
+    """The destination of an output, from names alone.
 
     Args:
         task: one that is not in ``TASKS``, for its file formats.
 
     Raises:
-        UsageError: what is asked for does not exist or does not go together.
+        UsageError: an option has an invalid value, or options exclude each other.
     """
     if writing.on_error not in ("fail", "skip"):
         raise UsageError(f"on_error is {writing.on_error!r}, expected 'fail' or 'skip'")
@@ -299,13 +287,13 @@ def _stream_destination(stream: IO[bytes], data: Data, writing: WriteOptions) ->
 def _rejects(usual: Path | None, data: Data, writing: WriteOptions) -> Path | None:
     if writing.on_error == "fail":
         if writing.rejects is not None:
-            raise UsageError("a file for rejects is written with on_error = 'skip' only (--on-error skip)")
+            raise UsageError("a file of rejects is only written with on_error = 'skip' (--on-error skip)")
         return None
     if not isinstance(data, str | Path):
-        raise UsageError("on_error = 'skip' is for files; of rows in memory leave the bad ones out")
+        raise UsageError("on_error = 'skip' is for files; remove bad rows from rows in memory")
     chosen = usual if writing.rejects is None else writing.rejects
     if chosen is None:
-        raise UsageError("say where the rows go that are left out: --rejects FILE")
+        raise UsageError("name a file for the rows that are left out: --rejects FILE")
     return linked(chosen)
 
 
@@ -318,7 +306,7 @@ def _check_apart(places: Sequence[tuple[str, Path | None]]) -> None:
     for number, (what, place) in enumerate(named):
         for other, second in named[:number]:
             if _same(place, second):
-                raise UsageError(f"{place} is {other} and {what} at once: choose another name for the output")
+                raise UsageError(f"{place} is both {other} and {what}: choose another name for the output")
 
 
 def _same(left: Path, right: Path) -> bool:
@@ -332,7 +320,7 @@ def _names(forms: Iterable[str]) -> str:
 
 
 def finalize_output(lines: Path, target: Path, *, form: str, raw: bool) -> None:
-    """Makes the output of its JSON lines; one that was there before stays until then.
+    """Makes the output from its JSON lines; an earlier output stays until then.
 
     Raises:
         UsageError: it cannot be written; the lines stay.
@@ -360,7 +348,7 @@ def write_rejects(table: RowTable, target: Path) -> None:
 
 
 def reject_line(fault: str) -> str:
-    """A fault as a line for people; half a character stays an escape, which is all that JSON can say of it."""
+    """A fault as a line of a reject file; half a character stays an escape, as it has no other form in JSON."""
     line = json.dumps(json.loads(fault), ensure_ascii=False)
     return f"{line if _is_encodable(line) else fault}\n"
 
@@ -389,13 +377,13 @@ def model_fingerprint(model: TaskModel) -> str:
 
 
 def prediction_metadata(model: TaskModel, rows: str, dtype: DType, **settings: Any) -> dict[str, Any]:
-    """What must be equal for two attempts to write the same; the number of processes is not among it."""
+    """What must be equal for two attempts to write the same output; the number of processes does not count."""
     settings |= {"dtype": dtype, "device": model.device.type}
     versions = {name: installed_version(name) for name in _VERSIONED} | {"python": platform.python_version()}
     return {"input": rows, "model": model_fingerprint(model), "settings": settings, "versions": versions}
 
 
-ROWS, LOG, MANIFEST = "rows.jsonl", "parts.jsonl", "manifest.json"
+ROWS, LOG, MANIFEST = "rows.jsonl", "parts.jsonl", "manifest.json"  # of the folder of an unfinished output
 _READ = 2**20
 
 _log = logging.getLogger("bert_tasks")
@@ -403,7 +391,7 @@ _log = logging.getLogger("bert_tasks")
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """The output of neighbouring rows as JSON lines: how many, and how many of the rows were cut, or left out."""
+    """The output of neighbouring rows as JSON lines, how many, and how many rows were truncated or left out."""
 
     content: bytes
     rows: int
@@ -413,7 +401,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class _ChunkEntry:
-    """What is kept of a part, but for its content."""
+    """The line of ``LOG`` for a chunk."""
 
     size: int
     sha256: str
@@ -421,65 +409,76 @@ class _ChunkEntry:
     truncated: int
     rejected: int
 
-    @classmethod
-    def of(cls, part: Chunk) -> "_ChunkEntry":
-        counts = {name: value for name, value in vars(part).items() if name != "content"}
-        return cls(size=len(part.content), sha256=sha256(part.content), **counts)
+    def line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
 
 
 def unfinished_folder(output: Path) -> Path:
+    """The folder beside an output where its completed chunks are kept until it is finished."""
     return sibling_path(output, suffix=".parts")
 
 
 class UnfinishedOutput:
-    """The finished parts of one output, in order."""
+    """The completed chunks of one output, in order.
 
-    def __init__(self, output: Path, notes: Sequence[_ChunkEntry]) -> None:
+    Args:
+        output: the output.
+        entries: the chunks that an earlier attempt completed.
+    """
+
+    def __init__(self, output: Path, entries: Sequence[_ChunkEntry]) -> None:
         self.output = output
         self.lines = unfinished_folder(output) / ROWS
-        self.resumed = sum(note.rows for note in notes)
-        self._notes = list(notes)
+        self.resumed = sum(entry.rows for entry in entries)
+        self._entries = list(entries)
         try:
-            self._rows = _opened(self.lines, sum(note.size for note in notes))
-            self._log = _opened(unfinished_folder(output) / LOG, sum(len(_line(note)) for note in notes))
+            self._rows = _open_at(self.lines, sum(entry.size for entry in entries))
+            self._entry_lines = _open_at(unfinished_folder(output) / LOG, sum(len(entry.line()) for entry in entries))
         except OSError as error:
             raise write_failure(error, output) from None
 
     def __len__(self) -> int:
-        return len(self._notes)
+        return len(self._entries)
 
     def total(self, name: str) -> int:
-        """The sum of a count over all parts."""
-        return sum(getattr(note, name) for note in self._notes)
+        """The sum of a count over all chunks."""
+        return sum(getattr(entry, name) for entry in self._entries)
 
-    def append(self, parts: Sequence[Chunk]) -> None:
+    def append(self, chunks: Sequence[Chunk]) -> None:
         """Raises UsageError if they cannot be written; those before them stay."""
-        for part in parts:
-            note = _ChunkEntry.of(part)
+        for chunk in chunks:
+            entry = _ChunkEntry(
+                size=len(chunk.content),
+                sha256=sha256(chunk.content),
+                rows=chunk.rows,
+                truncated=chunk.truncated,
+                rejected=chunk.rejected,
+            )
             try:
                 with explained_disk_full(self.lines):
-                    self._rows.write(part.content)
+                    self._rows.write(chunk.content)
                     self._rows.flush()
-                    self._log.write(_line(note))
-                    self._log.flush()
+                    self._entry_lines.write(entry.line())
+                    self._entry_lines.flush()
             except OSError as error:
-                told = write_failure(error, self.output)
-                raise UsageError(f"{told}; the same command goes on with what is in {self.lines.parent}") from None
-            self._notes.append(note)
+                reason = write_failure(error, self.output)
+                raise UsageError(f"{reason}; the same command resumes from {self.lines.parent}") from None
+            self._entries.append(entry)
 
     def close(self) -> None:
-        for file in (self._rows, self._log):
+        """Closes the files."""
+        for file in (self._rows, self._entry_lines):
             try:
                 file.close()
-            except OSError as error:  # what a full disk did not take, of a part that does not count
+            except OSError as error:  # what a full disk did not take, of a chunk that does not count
                 _log.debug("%s: %s", self.output, error)
 
 
 @contextmanager
-def unfinished_output(output: Path, facts: Mapping[str, Any]) -> Iterator[UnfinishedOutput]:
-    """The parts of an earlier attempt with the same facts, or none; the folder is held for this process.
+def unfinished_output(output: Path, metadata: Mapping[str, Any]) -> Iterator[UnfinishedOutput]:
+    """The chunks of an earlier attempt with the same metadata, or none; the folder is locked meanwhile.
 
-    It is swept when the work ends well, when nothing was finished, and when the rows turn out to be unusable.
+    Its files are removed when the work is finished, when nothing was completed, and when the rows cannot be used.
 
     Raises:
         UsageError: another process works there, the folder holds something else, or it cannot be written.
@@ -487,102 +486,77 @@ def unfinished_output(output: Path, facts: Mapping[str, Any]) -> Iterator[Unfini
     folder = unfinished_folder(output)
     try:
         with locked(folder):
-            yield from _held(folder, output, facts)
+            entries = _completed_entries(folder, metadata)
+            if not entries:
+                _remove(folder, ROWS, LOG)  # before there is a new manifest, which would be theirs
+            try:
+                with atomic_path(folder / MANIFEST) as temporary:
+                    temporary.write_text(json.dumps(metadata, indent=2) + "\n", "utf-8")
+            except OSError as error:
+                raise write_failure(error, output) from None
+            unfinished = UnfinishedOutput(output, entries)
+            is_over = False
+            try:
+                yield unfinished
+                is_over = True
+            except DataError:  # the rows will be changed: there is nothing to resume
+                is_over = True
+                raise
+            finally:
+                unfinished.close()
+                if (is_over or len(unfinished) == 0) and is_folder(folder):
+                    remove_temporaries(folder)
+                    _remove(folder, ROWS, LOG, MANIFEST)  # the manifest last: it says that the others are ours
     finally:
         with suppress(OSError):  # it is not empty, or another process has just come
             folder.rmdir()
 
 
-def _held(folder: Path, output: Path, facts: Mapping[str, Any]) -> Iterator[UnfinishedOutput]:
-    notes = _kept(folder, facts)
-    if not notes:
-        _remove(folder, ROWS, LOG)  # before a new manifest speaks for them
-    _write_manifest(folder, facts, output)
-    parts = UnfinishedOutput(output, notes)
-    is_over = False
+def _completed_entries(folder: Path, metadata: Mapping[str, Any]) -> list[_ChunkEntry]:
+    """The completed chunks in the folder that have the same metadata."""
     try:
-        yield parts
-        is_over = True
-    except DataError:  # other rows will come: nothing to go on with
-        is_over = True
-        raise
-    finally:
-        parts.close()
-        if is_over or len(parts) == 0:
-            _sweep(folder)
-
-
-def _kept(folder: Path, facts: Mapping[str, Any]) -> list[_ChunkEntry]:
-    found = _manifest(folder)
-    if found is None:
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        manifest = None
+    if not isinstance(manifest, dict):
         names = {path.name for path in folder.iterdir()} - {LOCK}
         foreign = sorted(name for name in names if not is_temporary(name))
         if foreign:
-            raise UsageError(f"{folder} holds no unfinished prediction but {', '.join(foreign[:3])}: move it away")
+            raise UsageError(
+                f"{folder} is not an unfinished prediction, it holds {first_few(foreign, 3)}: move it away"
+            )
         return []
-    changed = [name for name in facts if found.get(name) != facts[name]]
+    changed = [name for name in metadata if manifest.get(name) != metadata[name]]
     if changed:
-        _log.warning("%s: other %s than in the parts there: beginning again", folder, " and ".join(changed))
+        _log.warning("%s: starting again, because %s changed", folder, " and ".join(changed))
         return []
-    notes = _sound(folder)
-    _log.warning("%s: going on after %d rows", folder, sum(note.rows for note in notes))
-    return notes
-
-
-def _manifest(folder: Path) -> dict[str, Any] | None:
+    entries: list[_ChunkEntry] = []
     try:
-        found = json.loads((folder / MANIFEST).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _sound(folder: Path) -> list[_ChunkEntry]:
-    """The first parts that are whole, as their sha256 says."""
-    notes: list[_ChunkEntry] = []
-    try:
-        with (folder / ROWS).open("rb") as rows, (folder / LOG).open("rb") as log:
-            for line in log:
-                note = _ChunkEntry(**json.loads(line))
-                if sha256_parts(_blocks(rows, note.size)) != note.sha256:
+        with (folder / ROWS).open("rb") as rows, (folder / LOG).open("rb") as lines:
+            for line in lines:
+                entry = _ChunkEntry(**json.loads(line))
+                if sha256_parts(_parts(rows, entry.size)) != entry.sha256:
                     break
-                notes.append(note)
-    except (OSError, ValueError, RecursionError, TypeError):  # the last line may be half a one
-        return notes
-    return notes
+                entries.append(entry)
+    except (OSError, ValueError, RecursionError, TypeError) as error:  # the last line may be incomplete
+        _log.debug("%s: %s", folder, error)
+    _log.warning("%s: resuming after %s", folder, counted(sum(entry.rows for entry in entries), "row"))
+    return entries
 
 
-def _blocks(rows: IO[bytes], size: int) -> Iterator[bytes]:
-    while size > 0 and (block := rows.read(min(size, _READ))):
-        yield block
-        size -= len(block)
+def _parts(file: IO[bytes], size: int) -> Iterator[bytes]:
+    """The next ``size`` bytes of a file, piece by piece."""
+    while size > 0 and (part := file.read(min(size, _READ))):
+        yield part
+        size -= len(part)
 
 
-def _opened(path: Path, size: int) -> IO[bytes]:
-    """The file for writing at its end, cut to a size."""
+def _open_at(path: Path, size: int) -> IO[bytes]:
+    """A file that is cut to a size, for writing at its end."""
     file = path.open("r+b" if exists(path) else "w+b")
     file.truncate(size)
     file.seek(size)
     return file
-
-
-def _line(note: _ChunkEntry) -> bytes:
-    return json.dumps(asdict(note)).encode() + b"\n"
-
-
-def _write_manifest(folder: Path, facts: Mapping[str, Any], output: Path) -> None:
-    try:
-        with atomic_path(folder / MANIFEST) as temporary:
-            temporary.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-    except OSError as error:
-        raise write_failure(error, output) from None
-
-
-def _sweep(folder: Path) -> None:
-    """Removes what a prediction made there; foreign files stay."""
-    if is_folder(folder):
-        remove_temporaries(folder)
-        _remove(folder, ROWS, LOG, MANIFEST)  # the manifest last: it says that the others are ours
 
 
 def _remove(folder: Path, *names: str) -> None:

@@ -126,21 +126,22 @@ def predict(
     header: bool | None = None,
     label_separator: str | None = None,
 ) -> list[PredictionT] | int:
-    """One prediction per row, in row order; with ``output`` they go there as they are made, and only their number back.
+    """Predicts one result per row, in row order.
 
-    The output is .jsonl, .csv, .tsv or .parquet, which a file of any size fits through; or a format of the task, which
-    holds all predictions in memory: .conll (words, gold tags where there are any, tags), or .json for span extraction
-    (predictions in SQuAD's form, beside NAME.json NAME.nbest.json and NAME.null_odds.json). A file appears whole or not
-    at all; the same call goes on with one that was interrupted. On several processes each predicts its share, and the
-    first one writes. Targets in the data are not needed. See ``evaluate`` for the other arguments.
+    With ``output`` predictions are written as they are made, and only their number is returned. The output is .jsonl,
+    .csv, .tsv or .parquet, for data of any size; or a format of the task, which holds all predictions in memory: .conll
+    (words, tags in the data where there are any, predicted tags), or .json for span extraction (SQuAD's form; beside
+    NAME.json also NAME.nbest.json and NAME.null_odds.json). A file appears complete or not at all; the same call
+    resumes a prediction that was interrupted. Of several processes each predicts its share, and the first one writes.
+    Labels in the data are not needed. See ``evaluate`` for the other arguments.
 
     Args:
         data: a file, or rows as ``TaskModel.predict`` takes them; with an output also "-" for standard input: JSON
             lines or one text a line, else its ``format`` must be given.
-        output: also "-" for standard output, or an open binary file: rows go there as they come.
+        output: also "-" for standard output, or an open binary file, where rows are written as they come.
         keep_columns: the input's columns written before the prediction: "all", "none", or names; see ``WriteOptions``.
-        on_error: "skip" leaves rows of a file that cannot be used out, and says why in the file ``rejects`` (default:
-            the output's name with .rejects.jsonl after it).
+        on_error: "skip" leaves out rows of a file that cannot be used, and says why in the file ``rejects`` (default:
+            the output's name followed by .rejects.jsonl).
         csv_raw: write texts that a spreadsheet would take for a formula without the ``'`` in front.
         output_format: jsonl, csv, tsv or parquet, where the output's extension does not say it.
         logits: give the predictions their logits, and write them.

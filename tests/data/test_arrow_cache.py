@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bert_tasks.data.problems import BadRowsError
-from bert_tasks.data.table import RowTable, load_or_store, load_stored, read_batches, store
+from bert_tasks.data.table import RowTable, load_stored, read_batches, store
 from bert_tasks.errors import DataError
 
 Read = Callable[..., RowTable]
@@ -126,7 +126,7 @@ def test_a_writer_that_was_overtaken_does_no_harm(tmp_path: Path) -> None:
         store(tmp_path, "key", arrow_file("the other's"))
         arrow_file("mine")(path)
 
-    rows = load_or_store(tmp_path, "key", overtaken).rows
+    rows = store(tmp_path, "key", overtaken).rows
     assert rows[0]["text"] == "mine"
     stored = load_stored(tmp_path, "key")
     assert stored is not None

@@ -162,7 +162,7 @@ def test_folders_that_do_not_fit(folder: Path) -> None:
             load(folder, **fields)
         assert said in str(error.value)
     (folder / "data/train.jsonl").touch()
-    with pytest.raises(DataError, match=r"train.csv, train.jsonl could all be meant"):
+    with pytest.raises(DataError, match=r"train.csv, train.jsonl all match"):
         load(folder, dir="data")
 
 
@@ -176,7 +176,7 @@ def test_validation_is_set_aside(folder: Path) -> None:
     assert list(again.validation[""]) == list(splits.validation[""])
     assert list(other.validation[""]) != list(splits.validation[""])
     assert len(load(folder, train=train, validation_share=0.5).validation[""]) == 30
-    with pytest.raises(DataError, match="too few to set some aside"):
+    with pytest.raises(DataError, match="too few to split off validation rows"):
         load(folder, train=write(folder / "few.csv", "a,x", "b,y"))
 
 

@@ -260,7 +260,7 @@ class TestAccelerator:
 def test_a_lost_sample_is_never_hidden(single: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = longest_first
     monkeypatch.setattr(evaluation, "longest_first", lambda lengths, max_tokens: whole(lengths[1:], max_tokens=30))
-    with pytest.raises(BertTasksError, match=f"saw {len(ROWS) - 1} samples of {len(ROWS)}:"):
+    with pytest.raises(BertTasksError, match=f"saw {len(ROWS) - 1} of {len(ROWS)} samples:"):
         evaluate(single, list(ROWS))
 
 

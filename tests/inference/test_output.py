@@ -54,7 +54,7 @@ def test_files_beside_the_output_are_not_the_input(base: Path, tmp_path: Path) -
     reader = TaskModel.from_pretrained(base, task=SpanExtraction(max_length=32, max_query_length=8, doc_stride=4))
     content = '{"question": "a", "context": "b c"}'
     (tmp_path / "x.nbest.json").write_text(content)
-    with pytest.raises(UsageError, match=r"x\.nbest\.json is nbest\.json of the output and input at once"):
+    with pytest.raises(UsageError, match=r"x\.nbest\.json is both nbest\.json of the output and input"):
         predict(reader, tmp_path / "x.nbest.json", output=tmp_path / "x.json", format="jsonl")
     assert (tmp_path / "x.nbest.json").read_text() == content
 

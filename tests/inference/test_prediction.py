@@ -148,7 +148,7 @@ class TestFormats:
 
     def test_a_column_that_comes_after_the_header_of_a_stream(self, model: TaskModel) -> None:
         rows = [{"text": "a"}] * 4 + [{"text": "b", "new": "1"}]
-        with pytest.raises(UsageError, match="a row brings the column 'new', which the header lacks"):
+        with pytest.raises(UsageError, match="a row has the column 'new', which the header lacks"):
             predict(model, rows, output=io.BytesIO(), output_format="csv")
 
     def test_a_stream_that_nobody_reads(self, model: TaskModel, data: Path) -> None:
@@ -198,7 +198,7 @@ class TestSkipping:
     def test_bad_rows_are_left_out(self, model: TaskModel, bad: Path, tmp_path: Path) -> None:
         done = predict_file(model, bad, tmp_path / "a.jsonl", writing=WriteOptions(on_error="skip"))
         assert (done.rows, done.rejected) == (4, 3)
-        assert "3 of 7 rows were left out" in done.lines()[0]
+        assert "3 of 7 rows left out" in done.lines()[0]
         assert [(row["line"], row["id"]) for row in read(tmp_path / "a.jsonl")] == [
             (2, "a"),
             (4, "b"),
@@ -254,7 +254,7 @@ class TestSkipping:
         def never(*_: Any, **__: Any) -> None:
             raise AssertionError("a row is predicted")
 
-        monkeypatch.setattr("bert_tasks.inference.predictor.predict_rows", never)
+        monkeypatch.setattr("bert_tasks.model.task_model.TaskModel.predict_rows", never)
         with pytest.raises(DataError, match="id 'a' appears 2 times"):
             predict(reader, tmp_path / "same.jsonl", output=tmp_path / "answers.json")
         assert names(tmp_path) == ["a.conll", "same.jsonl"]
@@ -304,8 +304,8 @@ class TestGoingOn:
     ) -> None:
         done = predict_file(model, data, tmp_path / "a.jsonl")
         assert (done.rows, done.resumed) == (10, 8)
-        assert "8 of 10 rows were finished by an earlier attempt" in done.lines()
-        assert "going on after 8 rows" in caplog.text
+        assert "8 of 10 rows had been completed by an earlier attempt" in done.lines()
+        assert "resuming after 8 rows" in caplog.text
         assert (tmp_path / "a.jsonl").read_bytes() == expected
         assert names(tmp_path) == ["a.jsonl", "new.csv"]
 
@@ -341,14 +341,14 @@ class TestGoingOn:
             options = {"keep_columns": ["id"]}
         done = predict_file(used, data, tmp_path / "a.jsonl", writing=WriteOptions(**options))
         assert done.resumed == 0
-        assert re.search(rf"other .*{changed} than in the parts there: beginning again", caplog.text)
+        assert re.search(rf"starting again, because .*{changed}.* changed", caplog.text)
         assert len(read(tmp_path / "a.jsonl")) == done.rows
 
     def test_files_of_others_stay(self, broken: Path, model: TaskModel, data: Path, tmp_path: Path) -> None:
         (broken / "notes.txt").write_text("mine")
         predict(model, data, output=tmp_path / "a.jsonl")
         assert names(broken) == ["notes.txt"]
-        with pytest.raises(UsageError, match=r"a\.jsonl\.parts holds no unfinished prediction but notes\.txt"):
+        with pytest.raises(UsageError, match=r"a\.jsonl\.parts is not an unfinished prediction, it holds notes\.txt"):
             predict(model, data, output=tmp_path / "a.jsonl")
         assert (broken / "notes.txt").read_text() == "mine"
 
@@ -377,17 +377,17 @@ class TestRefusals:
             predict("no model", *arguments, **options)
 
     def test_outputs(self, data: Path, tmp_path: Path) -> None:
-        self.refused("is output and input at once", data, output=data)
+        self.refused("is both output and input", data, output=data)
         (tmp_path / "link.csv").symlink_to(data)
-        self.refused("is output and input at once", data, output=tmp_path / "link.csv")
+        self.refused("is both output and input", data, output=tmp_path / "link.csv")
         self.refused("no output format 'xlsx'", data, output=tmp_path / "a", output_format="xlsx")
         self.refused("parquet cannot be written to a stream", data, output=io.BytesIO(), output_format="parquet")
-        self.refused("with on_error = 'skip' only", data, output=tmp_path / "a.csv", rejects=tmp_path / "r")
-        self.refused("say where the rows go", data, output=io.BytesIO(), on_error="skip")
+        self.refused("only written with on_error = 'skip'", data, output=tmp_path / "a.csv", rejects=tmp_path / "r")
+        self.refused("name a file for the rows that are left out", data, output=io.BytesIO(), on_error="skip")
         self.refused("'skip' is for files", [{"text": "a"}], output=tmp_path / "a.csv", on_error="skip")
         self.refused("expected 'fail' or 'skip'", data, output=tmp_path / "a.csv", on_error="ignore")
         skipping = {"on_error": "skip", "rejects": tmp_path / "a.csv"}
-        self.refused("is output and rejects at once", data, output=tmp_path / "a.csv", **skipping)
+        self.refused("is both output and rejects", data, output=tmp_path / "a.csv", **skipping)
         assert names(tmp_path) == ["link.csv", "new.csv"]
 
     @pytest.mark.parametrize(("content", "told"), [("", "the file is empty"), ("text,id\n", "no rows")])

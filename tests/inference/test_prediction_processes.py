@@ -78,7 +78,7 @@ def test_a_killed_prediction_goes_on_to_the_same_bytes(
     assert not output.exists()
     ended = runs.run([*runs.CONSOLE, *command(model, data, output)], folder=tmp_path)
     assert ended.code == 0, ended.err
-    assert "rows were finished by an earlier attempt" in ended.err
+    assert "rows had been completed by an earlier attempt" in ended.err
     assert output.read_bytes() == expected
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "err.txt", "out.txt"]
 
@@ -97,7 +97,7 @@ def test_two_processes_write_the_file_of_one(model: Path, data: Path, expected: 
     ended = runs.run([*runs.TORCHRUN, *command(model, data, output)], folder=tmp_path)
     assert ended.code == 0, ended.err
     assert ended.out == f"{ROWS} predictions: {output}\n"
-    assert "finished by an earlier attempt" in ended.err
+    assert "completed by an earlier attempt" in ended.err
     assert output.read_bytes() == expected
 
 
@@ -238,10 +238,10 @@ def test_a_full_disk_is_gone_on_from(
     assert ended.code == 2, ended.err
     assert "no space left: " in ended.err
     assert "bytes free" in ended.err
-    assert "the same command goes on" in ended.err
+    assert "the same command resumes" in ended.err
     assert not output.exists()
     subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
     again = runs.run([*runs.CONSOLE, *command(model, data, output)], folder=tmp_path)
     assert again.code == 0, again.err
-    assert "finished by an earlier attempt" in again.err
+    assert "completed by an earlier attempt" in again.err
     assert output.read_bytes() == expected

@@ -81,7 +81,7 @@ def test_cells_of_the_first_row_may_be_equal(init: Init) -> None:
     draft, report = init(table(rows, header=False), "rows.csv")
     assert load_recipe(draft.path).data.header is False
     assert sum(split.rows for split in report.splits) == ROWS
-    with pytest.raises(DataError, match="the header names 'a' twice"):
+    with pytest.raises(DataError, match="the header names 'a' more than once"):
         init("a,b,a\n" + table(rows, header=False).replace("calm,", "quiet,"), "rows.csv")
 
 
@@ -301,7 +301,10 @@ def test_labels_that_cannot_be_taken_from_the_rows_are_stated(odd: Sequence[str]
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"text": f"It rained on day {i % 3}", "label": MOODS[i % 3]} for i in range(9)], "too few to set some aside"),
+        (
+            [{"text": f"It rained on day {i % 3}", "label": MOODS[i % 3]} for i in range(9)],
+            "too few to split off validation rows",
+        ),
         ([{"text": text(i), "label": (" glad", "sad")[i % 2]} for i in range(ROWS)], "only the label 'sad' in"),
     ],
 )

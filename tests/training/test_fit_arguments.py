@@ -73,10 +73,13 @@ def test_missing_values_of_a_frame_are_missing(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (DatasetDict(train=Dataset.from_list(ROWS)), "train: a DatasetDict holds several splits: give one of train"),
+        (DatasetDict(train=Dataset.from_list(ROWS)), "train: a DatasetDict holds several splits: pass one of train"),
         (Dataset.from_list(ROWS).to_iterable_dataset(), "train: an IterableDataset has no length"),
         (3, "train: expected a file, a list of dicts .* not int"),
-        (pd.DataFrame({"text": ["a", 1], "label": ["b", "c"]}), "train: the DataFrame has a column of mixed types"),
+        (
+            pd.DataFrame({"text": ["a", 1], "label": ["b", "c"]}),
+            "train: a column of the DataFrame holds values of several types",
+        ),
     ],
 )
 def test_what_holds_no_rows_is_named(checkpoint, tmp_path, rows, said):
