@@ -1,4 +1,4 @@
-"""Metrics as pure functions of references and predictions; ``hf`` wraps them as ``evaluate.Metric`` classes.
+"""Metrics as pure functions of labels and predictions, and the formulas that they and the report share.
 
-Nothing is imported here, so that asking for a number never loads a library that only the wrappers need.
+Nothing is imported here, so that one metric does not load the libraries of another.
 """

@@ -1,19 +1,19 @@
 """SQuAD 1.1 and 2.0 scores, digit for digit those of the official scripts evaluate-v1.1 and evaluate-v2.0.
 
-Owns the normalisation of answers, exact match, token F1 and the scan for the best no-answer threshold; scores of a
-data set are on a scale of 0 to 100. Must not know about tokens, logits or files. Sums run in row order over the same
-kinds of numbers as in the scripts (Python's sum rounds differently over ints and floats), so the last digit agrees.
+The scores of a data set are on a scale of 0 to 100. Sums run in row order over the same kinds of numbers as in the
+scripts (Python's sum rounds differently over ints and floats), so that the last digit agrees.
 """
 
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import inf, isinf, isnan, nextafter
 from typing import NamedTuple
 
 from bert_tasks.errors import DataError
+from bert_tasks.metrics.formulas import percentage
 from bert_tasks.metrics.tables import MetricTable, metric_table
 
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -21,7 +21,7 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class AnswerScores(NamedTuple):
-    """One number per question: exact match (0 or 1) and F1 (0 to 1), the best over its gold answers."""
+    """One number per question: exact match (0 or 1) and F1 (0 to 1), the best over its accepted answers."""
 
     exact: list[float]
     f1: list[float]
@@ -32,45 +32,66 @@ def normalize_answer(text: str) -> str:
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
-def exact_score(gold: str, guess: str) -> int:
-    """1 if both are equal once normalised, else 0."""
-    return int(normalize_answer(gold) == normalize_answer(guess))
+def answer_scores(labels: Sequence[Sequence[str]], predictions: Sequence[str], *, version_2: bool) -> AnswerScores:
+    """The scores of each question.
 
-
-def f1_score(gold: str, guess: str) -> float:
-    """F1 over normalised words as in evaluate-v2.0: two empty answers agree (1), an empty one and another do not."""
-    return _words_f1(normalize_answer(gold).split(), normalize_answer(guess).split(), both_empty=1)
-
-
-def squad_v1_metrics(golds: Sequence[Sequence[str]], guesses: Sequence[str]) -> dict[str, float]:
-    """``exact_match`` and ``f1`` of evaluate-v1.1.
-
-    Two answers that are empty once normalised ("the", "?") match exactly but have an F1 of 0, as in that script.
+    In SQuAD 2.0 accepted answers that are empty once normalised are skipped, "" is the only correct prediction where
+    none is left, and two empty answers have an F1 of 1. In SQuAD 1.1 they match exactly but have an F1 of 0.
 
     Args:
-        golds: the accepted answers of each question, at least one.
-        guesses: one answer per question.
+        labels: the accepted answers of each question; at least one each in SQuAD 1.1.
+        predictions: one answer per question.
+        version_2: score as evaluate-v2.0 does, else as evaluate-v1.1.
+    """
+    scores = AnswerScores(exact=[], f1=[])
+    for texts, prediction in zip(labels, map(normalize_answer, predictions), strict=True):
+        accepted = list(dict.fromkeys(map(normalize_answer, texts)))
+        if version_2:
+            accepted = [text for text in accepted if text]
+            accepted = accepted if accepted else [""]
+        words = prediction.split()
+        scores.exact.append(int(prediction in accepted))
+        scores.f1.append(max(_word_f1(text.split(), words, both_empty=int(version_2)) for text in accepted))
+    return scores
+
+
+def _word_f1(label: list[str], prediction: list[str], *, both_empty: int) -> float:
+    if not label and not prediction:
+        return both_empty
+    common = (Counter(label) & Counter(prediction)).total()
+    if common == 0:
+        return 0
+    precision, recall = common / len(prediction), common / len(label)
+    return (2 * precision * recall) / (precision + recall)
+
+
+def squad_v1_metrics(labels: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
+    """``exact_match`` and ``f1`` of evaluate-v1.1.
+
+    Args:
+        labels: the accepted answers of each question, at least one.
+        predictions: one answer per question.
 
     Raises:
-        DataError: there is no question, a question has no gold answer, or the lengths differ.
+        DataError: there is no question, a question has no accepted answer, or the lengths differ.
     """
-    _check_lengths(golds, guesses)
-    unanswerable = [row for row, texts in enumerate(golds) if not texts]
+    _check_lengths(labels, predictions)
+    unanswerable = [row for row, texts in enumerate(labels) if not texts]
     if unanswerable:
         raise DataError(
-            f"SQuAD 1.1 metrics: question {unanswerable[0]} (of {len(golds)}, from 0) has no gold answer, expected "
-            "at least one; drop such questions or use the SQuAD 2.0 metrics"
+            f"SQuAD 1.1 metrics: question {unanswerable[0]} (of {len(labels)}, from 0) has no answer in the data, "
+            "expected at least one; drop such questions or use the SQuAD 2.0 metrics"
         )
-    scores = _answer_scores(map(_normalized, golds), guesses, both_empty=0)
+    scores = answer_scores(labels, predictions, version_2=False)
     total_f1 = 0.0
     for value in scores.f1:  # one by one: sum() compensates rounding errors since Python 3.12, the script does not
         total_f1 += value
-    return {"exact_match": 100.0 * sum(scores.exact) / len(golds), "f1": 100.0 * total_f1 / len(golds)}
+    return {"exact_match": percentage(sum(scores.exact), len(labels)), "f1": percentage(total_f1, len(labels))}
 
 
 def squad_v2_metrics(
-    golds: Sequence[Sequence[str]],
-    guesses: Sequence[str],
+    labels: Sequence[Sequence[str]],
+    predictions: Sequence[str],
     null_odds: Sequence[float] | None,
     *,
     threshold: float = 0.0,
@@ -78,35 +99,68 @@ def squad_v2_metrics(
     """The scores of evaluate-v2.0, under its keys.
 
     ``exact``, ``f1``, ``total`` and the same with ``HasAns_`` and ``NoAns_`` (absent without such questions) count a
-    question as answered by "" if its null odds exceed the threshold. ``best_exact``, ``best_f1`` and their
-    ``_thresh`` come from scanning all thresholds; they say something only if ``guesses`` are the best answers that
-    are NOT empty, whatever the threshold: a guess blanked beforehand cannot be won back by a higher threshold.
-    The script gives the same for ``guesses`` as predictions, ``null_odds`` as --na-prob-file and ``threshold`` as
+    prediction as "" if its null odds exceed the threshold. ``best_exact``, ``best_f1`` and their ``_thresh`` come from
+    scanning all thresholds; they say something only if ``predictions`` are the best answers that are NOT empty,
+    whatever the threshold: a prediction blanked beforehand cannot be won back by a higher threshold.
+    The script gives the same for ``predictions`` as predictions, ``null_odds`` as --na-prob-file and ``threshold`` as
     --na-prob-thresh (whose default there is 1.0).
 
     Args:
-        golds: the accepted answers of each question; none for an unanswerable one.
-        guesses: one answer per question.
-        null_odds: per question the score of "no answer" minus that of the guess. None: guesses are final, no scan.
-        threshold: a guess counts as "" iff its null odds are greater.
+        labels: the accepted answers of each question; none for an unanswerable one.
+        predictions: one answer per question.
+        null_odds: per question the score of "no answer" minus that of the prediction. None: the predictions are final,
+            there is no scan.
+        threshold: a prediction counts as "" iff its null odds are greater.
 
     Raises:
         DataError: there is no question, the lengths differ, or null odds are not a number.
     """
-    _check_lengths(golds, guesses, null_odds)
-    answerable = [bool(texts) for texts in golds]
-    raw = _answer_scores(map(_normalized_v2, golds), guesses, both_empty=1)
-    final = raw if null_odds is None else _blanked(raw, answerable, null_odds, threshold)
-    groups = {"": range(len(golds))} | {
-        prefix: [row for row, has_answer in enumerate(answerable) if has_answer is wanted]
-        for prefix, wanted in (("HasAns_", True), ("NoAns_", False))
-    }
-    metrics = {key: value for prefix, rows in groups.items() if rows for key, value in _means(final, rows, prefix)}
+    _check_lengths(labels, predictions, null_odds)
+    answerable = [bool(texts) for texts in labels]
+    scanned = answer_scores(labels, predictions, version_2=True)
+    final = scanned
     if null_odds is not None:
-        for name, scores in (("exact", raw.exact), ("f1", raw.f1)):
-            best = _best_threshold(scores, answerable, guesses, null_odds)
+        final = AnswerScores(*(_blanked(scores, answerable, null_odds, threshold) for scores in scanned))
+    metrics: dict[str, float] = {}
+    for prefix, kinds in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
+        rows = [row for row, has_answer in enumerate(answerable) if has_answer in kinds]
+        if rows:
+            metrics[f"{prefix}exact"] = percentage(sum(final.exact[row] for row in rows), len(rows))
+            metrics[f"{prefix}f1"] = percentage(sum(final.f1[row] for row in rows), len(rows))
+            metrics[f"{prefix}total"] = len(rows)
+    if null_odds is not None:
+        for name, scores in (("exact", scanned.exact), ("f1", scanned.f1)):
+            best = _best_threshold(scores, answerable, predictions, null_odds)
             metrics[f"best_{name}"], metrics[f"best_{name}_thresh"] = best
     return metrics
+
+
+def _blanked(
+    scores: Sequence[float], answerable: Sequence[bool], null_odds: Sequence[float], threshold: float
+) -> list[float]:
+    """The scores if "" is predicted wherever the null odds exceed the threshold."""
+    rows = zip(scores, answerable, null_odds, strict=True)
+    return [float(not has_answer) if odds > threshold else score for score, has_answer, odds in rows]
+
+
+def _best_threshold(
+    scores: Sequence[float], answerable: Sequence[bool], predictions: Sequence[str], null_odds: Sequence[float]
+) -> tuple[float, float]:
+    """The best mean score (0 to 100) over all thresholds, and its threshold.
+
+    The script's scan, its quirks included: it starts with all questions unanswered and lets them answer one by one,
+    least null odds first, equal odds in row order; only a strictly better score counts, also amid equal odds.
+    """
+    current: float = answerable.count(False)
+    best, threshold = current, 0.0
+    for row in sorted(range(len(null_odds)), key=null_odds.__getitem__):
+        if answerable[row]:
+            current += scores[row]
+        elif predictions[row]:
+            current -= 1
+        if current > best:
+            best, threshold = current, null_odds[row]
+    return percentage(best, len(scores)), threshold
 
 
 def squad_table(metrics: Mapping[str, float]) -> MetricTable:
@@ -119,23 +173,25 @@ def squad_table(metrics: Mapping[str, float]) -> MetricTable:
     return table
 
 
-def tune_null_threshold(golds: Sequence[Sequence[str]], guesses: Sequence[str], null_odds: Sequence[float]) -> float:
-    """The threshold of the best F1 that ``squad_v2_metrics`` can report for these answers; arguments as there.
+def tune_null_threshold(
+    labels: Sequence[Sequence[str]], predictions: Sequence[str], null_odds: Sequence[float]
+) -> float:
+    """The threshold of the best F1 that ``squad_v2_metrics`` can report for these predictions; arguments as there.
 
     The official ``best_f1_thresh`` is not such a threshold: its scan also stops between questions with equal odds,
     which no threshold separates, and it prints 0.0 where answering no question is best, whatever the odds are.
 
     Returns:
-        A finite number: the middle between two neighbouring odds, or one beyond the smallest or the largest; the
+        A finite number: the midpoint between two neighbouring odds, or one beyond the smallest or the largest; the
         smallest among equally good ones, as in the official scan.
 
     Raises:
         DataError: see ``squad_v2_metrics``.
     """
-    _check_lengths(golds, guesses, null_odds)
-    scores = _answer_scores(map(_normalized_v2, golds), guesses, both_empty=1).f1
+    _check_lengths(labels, predictions, null_odds)
+    scores = answer_scores(labels, predictions, version_2=True).f1
     gains: dict[float, float] = {}  # what answering the questions of these odds adds to the total F1
-    for texts, score, odds in zip(golds, scores, null_odds, strict=True):
+    for texts, score, odds in zip(labels, scores, null_odds, strict=True):
         gains[odds] = gains.get(odds, 0.0) + score - float(not texts)
     ordered = sorted(gains)
     totals = list(accumulate((gains[odds] for odds in ordered), initial=0.0))
@@ -158,82 +214,15 @@ def _between(low: float, high: float) -> float:
 
 
 def _check_lengths(
-    golds: Sequence[Sequence[str]], guesses: Sequence[str], null_odds: Sequence[float] | None = None
+    labels: Sequence[Sequence[str]], predictions: Sequence[str], null_odds: Sequence[float] | None = None
 ) -> None:
-    if not golds:
+    if not labels:
         raise DataError("SQuAD metrics: there is no question, expected at least one")
-    if len(golds) != len(guesses) or (null_odds is not None and len(null_odds) != len(golds)):
-        odds = "" if null_odds is None else f" and {len(null_odds)} null odds"
-        raise DataError(f"SQuAD metrics: {len(golds)} questions have {len(guesses)} answers{odds}, expected one each")
+    lengths = {"labels": len(labels), "predictions": len(predictions)}
+    if null_odds is not None:
+        lengths["null_odds"] = len(null_odds)
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"len({name}) = {length}" for name, length in lengths.items())
+        raise DataError(f"SQuAD metrics: {found}; expected equal lengths, one item per question")
     if null_odds is not None and any(map(isnan, null_odds)):
         raise DataError("SQuAD metrics: null odds hold nan, expected numbers; look for nan in the model's logits")
-
-
-def _normalized(golds: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(map(normalize_answer, golds)))
-
-
-def _normalized_v2(golds: Sequence[str]) -> list[str]:
-    """Gold answers that are empty once normalised are skipped; the only right answer without gold ones is ""."""
-    kept = [gold for gold in _normalized(golds) if gold]
-    return kept if kept else [""]
-
-
-def _answer_scores(golds: Iterable[list[str]], guesses: Sequence[str], *, both_empty: int) -> AnswerScores:
-    """Scores against normalised golds."""
-    scores = AnswerScores(exact=[], f1=[])
-    for texts, guess in zip(golds, map(normalize_answer, guesses), strict=True):
-        words = guess.split()
-        scores.exact.append(int(guess in texts))
-        scores.f1.append(max(_words_f1(text.split(), words, both_empty=both_empty) for text in texts))
-    return scores
-
-
-def _words_f1(gold: list[str], guess: list[str], *, both_empty: int) -> float:
-    if not gold and not guess:
-        return both_empty
-    common = (Counter(gold) & Counter(guess)).total()
-    if common == 0:
-        return 0
-    precision, recall = common / len(guess), common / len(gold)
-    return (2 * precision * recall) / (precision + recall)
-
-
-def _blanked(
-    scores: AnswerScores, answerable: Sequence[bool], null_odds: Sequence[float], threshold: float
-) -> AnswerScores:
-    """The scores if "" is answered wherever the null odds exceed the threshold."""
-
-    def blank(values: list[float]) -> list[float]:
-        rows = zip(values, answerable, null_odds, strict=True)
-        return [float(not has_answer) if odds > threshold else value for value, has_answer, odds in rows]
-
-    return AnswerScores(exact=blank(scores.exact), f1=blank(scores.f1))
-
-
-def _means(scores: AnswerScores, rows: Sequence[int], prefix: str) -> list[tuple[str, float]]:
-    return [
-        (f"{prefix}exact", 100.0 * sum(scores.exact[row] for row in rows) / len(rows)),
-        (f"{prefix}f1", 100.0 * sum(scores.f1[row] for row in rows) / len(rows)),
-        (f"{prefix}total", len(rows)),
-    ]
-
-
-def _best_threshold(
-    scores: Sequence[float], answerable: Sequence[bool], guesses: Sequence[str], null_odds: Sequence[float]
-) -> tuple[float, float]:
-    """The best mean score (0 to 100) over all thresholds, and its threshold.
-
-    The script's scan, its quirks included: it starts with all questions unanswered and lets them answer one by one,
-    least null odds first, equal odds in row order; only a strictly better score counts, also amid equal odds.
-    """
-    current: float = answerable.count(False)
-    best, threshold = current, 0.0
-    for row in sorted(range(len(null_odds)), key=null_odds.__getitem__):
-        if answerable[row]:
-            current += scores[row]
-        elif guesses[row]:
-            current -= 1
-        if current > best:
-            best, threshold = current, null_odds[row]
-    return 100.0 * best / len(scores), threshold

@@ -1,23 +1,28 @@
 """Metrics of tagged words: entities where the tags are IOB2, classes of words where they are raw.
 
-Owns keys, scales (0 to 1) and what is counted; seqeval finds and counts the entities. Must not know sub-words, models
-or other schemes: sentences come as the tags of words, already in IOB2 or raw. A ratio 0/0 counts as 0.
+seqeval finds the entities. Keys and values are those of seqeval and scikit-learn, on a scale of 0 to 1; a ratio 0/0
+counts as 0. Sentences are the tags of words (not of sub-words), already in IOB2 or raw.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bert_tasks.errors import DataError
-from bert_tasks.metrics import classification
+from bert_tasks.metrics import formulas
+from bert_tasks.metrics.classification import class_counts
+from bert_tasks.metrics.formulas import LabelCounts
 from bert_tasks.metrics.tables import MetricTable, merged, metric_table
 
 Sentences = Sequence[Sequence[str]]
 
 _NUMBER = "number"
 _IOB2 = re.compile(r"O|[BI]-.+", re.DOTALL)
-# What is reported besides the numbers of each name.
+# The keys besides those of each name.
 _WORD_KEYS = ("overall_accuracy", "macro_f1")
 _ENTITY_KEYS = (
     *("overall_precision", "overall_recall", "overall_f1", "overall_accuracy"),
@@ -26,34 +31,35 @@ _ENTITY_KEYS = (
 _OTHER_CHUNKS = re.compile(r"[ELMSU]-.+", re.DOTALL)
 
 
-def tagging_metrics(references: Sentences, predictions: Sentences, *, raw: bool | None = None) -> dict[str, float]:
+def tagging_metrics(labels: Sentences, predictions: Sentences, *, raw: bool | None = None) -> dict[str, float]:
     """Metrics over the words of all sentences.
 
     IOB2 tags: ``overall_precision``, ``overall_recall``, ``overall_f1`` and, for each type, ``TYPE_precision``,
-    ``_recall``, ``_f1`` and ``_number`` (entities in the references), counted as conlleval and seqeval's default do:
-    an I- with nothing to continue starts an entity. ``strict_overall_...``: strict IOB2, where it starts none.
-    ``overall_accuracy`` is that of words. ``invalid_transitions`` counts such I- in the predictions; for a model that
-    speaks another scheme count them before its tags become IOB2.
+    ``_recall``, ``_f1`` and ``_number`` (entities in the labels), counted as by conlleval and seqeval's default: an I-
+    with nothing to continue starts an entity. ``strict_overall_...``: strict IOB2, where it starts none.
+    ``overall_accuracy`` is that of words. ``invalid_transitions`` counts such I- in the predictions; for a model with
+    another scheme count them before its tags are converted to IOB2.
 
     Raw tags: ``overall_accuracy``, ``macro_f1`` and for each tag ``TAG_precision``, ``_recall``, ``_f1``, ``_number``.
 
     Args:
-        references: the true tags, sentence by sentence.
+        labels: the tags in the data, sentence by sentence.
         predictions: the predicted tags, as many.
-        raw: whether tags are classes of words. By default they are if any of them is no chunk tag; state it where the
-            labels are known, since a file may happen to hold only ``O``.
+        raw: whether tags are classes of words. By default they are if any of them is no chunk tag; pass it where the
+            label names are known, since a file may happen to hold only ``O``.
 
     Raises:
         DataError: if sentences differ in number or length, no word is given, a tag is not IOB2 where it has to be, or
             the name of a type or tag gives it the key of another metric, such as the type "overall".
     """
-    _check_lengths(references, predictions)
-    is_raw = _looks_raw(references, predictions) if raw is None else raw
-    if is_raw:
-        return _word_metrics(list(chain.from_iterable(references)), list(chain.from_iterable(predictions)))
-    for name, sentences in (("references", references), ("predictions", predictions)):
+    _check_lengths(labels, predictions)
+    if raw is None:
+        raw = _looks_raw(labels, predictions)
+    if raw:
+        return _word_metrics(list(chain.from_iterable(labels)), list(chain.from_iterable(predictions)))
+    for name, sentences in (("labels", labels), ("predictions", predictions)):
         _check_iob2(name, sentences)
-    return _entity_metrics([list(tags) for tags in references], [list(tags) for tags in predictions])
+    return _entity_metrics([list(tags) for tags in labels], [list(tags) for tags in predictions])
 
 
 def tagging_table(metrics: Mapping[str, float], *, word: str) -> MetricTable:
@@ -68,26 +74,24 @@ def check_names(tags: Iterable[str], *, raw: bool) -> None:
     Raises:
         DataError: naming the keys.
     """
-    names = sorted(set(tags)) if raw else _types([list(tags)])
-    merged(
-        _per_name(names, *([0.0] * len(names) for _ in range(4))),
-        dict.fromkeys(_WORD_KEYS if raw else _ENTITY_KEYS, 0.0),
-    )
+    names = sorted(set(tags) if raw else {tag[2:] for tag in tags if tag != "O"})
+    own = (f"{name}_{score}" for name in names for score in ("precision", "recall", "f1", _NUMBER))
+    merged(dict.fromkeys(own, 0.0), dict.fromkeys(_WORD_KEYS if raw else _ENTITY_KEYS, 0.0))
 
 
-def _check_lengths(references: Sentences, predictions: Sentences) -> None:
-    if len(references) != len(predictions):
+def _check_lengths(labels: Sentences, predictions: Sentences) -> None:
+    if len(labels) != len(predictions):
         raise DataError(
-            f"Tagging metrics: {len(references)} sentences of references and {len(predictions)} of predictions, "
-            "expected equally many."
+            f"Tagging metrics: {len(labels)} sentences of labels and {len(predictions)} of predictions, expected "
+            "equally many."
         )
-    for number, (actual, predicted) in enumerate(zip(references, predictions, strict=True), start=1):
-        if len(actual) != len(predicted):
+    for number, (true, predicted) in enumerate(zip(labels, predictions, strict=True), start=1):
+        if len(true) != len(predicted):
             raise DataError(
-                f"Tagging metrics: sentence {number} has {len(actual)} reference tags and {len(predicted)} predicted "
-                "ones, expected one of each per word."
+                f"Tagging metrics: sentence {number} has {len(true)} labels and {len(predicted)} predicted tags, "
+                "expected one of each per word."
             )
-    if not any(references):
+    if not any(labels):
         raise DataError("Tagging metrics: no words to compare; expected at least one word with a tag.")
 
 
@@ -112,60 +116,55 @@ def _check_iob2(name: str, sentences: Sentences) -> None:
     )
 
 
-def _word_metrics(references: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    names = sorted({*references, *predictions})
+def _word_metrics(labels: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
+    names = sorted({*labels, *predictions})
     place = {name: index for index, name in enumerate(names)}
-    actual, predicted = [place[tag] for tag in references], [place[tag] for tag in predictions]
-    scores = classification.precision_recall_f1(actual, predicted, class_count=len(names))
-    numbers = Counter(references)
+    counts = class_counts([place[tag] for tag in labels], [place[tag] for tag in predictions], len(names))
     return merged(
-        _per_name(names, scores.precision, scores.recall, scores.f1, [numbers[name] for name in names]),
-        {
-            "overall_accuracy": classification.accuracy(actual, predicted),
-            "macro_f1": classification.macro_f1(actual, predicted),
-        },
+        _by_name(names, counts, formulas.f1),
+        {"overall_accuracy": float(formulas.accuracy(counts)), "macro_f1": float(formulas.macro_f1(counts))},
     )
 
 
-def _entity_metrics(references: list[list[str]], predictions: list[list[str]]) -> dict[str, float]:
+def _entity_metrics(labels: list[list[str]], predictions: list[list[str]]) -> dict[str, float]:
     # Imported here: seqeval brings scikit-learn, which is slow to load and not wanted for other metrics.
-    from seqeval.metrics import sequence_labeling, v1
-    from seqeval.scheme import IOB2
+    from seqeval.metrics import sequence_labeling
+    from seqeval.scheme import IOB2, Entities
 
-    both = references, predictions
-    count_entities = sequence_labeling.precision_recall_fscore_support
-    per_type = count_entities(*both, average=None, zero_division=0)
-    overall = count_entities(*both, average="micro", zero_division=0)
-    strict = v1.precision_recall_fscore_support(*both, average="micro", scheme=IOB2, zero_division=0)
+    types = sorted({tag[2:] for tag in chain.from_iterable((*labels, *predictions)) if tag != "O"})
+    true, predicted = (set(sequence_labeling.get_entities(side)) for side in (labels, predictions))
+    tallies = (Counter(name for name, _, _ in side) for side in (true, predicted, true & predicted))
+    counts = LabelCounts(*(np.array([tally[name] for name in types], dtype=np.int64) for tally in tallies))
+    strict, strict_predicted = (
+        set(chain.from_iterable(Entities(side, IOB2).entities)) for side in (labels, predictions)
+    )
+    sizes = map(len, (strict, strict_predicted, strict & strict_predicted))
+    begun = sum(tag.startswith("B-") for tag in chain.from_iterable(predictions))
     return merged(
-        _per_name(_types(*both), *per_type),
+        _by_name(types, counts, formulas.entity_f1),
         {
-            **_scored("overall", *overall[:3]),
-            "overall_accuracy": float(sequence_labeling.accuracy_score(*both)),
-            **_scored("strict_overall", *strict[:3]),
-            "invalid_transitions": float(_unopened(predictions, sequence_labeling.get_entities(predictions))),
+            **_overall("overall", counts),
+            "overall_accuracy": float(sequence_labeling.accuracy_score(labels, predictions)),
+            **_overall("strict_overall", LabelCounts(*(np.array([size]) for size in sizes))),
+            "invalid_transitions": float(len(predicted) - begun),  # every other entity begins with I-
         },
     )
 
 
-def _types(*sides: list[list[str]]) -> list[str]:
-    """In seqeval's order. By default every type that has a tag has an entity."""
-    tags = set(chain.from_iterable(chain.from_iterable(sides)))
-    return sorted({tag[2:] for tag in tags if tag != "O"})
+def _overall(name: str, counts: LabelCounts) -> dict[str, float]:
+    """Precision, recall and F1 of all names together."""
+    scores = _by_name([name], formulas.pooled(counts), formulas.entity_f1)
+    return {key: value for key, value in scores.items() if key != f"{name}_{_NUMBER}"}
 
 
-def _unopened(sentences: list[list[str]], found: Sequence[object]) -> int:
-    """How many of the entities found begin with I-: all that no B- begins."""
-    return len(found) - sum(tag.startswith("B-") for tag in chain.from_iterable(sentences))
-
-
-def _scored(name: str, precision: float, recall: float, f1: float) -> dict[str, float]:
-    return {f"{name}_precision": float(precision), f"{name}_recall": float(recall), f"{name}_f1": float(f1)}
-
-
-def _per_name(names: Sequence[str], *scores: Iterable[float]) -> dict[str, float]:
+def _by_name(
+    names: Sequence[str], counts: LabelCounts, f1: Callable[[LabelCounts], NDArray[np.float64]]
+) -> dict[str, float]:
     """Precision, recall, F1 and number of each name."""
-    metrics: dict[str, float] = {}
-    for name, precision, recall, f1, number in zip(names, *scores, strict=True):
-        metrics |= {**_scored(name, precision, recall, f1), f"{name}_{_NUMBER}": float(number)}
-    return metrics
+    columns = {
+        "precision": formulas.precision(counts),
+        "recall": formulas.recall(counts),
+        "f1": f1(counts),
+        _NUMBER: counts.support,
+    }
+    return {f"{name}_{key}": float(values[i]) for i, name in enumerate(names) for key, values in columns.items()}

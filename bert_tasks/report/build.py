@@ -1,42 +1,30 @@
-"""From folders of runs to a file: gather, compute, lay out, write.
+"""From folders of runs to a file: gather the runs, compute their results, render the page and write it."""
 
-Owns the one function that the command line and other programs call, and where the file goes.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.writers import DELIMITERS, TableWriter, check_place, flat, json_line, whole_file
 from bert_tasks.errors import UsageError
-from bert_tasks.paths import is_folder
-from bert_tasks.report import classification, spans, tokens
-from bert_tasks.report.collect import Answers, GivenRows, Run, gather
+from bert_tasks.paths import is_folder, resolved
+from bert_tasks.report.collect import GivenRows, Run, gather
 from bert_tasks.report.comparison import Comparison, check_comparable, compared
-from bert_tasks.report.files import FileResults, check_mistakes_file, results_on_file, write_mistakes
 from bert_tasks.report.page import comparison_page, run_page
-from bert_tasks.report.results import Results
+from bert_tasks.report.results import FileResults, Results, file_cells, results_of, results_on_file
 from bert_tasks.run_dir import files as outputs
-from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
-from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.report_data import RowResult
 
-# Other tasks have a report too: their curves, metrics and settings.
-RESULTS: Mapping[type[Task], Callable[[Answers], Results]] = MappingProxyType(
-    {
-        SequenceClassification: classification.results,
-        PairClassification: classification.results,
-        TokenClassification: tokens.results,
-        SpanExtraction: spans.results,
-    }
-)
+_FORMATS = ("jsonl", *DELIMITERS)
+_OWN = ("line", "set", "label", "prediction", "score")
+_INPUT = "input."  # before the name of a column of the input that is called like one of those
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mistakes:
-    """A file of rows that were answered wrong."""
+    """A file of rows whose prediction is wrong, and their number."""
 
     path: Path
     rows: int
@@ -47,10 +35,10 @@ class Report:
     """A report that was written.
 
     Attributes:
-        results: for each run the results of each validation set.
+        results: for each run the results on each validation set, by its name.
         comparisons: of several runs, one for each validation set.
-        on_file: of the file that was named.
-        mistakes: the file of the mistakes, if one was asked for.
+        on_file: the results on the file that was named.
+        mistakes: the file of mistakes, if one was asked for.
     """
 
     output: Path
@@ -86,11 +74,8 @@ class Report:
     def lines(self) -> list[str]:
         """For people."""
         notes = [f"{run.name}: {note}" for run in self.runs for note in (*run.notes, *run.missing)]
-        tables = (
-            []
-            if self.comparisons
-            else [line for name, one in self.results[0].items() for line in one.metric_table().lines(name)]
-        )
+        results = {} if self.comparisons else self.results[0]
+        tables = [line for name, one in results.items() for line in one.metric_table().lines(name)]
         compared = [line for comparison in self.comparisons for line in comparison.lines()]
         on_file = [] if self.on_file is None else self.on_file.lines()
         wrong = [] if self.mistakes is None else [f"{self.mistakes.rows} mistakes: {self.mistakes.path}"]
@@ -107,113 +92,163 @@ def make_report(
     reading: ReadOptions | None = None,
     given: GivenRows | None = None,
 ) -> Report:
-    """Writes one HTML file that needs nothing else: no script, no network, light and dark.
+    """Writes one self-contained HTML file: no scripts, no network, light and dark.
 
-    The saved model answers the run's validation rows again. If these are gone or have changed, the report holds what
-    the folder tells (curves, metrics, settings) and says what is missing.
+    The saved model predicts the run's validation rows again. If these are gone or have changed, the report shows what
+    the folder has (curves, metrics, settings) and says what is missing.
 
     Args:
         runs: output folders of ``train``; that of ``train --seeds`` stands for all of its runs.
-        given: the rows that the run was validated on, for one of ``fit``, which keeps no recipe.
         output: default: ``report.html`` in the folder that was given, in the current folder for several.
-        data: a file with labels that the model answers too; of one run only.
-        by: columns of that file: the scores are told for each of their values.
-        mistakes: a .csv, .tsv or .jsonl file for the rows that are answered wrong: those of ``data``, else those of the
-            validation sets.
+        data: a file with labels to evaluate the model on, too; for one run only.
+        by: columns of that file: the scores are shown for each of their values.
+        mistakes: a .csv, .tsv or .jsonl file for the rows whose prediction is wrong: those of ``data``, else those of
+            the validation sets.
         reading: how ``data`` is read; what is not stated is as in training.
+        given: the validation rows of a run of ``fit``, which has no recipe.
+
+    Returns:
+        What was written, and the figures on it.
 
     Raises:
         UsageError: a folder without a run, runs that cannot be compared, options that do not go together, no such
-            column, or an output that cannot be.
+            column, or an output that is not possible.
         DataError: ``data`` has bad rows.
         CheckpointError: the model cannot be loaded, or the report cannot be written.
     """
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     if not folders:
         raise UsageError("no run: name at least one output folder of `bert-tasks train`")
-    target, wrong = _target(folders, output), None if mistakes is None else Path(mistakes)
+    page_path, mistakes_path = _page_path(folders, output), None if mistakes is None else Path(mistakes)
     if data is None:
         _refuse_without_data(by, reading)
-    if wrong is not None:
-        check_mistakes_file(wrong, [target, *([] if data is None else [Path(data)])])
+    if mistakes_path is not None:
+        check_mistakes_file(mistakes_path, [page_path, *([] if data is None else [Path(data)])])
     found = gather(folders, given)
     if len(found) > 1:
-        if data is not None or wrong is not None:
+        if data is not None or mistakes_path is not None:
             raise UsageError(f"--data and --mistakes are for one run, not for {len(found)}: name one of them")
         check_comparable(found)
-    results = [_results(run) for run in found]
-    on_file = None if data is None else _on_file(found[0], data, by, ReadOptions() if reading is None else reading)
-    count = None if wrong is None else _write_mistakes(wrong, found[0], results[0], on_file)
+    results = [_run_results(run) for run in found]
+    on_file, written = None, None
+    if data is not None:
+        on_file = results_on_file(found[0], data, by, read_options=ReadOptions() if reading is None else reading)
+    if mistakes_path is not None:
+        written = Mistakes(path=mistakes_path, rows=_write_mistakes(mistakes_path, found[0], results[0], on_file))
     comparisons = compared(found, results) if len(found) > 1 else []
     page = comparison_page(found, results, comparisons) if len(found) > 1 else run_page(found[0], results[0], on_file)
-    outputs.write_text(target, page)
+    outputs.write_text(page_path, page)
     return Report(
-        output=target,
+        output=page_path,
         runs=tuple(found),
         results=tuple(results),
         comparisons=tuple(comparisons),
         on_file=on_file,
-        mistakes=None if wrong is None or count is None else Mistakes(path=wrong, rows=count),
+        mistakes=written,
     )
+
+
+def _page_path(folders: Sequence[Path], output: str | Path | None) -> Path:
+    default = folders[0] / outputs.REPORT if len(folders) == 1 else Path(outputs.REPORT)
+    path = default if output is None else Path(output)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"{path}: expected a name that ends in .html for the report")
+    if output is not None and not is_folder(path.absolute().parent):
+        raise UsageError(f"{path}: there is no folder {path.parent} for the report; make it first")
+    return path
 
 
 def _refuse_without_data(by: Sequence[str], reading: ReadOptions | None) -> None:
-    """Options that say something about a file need one."""
+    """Refuses options about a file where none is given."""
     if by:
-        raise UsageError(f"--by {by[0]} is about the rows of a file: name it with --data")
-    stated = (
-        {} if reading is None else {name: value for name, value in vars(reading).items() if value not in (None, {})}
-    )
+        raise UsageError(f"--by {by[0]} selects a column of a file: name the file with --data")
+    options = {} if reading is None else vars(reading)
+    stated = [name for name, value in options.items() if value not in (None, {})]
     if stated:
         raise UsageError(f"{', '.join(stated)}: this says how a file is read; name the file with --data")
 
 
-def _on_file(run: Run, data: str | Path, by: Sequence[str], reading: ReadOptions) -> FileResults:
-    make = None if run.task is None else RESULTS.get(type(run.task))
-    led = None if make is None else partial(_led_results, make, run)
-    return results_on_file(run, data, by, reading=reading, make=led)
+def _run_results(run: Run) -> dict[str, Results]:
+    """The results on each validation set; the metric that the best model was chosen by comes first."""
+    if run.task is None:
+        return {}
+    found = {
+        one.name: results_of(run.task, one.predictions, one.rows, first=run.best_metric[1]) for one in run.predicted
+    }
+    return {name: results for name, results in found.items() if results is not None}
 
 
-def _led_results(make: Callable[[Answers], Results], run: Run, answers: Answers) -> Results:
-    return _led(make(answers), run)
+def check_mistakes_file(path: Path, others: Sequence[Path]) -> None:
+    """Refuses an unusable file for the mistakes before any work is done.
+
+    Args:
+        path: the file.
+        others: files that must not be overwritten.
+
+    Raises:
+        UsageError: its extension or folder is not usable, or it is one of the others.
+    """
+    if path.suffix[1:] not in _FORMATS:
+        raise UsageError(f"{path}: expected a name that ends in .csv, .tsv or .jsonl for the mistakes")
+    check_place(path)
+    for other in others:
+        with suppress(OSError):
+            if resolved(path) == resolved(other) or path.samefile(other):
+                raise UsageError(f"{path}: the mistakes would overwrite {other}; choose another name")
 
 
 def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_file: FileResults | None) -> int:
-    """Writes the mistakes on the file, else those on the validation rows; returns how many."""
-    if on_file is None:
-        columns = [] if run.task is None else run.task.columns
-        found, target = dict(results), next((column.name for column in columns if column.is_label), None)
-        if not found:
-            reasons = " ".join(run.missing)
-            raise UsageError(f"{run.folder}: there are no answers whose mistakes could be written. {reasons}".strip())
-    else:
-        found, target = ({} if on_file.results is None else {"": on_file.results}), on_file.target
-        if not found:
+    """Writes the mistakes on the file, else those on the validation rows; returns how many there are."""
+    if on_file is not None:
+        if on_file.results is None:
             raise UsageError(f"{path}: the task of {run.folder} does not say which rows are wrong; use `predict`")
-    return write_mistakes(path, [(name, one) for name, each in found.items() for one in each.verdicts], target)
+        sets, label_column = {"": on_file.results}, on_file.label_column
+    else:
+        if not results:
+            reasons = " ".join(run.missing)
+            raise UsageError(f"{run.folder}: there are no predictions to write mistakes of. {reasons}".strip())
+        columns = [] if run.task is None else run.task.columns
+        sets, label_column = dict(results), next((column.name for column in columns if column.is_label), None)
+    return write_mistakes(
+        path, [(name, row) for name, each in sets.items() for row in each.sections.results], label_column
+    )
 
 
-def _target(folders: Sequence[Path], output: str | Path | None) -> Path:
-    default = folders[0] / outputs.REPORT if len(folders) == 1 else Path(outputs.REPORT)
-    target = default if output is None else Path(output)
-    if target.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"{target}: expected a name that ends in .html for the report")
-    if output is not None and not is_folder(target.absolute().parent):
-        raise UsageError(f"{target}: no such folder {target.parent} for the report; make it first")
-    return target
+def write_mistakes(path: Path, results: Sequence[tuple[str, RowResult]], label_column: str | None) -> int:
+    """Writes the rows whose prediction is wrong, those with the highest score first.
+
+    Args:
+        path: a .csv, .tsv or .jsonl file.
+        results: of the rows of all data sets, each with the name of its set.
+        label_column: the column of the input whose values ``label`` repeats; it is not written twice.
+
+    Returns:
+        The number of mistakes.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    wrong = sorted((one for one in results if not one[1].is_correct), key=lambda one: -one[1].score)
+    is_named = len({name for name, _ in results}) > 1
+    rows = [_mistake(name if is_named else None, result, label_column) for name, result in wrong]
+    with whole_file(path) as file:
+        if path.suffix == ".jsonl":
+            file.writelines(map(json_line, rows))
+            return len(rows)
+        tables = [flat(row) for row in rows]
+        given = dict.fromkeys(name for row in tables for name in row if name not in _OWN)
+        first, last = ["line", *(["set"] if is_named else [])], list(_OWN[2:])
+        writer = TableWriter(file, [*first, *given, *last], DELIMITERS[path.suffix[1:]], raw=False)
+        for row in tables:
+            writer.write(row)
+    return len(rows)
 
 
-def _results(run: Run) -> dict[str, Results]:
-    found: dict[str, Results] = {}
-    for answers in run.answers:
-        make = RESULTS.get(type(answers.task))
-        if make is not None:
-            found[answers.name] = _led(make(answers), run)
-    return found
-
-
-def _led(results: Results, run: Run) -> Results:
-    """The metric that picked the best model stands first."""
-    if run.chosen[1] not in results.estimates:
-        return results
-    return replace(results, headline=tuple(dict.fromkeys([run.chosen[1], *results.headline])))
+def _mistake(name: str | None, result: RowResult, label_column: str | None) -> dict[str, Any]:
+    given = {
+        f"{_INPUT}{key}" if key in _OWN else key: value
+        for key, value in file_cells(result.row).items()
+        if not (key == label_column == "label")
+    }
+    own = {"label": result.label, "prediction": result.prediction, "score": result.score}
+    return {"line": result.row.get("line"), **({} if name is None else {"set": name}), **given, **own}

@@ -1,121 +1,41 @@
-"""Charts as inline SVG: lines, points and small intervals.
+"""Charts as inline SVG, and the charts of a run: learning curves and calibration.
 
-Owns scales, ticks and marks. Colours, dashes and fonts are the page's style sheet (classes ``s0`` to ``s7``), so that
-one picture serves light and dark. Everything is escaped, and every chart says in words what it shows. Must not know
-what is drawn.
-
-Learning curves from the lines of metrics.jsonl.
-
-Owns which losses and metrics are drawn. Must not know how a page is laid out.
-
-The charts of one validation set's results: calibration, regression, the threshold of "no answer".
-
-Owns what they show and say. Must not know tasks or how a page is laid out.
+Colours, dashes and fonts are the page's style sheet (classes ``s0`` to ``s7``), so that one picture serves light and
+dark. Everything is escaped, and every chart says in words what it shows.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import sqrt
-from typing import Any
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from bert_tasks.metrics.classification import Calibration
 from bert_tasks.metrics.tables import LOSS, metric_key, metrics_by_set, split_key
 from bert_tasks.report.collect import Run
-from bert_tasks.report.results import Results
+from bert_tasks.tasks.report_data import Axis, Chart, Line, Point, thinned
 
 WIDTH, HEIGHT = 480, 290
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 24, 44  # above the plot there is room for one line of text
 STYLES = 8
-MOST_POINTS = 400  # of a line
 _MARKED = 40  # lines with at most so many points show each of them
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One line; ``style`` is the number of its colour and dashes, ``points`` are (x, y), with gaps where y is None."""
-
-    name: str
-    points: Sequence[tuple[float, float | None]]
-    style: int = 0
-    marked: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Axes:
-    """What the axes say; ``x_range`` and ``y_range`` are stretched to round numbers unless ``exact``."""
-
-    x: str
-    y: str
-    x_range: tuple[float, float]
-    y_range: tuple[float, float]
-    exact: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("x_range", "y_range"):
-            object.__setattr__(self, name, _apart(*getattr(self, name)))
-
-    @property
-    def x_ticks(self) -> list[float]:
-        return ticks(*self.x_range, most=6)
-
-    @property
-    def y_ticks(self) -> list[float]:
-        return ticks(*self.y_range, most=6)
-
-    def across(self, x: float) -> float:
-        low, high = self.x_range
-        return LEFT + (x - low) / (high - low) * (WIDTH - LEFT - RIGHT)
-
-    def up(self, y: float) -> float:
-        low, high = self.y_range
-        return HEIGHT - BOTTOM - (y - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
-
-
-def ticks(low: float, high: float, *, most: int) -> list[float]:
-    """Round numbers between two values: steps of 1, 2 or 5 times a power of ten."""
-    raw = (high - low) / max(1, most - 1)
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
-
-
-def nice(low: float, high: float) -> tuple[float, float]:
-    """The range, stretched to the next round numbers."""
-    low, high = _apart(low, high)
-    step = ticks(low, high, most=6)
-    width = step[1] - step[0] if len(step) > 1 else high - low
-    return math.floor(low / width + 1e-9) * width, math.ceil(high / width - 1e-9) * width
-
-
-def _apart(low: float, high: float) -> tuple[float, float]:
-    """The range; around values that are equal up to rounding one that can be divided into steps."""
-    size = max(1.0, abs(low), abs(high))
-    if high - low > 1e-9 * size:
-        return low, high
-    half = max(0.5, 1e-6 * size)
-    return low - half, high + half
-
-
-def line_chart(lines: Sequence[Line], axes: Axes, *, label: str, rule: tuple[float, str] | None = None) -> Markup:
-    """Lines over common axes; ``rule``: a vertical line at an x, and what it marks."""
-    drawn = Markup("").join(_line(line, axes) for line in lines)
-    mark = Markup("") if rule is None else _rule(*rule, axes)
-    return _svg(_grid(axes) + mark + drawn, label)
-
-
-def point_chart(points: Sequence[tuple[float, float, float]], axes: Axes, *, label: str, line: Line | None) -> Markup:
-    """Points of (x, y, radius), and a line to compare them with."""
+def draw(chart: Chart) -> Markup:
+    """The chart as an SVG element."""
     circle = Markup('<circle class="point" cx="{}" cy="{}" r="{}"/>')
-    drawn = Markup("").join(circle.format(_at(axes.across(x)), _at(axes.up(y)), _at(radius)) for x, y, radius in points)
-    compared = Markup("") if line is None else _line(line, axes)
-    return _svg(_grid(axes) + compared + drawn, label)
+    rule = Markup("") if chart.rule is None else _rule(*chart.rule, chart)
+    lines = Markup("").join(_line(line, chart) for line in chart.lines)
+    points = Markup("").join(
+        circle.format(_text(_across(x, chart.x)), _text(_up(y, chart.y)), _text(radius))
+        for x, y, radius in chart.points
+    )
+    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+        WIDTH, HEIGHT, chart.description, _grid(chart) + rule + lines + points
+    )
 
 
 def interval(value: float | None, low: float | None, high: float | None, *, top: float = 1.0) -> Markup:
-    """A small picture of an estimate on a scale from 0; the numbers stand beside it, so it is not read aloud."""
+    """A small picture of an estimate on a scale from 0; the numbers are beside it, so screen readers skip it."""
     if value is None or low is None or high is None:
         return Markup("")
     left, right, middle = (4 + 112 * max(0.0, min(1.0, number / top)) for number in (low, high, value))
@@ -123,59 +43,59 @@ def interval(value: float | None, low: float | None, high: float | None, *, top:
         '<svg class="interval" viewBox="0 0 120 16" aria-hidden="true" focusable="false">'
         '<line class="scale" x1="4" y1="8" x2="116" y2="8"/><line class="range" x1="{0}" y1="8" x2="{1}" y2="8"/>'
         '<line class="value" x1="{2}" y1="2" x2="{2}" y2="14"/></svg>'
-    ).format(_at(left), _at(right), _at(middle))
+    ).format(_text(left), _text(right), _text(middle))
 
 
 def sample(style: int) -> Markup:
-    """A piece of a line, for legends."""
+    """A short piece of a line, for legends."""
     return Markup(
         '<svg class="sample" viewBox="0 0 28 8" aria-hidden="true" focusable="false">'
         '<line class="line s{}" x1="1" y1="4" x2="27" y2="4"/></svg>'
     ).format(style % STYLES)
 
 
-def thinned(points: Sequence[tuple[float, float | None]]) -> list[tuple[float, float | None]]:
-    """At most ``MOST_POINTS`` of them, evenly spread, the last one among them."""
-    if len(points) <= MOST_POINTS:
-        return list(points)
-    step = (len(points) - 1) / (MOST_POINTS - 1)
-    return [points[round(place * step)] for place in range(MOST_POINTS)]
+def _across(x: float, axis: Axis) -> float:
+    return LEFT + (x - axis.low) / (axis.high - axis.low) * (WIDTH - LEFT - RIGHT)
 
 
-def text_of(value: float) -> str:
+def _up(y: float, axis: Axis) -> float:
+    return HEIGHT - BOTTOM - (y - axis.low) / (axis.high - axis.low) * (HEIGHT - TOP - BOTTOM)
+
+
+def _text(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _tick_text(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 
-def _svg(content: Markup, label: str) -> Markup:
-    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, HEIGHT, label, content
-    )
-
-
-def _grid(axes: Axes) -> Markup:
+def _grid(chart: Chart) -> Markup:
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     drawn = Markup("")
-    for value in axes.y_ticks:
-        y = axes.up(value)
-        drawn += Markup('<line class="grid" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(LEFT, _at(y), right, _at(y))
+    for value in chart.y.ticks:
+        y = _up(value, chart.y)
+        drawn += Markup('<line class="grid" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(LEFT, _text(y), right, _text(y))
         drawn += Markup('<text class="tick" x="{}" y="{}" text-anchor="end">{}</text>').format(
-            LEFT - 7, _at(y + 4), text_of(value)
+            LEFT - 7, _text(y + 4), _tick_text(value)
         )
-    for value in axes.x_ticks:
+    for value in chart.x.ticks:
         drawn += Markup('<text class="tick" x="{}" y="{}" text-anchor="middle">{}</text>').format(
-            _at(axes.across(value)), bottom + 17, text_of(value)
+            _text(_across(value, chart.x)), bottom + 17, _tick_text(value)
         )
     drawn += Markup('<line class="axis" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(LEFT, bottom, right, bottom)
-    drawn += Markup('<text class="name" x="{}" y="{}" text-anchor="end">{}</text>').format(right, HEIGHT - 8, axes.x)
+    drawn += Markup('<text class="name" x="{}" y="{}" text-anchor="end">{}</text>').format(
+        right, HEIGHT - 8, chart.x.name
+    )
     middle = (TOP + bottom) / 2
     return drawn + Markup(
         '<text class="name" transform="translate(13 {}) rotate(-90)" text-anchor="middle">{}</text>'
-    ).format(_at(middle), axes.y)
+    ).format(_text(middle), chart.y.name)
 
 
-def _line(line: Line, axes: Axes) -> Markup:
+def _line(line: Line, chart: Chart) -> Markup:
     points = thinned(line.points)
-    placed = [None if y is None else (_at(axes.across(x)), _at(axes.up(y))) for x, y in points]
+    placed = [None if y is None else (_text(_across(x, chart.x)), _text(_up(y, chart.y))) for x, y in points]
     steps, pen = [], "M"
     for place in placed:
         if place is not None:
@@ -188,47 +108,18 @@ def _line(line: Line, axes: Axes) -> Markup:
     return drawn
 
 
-def _rule(x: float, name: str, axes: Axes) -> Markup:
-    """The name stands above the plot, where no line can be."""
-    across = axes.across(x)
+def _rule(x: float, name: str, chart: Chart) -> Markup:
+    """The name is above the plot, where no line can be."""
+    across = _across(x, chart.x)
     anchor, shift = ("end", 4) if across > WIDTH / 2 else ("start", -4)
     return Markup(
         '<line class="rule" x1="{0}" y1="{1}" x2="{0}" y2="{2}"/>'
         '<text class="note" x="{3}" y="{4}" text-anchor="{5}">{6}</text>'
-    ).format(_at(across), TOP, HEIGHT - BOTTOM, _at(across + shift), TOP - 10, anchor, name)
-
-
-def _at(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
-
-
-# Metrics worth a line, by the first that the run has: entities, spans, numbers, several labels, words, classes.
-_CHOICES = (
-    ("overall_f1", "overall_precision", "overall_recall"),
-    ("exact_match", "f1"),
-    ("exact", "f1"),
-    ("pearson", "spearmanr"),
-    ("micro_f1", "f1"),
-    ("overall_accuracy", "macro_f1"),
-    ("accuracy", "macro_f1"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chart:
-    """A picture, its lines' (name, style) for the legend, and its caption."""
-
-    svg: Markup
-    legend: tuple[tuple[str, int], ...]
-    caption: str
-
-
-def evaluations(run: Run) -> list[Mapping[str, Any]]:
-    return [event for event in run.events if event["event"] == "evaluation"]
+    ).format(_text(across), TOP, HEIGHT - BOTTOM, _text(across + shift), TOP - 10, anchor, name)
 
 
 def overall_metrics(run: Run) -> dict[str, float | None]:
-    """What the run recorded, each number once, without the metrics of single classes; all of it of an unknown task."""
+    """The recorded metrics, each number once, without those of single classes; all of them of an unknown task."""
     if run.task is None:
         return dict(run.metrics)
     known = {name: math.nan if value is None else value for name, value in run.metrics.items()}
@@ -241,19 +132,19 @@ def overall_metrics(run: Run) -> dict[str, float | None]:
 
 
 def drawn_metrics(run: Run) -> list[str]:
-    """Names of the metrics that are drawn and tabled: first the one that picked the best model.
+    """The keys of the metrics that are drawn and tabled: first the one that the best model was chosen by.
 
-    With several validation sets the first choice of each.
+    Of several validation sets one metric each.
     """
-    scores = {name: [m for m in run.metrics_of(name) if not run.is_lower_better(m)] for name in run.sets}
-    known = [metric_key(name, metric) for name, metrics in scores.items() for metric in metrics]
-    picked = metric_key(*run.chosen)
-    found = [picked] if picked in run.metrics and run.chosen[1] != LOSS else []
+    best_set, best = run.best_metric
+    keys = [metric_key(best_set, best)] if best in run.metrics_of(best_set) and best != LOSS else []
+    candidates: list[str] = []
     for name in run.sets:
-        keys = [[metric_key(name, metric) for metric in names] for names in _CHOICES]
-        usual = next((names for names in keys if names[0] in known), [])
-        found += [metric for metric in usual if metric in known][: 3 if len(run.sets) == 1 else 1]
-    return list(dict.fromkeys(found if found else known[:3]))
+        scores = [metric for metric in run.metrics_of(name) if not run.is_lower_better(metric)]
+        usual = [] if run.task is None else [metric for metric in run.task.curve_metrics if metric in scores]
+        keys += [metric_key(name, metric) for metric in usual[: 3 if len(run.sets) == 1 else 1]]
+        candidates += [metric_key(name, metric) for metric in scores]
+    return list(dict.fromkeys(keys if keys else candidates[:3]))
 
 
 def loss_chart(run: Run) -> Chart | None:
@@ -268,6 +159,7 @@ def loss_chart(run: Run) -> Chart | None:
 
 
 def metric_chart(run: Run) -> Chart | None:
+    """The metrics of ``drawn_metrics`` at the evaluations."""
     names = drawn_metrics(run)
     lines = [
         Line(name=spoken_key(name, run.sets), points=_points(run, name), style=style)
@@ -287,110 +179,58 @@ def runs_chart(runs: Sequence[Run], key: str) -> Chart | None:
 
 
 def spoken_key(key: str, sets: Sequence[str]) -> str:
-    """A key as people write it: ``dev_ood/overall_f1`` becomes "overall F1 on dev_ood"."""
+    """A key in words: ``dev_ood/overall_f1`` becomes "overall F1 on dev_ood"."""
     name, metric = split_key(key, sets)
     return f"{spoken(metric)} on {name}" if name else spoken(metric)
 
 
 def spoken(metric: str) -> str:
-    """A metric's name, without that of a validation set, as people write it: ``overall_f1`` becomes "overall F1"."""
+    """A metric, without the name of a validation set, in words: ``overall_f1`` becomes "overall F1"."""
     names = {"rmse": "root mean squared error", "exact": "exact match", "spearmanr": "Spearman", "pearson": "Pearson"}
     names |= {"map": "mean average precision", "mrr": "mean reciprocal rank"}
     return names.get(metric, metric.replace("_", " ").replace("f1", "F1").replace("matthews", "Matthews"))
 
 
-def _points(run: Run, metric: str) -> list[tuple[float, float | None]]:
-    return [(event["step"], event["metrics"].get(metric)) for event in evaluations(run)]
-
-
 def _chart(lines: Sequence[Line], run: Run | None, unit: str, title: str, *, from_zero: bool) -> Chart | None:
+    """Lines over the steps of training; None without points. ``run``: marks the step of its best model."""
     values = [y for line in lines for _, y in line.points if y is not None]
-    steps = [x for line in lines for x, _ in line.points]
     if not values:
         return None
-    low, high = nice(0.0 if from_zero else min(values), max(values))
-    axes = Axes(x="step", y=unit, x_range=(0.0, float(max(steps))), y_range=(low, high))
-    ends = "; ".join(f"{line.name} {_ends(line.points)}" for line in lines if _ends(line.points))
-    best = None if run is None or run.summary is None else (float(run.summary["best_step"]), "best model")
-    svg = line_chart(lines, axes, label=f"{title} by step: {ends}.", rule=best)
-    return Chart(svg=svg, legend=tuple((line.name, line.style) for line in lines), caption=title)
+    last = float(max(x for line in lines for x, _ in line.points))
+    ends = "; ".join(f"{line.name} {text}" for line in lines if (text := _ends(line.points)))
+    return Chart(
+        title=title,
+        description=f"{title} by step: {ends}.",
+        x=Axis(name="step", low=0.0, high=last),
+        y=Axis.around(unit, [0.0, *values] if from_zero else values),
+        lines=tuple(lines),
+        rule=None if run is None or run.summary is None else (float(run.summary["best_step"]), "best model"),
+    )
 
 
-def _ends(points: Sequence[tuple[float, float | None]]) -> str:
+def _points(run: Run, metric: str) -> list[Point]:
+    return [(event["step"], event["metrics"].get(metric)) for event in run.evaluations]
+
+
+def _ends(points: Sequence[Point]) -> str:
     known = [y for _, y in points if y is not None]
     return f"from {known[0]:.3g} to {known[-1]:.3g}" if known else ""
 
 
-_UNIT = (0.0, 1.0)
-
-
-def calibration_chart(results: Results) -> Chart | None:
-    """How often answers of each confidence are right; a point's area is the number of answers."""
-    found = results.calibration
-    if found is None:
-        return None
-    most = max(one.count for one in found.bins)
-    points = [(one.confidence, one.accuracy, 3.5 + 7 * sqrt(one.count / most)) for one in found.bins]
-    happens = "is true" if results.sure_of == "label" else "is right"
-    said = "; ".join(f"at {one.confidence:.2f} {one.accuracy:.2f} of {one.count}" for one in found.bins)
-    svg = point_chart(
-        points,
-        Axes(x=f"confidence in the {results.sure_of}", y=f"share that {happens}", x_range=_UNIT, y_range=_UNIT),
-        label=f"Calibration, expected calibration error {found.ece:.3f}. Share that {happens}: {said}.",
-        line=Line(name="perfect", points=((0.0, 0.0), (1.0, 1.0)), style=7, marked=False),
-    )
-    return Chart(svg=svg, legend=(("perfectly calibrated", 7),), caption="Calibration")
-
-
-def scatter_chart(results: Results) -> Chart:
-    """Predicted against true numbers."""
-    both = [number for pair in results.pairs for number in pair]
-    low, high = nice(min(both), max(both))
-    svg = point_chart(
-        [(true, guess, 3.0) for true, guess in results.pairs],
-        Axes(x="true", y="predicted", x_range=(low, high), y_range=(low, high)),
-        label=f"Predicted against true numbers of {len(results.pairs)} rows.",
-        line=Line(name="equal", points=((low, low), (high, high)), style=7, marked=False),
-    )
-    return Chart(svg=svg, legend=(("predicted equals true", 7),), caption="Predicted against true")
-
-
-def residual_chart(results: Results) -> Chart:
-    """What is predicted too much or too little, over the prediction."""
-    gaps = [(guess, guess - true) for true, guess in results.pairs]
-    x_range = nice(min(x for x, _ in gaps), max(x for x, _ in gaps))
-    widest = max(abs(y) for _, y in gaps)
-    svg = point_chart(
-        [(x, y, 3.0) for x, y in gaps],
-        Axes(x="predicted", y="predicted minus true", x_range=x_range, y_range=nice(-widest, widest)),
-        label=f"Residuals of {len(gaps)} rows, at most {widest:.3g} away.",
-        line=Line(name="none", points=((x_range[0], 0.0), (x_range[1], 0.0)), style=7, marked=False),
-    )
-    return Chart(svg=svg, legend=(("no error", 7),), caption="Residuals")
-
-
-def threshold_chart(results: Results) -> Chart | None:
-    """Scores by the null odds above which "no answer" is given."""
-    curve = results.curve
-    if curve is None:
-        return None
-    exact = [(threshold, score) for threshold, score, _ in curve.points]
-    f1 = [(threshold, score) for threshold, _, score in curve.points]
-    values = [score for _, score in exact + f1]
-    ends = [curve.points[0][0], curve.points[-1][0], curve.chosen]
-    best = max(curve.points, key=lambda point: point[2])
-    svg = line_chart(
-        [
-            Line(name="F1", points=f1, style=0, marked=False),
-            Line(name="exact match", points=exact, style=1, marked=False),
-        ],
-        Axes(
-            x="threshold of the null odds",
-            y="score",
-            x_range=(min(ends), max(ends)),
-            y_range=nice(min(values), max(values)),
+def calibration_chart(calibration: Calibration, confidence_in: str) -> Chart:
+    """The accuracy of predictions by their confidence; a point's area is the number of predictions."""
+    most = max(one.count for one in calibration.bins)
+    shares = "; ".join(f"at {one.confidence:.2f} {one.accuracy:.2f} of {one.count}" for one in calibration.bins)
+    perfect = Line(name="perfectly calibrated", points=((0.0, 0.0), (1.0, 1.0)), style=7, marked=False)
+    return Chart(
+        title="Calibration",
+        description=f"Calibration, expected calibration error {calibration.ece:.3f}. Share that is correct: {shares}.",
+        x=Axis(name=f"confidence in the {confidence_in}", low=0.0, high=1.0),
+        y=Axis(name="share that is correct", low=0.0, high=1.0),
+        lines=(perfect,),
+        points=tuple((one.confidence, one.accuracy, 3.5 + 7 * math.sqrt(one.count / most)) for one in calibration.bins),
+        note=(
+            f"Expected calibration error {calibration.ece:.3f}: the mean gap between confidence and accuracy. A larger "
+            "point stands for more predictions."
         ),
-        label=f"F1 and exact match by the threshold of the null odds; the best F1, {best[2]:.1f}, is at {best[0]:.2f}.",
-        rule=(curve.chosen, f"chosen: {curve.chosen:.2f}"),
     )
-    return Chart(svg=svg, legend=(("F1", 0), ("exact match", 1)), caption="Threshold of “no answer”")

@@ -1,8 +1,7 @@
-"""What a run's folder tells, and the answers of its model to the validation rows.
+"""What a run's folder tells, and the predictions of its model for the validation rows.
 
-Owns reading a run and making its answers again: the folder keeps no predictions, so the saved model answers the rows
-that the run's recipe names, if these are still the same (their fingerprints are in run.json). What cannot be told is
-said, not guessed. Must not know statistics or pages.
+The folder keeps no predictions: the saved model predicts the rows that the run's recipe names again, if they are still
+the same (their fingerprints are in run.json). What cannot be told is reported as missing, not guessed.
 """
 
 import json
@@ -28,23 +27,22 @@ from bert_tasks.run_dir import files as outputs
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.training.run import prepare
 
-_SAME = 1e-4  # batches are formed anew, so the last digits of a probability may differ
+_TOLERANCE = 1e-4  # batches are formed anew, so the last digits of a probability may differ
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers:
-    """The model's answers to one validation set (``name`` is empty where there is one)."""
+class PredictedSet:
+    """A validation set and the model's predictions for it; ``name`` is empty where there is only one."""
 
     name: str
     source: str
     rows: Sequence[Row]
     predictions: Sequence[Prediction]
-    task: Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class GivenRows:
-    """Validation set -> its rows, of a run that keeps no recipe, and its task."""
+    """The rows of each validation set, by its name, and the task of a run that has no recipe."""
 
     validation: Mapping[str, RowTable]
     task: type[Task]
@@ -55,42 +53,54 @@ class Run:
     """A run as its folder tells it.
 
     Attributes:
-        name: what it is called on the page.
-        facts: run.json; ``events``: the lines of metrics.jsonl.
+        name: its name on the page.
+        metadata: run.json.
+        events: the lines of metrics.jsonl.
         summary: metrics.json; None where the run is not finished.
         recipe: recipe.toml; None for a run of ``fit``.
         task: of its model; None where there is no model yet, or its task is not built in.
-        missing: what the report cannot tell, and why.
+        predicted: the validation sets that could be predicted again.
+        missing: what the report lacks, and why.
     """
 
     folder: Path
     name: str
-    facts: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     events: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any] | None
     recipe: str | None
     task: Task | None
-    answers: tuple[Answers, ...]
+    predicted: tuple[PredictedSet, ...]
     missing: tuple[str, ...]
 
     @property
+    def evaluations(self) -> list[Mapping[str, Any]]:
+        """The events of evaluations, in order."""
+        return [event for event in self.events if event["event"] == "evaluation"]
+
+    @property
     def metrics(self) -> Mapping[str, float | None]:
-        """Of the best model; of a run that is not finished those of its newest evaluation."""
+        """The metrics of the best model; of an unfinished run those of the latest evaluation."""
         if self.summary is not None:
             return dict(self.summary["metrics"])
-        found = [event["metrics"] for event in self.events if event["event"] == "evaluation"]
-        return dict(found[-1]) if found else {}
+        return dict(self.evaluations[-1]["metrics"]) if self.evaluations else {}
 
     @property
     def sets(self) -> tuple[str, ...]:
         """The names of the validation sets; thresholds are tuned on the first."""
-        return tuple(self.facts["metrics"]["sets"])
+        return tuple(self.metadata["metrics"]["sets"])
 
     @property
-    def chosen(self) -> tuple[str, str]:
-        """What picked the best model: a validation set and a metric on it."""
-        name, metric = split_key(self.facts["metrics"]["best"], self.sets)
-        return name, self._shown_as(name, metric)
+    def best_metric(self) -> tuple[str, str]:
+        """What the best model was chosen by: a validation set and a metric, under the name that the page shows.
+
+        Of two metrics that are equal by definition the page shows one.
+        """
+        name, metric = split_key(self.metadata["metrics"]["best"], self.sets)
+        if self.task is None:
+            return name, metric
+        known = {key: 0.0 if value is None else value for key, value in self.metrics_of(name).items()}
+        return name, self.task.metric_table(known).repeated.get(metric, metric)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -102,42 +112,36 @@ class Run:
         return metrics_of_set(self.metrics, name)
 
     def is_lower_better(self, metric: str) -> bool:
-        """Whether less is better of a metric, without the name of its validation set."""
-        return metric in self.facts["metrics"]["lower_is_better"]
-
-    def _shown_as(self, name: str, metric: str) -> str:
-        """The name on the page of a validation set's metric: of two that are equal by definition one is shown."""
-        if self.task is None:
-            return metric
-        known = {key: 0.0 if value is None else value for key, value in self.metrics_of(name).items()}
-        return self.task.metric_table(known).repeated.get(metric, metric)
+        """Whether lower values of a metric are better; the metric is without the name of its validation set."""
+        return metric in self.metadata["metrics"]["lower_is_better"]
 
     def fingerprints(self) -> dict[str, str]:
-        """Of the validation sets, by their names in run.json."""
-        return {split: data["fingerprint"] for split, data in self.facts["data"].items() if split != "train"}
+        """The fingerprints of the validation sets, by their names in run.json."""
+        return {split: data["fingerprint"] for split, data in self.metadata["data"].items() if split != "train"}
 
 
 def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]:
-    """The runs in these folders; a folder that ``train --seeds`` made stands for its runs.
+    """Reads the runs in these folders; a folder that ``train --seeds`` made stands for its runs.
 
     Args:
-        given: what the runs were validated on; None: the rows that each run's recipe names.
+        folders: output folders.
+        given: the validation rows of the runs; None: the rows that each run's recipe names.
 
     Raises:
         UsageError: a folder holds no run, or one is given twice.
     """
-    chosen = [run for folder in folders for run in _runs_in(folder)]
-    if not chosen:
-        raise UsageError(f"{', '.join(map(str, folders))}: no run there has come to its end")
-    twice = [str(folder) for place, folder in enumerate(chosen) if resolved(folder) in _resolved(chosen[:place])]
-    if twice:
-        raise UsageError(f"{twice[0]} is given twice: name every run once")
-    facts = [_facts(folder) for folder in chosen]
-    return [_run(folder, name, known, given) for folder, name, known in zip(chosen, _names(chosen), facts, strict=True)]
-
-
-def _resolved(folders: Sequence[Path]) -> set[Path]:
-    return {resolved(folder) for folder in folders}
+    found = [run for folder in folders for run in _runs_in(folder)]
+    if not found:
+        raise UsageError(f"{', '.join(map(str, folders))}: no run has finished there yet")
+    places = [resolved(folder) for folder in found]
+    for index, folder in enumerate(found):
+        if places[index] in places[:index]:
+            raise UsageError(f"{folder} is given twice: name every run once")
+    names = [place.name for place in places]
+    if len(set(names)) < len(names):
+        names = list(map(str, found))
+    metadata = [_metadata(folder) for folder in found]  # of all runs, before any model predicts
+    return [_run(folder, name, known, given) for folder, name, known in zip(found, names, metadata, strict=True)]
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -150,41 +154,34 @@ def _runs_in(folder: Path) -> list[Path]:
         raise UsageError(f"{folder / SEEDS} is damaged: name the runs, {folder}/seed-N") from None
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
-    """The folders' own names where these differ, else their paths."""
-    short = [resolved(folder).name for folder in folders]
-    return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    facts = outputs.read_run_metadata(folder)
-    if facts is None:
+def _metadata(folder: Path) -> dict[str, Any]:
+    metadata = outputs.read_run_metadata(folder)
+    if metadata is None:
         what = missing_path(folder, "folder") if not exists(folder) else f"no run here ({outputs.RUN} is missing)"
         raise UsageError(f"{folder}: {what}; give the output folder of `bert-tasks train`")
-    return facts
+    return metadata
 
 
-def _run(folder: Path, name: str, facts: dict[str, Any], given: GivenRows | None) -> Run:
+def _run(folder: Path, name: str, metadata: dict[str, Any], given: GivenRows | None) -> Run:
     recipe, summary = folder / outputs.RECIPE, outputs.read_summary(folder)
-    answers, missing = _answers(folder, facts, given)
-    unfinished = (
-        []
-        if summary is not None
-        else [
-            "The run is not finished: its metrics are those of its newest evaluation, all else is about the best model "
-            "so far."
-        ]
-    )
+    predicted, task, missing = _predicted(folder, metadata, given)
+    if summary is None:
+        unfinished = (
+            "The run is unfinished: metrics are of the latest evaluation, all else is of the best model so far."
+        )
+        missing = [unfinished, *missing]
+    elif task is not None:
+        missing = [*missing, *_differences(summary["metrics"], predicted, task)]
     return Run(
         folder=folder,
         name=name,
-        facts=facts,
+        metadata=metadata,
         events=outputs.read_events(folder),
         summary=summary,
         recipe=recipe.read_text(encoding="utf-8") if is_file(recipe) else None,
-        task=answers[0].task if answers else _stated_task(folder / outputs.MODEL),
-        answers=tuple(answers),
-        missing=(*unfinished, *missing, *([] if summary is None else _differing(summary["metrics"], answers))),
+        task=_stated_task(folder / outputs.MODEL) if task is None else task,
+        predicted=tuple(predicted),
+        missing=tuple(missing),
     )
 
 
@@ -195,45 +192,46 @@ def _stated_task(model: Path) -> Task | None:
         return None
 
 
-def _answers(folder: Path, facts: Mapping[str, Any], given: GivenRows | None) -> tuple[list[Answers], list[str]]:
-    """The answers to each validation set, and why there are none to others."""
+def _predicted(
+    folder: Path, metadata: Mapping[str, Any], given: GivenRows | None
+) -> tuple[list[PredictedSet], Task | None, list[str]]:
+    """The predictions for each validation set, the model's task, and why there are none for others."""
     if given is None and not is_file(folder / outputs.RECIPE):
-        return [], [
-            "The run was started from Python with rows or files of its own and keeps no recipe, so its validation rows "
+        reason = (
+            "The run was started from Python with rows or files of its own and has no recipe, so its validation rows "
             "are not known: no examples, tables by class or intervals. fit(..., report=True) makes a report with them."
-        ]
+        )
+        return [], None, [reason]
     if not is_folder(folder / outputs.MODEL):
-        return [], ["There is no model yet: no examples, tables by class or intervals."]
+        return [], None, ["There is no model yet: no examples, tables by class or intervals."]
     try:
         if given is None:
             prepared = prepare(load_recipe(folder / outputs.RECIPE))
             given = GivenRows(validation=prepared.splits.validation, task=type(prepared.task))
         model = TaskModel.from_pretrained(folder / outputs.MODEL, task=given.task)
     except (BertTasksError, OSError) as error:
-        return [], [f"The model could not answer its validation rows again: {error}"]
+        return [], None, [f"The model could not predict its validation rows again: {error}"]
     if torch.cuda.is_available():
         model.to("cuda")
-    found: list[Answers] = []
+    found: list[PredictedSet] = []
     missing: list[str] = []
     for name, table in given.validation.items():
         split = f"validation_{name}" if name else "validation"
-        if facts["data"].get(split, {}).get("fingerprint") != table.fingerprint:
-            missing.append(
-                f"{table.source} has changed since the run: its rows are not those that it was validated on."
-            )
+        if metadata["data"].get(split, {}).get("fingerprint") != table.fingerprint:
+            missing.append(f"{table.source} has changed since the run, so its results cannot be shown.")
             continue
         rows = list(table)
         predictions = list(model.predict_rows(rows))
-        found.append(Answers(name=name, source=table.source, rows=rows, predictions=predictions, task=model.task))
-    return found, missing
+        found.append(PredictedSet(name=name, source=table.source, rows=rows, predictions=predictions))
+    return found, model.task if found else None, missing
 
 
-def _differing(metrics: Mapping[str, float | None], answers: Sequence[Answers]) -> list[str]:
-    """A remark where the saved model does not reach the run's own figure again."""
+def _differences(metrics: Mapping[str, float | None], predicted: Sequence[PredictedSet], task: Task) -> list[str]:
+    """A remark for each set on which the saved model does not reproduce the run's own metric."""
     found = []
-    for one in answers:
-        name = metric_key(one.name, one.task.primary_metric)
-        now, then = one.task.metrics(one.predictions, one.rows)[one.task.primary_metric], metrics.get(name)
-        if then is not None and abs(now - then) > _SAME * max(1.0, abs(then)):
+    for one in predicted:
+        name = metric_key(one.name, task.primary_metric)
+        now, then = task.metrics(one.predictions, one.rows)[task.primary_metric], metrics.get(name)
+        if then is not None and abs(now - then) > _TOLERANCE * max(1.0, abs(then)):
             found.append(f"The saved model now gives {name} = {now:.6g}; at the end of training it was {then:.6g}.")
     return found

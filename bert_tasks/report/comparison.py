@@ -1,7 +1,6 @@
-"""Several runs side by side: the same rows, answered by each, and whether a difference may be luck.
+"""Several runs side by side: the same rows, predicted by each, and whether a difference may be chance.
 
-Owns which runs may be compared and with which test. Every run is compared with the first one; p-values are adjusted for
-their number. Must not know pages.
+Every run is compared with the first one; p-values are adjusted for their number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,31 +10,29 @@ from typing import Any
 from bert_tasks.errors import UsageError
 from bert_tasks.report.collect import Run
 from bert_tasks.report.results import Results
-from bert_tasks.report.statistics import Estimate, difference, holm, mcnemar_p, randomisation_p
+from bert_tasks.report.statistics import Estimate, difference, holm, mcnemar_p, randomisation_test
 
 MCNEMAR = "McNemar's exact test"
 RANDOMISATION = "approximate randomisation"
 ASSUMPTIONS: Mapping[str, str] = {
     MCNEMAR: (
-        "It looks at the rows that only one of the two models has right and asks whether a fair coin could have dealt "
-        "them out so unevenly. It assumes that rows are independent of each other; nothing else."
+        "It tests whether the rows that only one of the two models predicts correctly are divided between them as by a "
+        "fair coin. Its only assumption is that rows are independent of each other."
     ),
     RANDOMISATION: (
-        "It swaps the two models' answers row by row at random, again and again, and counts how often the difference "
-        "comes out at least as large as it is. It assumes that rows are independent of each other; nothing else."
+        "It swaps the two models' predictions row by row at random, many times, and counts how often the difference "
+        "is at least as large as the observed one. Its only assumption is that rows are independent of each other."
     ),
 }
-
-_NOTHING = Estimate(value=None, low=None, high=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRun:
-    """A run's figure, and against the first run: the difference, the p-value and that adjusted by Holm's method.
+    """A run's metric and, compared with the first run, the difference, the p-value and its adjustment (Holm's method).
 
     Attributes:
-        draws: how often answers were swapped (approximate randomisation only).
-        only_first, only_this: rows that only one of the two has right (McNemar's test only).
+        draws: how often predictions were swapped (approximate randomisation only).
+        only_first, only_this: rows that only one of the two predicts correctly (McNemar's test only).
         no_p: why there is no p-value; empty where there is one.
     """
 
@@ -52,12 +49,13 @@ class ComparedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The runs on one validation set, by the metric that stands first."""
+    """The runs on one validation set, by the metric that is shown first; ``percent``: its scale is 0 to 100."""
 
     name: str
     metric: str
     rows: int
     unit: str
+    percent: bool
     test: str
     runs: tuple[ComparedRun, ...]
 
@@ -84,68 +82,79 @@ def check_comparable(runs: Sequence[Run]) -> None:
     """
     first = runs[0]
     for other in runs[1:]:
-        if other.facts["task"] != first.facts["task"]:
+        if other.metadata["task"] != first.metadata["task"]:
             raise UsageError(
-                f"{first.name} is a run of {first.facts['task']}, {other.name} of {other.facts['task']}: runs on "
-                "different tasks cannot be compared; report on each alone"
+                f"{first.name} is a run of {first.metadata['task']}, {other.name} of {other.metadata['task']}: runs of "
+                "different tasks cannot be compared; make a report for each alone"
             )
         if other.fingerprints() != first.fingerprints():
             raise UsageError(
                 f"{first.name} and {other.name} were validated on different rows ({_rows(first)}; {_rows(other)}): "
-                "their scores cannot be compared. Report on each alone; runs that set rows aside by their own seed "
-                "need data.validation to share them"
+                "their scores cannot be compared. Make a report for each alone, or set data.validation to give runs "
+                "with different seeds the same validation rows"
             )
 
 
 def _rows(run: Run) -> str:
-    splits = {split: data for split, data in run.facts["data"].items() if split != "train"}
+    splits = {split: data for split, data in run.metadata["data"].items() if split != "train"}
     return ", ".join(f"{data['source']} {data['fingerprint'][:8]}" for data in splits.values())
 
 
 def compared(runs: Sequence[Run], results: Sequence[Mapping[str, Results]]) -> list[Comparison]:
-    """One comparison for each validation set that all runs have answers to."""
+    """One comparison for each validation set that all runs have results on."""
     shared = [name for name in results[0] if all(name in other for other in results)]
     return [_compared(name, [run.name for run in runs], [each[name] for each in results]) for name in shared]
 
 
 def _compared(name: str, names: Sequence[str], results: Sequence[Results]) -> Comparison:
-    first, metric = results[0], results[0].headline[0]
+    first = results[0]
+    metric = first.sections.headline[0]
     test = MCNEMAR if metric == "accuracy" else RANDOMISATION
-    compare = _by_right_rows if test == MCNEMAR else _by_swapping
+    compare = _by_mcnemar if test == MCNEMAR else _by_randomisation
     others = [
         compare(run, first, one, metric)
         if metric in one.estimates
-        else ComparedRun(run=run, value=_NOTHING, no_p=f"it has no {metric}")
+        else ComparedRun(run=run, value=Estimate(value=None), no_p=f"it has no {metric}")
         for run, one in zip(names[1:], results[1:], strict=True)
     ]
     adjusted = iter(holm([one.p for one in others if one.p is not None]))
     rows = [one if one.p is None else replace(one, p_adjusted=next(adjusted)) for one in others]
     runs = (ComparedRun(run=names[0], value=first.estimates[metric]), *rows)
-    return Comparison(name=name, metric=metric, rows=first.rows, unit=first.unit, test=test, runs=runs)
+    return Comparison(
+        name=name,
+        metric=metric,
+        rows=first.rows,
+        unit=first.sections.unit,
+        percent=first.sections.percent,
+        test=test,
+        runs=runs,
+    )
 
 
-def _by_right_rows(run: str, first: Results, other: Results, metric: str) -> ComparedRun:
-    pairs = list(zip(first.right, other.right, strict=True))
-    only_first, only_this = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
+def _by_mcnemar(run: str, first: Results, other: Results, metric: str) -> ComparedRun:
+    pairs = list(zip(first.sections.results, other.sections.results, strict=True))
+    only_first = sum(a.is_correct and not b.is_correct for a, b in pairs)
+    only_this = sum(b.is_correct and not a.is_correct for a, b in pairs)
     return ComparedRun(
         run=run,
         value=other.estimates[metric],
-        difference=difference(first.measure, other.measure, metric),
+        difference=difference(first.sections.measure, other.sections.measure, metric),
         p=mcnemar_p(only_first, only_this),
         only_first=only_first,
         only_this=only_this,
     )
 
 
-def _by_swapping(run: str, first: Results, other: Results, metric: str) -> ComparedRun:
-    """Answers can change places where both runs count the same labels."""
-    same = (first.measure.labels, first.measure.names) == (other.measure.labels, other.measure.names)
-    found = randomisation_p(first.measure, other.measure, metric) if same else None
-    reason = f"{metric} has no value in one of the two" if same else "it has other labels to choose from"
+def _by_randomisation(run: str, first: Results, other: Results, metric: str) -> ComparedRun:
+    """Predictions can be swapped where both runs count the same labels."""
+    one, two = first.sections.measure, other.sections.measure
+    same = (one.labels, one.names) == (two.labels, two.names)
+    found = randomisation_test(one, two, metric) if same else None
+    reason = f"{metric} has no value in one of the two" if same else "its labels are not those of the first run"
     return ComparedRun(
         run=run,
         value=other.estimates[metric],
-        difference=difference(first.measure, other.measure, metric),
+        difference=difference(first.sections.measure, other.sections.measure, metric),
         p=None if found is None else found.p,
         draws=None if found is None else found.draws,
         no_p="" if found is not None else reason,

@@ -1,110 +1,38 @@
-"""What was taken for what: counts of (true, answered) pairs, and the part of the matrix that fits on a page.
+"""A task's figures with their intervals: on one data set, and on a labelled file by the values of its columns."""
 
-Owns which classes are shown. Must not know tasks or how a page is laid out.
-
-Shape legend: L classes that occur.
-
-What is told of a model's answers to one validation set: the types that figures and pages share.
-
-Owns their form and the limits on how much text a report holds. Must not know tasks.
-"""
-
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from bert_tasks.data.columns import Row
+import torch
+
+from bert_tasks.data.columns import PASSTHROUGH, Row
+from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.readers import ReadOptions
+from bert_tasks.errors import UsageError
+from bert_tasks.inference import evaluate_data
 from bert_tasks.metrics.tables import ClassRow, MetricTable
-from bert_tasks.report.statistics import Calibration, Estimate, Measure, bootstrap
+from bert_tasks.model.inputs import as_trained, load_table
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.paths import is_folder
+from bert_tasks.report.collect import Run
+from bert_tasks.report.statistics import Estimate, bootstrap
+from bert_tasks.run_dir import files as outputs
+from bert_tasks.tasks.base import Prediction, Task
+from bert_tasks.tasks.report_data import ReportSections
 
-SHOWN = 25  # classes of a matrix that fits on a page
-MOST_CELLS = 40_000  # of the full matrix
-LISTED = 12  # of the most frequent mistakes
+MOST_VALUES = 20  # values of a column that have a row of their own
+EMPTY = "(empty)"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Matrix:
-    """``counts[i][j]``: rows (or words) of ``labels[i]`` that were answered ``labels[j]``."""
-
-    labels: tuple[str, ...]
-    counts: tuple[tuple[int, ...], ...]
-
-    @property
-    def digits(self) -> int:
-        """Of the largest count."""
-        return max((len(str(count)) for row in self.counts for count in row), default=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Confusion:
-    """Pairs of a true and an answered class.
-
-    Attributes:
-        unit: what is counted: rows or words.
-        labels: the classes that occur on either side, in their order; all classes where there are few.
-        pairs: (true, answered, count), the most frequent first; right answers are among them.
-    """
-
-    unit: str
-    labels: tuple[str, ...]
-    pairs: tuple[tuple[str, str, int], ...]
-
-    @classmethod
-    def of(cls, truths: Sequence[str], answers: Sequence[str], labels: Sequence[str], unit: str) -> Self:
-        counted = Counter(zip(truths, answers, strict=True))
-        pairs = tuple((truth, answer, count) for (truth, answer), count in counted.most_common())
-        occurring = {*truths, *answers}
-        kept = tuple(label for label in labels if len(labels) <= SHOWN or label in occurring)
-        return cls(unit=unit, labels=kept, pairs=pairs)
-
-    @property
-    def mistakes(self) -> tuple[tuple[str, str, int], ...]:
-        """The most frequent pairs of two classes."""
-        return tuple(pair for pair in self.pairs if pair[0] != pair[1])[:LISTED]
-
-    @property
-    def left_out(self) -> int:
-        """How many classes ``matrix`` shows as one."""
-        return 0 if len(self.labels) <= SHOWN else len(self.labels) - SHOWN + 1
-
-    @property
-    def matrix(self) -> Matrix:
-        """All classes, or those with the most mistakes and, in the last row and column, all others as one."""
-        if not self.left_out:
-            return self._counted(self.labels)
-        wrong: Counter[str] = Counter()
-        for truth, answer, count in self.pairs:
-            if truth != answer:
-                wrong.update({truth: count, answer: count})
-        worst = set(sorted(self.labels, key=lambda label: -wrong[label])[: SHOWN - 1])
-        return self._counted(tuple(label for label in self.labels if label in worst), rest=f"{self.left_out} others")
-
-    @property
-    def full(self) -> Matrix | None:
-        """All classes, where ``matrix`` leaves some out; None for more than a page can hold."""
-        fits = len(self.labels) ** 2 <= MOST_CELLS
-        return self._counted(self.labels) if self.left_out and fits else None
-
-    def _counted(self, labels: tuple[str, ...], rest: str | None = None) -> Matrix:
-        shown = labels if rest is None else (*labels, rest)
-        place = {label: number for number, label in enumerate(labels)}
-        counts = [[0] * len(shown) for _ in shown]  # [L, L]
-        for truth, answer, count in self.pairs:
-            counts[place.get(truth, len(shown) - 1)][place.get(answer, len(shown) - 1)] += count
-        return Matrix(labels=shown, counts=tuple(map(tuple, counts)))
-
-
-EXAMPLES = 20
-QUESTIONS = 12
-MOST_CHARACTERS = 500  # of one text
-MOST_WORDS = 80  # of one sentence
-MOST_POINTS = 1500  # of a scatter plot
+Scores = Mapping[str, Estimate]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelRow:
-    """A class, label, entity type or tag. ``support``: how often it is true."""
+    """A class, label, entity type or tag; ``support``: how often it is in the labels."""
 
     label: str
     precision: Estimate
@@ -114,169 +42,295 @@ class LabelRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """A row, its label, what was predicted, and how sure the model was of that (how far off, of a number)."""
-
-    row: Row
-    label: Any
-    prediction: Any
-    score: float
-    right: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextExample:
-    """A row that was answered wrong; ``line``: where it stands in its file."""
-
-    line: int | None
-    text: str
-    text_pair: str | None
-    truth: str
-    answer: str
-    score: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """Part of a text: what it truly is and what the model says it is, "" for nothing special."""
-
-    text: str
-    truth: str = ""
-    answer: str = ""
-
-    @property
-    def right(self) -> bool:
-        return self.truth == self.answer
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentenceExample:
-    """A sentence twice: with its true spans and with the model's. What only one of them has is not right."""
-
-    line: int | None
-    truth: tuple[Segment, ...]
-    answer: tuple[Segment, ...]
-    mistakes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuestionExample:
-    """A question, the part of its context around both answers, and the best answers with their probabilities."""
-
-    line: int | None
-    question: str
-    excerpt: tuple[Segment, ...]
-    truths: tuple[str, ...]
-    answer: str
-    score: float
-    f1: float
-    n_best: tuple[tuple[str, float], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class GroupRow:
-    """Questions with or without an answer."""
+    """A kind of rows: its metrics and its number of rows."""
 
     name: str
-    exact: Estimate
-    f1: Estimate
+    scores: Scores
     count: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThresholdCurve:
-    """(threshold of the null odds, exact match, F1) and the threshold that the model has."""
-
-    points: tuple[tuple[float, float, float], ...]
-    chosen: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Results:
-    """One validation set's figures and examples; what a task does not have is empty.
+    """What a report shows of one data set.
 
     Attributes:
-        unit: what is drawn anew in the intervals: rows, sentences or questions.
-        headline: names of the measure's numbers that stand first.
-        label_word: what a row of ``table`` is: class, label, type, tag.
-        sure_of: whose confidence the calibration is about.
-        pairs: (true, predicted) numbers of a regression.
-        right: for each row whether it is right, where rows are right or wrong.
-        verdicts: on every row that has a label, in their order.
+        sections: the task's figures and examples.
+        estimates: the metrics with their intervals.
+        table: a row for each label that has numbers of its own.
+        left_out: how many labels have none.
+        groups: a row for each kind of rows.
     """
 
-    measure: Measure
-    rows: int
-    unit: str
-    headline: tuple[str, ...]
-    label_word: str = ""
+    sections: ReportSections
+    estimates: Scores
     table: tuple[LabelRow, ...] = ()
     left_out: int = 0
-    confusion: Confusion | None = None
-    calibration: Calibration | None = None
-    sure_of: str = ""
-    mistakes: int = 0
-    texts: tuple[TextExample, ...] = ()
-    sentences: tuple[SentenceExample, ...] = ()
-    questions: tuple[QuestionExample, ...] = ()
     groups: tuple[GroupRow, ...] = ()
-    curve: ThresholdCurve | None = None
-    pairs: tuple[tuple[float, float], ...] = ()
-    right: tuple[bool, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
-    estimates: Mapping[str, Estimate]
+
+    @classmethod
+    def of(cls, sections: ReportSections, *, first: str = "") -> "Results":
+        """Adds intervals.
+
+        Args:
+            sections: of the task.
+            first: the metric to show first, if it is one of the measure's.
+        """
+        estimates, support = bootstrap(sections.measure), sections.measure.support()
+        if first in estimates:
+            sections = replace(sections, headline=tuple(dict.fromkeys([first, *sections.headline])))
+        table = tuple(
+            LabelRow(
+                label=label,
+                precision=estimates[f"precision\0{label}"],
+                recall=estimates[f"recall\0{label}"],
+                f1=estimates[f"f1\0{label}"],
+                support=support[label],
+            )
+            for label in sections.labels
+            if label in support
+        )
+        groups = tuple(
+            GroupRow(name=name, scores=bootstrap(measure), count=measure.statistics.rows)
+            for name, measure in sections.groups.items()
+        )
+        left_out = len(sections.labels) - len(table)
+        return cls(sections=sections, estimates=estimates, table=table, left_out=left_out, groups=groups)
+
+    @property
+    def headline(self) -> Scores:
+        """The metrics that are shown first."""
+        return {name: self.estimates[name] for name in self.sections.headline}
+
+    @property
+    def rows(self) -> int:
+        """The number of labelled rows."""
+        return len(self.sections.results)
 
     def metric_table(self) -> MetricTable:
-        """The figures that stand first and those of each class, without intervals."""
-        overall = {name: value for name in self.headline if (value := self.estimates[name].value) is not None}
+        """The metrics that are shown first and those of each label, without intervals."""
+        overall = {name: one.value for name, one in self.headline.items() if one.value is not None}
         if self.groups:
-            rows = [
-                ClassRow(name=one.name, scores=(one.exact.value, one.f1.value), support=one.count)
+            names = tuple(self.groups[0].scores)
+            rows = tuple(
+                ClassRow(name=one.name, scores=tuple(score.value for score in one.scores.values()), support=one.count)
                 for one in self.groups
-            ]
-            return MetricTable(overall=overall, word="questions", columns=("exact", "f1"), rows=tuple(rows))
-        rows = [
+            )
+            return MetricTable(overall=overall, word=self.sections.unit, columns=names, rows=rows)
+        rows = tuple(
             ClassRow(name=one.label, scores=(one.precision.value, one.recall.value, one.f1.value), support=one.support)
             for one in self.table
-        ]
-        return MetricTable(overall=overall, word=self.label_word, rows=tuple(rows))
+        )
+        return MetricTable(overall=overall, word=self.sections.label_word, rows=rows)
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without the texts."""
-        kept = {"rows", "unit", "table", "confusion", "calibration", "mistakes", "groups", "curve"}
-        figures = {field.name: getattr(self, field.name) for field in fields(self) if field.name in kept}
-        figures["estimates"] = {name: one for name, one in self.estimates.items() if "\0" not in name}
-        return {name: _plain(value) for name, value in figures.items() if value not in (None, ())}
+        sections = self.sections
+        optional = {
+            "table": [asdict(row) for row in self.table],
+            "groups": [{"name": one.name, **_plain(one.scores), "count": one.count} for one in self.groups],
+            "confusion": None if sections.confusion is None else asdict(sections.confusion),
+            "calibration": None if sections.calibration is None else asdict(sections.calibration),
+            **sections.figures,
+        }
+        return {
+            "rows": self.rows,
+            "unit": sections.unit,
+            "mistakes": sections.mistakes,
+            **{name: value for name, value in optional.items() if value},
+            "estimates": _plain({name: one for name, one in self.estimates.items() if "\0" not in name}),
+        }
 
 
-def label_rows(measure: Measure, estimates: Mapping[str, Estimate], labels: tuple[str, ...]) -> tuple[LabelRow, ...]:
-    """A table of those labels that the measure has numbers of; its first sums are how often each label is true."""
-    support = dict(zip(measure.labels, measure.addends.total.tolist(), strict=False))
-    return tuple(
-        LabelRow(
-            label=label,
-            precision=estimates[f"precision\0{label}"],
-            recall=estimates[f"recall\0{label}"],
-            f1=estimates[f"f1\0{label}"],
-            support=int(support[label]),
+def results_of(
+    task: Task, predictions: Sequence[Prediction], rows: Sequence[Row], *, first: str = ""
+) -> Results | None:
+    """The results of a task that has report sections; ``first`` as in ``Results.of``."""
+    sections = task.report_sections(predictions, rows)
+    return None if sections is None else Results.of(sections, first=first)
+
+
+def _plain(scores: Scores) -> dict[str, Any]:
+    return {name: asdict(score) for name, score in scores.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """The rows with one value of a column, or with any of the values that have no row of their own."""
+
+    value: str
+    rows: int
+    scores: tuple[Estimate, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slices:
+    """Scores by the values of a column, the most frequent first.
+
+    Attributes:
+        names: of the scores.
+        others: how many values the last slice stands for; 0 where each value has its own.
+    """
+
+    column: str
+    names: tuple[str, ...]
+    slices: tuple[Slice, ...]
+    others: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The column, and the scores of each value."""
+        values = [
+            {"value": one.value, "rows": one.rows, "scores": _plain(dict(zip(self.names, one.scores, strict=True)))}
+            for one in self.slices
+        ]
+        return {"column": self.column, "values": values, "others": self.others}
+
+    def lines(self) -> list[str]:
+        """A table for people."""
+        rows = tuple(
+            ClassRow(name=one.value, scores=tuple(score.value for score in one.scores), support=one.rows)
+            for one in self.slices
         )
-        for label in labels
-        if f"f1\0{label}" in estimates
+        table = MetricTable(overall={}, word=self.column, columns=self.names, rows=rows)
+        return [*table.class_lines("rows"), ""]
+
+
+def slices_by(
+    column: str, rows: Sequence[Row], score: Callable[[Sequence[int]], Scores], names: Sequence[str]
+) -> Slices:
+    """The scores of the rows of each value.
+
+    Args:
+        column: of the file, or of the task.
+        rows: of the data set.
+        score: the indices of some rows -> their scores.
+        names: of the scores to show.
+
+    Raises:
+        UsageError: no row has the column.
+    """
+    values = _values(column, rows)
+    counted = Counter(values).most_common()
+    own = [value for value, _ in (counted if len(counted) <= MOST_VALUES else counted[: MOST_VALUES - 1])]
+    indices: dict[str, list[int]] = {value: [] for value in own}
+    rest: list[int] = []
+    for index, value in enumerate(values):
+        indices.get(value, rest).append(index)
+    others = len(counted) - len(own)
+    slices = []
+    for value, chosen in [*indices.items(), *([(f"{others} others", rest)] if others else [])]:
+        scores = score(chosen)
+        slices.append(Slice(value=value, rows=len(chosen), scores=tuple(scores[name] for name in names)))
+    return Slices(column=column, names=tuple(names), slices=tuple(slices), others=others)
+
+
+def file_cells(row: Row) -> Mapping[str, Any]:
+    """The columns of a row as its file has them; those of the task where these were not kept."""
+    kept = row.get(PASSTHROUGH)
+    if kept is None:
+        return {name: value for name, value in row.items() if name != "line" and value is not None}
+    cells: Mapping[str, Any] = json.loads(kept)
+    return cells
+
+
+def _values(column: str, rows: Sequence[Row]) -> list[str]:
+    """The text of the column in each row."""
+    cells: list[Mapping[str, Any]] = [file_cells(row) for row in rows]
+    names = list(dict.fromkeys(name for row in cells for name in row))
+    own = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in (PASSTHROUGH, "line")]
+    if column not in names:
+        if column not in own:
+            known = list(dict.fromkeys([*names, *own]))
+            raise UsageError(
+                f"--by {column}: no row has this column{did_you_mean(column, known)}; the columns are "
+                f"{', '.join(map(repr, known))}"
+            )
+        cells = list(rows)
+    values = [row.get(column) for row in cells]
+    return [
+        EMPTY
+        if value is None or value == ""
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False)
+        for value in values
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileResults:
+    """The results of a model on the rows of a file.
+
+    Attributes:
+        metrics: over all rows and of single classes, as ``evaluate`` gives them.
+        table: the same for people.
+        results: None for a task without report sections.
+        slices: one table for each column that was asked for.
+        label_column: the file's column that holds the labels.
+    """
+
+    source: str
+    metrics: Mapping[str, float]
+    table: MetricTable
+    results: Results | None
+    slices: tuple[Slices, ...]
+    label_column: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, without the texts."""
+        return {
+            "source": self.source,
+            "metrics": dict(self.metrics),
+            "results": None if self.results is None else self.results.to_json(),
+            "by": [one.to_json() for one in self.slices],
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        return [f"on {self.source}:", *self.table.lines(), *(line for one in self.slices for line in one.lines())]
+
+
+def results_on_file(run: Run, data: str | Path, by: Sequence[str], *, read_options: ReadOptions) -> FileResults:
+    """Evaluates the run's model on the rows of a file.
+
+    Args:
+        run: with a model.
+        data: a file with labels.
+        by: columns of the file, or of the task.
+        read_options: how the file is read; what is not stated is as in training.
+
+    Raises:
+        UsageError: there is no model yet, or no such column.
+        DataError: naming every bad row.
+        CheckpointError: the model cannot be loaded.
+    """
+    folder = run.folder / outputs.MODEL
+    if not is_folder(folder):
+        raise UsageError(f"{run.folder} has no model yet to evaluate on {data}; wait for the run's first evaluation")
+    model = TaskModel.from_pretrained(folder, task=None if run.task is None else type(run.task))
+    if torch.cuda.is_available():
+        model.to("cuda")
+    source, options = as_trained(model, data, read_options)
+    table = load_table(source, model.task, reading=options, passthrough="all")
+    evaluation = evaluate_data(model, table, reading=options)
+    rows, task = list(table), model.task
+
+    def score(indices: Sequence[int]) -> Scores:
+        part = [evaluation.predictions[index] for index in indices], [rows[index] for index in indices]
+        results = results_of(task, *part)
+        if results is not None:
+            return results.estimates
+        return {task.primary_metric: Estimate(value=task.metrics(*part)[task.primary_metric])}
+
+    results = results_of(task, evaluation.predictions, rows, first=run.best_metric[1])
+    names = [task.primary_metric] if results is None else list(results.headline)
+    label = next((column.name for column in task.columns if column.is_label), None)
+    renamed = {} if options.columns is None else options.columns
+    return FileResults(
+        source=str(data),
+        metrics=evaluation.metrics,
+        table=task.metric_table(evaluation.metrics),
+        results=results,
+        slices=tuple(slices_by(column, rows, score, names) for column in dict.fromkeys(by)),
+        label_column=None if label is None else renamed.get(label, label),
     )
-
-
-def cut(text: str, most: int = MOST_CHARACTERS) -> str:
-    """The text, or its beginning."""
-    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
-
-
-def estimated(measure: Measure) -> dict[str, Estimate]:
-    return bootstrap(measure)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return asdict(value) if hasattr(value, "__dataclass_fields__") else value

@@ -29,6 +29,7 @@ from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import UsageError
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
+from bert_tasks.tasks.report_data import ReportSections
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -306,6 +307,15 @@ class Task(ABC, Generic[PredictionT]):
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """What ``metrics`` gave (and the loss) for people: each number once, those of single classes in a table."""
         return MetricTable(overall=metrics)
+
+    @property
+    def curve_metrics(self) -> tuple[str, ...]:
+        """The keys of ``metrics`` that a report draws as learning curves."""
+        return (self.primary_metric,)
+
+    def report_sections(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> ReportSections | None:
+        """What a report shows of the labelled rows; None: only the metrics, curves and settings of the run."""
+        return None
 
     def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
         """What the model predicts for every row although the labels differ, such as "predicts 'calm' for every row".

@@ -25,6 +25,7 @@ from bert_tasks.metrics.classification import ranking_metrics
 from bert_tasks.metrics.tables import MetricTable, merged
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task
 from bert_tasks.tasks.detection import Guess, Hints
+from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.sequence_classification.detection import detect_texts
 from bert_tasks.tasks.sequence_classification.task import ProblemType, SequenceClassification, SequencePrediction
 
@@ -131,6 +132,14 @@ class PairClassification(Task[SequencePrediction]):
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """See ``SequenceClassification.metric_table``."""
         return self.classifier.metric_table(metrics)
+
+    @property
+    def curve_metrics(self) -> tuple[str, ...]:
+        return self.classifier.curve_metrics
+
+    def report_sections(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> ReportSections:
+        """See ``SequenceClassification.report_sections``."""
+        return self.classifier.report_sections(predictions, rows)
 
     def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
         """See ``SequenceClassification.collapse``."""

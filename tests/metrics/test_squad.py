@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from bert_tasks.errors import DataError
 from bert_tasks.metrics.squad import (
-    exact_score,
-    f1_score,
+    answer_scores,
     normalize_answer,
     squad_v1_metrics,
     squad_v2_metrics,
@@ -51,12 +50,20 @@ Odds = st.one_of(st.sampled_from((-1.0, -0.0, 0.0, 0.1, 0.3, 1.0)), st.floats(-5
 def answered(
     draw: st.DrawFn, *, fewest: int, odds: st.SearchStrategy[float] = Odds
 ) -> tuple[list[list[str]], list[str], list[float]]:
-    """Golds (at least so many each), guesses that often are one of them, and null odds."""
-    golds = draw(st.lists(st.lists(Text, min_size=fewest, max_size=3), min_size=1, max_size=8))
-    guesses = [
-        draw(st.one_of(Text, st.sampled_from(texts)) if texts else st.one_of(Text, st.just(""))) for texts in golds
+    """Golds (at least so many each), predictions that often are one of them, and null odds."""
+    labels = draw(st.lists(st.lists(Text, min_size=fewest, max_size=3), min_size=1, max_size=8))
+    predictions = [
+        draw(st.one_of(Text, st.sampled_from(texts)) if texts else st.one_of(Text, st.just(""))) for texts in labels
     ]
-    return golds, guesses, draw(st.lists(odds, min_size=len(golds), max_size=len(golds)))
+    return labels, predictions, draw(st.lists(odds, min_size=len(labels), max_size=len(labels)))
+
+
+def exact_score(label: str, prediction: str) -> float:
+    return answer_scores([[label]], [prediction], version_2=True).exact[0]
+
+
+def f1_score(label: str, prediction: str) -> float:
+    return answer_scores([[label]], [prediction], version_2=True).f1[0]
 
 
 class TestPlainRules:
@@ -67,24 +74,24 @@ class TestPlainRules:
         assert normalize_answer(text) == plain_normalized(text)
 
     @quick
-    @given(gold=Text, guess=Text)
-    def test_two_texts(self, gold: str, guess: str) -> None:
-        assert exact_score(gold, guess) == plain_exact(gold, guess)
-        assert f1_score(gold, guess) == plain_f1(gold, guess)
+    @given(label=Text, prediction=Text)
+    def test_two_texts(self, label: str, prediction: str) -> None:
+        assert exact_score(label, prediction) == plain_exact(label, prediction)
+        assert f1_score(label, prediction) == plain_f1(label, prediction)
 
     @few
     @given(answered(fewest=1))
     def test_first_version(self, case: tuple[list[list[str]], list[str], list[float]]) -> None:
-        golds, guesses, _ = case
-        assert squad_v1_metrics(golds, guesses) == plain_v1(golds, guesses)
+        labels, predictions, _ = case
+        assert squad_v1_metrics(labels, predictions) == plain_v1(labels, predictions)
 
     @few
     @given(case=answered(fewest=0), threshold=Odds)
     def test_second_version(self, case: tuple[list[list[str]], list[str], list[float]], threshold: float) -> None:
-        golds, guesses, odds = case
+        labels, predictions, odds = case
         for stated in (odds, None):
-            found = squad_v2_metrics(golds, guesses, stated, threshold=threshold)
-            expected = plain_v2(golds, guesses, stated, threshold)
+            found = squad_v2_metrics(labels, predictions, stated, threshold=threshold)
+            expected = plain_v2(labels, predictions, stated, threshold)
             assert found == expected
             assert list(found) == list(expected)
 
@@ -95,14 +102,14 @@ class TestPlainRules:
     @example(case=([["x"], []], ["x", "z"], [1.0, nextafter(1.0, 2.0)]), other=1.0)
     def test_tuned_threshold(self, case: tuple[list[list[str]], list[str], list[float]], other: float) -> None:
         """The metrics at the tuned threshold are at least those at any threshold there is."""
-        golds, guesses, odds = case
+        labels, predictions, odds = case
         finite = [value for value in odds if isfinite(value)]
         ends = [min(finite, default=0.0) - 1, max(finite, default=0.0) + 1]
 
         def f1(threshold: float) -> float:
-            return squad_v2_metrics(golds, guesses, odds, threshold=threshold)["f1"]
+            return squad_v2_metrics(labels, predictions, odds, threshold=threshold)["f1"]
 
-        tuned = tune_null_threshold(golds, guesses, odds)
+        tuned = tune_null_threshold(labels, predictions, odds)
         assert isfinite(tuned)
         assert f1(tuned) >= max(map(f1, [other, *finite, *ends])) - 1e-9
 
@@ -142,36 +149,38 @@ class TestTexts:
 
 class TestFirstVersion:
     def test_takes_the_best_gold(self) -> None:
-        golds = [["harbour", "the old harbour"], ["nobody"], ["at seven", "7"]]
-        metrics = squad_v1_metrics(golds, ["The Harbour", "everybody", "seven"])
+        labels = [["harbour", "the old harbour"], ["nobody"], ["at seven", "7"]]
+        metrics = squad_v1_metrics(labels, ["The Harbour", "everybody", "seven"])
         assert metrics == {"exact_match": 100 / 3, "f1": pytest.approx(100 * (1 + 0 + 2 / 3) / 3)}
-        assert squad_v1_metrics(golds[:1], ["old harbour"]) == {"exact_match": 100.0, "f1": 100.0}
+        assert squad_v1_metrics(labels[:1], ["old harbour"]) == {"exact_match": 100.0, "f1": 100.0}
 
     def test_answers_without_words_match_but_have_no_f1(self) -> None:
         assert squad_v1_metrics([["The"]], ["?"]) == {"exact_match": 100.0, "f1": 0.0}
 
     def test_questions_without_gold_are_refused(self) -> None:
-        with pytest.raises(DataError, match=r"question 1 \(of 2, from 0\) has no gold answer, .* use the SQuAD 2.0"):
+        with pytest.raises(
+            DataError, match=r"question 1 \(of 2, from 0\) has no answer in the data, .* use the SQuAD 2.0"
+        ):
             squad_v1_metrics([["x"], []], ["x", "x"])
 
     def test_sums_without_compensation(self) -> None:
         """0.1 ten times and the like: math.fsum, or sum() of newer Pythons, would give another last digit."""
-        golds = [["x " * 9 + "y"]] * 10
-        each = f1_score(golds[0][0], "y")
+        labels = [["x " * 9 + "y"]] * 10
+        each = f1_score(labels[0][0], "y")
         total = 0.0
-        for _ in golds:
+        for _ in labels:
             total += each
         assert total != 10 * each
-        assert squad_v1_metrics(golds, ["y"] * 10)["f1"] == 100.0 * total / 10
+        assert squad_v1_metrics(labels, ["y"] * 10)["f1"] == 100.0 * total / 10
 
 
 class TestSecondVersion:
-    GOLDS = (["harbour"], ["at seven"], [], [])
-    GUESSES = ("harbour", "seven", "wind", "rain")
+    LABELS = (["harbour"], ["at seven"], [], [])
+    PREDICTIONS = ("harbour", "seven", "wind", "rain")
     ODDS = (-2.0, 1.0, 3.0, 0.5)
 
     def test_by_hand(self) -> None:
-        assert squad_v2_metrics(self.GOLDS, self.GUESSES, self.ODDS, threshold=0.75) == {
+        assert squad_v2_metrics(self.LABELS, self.PREDICTIONS, self.ODDS, threshold=0.75) == {
             "exact": 50.0,  # seven is blanked, wind is blanked, rain is not
             "f1": 50.0,
             "total": 4,
@@ -198,9 +207,9 @@ class TestSecondVersion:
         assert metrics["exact"] == metrics["NoAns_f1"] == metrics["HasAns_f1"] == 100.0
         assert not any(key.startswith("best") for key in metrics)
 
-    @pytest.mark.parametrize(("golds", "absent"), [([["x"]], "NoAns_"), ([[]], "HasAns_")])
-    def test_groups_without_questions_have_no_keys(self, golds: list[list[str]], absent: str) -> None:
-        keys = list(squad_v2_metrics(golds, ["x"], [0.0]))
+    @pytest.mark.parametrize(("labels", "absent"), [([["x"]], "NoAns_"), ([[]], "HasAns_")])
+    def test_groups_without_questions_have_no_keys(self, labels: list[list[str]], absent: str) -> None:
+        keys = list(squad_v2_metrics(labels, ["x"], [0.0]))
         assert len(keys) == 10
         assert not any(key.startswith(absent) for key in keys)
 
@@ -208,17 +217,17 @@ class TestSecondVersion:
         assert squad_v2_metrics([["the", "boat"]], ["a"], None)["exact"] == 0.0
         metrics = squad_v2_metrics([["the", "?"], ["an"]], ["", "boat"], None)  # nothing is left: "" is right
         assert (metrics["HasAns_exact"], metrics["HasAns_total"]) == (50.0, 2)
-        # Yet such a question has an answer, so blanking its guess is wrong.
+        # Yet such a question has an answer, so blanking its prediction is wrong.
         assert squad_v2_metrics([["the"]], [""], [1.0])["exact"] == 0.0
 
 
 class TestThresholds:
     def test_scan_stops_amid_equal_odds(self) -> None:
-        golds, guesses = [["x"], [], ["y"]], ["x", "z", "y"]
-        metrics = squad_v2_metrics(golds, guesses, [1.0, 1.0, 1.0])
+        labels, predictions = [["x"], [], ["y"]], ["x", "z", "y"]
+        metrics = squad_v2_metrics(labels, predictions, [1.0, 1.0, 1.0])
         # 1 with none answered, 2 after the first row, 1 after the second, 2 after the third.
         assert (metrics["best_f1"], metrics["best_f1_thresh"]) == (200 / 3, 1.0)
-        assert squad_v2_metrics(golds, guesses, [1.0, 1.0, 1.0], threshold=1.0)["f1"] == 200 / 3
+        assert squad_v2_metrics(labels, predictions, [1.0, 1.0, 1.0], threshold=1.0)["f1"] == 200 / 3
         reverse = squad_v2_metrics([[], ["x"]], ["z", "x"], [1.0, 1.0])
         assert (reverse["best_f1"], reverse["best_f1_thresh"]) == (50.0, 0.0)
 
@@ -228,8 +237,8 @@ class TestThresholds:
         assert (metrics["best_exact"], metrics["best_exact_thresh"]) == (100.0, 1.0)
 
     def test_the_smallest_of_equally_good_thresholds(self) -> None:
-        golds, guesses, odds = [["x"], ["y"], []], ["x", "no", ""], [-3.0, -1.0, 2.0]
-        assert tune_null_threshold(golds, guesses, odds) == -2.0
+        labels, predictions, odds = [["x"], ["y"], []], ["x", "no", ""], [-3.0, -1.0, 2.0]
+        assert tune_null_threshold(labels, predictions, odds) == -2.0
 
     def test_lies_below_all_odds_if_no_answer_is_best(self) -> None:
         metrics = squad_v2_metrics([[], ["x"]], ["z", "no"], [-5.0, -4.0])
@@ -240,11 +249,11 @@ class TestThresholds:
         assert tune_null_threshold([["x"], ["y"]], ["x", "y"], [-5.0, 4.0]) == 5.0
 
     def test_exact_and_f1_have_their_own(self) -> None:
-        golds, guesses, odds = [["at seven"], ["x"], []], ["seven", "x", "z"], [1.0, 2.0, 1.5]
-        metrics = squad_v2_metrics(golds, guesses, odds)
+        labels, predictions, odds = [["at seven"], ["x"], []], ["seven", "x", "z"], [1.0, 2.0, 1.5]
+        metrics = squad_v2_metrics(labels, predictions, odds)
         assert (metrics["best_exact"], metrics["best_exact_thresh"]) == (100 / 3, 0.0)
         assert (metrics["best_f1"], metrics["best_f1_thresh"]) == (pytest.approx(100 * (5 / 3) / 3), 1.0)
-        assert tune_null_threshold(golds, guesses, odds) == 1.25
+        assert tune_null_threshold(labels, predictions, odds) == 1.25
 
     def test_a_blank_guess_costs_nothing_and_a_guess_of_punctuation_does(self) -> None:
         assert squad_v2_metrics([[], ["x"]], ["", "x"], [0.0, 1.0])["best_exact"] == 100.0
@@ -257,23 +266,28 @@ class TestThresholds:
 
 class TestRefused:
     @pytest.mark.parametrize(
-        ("golds", "guesses", "odds", "message"),
+        ("labels", "predictions", "odds", "message"),
         [
             ([], [], [], "there is no question, expected at least one"),
-            ([["x"]], [], [0.0], "1 questions have 0 answers and 1 null odds, expected one each"),
-            ([["x"]], ["x"], [], "1 questions have 1 answers and 0 null odds, expected one each"),
+            (
+                [["x"]],
+                [],
+                [0.0],
+                r"len\(labels\) = 1, len\(predictions\) = 0, len\(null_odds\) = 1; expected equal lengths",
+            ),
+            ([["x"]], ["x"], [], r"len\(null_odds\) = 0; expected equal lengths"),
             ([["x"]], ["x"], [float("nan")], "null odds hold nan, .* look for nan in the model's logits"),
         ],
     )
-    def test_input(self, golds: list[list[str]], guesses: list[str], odds: list[float], message: str) -> None:
+    def test_input(self, labels: list[list[str]], predictions: list[str], odds: list[float], message: str) -> None:
         with pytest.raises(DataError, match=message):
-            squad_v2_metrics(golds, guesses, odds)
+            squad_v2_metrics(labels, predictions, odds)
         with pytest.raises(DataError, match=message):
-            tune_null_threshold(golds, guesses, odds)
+            tune_null_threshold(labels, predictions, odds)
 
     def test_input_without_odds(self) -> None:
-        for score in (squad_v1_metrics, lambda golds, guesses: squad_v2_metrics(golds, guesses, None)):
+        for score in (squad_v1_metrics, lambda labels, predictions: squad_v2_metrics(labels, predictions, None)):
             with pytest.raises(DataError, match="there is no question"):
                 score([], [])
-            with pytest.raises(DataError, match="1 questions have 2 answers, expected one each"):
+            with pytest.raises(DataError, match=r"len\(labels\) = 1, len\(predictions\) = 2; expected"):
                 score([["x"]], ["x", "x"])

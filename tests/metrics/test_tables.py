@@ -30,13 +30,13 @@ def check_rows(table, found, support, *, key="{1}_{0}"):
 def test_classes(kind, data):
     labels = LABELS[: data.draw(st.integers(2, len(LABELS)))]
     numbers = st.integers(0, len(labels) - 1)
-    references = data.draw(st.lists(numbers, min_size=1, max_size=20))
-    predictions = data.draw(st.lists(numbers, min_size=len(references), max_size=len(references)))
-    found = {"loss": 0.5, **classification_metrics(references, predictions, labels)}
+    true = data.draw(st.lists(numbers, min_size=1, max_size=20))
+    predictions = data.draw(st.lists(numbers, min_size=len(true), max_size=len(true)))
+    found = {"loss": 0.5, **classification_metrics(true, predictions, labels)}
     table = kind(labels=labels).metric_table(found)
     assert [row.name for row in table.rows] == list(labels)
     assert table.word == "class"
-    check_rows(table, found, Counter(labels[number] for number in references))
+    check_rows(table, found, Counter(labels[number] for number in true))
     overall = {"loss", "accuracy", "macro_f1", "matthews_correlation"}
     assert table.overall.keys() == (overall | {"f1"} if len(labels) == 2 else overall)
 
@@ -45,21 +45,21 @@ def test_classes(kind, data):
 def test_several_labels(data):
     labels = LABELS[: data.draw(st.integers(1, len(LABELS)))]
     rows = st.lists(st.lists(st.integers(0, 1), min_size=len(labels), max_size=len(labels)), min_size=1, max_size=20)
-    references = data.draw(rows)
-    predictions = [data.draw(st.permutations(row)) for row in references]
-    found = multilabel_metrics(references, predictions, labels)
+    true = data.draw(rows)
+    predictions = [data.draw(st.permutations(row)) for row in true]
+    found = multilabel_metrics(true, predictions, labels)
     task = SequenceClassification(problem_type="multi_label_classification", labels=labels)
     table = task.metric_table({**found, "untuned_f1": 0.25})
     assert table.word == "label"
-    check_rows(table, found, dict(zip(labels, map(sum, zip(*references, strict=True)), strict=True)))
+    check_rows(table, found, dict(zip(labels, map(sum, zip(*true, strict=True)), strict=True)))
     assert table.overall.keys() == {"accuracy", "f1", "micro_f1", "untuned_f1"}
 
 
 @pytest.mark.parametrize("raw", [True, False])
 def test_tags(raw):
     spelt = ("N", "V", "A_number") if raw else ("B-N", "B-V", "B-A_number")
-    references, predictions = [[spelt[0], spelt[1], spelt[2]], [spelt[0]]], [[spelt[0], spelt[0], spelt[2]], [spelt[1]]]
-    found = tagging_metrics(references, predictions, raw=raw)
+    true, predictions = [[spelt[0], spelt[1], spelt[2]], [spelt[0]]], [[spelt[0], spelt[0], spelt[2]], [spelt[1]]]
+    found = tagging_metrics(true, predictions, raw=raw)
     table = TokenClassification(labels=spelt if raw else ("O", *spelt)).metric_table(found)
     assert table.word == ("tag" if raw else "type")
     check_rows(table, found, {"N": 2, "V": 1, "A_number": 1}, key="{0}_{1}")

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_tasks.errors import DataError
-from bert_tasks.metrics import hf
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
 
 quick = settings(max_examples=80, deadline=None, database=None)
@@ -76,14 +75,12 @@ def in_file(sentences, chunks):
     return {(number, *chunk) for number, tags in enumerate(sentences) for chunk in chunks(tags)}
 
 
-def expected_entity_metrics(references, predictions):
-    actual, predicted = (in_file(sentences, lenient_chunks) for sentences in (references, predictions))
-    words = [
-        (a, p) for left, right in zip(references, predictions, strict=True) for a, p in zip(left, right, strict=True)
-    ]
+def expected_entity_metrics(labels, predictions):
+    actual, predicted = (in_file(sentences, lenient_chunks) for sentences in (labels, predictions))
+    words = [(a, p) for left, right in zip(labels, predictions, strict=True) for a, p in zip(left, right, strict=True)]
     expected = {
         **scores("overall", actual, predicted),
-        **scores("strict_overall", *(in_file(sentences, strict_chunks) for sentences in (references, predictions))),
+        **scores("strict_overall", *(in_file(sentences, strict_chunks) for sentences in (labels, predictions))),
         "overall_accuracy": sum(a == p for a, p in words) / len(words),
         "invalid_transitions": sum(predictions[number][start][0] == "I" for number, _, start, _ in predicted),
     }
@@ -96,16 +93,16 @@ def expected_entity_metrics(references, predictions):
 @quick
 @given(tagged(IOB2_TAGS))
 def test_entity_metrics_equal_conlleval_counting(sides):
-    references, predictions = sides
-    ours = tagging_metrics(references, predictions)
-    assert ours == pytest.approx(expected_entity_metrics(references, predictions), abs=1e-14)
+    labels, predictions = sides
+    ours = tagging_metrics(labels, predictions)
+    assert ours == pytest.approx(expected_entity_metrics(labels, predictions), abs=1e-14)
     assert all(type(value) is float for value in ours.values())
 
 
 def test_numbers_worked_out_by_hand():
-    references = [["B-PER", "I-PER", "O", "B-LOC"], ["B-PER", "O"]]
+    labels = [["B-PER", "I-PER", "O", "B-LOC"], ["B-PER", "O"]]
     predictions = [["I-PER", "I-PER", "O", "B-LOC"], ["O", "B-LOC"]]
-    metrics = tagging_metrics(references, predictions)
+    metrics = tagging_metrics(labels, predictions)
     assert metrics == pytest.approx(
         {
             "LOC_precision": 1 / 2,
@@ -129,9 +126,9 @@ def test_numbers_worked_out_by_hand():
 
 
 def test_entities_do_not_run_across_sentences():
-    references = [["B-X"], ["I-X"]]
-    assert tagging_metrics(references, references)["X_number"] == 2.0
-    assert tagging_metrics(references, references)["invalid_transitions"] == 1.0
+    labels = [["B-X"], ["I-X"]]
+    assert tagging_metrics(labels, labels)["X_number"] == 2.0
+    assert tagging_metrics(labels, labels)["invalid_transitions"] == 1.0
 
 
 def test_types_may_hold_hyphens():
@@ -182,7 +179,7 @@ def test_every_name_has_its_own_four_numbers_or_is_refused(names, raw):
 
 
 @pytest.mark.parametrize(
-    ("references", "predictions", "accuracy"),
+    ("labels", "predictions", "accuracy"),
     [
         ([["O", "O"]], [["O", "O"]], 1.0),
         ([["O", "O"]], [["O", "B-X"]], 0.5),
@@ -190,8 +187,8 @@ def test_every_name_has_its_own_four_numbers_or_is_refused(names, raw):
         ([[], ["O"]], [[], ["O"]], 1.0),
     ],
 )
-def test_no_entity_on_a_side_counts_zero_without_a_warning(references, predictions, accuracy):
-    metrics = tagging_metrics(references, predictions)
+def test_no_entity_on_a_side_counts_zero_without_a_warning(labels, predictions, accuracy):
+    metrics = tagging_metrics(labels, predictions)
     assert metrics.pop("overall_accuracy") == accuracy
     metrics.pop("X_number", None)
     assert set(metrics.values()) == {0.0}
@@ -201,14 +198,14 @@ def test_no_entity_on_a_side_counts_zero_without_a_warning(references, predictio
 @quick
 @given(tagged(["NOUN", "VERB", "O", "X-Y"]))
 def test_raw_tags_equal_scikit_learn(sides):
-    references, predictions = ([tag for tags in sentences for tag in tags] for sentences in sides)
-    names = sorted({*references, *predictions})
+    labels, predictions = ([tag for tags in sentences for tag in tags] for sentences in sides)
+    names = sorted({*labels, *predictions})
     precision, recall, f1, number = sklearn.metrics.precision_recall_fscore_support(
-        references, predictions, labels=names, zero_division=0
+        labels, predictions, labels=names, zero_division=0
     )
     expected = {
-        "overall_accuracy": sklearn.metrics.accuracy_score(references, predictions),
-        "macro_f1": sklearn.metrics.f1_score(references, predictions, average="macro", zero_division=0),
+        "overall_accuracy": sklearn.metrics.accuracy_score(labels, predictions),
+        "macro_f1": sklearn.metrics.f1_score(labels, predictions, average="macro", zero_division=0),
     }
     for index, name in enumerate(names):
         columns = {"precision": precision, "recall": recall, "f1": f1, "number": number}
@@ -233,17 +230,17 @@ def test_caller_may_know_better_what_the_tags_are():
 
 @pytest.mark.parametrize("raw", [None, False])
 def test_another_chunk_scheme_is_refused(raw):
-    with pytest.raises(DataError, match="references, sentence 1, word 2: 'S-X'"):
+    with pytest.raises(DataError, match="labels, sentence 1, word 2: 'S-X'"):
         tagging_metrics([["O", "S-X"]], [["O", "B-X"]], raw=raw)
 
 
 def test_length_mismatch_names_the_sentence():
-    with pytest.raises(DataError, match="sentence 2 has 2 reference tags and 1 predicted"):
+    with pytest.raises(DataError, match="sentence 2 has 2 labels and 1 predicted"):
         tagging_metrics([["O"], ["O", "O"]], [["O"], ["O"]])
 
 
 def test_number_of_sentences_must_agree():
-    with pytest.raises(DataError, match="2 sentences of references and 1 of predictions"):
+    with pytest.raises(DataError, match="2 sentences of labels and 1 of predictions"):
         tagging_metrics([["O"], ["O"]], [["O"]])
 
 
@@ -260,13 +257,13 @@ def test_tuples_do_as_well_as_lists():
 
 def test_a_test_set_of_conll_size_is_quick():
     choose = random.Random(0)
-    references = [choose.choices(IOB2_TAGS, weights=[20, 2, 1, 2, 1], k=13) for _ in range(3500)]
-    predictions = [[tag if choose.random() < 0.9 else "O" for tag in tags] for tags in references]
-    tagging_metrics(references[:1], predictions[:1])  # the import
+    labels = [choose.choices(IOB2_TAGS, weights=[20, 2, 1, 2, 1], k=13) for _ in range(3500)]
+    predictions = [[tag if choose.random() < 0.9 else "O" for tag in tags] for tags in labels]
+    tagging_metrics(labels[:1], predictions[:1])  # the import
 
     def seconds():
         start = time.process_time()
-        tagging_metrics(references, predictions)
+        tagging_metrics(labels, predictions)
         return time.process_time() - start
 
     assert any(seconds() < 2.0 for _ in range(3))  # a busy machine may be slow once
@@ -280,18 +277,3 @@ def test_seqeval_is_loaded_only_when_entities_are_counted():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("options", [{}, {"raw": True}])
-def test_metric_class_equals_the_function(options, tmp_path):
-    references, predictions = [["B-X", "I-X", "O"], [], ["I-Y"]], [["B-X", "O", "O"], [], ["B-Y"]]
-    metric = hf.Tagging(cache_dir=str(tmp_path))
-    computed = metric.compute(predictions=predictions, references=references, **options)
-    assert computed == tagging_metrics(references, predictions, **options)
-
-
-def test_metric_class_takes_batches(tmp_path):
-    metric = hf.Tagging(cache_dir=str(tmp_path))
-    for word in ("NOUN", "VERB"):
-        metric.add_batch(predictions=[["NOUN", "DET"]], references=[[word, "DET"]])
-    assert metric.compute()["overall_accuracy"] == 0.75

@@ -11,13 +11,12 @@ from typer.testing import CliRunner
 from bert_tasks.cli.app import app
 from bert_tasks.errors import UsageError
 from bert_tasks.report import make_report
-from bert_tasks.report.build import RESULTS
 from bert_tasks.report.charts import drawn_metrics
 from bert_tasks.report.collect import gather
 from bert_tasks.report.comparison import MCNEMAR, RANDOMISATION
 from bert_tasks.report.page import run_page
+from bert_tasks.report.results import results_of
 from bert_tasks.report.statistics import Estimate
-from bert_tasks.tasks import SequenceClassification
 from support.report_runs import KINDS, trained, write_recipe
 from support.runs import digests
 
@@ -80,8 +79,8 @@ def test_a_run_without_recipe_and_one_without_end(copy_of):
     (run / "recipe.toml").unlink()
     (run / "metrics.json").unlink()
     missing = make_report(run).runs[0].missing
-    assert "not finished" in missing[0]
-    assert "keeps no recipe" in missing[1]
+    assert "The run is unfinished" in missing[0]
+    assert "has no recipe" in missing[1]
 
 
 def edit(path, change):
@@ -90,11 +89,11 @@ def edit(path, change):
     path.write_text(json.dumps(content), "utf-8")
 
 
-def test_the_metric_that_picked_the_model_stands_first(copy_of, tmp_path):
+def test_the_metric_that_the_model_was_chosen_by_comes_first(copy_of, tmp_path):
     run, _ = copy_of("classes")
-    edit(run / "run.json", lambda facts: facts["metrics"].update({"best": "matthews_correlation"}))
+    edit(run / "run.json", lambda metadata: metadata["metrics"].update({"best": "matthews_correlation"}))
     report = make_report(run)
-    assert report.results[0][""].headline == ("matthews_correlation", "accuracy", "macro_f1")
+    assert tuple(report.results[0][""].headline) == ("matthews_correlation", "accuracy", "macro_f1")
     assert drawn_metrics(report.runs[0])[0] == "matthews_correlation"
     html = report.output.read_text("utf-8")
     assert html.count("Matthews correlation") >= 3  # tile, curve, evaluations
@@ -103,9 +102,9 @@ def test_the_metric_that_picked_the_model_stands_first(copy_of, tmp_path):
     assert (comparison.metric, comparison.test) == ("matthews_correlation", RANDOMISATION)
 
 
-def test_a_metric_that_follows_from_no_sums_is_told_without_interval(copy_of):
+def test_a_metric_that_follows_from_no_sums_is_shown_without_interval(copy_of):
     run, _ = copy_of("classes")
-    edit(run / "run.json", lambda facts: facts["metrics"].update({"best": "map"}))
+    edit(run / "run.json", lambda metadata: metadata["metrics"].update({"best": "map"}))
     edit(run / "metrics.json", lambda summary: summary["metrics"].update({"map": 0.625}))
     html = make_report(run).output.read_text("utf-8")
     tiles = html.partition('<ul class="tiles">')[2].partition("</ul>")[0]
@@ -114,33 +113,33 @@ def test_a_metric_that_follows_from_no_sums_is_told_without_interval(copy_of):
     assert "no interval" in tiles
 
 
-def test_rows_that_a_run_was_favoured_by_are_named(run_of, copy_of):
+def test_rows_on_which_something_was_chosen_are_named(run_of, copy_of):
     (labels,), (classes,) = gather([run_of("labels")]), gather([run_of("classes")])
-    assert "the best of 2 evaluations was picked and thresholds were tuned" in page_of(labels)
-    assert "the best of 2 evaluations was picked: expect less of new rows; the intervals leave that out" in page_of(
-        classes
-    )
+    caution = "on this data, so expect lower scores on new data; the intervals ignore this."
+    assert f"The best of 2 checkpoints was chosen and thresholds were tuned {caution}" in page_of(labels)
+    assert f"The best of 2 checkpoints was chosen {caution}" in page_of(classes)
     first = [event for event in classes.events if event["event"] != "evaluation" or event["epoch"] == 1]
-    assert "expect less" not in page_of(replace(classes, events=first))
+    assert "expect lower" not in page_of(replace(classes, events=first))
 
 
 def test_only_the_first_validation_set_is_said_to_be_tuned_on(run_of):
     (run,) = gather([run_of("spans")])
-    about = {**run.facts["metrics"], "sets": ["easy", "hard"], "best": "easy/f1"}
-    facts = {**run.facts, "metrics": about}
+    about = {**run.metadata["metrics"], "sets": ["easy", "hard"], "best": "easy/f1"}
+    metadata = {**run.metadata, "metrics": about}
     metrics = {f"easy/{key}": value for key, value in run.metrics.items()}
     metrics |= {f"hard/{key}": value for key, value in run.metrics.items() if not key.startswith("untuned_")}
-    (answers,) = run.answers
-    sets = tuple(replace(answers, name=name) for name in ("easy", "hard"))
-    html = page_of(replace(run, facts=facts, summary={**run.summary, "metrics": metrics}, answers=sets))
-    assert "chosen on these questions" in html.partition('id="results2"')[0]
-    assert "chosen on those of easy" in html.partition('id="results2"')[2]
-    assert html.count("expect less") == 1
+    (one,) = run.predicted
+    sets = tuple(replace(one, name=name) for name in ("easy", "hard"))
+    html = page_of(replace(run, metadata=metadata, summary={**run.summary, "metrics": metrics}, predicted=sets))
+    assert "it was chosen on these questions." in html.partition('id="results2"')[0]
+    assert "it was chosen on the questions of easy." in html.partition('id="results2"')[2]
+    assert html.count("expect lower") == 1
 
 
 def test_an_interval_without_width_is_none(run_of):
     (run,) = gather([run_of("classes")])
-    results = RESULTS[SequenceClassification](run.answers[0])
+    (one,) = run.predicted
+    results = results_of(run.task, one.predictions, one.rows)
     sure = {**results.estimates, "accuracy": Estimate(value=1.0, low=1.0, high=1.0)}
     html = run_page(run, {"": replace(results, estimates=sure)})
     assert "no interval: every sample gives the same" in html
@@ -148,7 +147,7 @@ def test_an_interval_without_width_is_none(run_of):
 
 
 def page_of(run):
-    return run_page(run, {one.name: RESULTS[type(one.task)](one) for one in run.answers})
+    return run_page(run, {one.name: results_of(run.task, one.predictions, one.rows) for one in run.predicted})
 
 
 def test_an_unfinished_run_says_what_each_figure_is_about(copy_of):
@@ -158,9 +157,9 @@ def test_an_unfinished_run_says_what_each_figure_is_about(copy_of):
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
     assert report.runs[0].metrics == [one["metrics"] for one in events if one["event"] == "evaluation"][-1]
     html = report.output.read_text("utf-8")
-    assert "its metrics are those of its newest evaluation, all else is about the best model so far" in html
-    assert "Of the newest evaluation on the validation rows" in html
-    assert "Of the best model on" not in html
+    assert "The run is unfinished: metrics are of the latest evaluation, all else is of the best model so far." in html
+    assert "The latest evaluation on the validation rows" in html
+    assert "The best model on" not in html
 
 
 def test_runs_are_compared_on_the_same_rows(run_of, copy_of, tmp_path):
@@ -176,9 +175,7 @@ def test_runs_are_compared_on_the_same_rows(run_of, copy_of, tmp_path):
 
 def test_runs_on_other_rows_or_tasks_are_refused_by_name(run_of, copy_of, tmp_path):
     other, _ = copy_of("classes")
-    facts = json.loads((other / "run.json").read_text("utf-8"))
-    facts["data"]["validation"]["fingerprint"] = "f" * 64
-    (other / "run.json").write_text(json.dumps(facts), "utf-8")
+    edit(other / "run.json", lambda metadata: metadata["data"]["validation"].update({"fingerprint": "f" * 64}))
     with pytest.raises(
         UsageError, match=r"classes\S*run and .*classes/run were validated on different rows .*ffffffff"
     ):
@@ -220,7 +217,7 @@ def test_train_makes_a_report_and_goes_on_as_if_there_were_none(checkpoint, tmp_
     assert f"report: {page}" in done.stdout
     assert page.is_file()
     again = call("train", recipe, "--quiet", "--set", "optim.epochs=1")
-    assert "complete already" in again.stdout
+    assert "already complete" in again.stdout
     plain = call("train", recipe, "--quiet", "--no-report", "--output-dir", tmp_path / "plain")
     assert "report:" not in plain.stdout
     assert not (tmp_path / "plain" / "report.html").exists()
@@ -299,15 +296,15 @@ def test_commands_and_page_show_each_number_once_and_the_same_classes(copy_of, n
     assert not {"f1", "macro_f1"} <= shown or len(report.runs[0].task.labels) == 2
     assert overall.items() <= {key: f"{value:.6g}" for key, value in metrics.items()}.items()
     html = report.output.read_text("utf-8")
-    recorded = html.partition("as the run recorded them")[2].partition("</table>")[0]
+    recorded = html.partition("as recorded by the run")[2].partition("</table>")[0]
     assert set(re.findall(r'<th scope="row">([^<]*)<', recorded)) == shown | ({"untuned_f1"} & metrics.keys())
 
 
 def test_a_metric_that_equals_another_is_shown_under_one_name(copy_of):
     run, _ = copy_of("classes")
-    edit(run / "run.json", lambda facts: facts["metrics"].update({"best": "f1"}))
+    edit(run / "run.json", lambda metadata: metadata["metrics"].update({"best": "f1"}))
     report = make_report(run)
-    assert report.results[0][""].headline == ("macro_f1", "accuracy")
+    assert tuple(report.results[0][""].headline) == ("macro_f1", "accuracy")
     assert drawn_metrics(report.runs[0]) == ["macro_f1", "accuracy"]
 
 

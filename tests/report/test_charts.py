@@ -6,34 +6,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.report.charts import (
-    WIDTH,
-    Axes,
-    Line,
-    line_chart,
-    nice,
-    ticks,
-)
+from bert_tasks.report.charts import WIDTH, draw
+from bert_tasks.tasks.report_data import Axis, Chart, Line, ticks
 
 
 @pytest.mark.parametrize(
     ("low", "high"),
     [(0.8, 0.8), (0.8, 0.8000000000000002), (-1e-13, 1e-13), (0.0, 1e-300), (1e20, 1e20), (1e9, 1e9 + 1e-6)],
 )
-def test_values_that_agree_up_to_rounding_stand_in_the_middle(low, high):
-    start, end = nice(low, high)
-    assert start < low <= high < end
-    axes = Axes(x="step", y="score", x_range=(low, high), y_range=(low, high))
-    assert axes.x_range[0] < low <= high < axes.x_range[1]
-    assert len(axes.y_ticks) == len(set(axes.y_ticks)) > 1
-    line_chart([Line(name="one", points=((low, low), (high, high)))], axes, label="equal")
+def test_values_that_agree_up_to_rounding_are_in_the_middle(low, high):
+    around = Axis.around("score", (low, high))
+    assert around.low < low <= high < around.high
+    axis = Axis(name="score", low=low, high=high)
+    assert axis.low < low <= high < axis.high
+    assert len(axis.ticks) == len(set(axis.ticks)) > 1
+    line = Line(name="one", points=((low, low), (high, high)))
+    draw(Chart(title="", description="equal", x=axis, y=axis, lines=(line,)))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.81, 0.93), (-3.0, 12.5), (0.5, 0.5 + 1e-8), (1e15, 3e15)])
 def test_ticks_are_few_round_steps_that_hold_the_values(low, high):
-    start, end = nice(low, high)
-    assert start <= low < high <= end
-    assert 2 <= len(ticks(start, end, most=6)) <= 8
+    axis = Axis.around("score", (high, low))
+    assert axis.low <= low < high <= axis.high
+    assert 2 <= len(ticks(axis.low, axis.high, most=6)) <= 8
 
 
 @given(
@@ -41,15 +36,18 @@ def test_ticks_are_few_round_steps_that_hold_the_values(low, high):
     st.floats(0, 1),
     st.booleans(),
 )
-def test_the_name_of_a_rule_is_above_all_that_is_drawn(points, share, nice_range):
+def test_the_name_of_a_rule_is_above_all_that_is_drawn(points, share, is_round):
     """Whatever the lines do, and wherever the rule is: also where a line runs along the top of the plot."""
-    lows, highs = (
-        [min(values) for values in zip(*points, strict=True)],
-        [max(values) for values in zip(*points, strict=True)],
+    across, up = ([values[place] for values in points] for place in (0, 1))
+    chart = Chart(
+        title="",
+        description="",
+        x=Axis(name="step", low=0.0, high=max(across)),
+        y=Axis.around("score", up) if is_round else Axis(name="score", low=min(up), high=max(up)),
+        lines=(Line(name="one", points=points),),
+        rule=(share * max(across), "best model"),
     )
-    y_range = nice(lows[1], highs[1]) if nice_range else (lows[1], highs[1])
-    axes = Axes(x="step", y="score", x_range=(0.0, highs[0]), y_range=y_range)
-    svg = line_chart([Line(name="one", points=points)], axes, label="", rule=(share * highs[0], "best model"))
+    svg = draw(chart)
     name = re.search(r'class="note" x="([-\d.]+)" y="([-\d.]+)" text-anchor="(start|end)"', svg)
     x, baseline = float(name[1]), float(name[2])
     drawn = [float(y) for y in re.findall(r'cy="([-\d.]+)"', svg)]

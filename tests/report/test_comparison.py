@@ -5,33 +5,27 @@ from types import SimpleNamespace
 import pytest
 from scipy import stats
 
-from bert_tasks.report.collect import Answers
+from bert_tasks.metrics.formulas import class_measure, multilabel_measure
 from bert_tasks.report.comparison import MCNEMAR, RANDOMISATION, compared
-from bert_tasks.report.results import Results, estimated
-from bert_tasks.report.statistics import class_measure, label_counts, multilabel_measure
-from bert_tasks.report.tokens import results as token_results
+from bert_tasks.report.results import Results
+from bert_tasks.tasks.report_data import ReportSections, RowResult
 from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
 
-TRUTHS = ["a", "b"] * 30
+LABELS = ["a", "b"] * 30
 
 
 def with_mistakes(*places):
-    """Answers to the rows, wrong at these places."""
-    return [{"a": "b", "b": "a"}[truth] if place in places else truth for place, truth in enumerate(TRUTHS)]
+    """Predictions for the rows, wrong at these places."""
+    return [{"a": "b", "b": "a"}[label] if place in places else label for place, label in enumerate(LABELS)]
 
 
-def results_of(guesses, *, labels=("a", "b"), metric="accuracy", measure=class_measure):
-    found = measure(label_counts([[one] for one in TRUTHS], [[one] for one in guesses], labels), labels)
-    right = tuple(truth == guess for truth, guess in zip(TRUTHS, guesses, strict=True))
-    return Results(
-        measure=found,
-        estimates=estimated(found),
-        rows=60,
-        unit="rows",
-        headline=(metric,),
-        label_word="class",
-        right=right,
-    )
+def results_of(predictions, *, names=("a", "b"), metric="accuracy"):
+    rows = [
+        RowResult(row={}, label=label, prediction=prediction, score=0.5, is_correct=label == prediction)
+        for label, prediction in zip(LABELS, predictions, strict=True)
+    ]
+    measure = class_measure(LABELS, predictions, names)
+    return Results.of(ReportSections(measure=measure, unit="rows", headline=(metric,), results=tuple(rows)))
 
 
 def compare(*results):
@@ -40,7 +34,7 @@ def compare(*results):
     return found
 
 
-def test_the_second_run_is_told_against_the_first():
+def test_the_second_run_is_compared_with_the_first():
     worse, better = results_of(with_mistakes(*range(12))), results_of(with_mistakes(0, 1, 50))
     found = compare(worse, better)
     assert (found.test, found.metric, found.rows, found.unit) == (MCNEMAR, "accuracy", 60, "rows")
@@ -79,21 +73,23 @@ def test_p_values_are_adjusted_for_their_number_and_keep_their_runs():
 def test_runs_with_other_labels_have_no_p_and_it_is_said_why():
     one, other = with_mistakes(*range(12)), with_mistakes(0, 1, 50)
     first = results_of(one, metric="macro_f1")
-    found = compare(first, results_of(other, labels=("a", "b", "c")), results_of(other))
+    found = compare(first, results_of(other, names=("a", "b", "c")), results_of(other))
     assert [run.p is None for run in found.runs] == [True, True, False]
     assert found.runs[1].difference.value == pytest.approx(found.runs[2].difference.value)
     assert found.runs[2].p_adjusted == found.runs[2].p
-    assert found.runs[1].no_p == "it has other labels to choose from"
-    assert found.lines()[2].endswith("no p: it has other labels to choose from")
-    missing = compare(results_of(one), results_of(other, measure=multilabel_measure)).runs[1]
+    assert found.runs[1].no_p == "its labels are not those of the first run"
+    assert found.lines()[2].endswith("no p: its labels are not those of the first run")
+    measure = multilabel_measure([[label] for label in LABELS], [[label] for label in other], ("a", "b"))
+    sections = ReportSections(measure=measure, unit="rows", headline=("f1",), results=())
+    missing = compare(results_of(one), Results.of(sections)).runs[1]
     assert (missing.value.value, missing.p, missing.no_p) == (None, None, "it has no accuracy")
 
 
 def test_runs_that_predict_other_types_are_compared():
     task = TokenClassification(labels=("O", "B-X", "B-Y", "B-Z", "B-NEVER"))
-    truths = [("B-X", "O", "O"), ("O", "B-Y", "O"), ("B-X", "B-Y", "O")] * 8
+    labels = [("B-X", "O", "O"), ("O", "B-Y", "O"), ("B-X", "B-Y", "O")] * 8
     straying = [("B-X", "B-Z", "O")] * 24
-    first, second = (tagged(task, truths, guesses) for guesses in (straying, truths))
+    first, second = (tagged(task, labels, predictions) for predictions in (straying, labels))
     assert [row.label for row in first.table] == ["X", "Y", "Z"]
     assert [(row.label, row.support) for row in second.table] == [("X", 16), ("Y", 16)]
     assert (first.left_out, second.left_out) == (0, 0)
@@ -102,8 +98,8 @@ def test_runs_that_predict_other_types_are_compared():
     assert one.difference.value == pytest.approx(1 - 2 * 16 / (48 + 32))
 
 
-def tagged(task, truths, guesses):
+def tagged(task, labels, predictions):
     words = ("one", "two", "three")
-    predictions = [TokenPrediction(words=words, tags=tags, scores=(0.9,) * 3, entities=()) for tags in guesses]
-    rows = [{"words": list(words), "tags": list(tags)} for tags in truths]
-    return token_results(Answers(name="", source="here", rows=rows, predictions=predictions, task=task))
+    found = [TokenPrediction(words=words, tags=tags, scores=(0.9,) * 3, entities=()) for tags in predictions]
+    rows = [{"words": list(words), "tags": list(tags)} for tags in labels]
+    return Results.of(task.report_sections(found, rows))

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.report.classification import results as class_results
 from bert_tasks.report.collect import gather
 from bert_tasks.report.page import run_page
-from bert_tasks.report.results import MOST_CELLS, SHOWN, Confusion
+from bert_tasks.report.results import Results
+from bert_tasks.tasks.report_data import MOST_CELLS, SHOWN_CLASSES, Confusion
 
 TOO_MANY = int(MOST_CELLS**0.5) + 1
 
@@ -20,42 +20,42 @@ def drawn(classes, rows, *, wrong=0.3, name="class number {}"):
     """Labels, and so many rows of them."""
     chance = random.Random(classes)
     labels = [name.format(number) for number in range(classes)]
-    truths = [*labels, *(chance.choice(labels) for _ in range(rows - classes))]
-    answers = [chance.choice(labels) if chance.random() < wrong else truth for truth in truths]
-    return Confusion.of(truths, answers, labels, "rows")
+    true = [*labels, *(chance.choice(labels) for _ in range(rows - classes))]
+    predicted = [chance.choice(labels) if chance.random() < wrong else label for label in true]
+    return Confusion.of(true, predicted, labels, "rows")
 
 
 @given(st.integers(2, 60), st.data())
 def test_every_row_is_in_the_matrix(classes, data):
     numbers = st.integers(0, classes - 1)
     pairs = data.draw(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=80))
-    truths, answers = [str(one) for one, _ in pairs], [str(two) for _, two in pairs]
+    true, predicted = [str(one) for one, _ in pairs], [str(two) for _, two in pairs]
     labels = [str(number) for number in range(classes)]
-    confusion = Confusion.of(truths, answers, labels, "rows")
-    counted, matrix = Counter(zip(truths, answers, strict=True)), confusion.matrix
+    confusion = Confusion.of(true, predicted, labels, "rows")
+    counted, matrix = Counter(zip(true, predicted, strict=True)), confusion.matrix
     assert sum(map(sum, matrix.counts)) == len(pairs)
     shown = matrix.labels[:-1] if confusion.left_out else matrix.labels
-    for i, truth in enumerate(shown):
-        assert [counted[truth, answer] for answer in shown] == list(matrix.counts[i][: len(shown)])
-    assert len(matrix.labels) <= SHOWN
+    for i, label in enumerate(shown):
+        assert [counted[label, prediction] for prediction in shown] == list(matrix.counts[i][: len(shown)])
+    assert len(matrix.labels) <= SHOWN_CLASSES
     if confusion.left_out:
         whole = confusion.full
-        assert whole.labels == confusion.labels == tuple(label for label in labels if label in {*truths, *answers})
+        assert whole.labels == confusion.labels == tuple(label for label in labels if label in {*true, *predicted})
         assert [[counted[a, b] for b in whole.labels] for a in whole.labels] == [list(row) for row in whole.counts]
         wrong = Counter(label for pair in counted.elements() if pair[0] != pair[1] for label in pair)
         assert min(wrong[label] for label in shown) >= max(wrong[label] for label in set(whole.labels) - set(shown))
     else:
         assert confusion.full is None
-        assert set(shown) >= {*truths, *answers}
+        assert set(shown) >= {*true, *predicted}
 
 
 def test_classes_with_the_most_mistakes_are_shown_rather_than_the_frequent_ones():
-    labels = [f"c{number}" for number in range(2 * SHOWN)]
-    right, wrong = labels[:SHOWN], labels[SHOWN:]
-    truths = [label for label in right for _ in range(5)] + wrong
-    answers = [label for label in right for _ in range(5)] + wrong[1:] + wrong[:1]
-    matrix = Confusion.of(truths, answers, labels, "rows").matrix
-    assert matrix.labels == (*wrong[: SHOWN - 1], f"{SHOWN + 1} others")
+    labels = [f"c{number}" for number in range(2 * SHOWN_CLASSES)]
+    right, wrong = labels[:SHOWN_CLASSES], labels[SHOWN_CLASSES:]
+    true = [label for label in right for _ in range(5)] + wrong
+    predicted = [label for label in right for _ in range(5)] + wrong[1:] + wrong[:1]
+    matrix = Confusion.of(true, predicted, labels, "rows").matrix
+    assert matrix.labels == (*wrong[: SHOWN_CLASSES - 1], f"{SHOWN_CLASSES + 1} others")
     assert matrix.counts[-1][-1] == len(right) * 5
 
 
@@ -63,7 +63,9 @@ def test_classes_with_the_most_mistakes_are_shown_rather_than_the_frequent_ones(
 def page_of(run_of, tmp_path):
     def page(confusion):
         (run,) = gather([run_of("classes")])
-        html = run_page(run, {"": replace(class_results(run.answers[0]), confusion=confusion)})
+        (one,) = run.predicted
+        sections = run.task.report_sections(one.predictions, one.rows)
+        html = run_page(run, {"": Results.of(replace(sections, confusion=confusion))})
         path = tmp_path / "page.html"
         path.write_text(html, "utf-8")
         return path
@@ -71,7 +73,7 @@ def page_of(run_of, tmp_path):
     return page
 
 
-@pytest.mark.parametrize("classes", [2, 4, 7, 12, SHOWN, SHOWN + 1, 80])
+@pytest.mark.parametrize("classes", [2, 4, 7, 12, SHOWN_CLASSES, SHOWN_CLASSES + 1, 80])
 @pytest.mark.parametrize("rows", [500, 60_000])
 @pytest.mark.parametrize("media", ["screen", "print"])
 def test_no_column_is_hidden(browser, page_of, classes, rows, media):
@@ -82,17 +84,17 @@ def test_no_column_is_hidden(browser, page_of, classes, rows, media):
     assert browser.run(f"return {box}.scrollWidth - {box}.clientWidth") <= 0
     cut = "return [...document.querySelectorAll('.matrix td')].filter(c => c.scrollWidth > c.clientWidth).length"
     assert browser.run(cut) == 0
-    assert len(browser.find_all(".matrix tbody tr")) == min(classes, SHOWN)
-    sentence = f"The {SHOWN - 1} of {classes} classes with the most mistakes"
-    assert (sentence in browser.text()) == (classes > SHOWN)
+    assert len(browser.find_all(".matrix tbody tr")) == min(classes, SHOWN_CLASSES)
+    sentence = f"The {SHOWN_CLASSES - 1} of {classes} classes with the most mistakes"
+    assert (sentence in browser.text()) == (classes > SHOWN_CLASSES)
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 def test_the_whole_matrix_is_in_the_page_and_scrolls(browser, page_of):
-    path = page_of(drawn(SHOWN + 10, 3000))
+    path = page_of(drawn(SHOWN_CLASSES + 10, 3000))
     browser.open(path, width=1280)
     browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
-    assert len(browser.find_all(".full tbody tr")) == SHOWN + 10
+    assert len(browser.find_all(".full tbody tr")) == SHOWN_CLASSES + 10
     assert browser.overflowing() == []
     assert browser.unreachable() == []
     assert browser.low_contrast() == []

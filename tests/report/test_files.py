@@ -15,7 +15,7 @@ from bert_tasks.data.columns import PASSTHROUGH
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.report import make_report
-from bert_tasks.report.files import NOTHING, SHOWN, slices_by
+from bert_tasks.report.results import EMPTY, MOST_VALUES, slices_by
 from bert_tasks.report.statistics import Estimate
 from support.report_runs import HOSTILE, KINDS, write_rows
 
@@ -54,9 +54,9 @@ def test_figures_are_those_of_evaluate(run_of, file_of, tmp_path, name):
     assert known
     (channels,) = found.slices
     counted = {value: sum(row["channel"] == value for row in rows) for value in EXTRA}
-    assert {one.value: one.rows for one in channels.slices} == {NOTHING if v is None else v: counted[v] for v in EXTRA}
+    assert {one.value: one.rows for one in channels.slices} == {EMPTY if v is None else v: counted[v] for v in EXTRA}
     for one in channels.slices:
-        part = [row for row in rows if (NOTHING if row["channel"] is None else row["channel"]) == one.value]
+        part = [row for row in rows if (EMPTY if row["channel"] is None else row["channel"]) == one.value]
         expected = evaluate(run_of(name) / "model", part)
         for metric, score in zip(channels.names, one.scores, strict=True):
             if metric in expected and score.value is not None:
@@ -107,9 +107,9 @@ def test_mistakes_are_the_rows_that_are_wrong(run_of, file_of, tmp_path, name, e
         marked = "'" if extension != "jsonl" and str(own["channel"]).startswith("=") else ""
         assert row["channel"] in (f"{marked}{own['channel']}", None if own["channel"] is None else "-", "")
     if name in ("classes", "pairs"):
-        answers = model.predict(rows)
+        predictions = model.predict(rows)
         assert sorted(lines) == [
-            n for n, (row, one) in enumerate(zip(rows, answers, strict=True), 1) if row["label"] != one.label
+            n for n, (row, one) in enumerate(zip(rows, predictions, strict=True), 1) if row["label"] != one.label
         ]
         assert all(row["label"] != row["prediction"] for row in written)
         assert all(row["label"] == rows[line - 1]["label"] for row, line in zip(written, lines, strict=True))
@@ -158,9 +158,11 @@ def test_the_command_prints_the_figures(run_of, file_of, tmp_path):
 def test_wrong_options(run_of, file_of, tmp_path):
     run, page = run_of("classes"), tmp_path / "page.html"
     data, _ = file_of("classes")
-    with pytest.raises(UsageError, match=r"--by chanel: no row has this column, did you mean 'channel'\?; there are"):
+    with pytest.raises(
+        UsageError, match=r"--by chanel: no row has this column, did you mean 'channel'\?; the columns are"
+    ):
         make_report(run, page, data=data, by=["chanel"])
-    with pytest.raises(UsageError, match="name it with --data"):
+    with pytest.raises(UsageError, match="name the file with --data"):
         make_report(run, page, by=["channel"])
     with pytest.raises(UsageError, match="for one run, not for 2"):
         make_report([run, run_of("labels")], page, data=data)
@@ -189,9 +191,9 @@ def test_every_row_is_in_one_slice(values):
     found = slices_by("c", rows, score, ["n"])
     assert sorted(seen) == list(range(len(rows)))
     assert [one.rows for one in found.slices] == [one.scores[0].value for one in found.slices]
-    assert len(found.slices) <= SHOWN
-    distinct = len({NOTHING if v is None or v == "" else str(v) for v in values})
+    assert len(found.slices) <= MOST_VALUES
+    distinct = len({EMPTY if v is None or v == "" else str(v) for v in values})
     assert len(found.slices) + (found.others - 1 if found.others else 0) == distinct
-    assert (distinct > SHOWN) == (found.others > 0)
+    assert (distinct > MOST_VALUES) == (found.others > 0)
     own = found.slices[:-1] if found.others else found.slices
     assert [one.rows for one in own] == sorted((one.rows for one in own), reverse=True)

@@ -8,10 +8,9 @@ from itertools import pairwise
 import pytest
 
 from bert_tasks.report import make_report
-from bert_tasks.report.classification import results as text_results
-from bert_tasks.report.collect import Answers, gather
+from bert_tasks.report.collect import gather
 from bert_tasks.report.page import comparison_page, run_page
-from bert_tasks.report.tokens import results as token_results
+from bert_tasks.report.results import results_of
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification, SequencePrediction
 from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
 from support.report_runs import HOSTILE, KINDS, MARK
@@ -78,14 +77,13 @@ def test_page_needs_nothing_else(page_of):
 
 def test_page_stays_small_whatever_the_rows_hold(run_of):
     (run,) = gather([run_of("tags")])
-    (answers,) = run.answers
-    row, guess = answers.rows[0], answers.predictions[0]
+    (one,) = run.predicted
+    row, prediction = one.rows[0], one.predictions[0]
     words = ["x" * 3000] * 300
     tags = ("B-WHO", "O") * 150
-    long = type(guess)(words=tuple(words), tags=("O",) * 300, scores=(0.5,) * 300, entities=())
+    long = type(prediction)(words=tuple(words), tags=("O",) * 300, scores=(0.5,) * 300, entities=())
     rows = [{**row, "words": words, "tags": list(tags)}] * 100
-    many = type(answers)(name="", source=answers.source, rows=rows, predictions=[long] * 100, task=answers.task)
-    page = run_page(run, {"": token_results(many)})
+    page = run_page(run, {"": results_of(run.task, [long] * 100, rows)})
     assert len(page.encode()) < 2_000_000
 
 
@@ -136,9 +134,8 @@ def test_page_stays_small_whatever_the_labels_and_sets_are(run_of, sets, filler)
     labels = tuple(f"{number:03d}{filler * 10_000}" for number in range(200))
     task = SequenceClassification(labels=labels)
     rows = [{"text": filler * 3000, "text_pair": filler * 3000, "label": labels[n * 7 % 200]} for n in range(2000)]
-    guesses = [SequencePrediction(label=labels[(n * 7 + n % 5) % 200], score=0.5, scores={}) for n in range(2000)]
-    answers = Answers(name="", source="here", rows=rows, predictions=guesses, task=task)
-    results = dict.fromkeys((f"set{number}" for number in range(sets)), text_results(answers))
+    predictions = [SequencePrediction(label=labels[(n * 7 + n % 5) % 200], score=0.5, scores={}) for n in range(2000)]
+    results = dict.fromkeys((f"set{number}" for number in range(sets)), results_of(task, predictions, rows))
     page = run_page(run, results)
     assert len(page.encode()) < 2_000_000
     assert page.count("</section>") == page.count("<section") > 2 * sets
@@ -157,6 +154,5 @@ def test_page_stays_small_whatever_the_tags_are(run_of):
     words = ["&" * 100] * 300
     rows = [{"words": words, "tags": [f"B-{types[n % 100]}" for n in range(300)]}] * 40
     wrong = tuple(f"B-{types[(n + 1) % 100]}" for n in range(300))
-    guess = TokenPrediction(words=tuple(words), tags=wrong, scores=(0.5,) * 300, entities=())
-    answers = Answers(name="", source="here", rows=rows, predictions=[guess] * 40, task=task)
-    assert len(run_page(run, {"": token_results(answers)}).encode()) < 2_000_000
+    prediction = TokenPrediction(words=tuple(words), tags=wrong, scores=(0.5,) * 300, entities=())
+    assert len(run_page(run, {"": results_of(task, [prediction] * 40, rows)}).encode()) < 2_000_000

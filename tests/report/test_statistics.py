@@ -6,23 +6,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_tasks.report.statistics import (
-    Measure,
-    SufficientStatistics,
-    bootstrap,
-    calibration,
-    difference,
-    holm,
-    mcnemar_p,
-    randomisation_p,
-)
+from bert_tasks.metrics.classification import calibration
+from bert_tasks.metrics.formulas import Measure, SufficientStatistics
+from bert_tasks.report.statistics import bootstrap, difference, holm, mcnemar_p, randomisation_test
 
 
 def mean_of(values):
-    addends = np.stack([np.ones(len(values)), np.asarray(values, dtype=float)], axis=1)
+    rows = np.stack([np.ones(len(values)), np.asarray(values, dtype=float)], axis=1)
     return Measure(
         names=("mean",),
-        addends=SufficientStatistics.of(addends),
+        statistics=SufficientStatistics.of(rows),
         formula=lambda sums: (sums[..., 1] / sums[..., 0])[..., None],
     )
 
@@ -47,7 +40,7 @@ def test_intervals_are_the_same_each_time_and_differ_by_seed():
     assert bootstrap(mean_of(values), seed=1) != bootstrap(mean_of(values), seed=2)
 
 
-def test_paired_interval_is_narrow_where_both_answer_alike():
+def test_paired_interval_is_narrow_where_both_predict_alike():
     values = np.random.default_rng(2).normal(size=200)
     gap = difference(mean_of(values), mean_of(values + 0.1), "mean")
     assert (gap.value, gap.low, gap.high) == pytest.approx((0.1, 0.1, 0.1))
@@ -63,28 +56,28 @@ def test_randomisation_is_near_the_share_of_all_swaps():
     gaps = np.array([0.5, 0.4, -0.1, 0.3, 0.2, 0.6, -0.2, 0.1])
     signs = 1 - 2 * ((np.arange(256)[:, None] >> np.arange(8)) & 1)
     exact = float((np.abs(signs @ gaps) >= abs(gaps.sum()) - 1e-12).mean())
-    found, draws = randomisation_p(mean_of(np.zeros(8)), mean_of(gaps), "mean")
+    found, draws = randomisation_test(mean_of(np.zeros(8)), mean_of(gaps), "mean")
     assert (found, draws) == (pytest.approx(exact, abs=0.01), 10_000)
 
 
 def test_draws_are_counted_and_made_in_parts(monkeypatch):
     values = np.random.default_rng(4).normal(0.1, 1, size=(2, 50))
     first, second = map(mean_of, values)
-    whole = bootstrap(first), difference(first, second, "mean"), randomisation_p(first, second, "mean")
+    whole = bootstrap(first), difference(first, second, "mean"), randomisation_test(first, second, "mean")
     assert whole[2].draws == 10_000
     monkeypatch.setattr("bert_tasks.report.statistics._MOST_CELLS", 1000)
-    assert (bootstrap(first), difference(first, second, "mean"), randomisation_p(first, second, "mean")) == whole
+    assert (bootstrap(first), difference(first, second, "mean"), randomisation_test(first, second, "mean")) == whole
     monkeypatch.setattr("bert_tasks.report.statistics._MOST_DRAWS", 60_000)
-    assert randomisation_p(first, second, "mean").draws == 1200
+    assert randomisation_test(first, second, "mean").draws == 1200
     monkeypatch.setattr("bert_tasks.report.statistics._MOST_DRAWS", 1)
-    fewest = randomisation_p(first, second, "mean")
+    fewest = randomisation_test(first, second, "mean")
     assert fewest.draws == 999
     assert fewest.p >= 1 / 1000
 
 
-def test_equal_answers_are_no_evidence():
+def test_equal_predictions_are_no_evidence():
     values = np.random.default_rng(3).normal(size=20)
-    assert randomisation_p(mean_of(values), mean_of(values), "mean").p == 1.0
+    assert randomisation_test(mean_of(values), mean_of(values), "mean").p == 1.0
 
 
 def test_holm_multiplies_the_smallest_by_their_number_and_never_reverses_the_order():
@@ -104,7 +97,7 @@ def test_calibration_error_by_hand():
 def test_undefined_numbers_have_no_interval():
     nothing = Measure(
         names=("none",),
-        addends=SufficientStatistics.of(np.ones((3, 1))),
+        statistics=SufficientStatistics.of(np.ones((3, 1))),
         formula=lambda sums: np.full_like(sums, math.nan),
     )
     estimate = bootstrap(nothing)["none"]

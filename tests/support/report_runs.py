@@ -42,7 +42,7 @@ KINDS = {
         "sequence-classification",
         [*NUMBERS, {"text": HOSTILE, "label": 3.5}],
         {"problem_type": "regression"},
-        texts=("Pearson", "Residuals", "Farthest from the truth", HOSTILE),
+        texts=("Pearson", "Residuals", "Largest errors", HOSTILE),
         charts=4,
     ),
     "pairs": Kind(
@@ -62,7 +62,7 @@ KINDS = {
             {"question": HOSTILE, "context": f"{MARK} {HOSTILE}", "answers": {"text": [], "answer_start": []}},
         ],
         {**SPANS, "version_2_with_negative": True},
-        texts=("exact match", "Threshold", "Best answers", "without an answer"),
+        texts=("exact match", "Threshold", "Best predictions", "without an answer"),
         charts=4,
     ),
 }

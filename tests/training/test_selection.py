@@ -81,11 +81,11 @@ def test_sets_whose_names_begin_alike_are_told_apart_in_the_run_and_its_report(c
     settings = {"epochs": 1, "batch_size": 8, "progress": False, "metric_for_best_model": "dev_strict/accuracy"}
     result = fit(load_model(checkpoint), make_rows(16), rows, output_dir=tmp_path, **settings)
     (run,) = gather([tmp_path])
-    assert run.chosen == ("dev_strict", "accuracy")
+    assert run.best_metric == ("dev_strict", "accuracy")
     assert run.sets == SETS
     assert [run.metrics_of(name)["accuracy"] for name in SETS] == [result.metrics[f"{name}/accuracy"] for name in SETS]
     assert len(run.metrics) == 2 * len(run.metrics_of("dev"))
-    assert [name for name, _ in loss_chart(run).legend] == ["training", "validation dev", "validation dev_strict"]
+    assert [line.name for line in loss_chart(run).lines] == ["training", "validation dev", "validation dev_strict"]
 
 
 def test_ambiguous_names_of_sets_are_refused_before_training(checkpoint, tmp_path):

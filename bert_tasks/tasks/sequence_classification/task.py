@@ -44,6 +44,8 @@ from bert_tasks.tasks.base import (
     sole_prediction,
 )
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, needed_tokens
+from bert_tasks.tasks.report_data import ReportSections
+from bert_tasks.tasks.sequence_classification import report
 from bert_tasks.tasks.sequence_classification.detection import detect_texts
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
@@ -453,6 +455,20 @@ class SequenceClassification(Task[SequencePrediction]):
             return label_table(metrics, self.labels, word="label", repeated={"macro_f1": "f1"})
         repeated = {} if len(self.labels) == 2 or "macro_f1" not in metrics else {"f1": "macro_f1"}
         return label_table(metrics, self.labels, word="class", repeated=repeated)
+
+    @property
+    def curve_metrics(self) -> tuple[str, ...]:
+        if self._is_regression:
+            return ("pearson", "spearmanr")
+        return ("micro_f1", "f1") if self._is_multi_label else ("accuracy", "macro_f1")
+
+    def report_sections(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> ReportSections:
+        """See ``Task``: classes, labels or numbers, by the problem type."""
+        given = zip(rows, cast("Sequence[SequencePrediction]", predictions), strict=True)
+        pairs = [(row, one) for row, one in given if row.get(self._label_column.name) is not None]
+        if self._is_regression:
+            return report.regression_sections(pairs)
+        return (report.multilabel_sections if self._is_multi_label else report.class_sections)(pairs, self.labels)
 
     def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``. Numbers count as equal if they differ by less than a hundredth of the labels' range."""

@@ -32,6 +32,8 @@ from bert_tasks.metrics.squad import squad_table, squad_v1_metrics, squad_v2_met
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, feature_labels
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion
+from bert_tasks.tasks.report_data import ReportSections
+from bert_tasks.tasks.span_extraction import report
 from bert_tasks.tasks.span_extraction.detection import detect_spans
 from bert_tasks.tasks.span_extraction.search import Span, merge_windows, window_candidates
 from bert_tasks.tasks.span_extraction.windows import (
@@ -375,6 +377,16 @@ class SpanExtraction(Task[SpanPrediction]):
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """With ``version_2_with_negative`` a row for questions with an answer and one for those without."""
         return squad_table(metrics)
+
+    @property
+    def curve_metrics(self) -> tuple[str, ...]:
+        return ("exact" if self.version_2_with_negative else "exact_match", "f1")
+
+    def report_sections(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> ReportSections:
+        """See ``Task``; with ``version_2_with_negative`` the scores by threshold, too."""
+        given = zip(rows, cast("Sequence[SpanPrediction]", predictions), strict=True)
+        pairs = [(row, one) for row, one in given if row.get("answers") is not None]
+        return report.answer_sections(pairs, self.null_threshold if self.version_2_with_negative else None)
 
     def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``: "no answer" to every question although some have one."""

@@ -45,6 +45,8 @@ from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.metrics.tagging import check_names, tagging_metrics, tagging_table
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, feature_labels, sole_prediction
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
+from bert_tasks.tasks.report_data import ReportSections
+from bert_tasks.tasks.token_classification import report
 from bert_tasks.tasks.token_classification.detection import detect_tags
 from bert_tasks.tasks.word_windows import (
     WindowRules,
@@ -406,6 +408,17 @@ class TokenClassification(Task[TokenPrediction]):
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """A row for each entity type, or for each tag where the labels mark no entities."""
         return tagging_table(metrics, word="tag" if self._label_scheme == "raw" else "type")
+
+    @property
+    def curve_metrics(self) -> tuple[str, ...]:
+        if self._label_scheme == "raw":
+            return ("overall_accuracy", "macro_f1")
+        return ("overall_f1", "overall_precision", "overall_recall")
+
+    def report_sections(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> ReportSections:
+        """See ``Task``: entities, or words where the labels are raw."""
+        given = zip(rows, cast("Sequence[TokenPrediction]", predictions), strict=True)
+        return report.tag_sections([(row, one) for row, one in given if row.get("tags") is not None], self.labels)
 
     def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``; here it is the words that all have one tag."""

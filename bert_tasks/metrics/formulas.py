@@ -1,0 +1,365 @@
+"""Metric formulas over sufficient statistics: the sums over rows from which a metric follows.
+
+``evaluate`` applies a formula to the sums over all rows; the report applies the same formula to the sums over resampled
+rows. Thus a published value and its interval come from the same arithmetic. A row is what is resampled: a text, a
+sentence with all its words, or a question.
+
+Two metrics of ``classification`` are not formulas of this module: ``pearson`` is computed from the rows themselves,
+which keeps more digits than the sums that resampling needs, and Spearman's correlation does not follow from sums.
+
+Shape legend: S rows, G groups of equal rows, Z values that are not 0, K sums, M numbers, R replicates, L labels (or
+entity types, or tags).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Number = TypeVar("Number", float, Floats)
+
+MOST_LABELS = 200  # the most frequent labels have numbers of their own in a ``Measure``
+
+
+@dataclass(frozen=True, kw_only=True)
+class SufficientStatistics:
+    """What each row adds to K sums; rows that add the same form one group.
+
+    With thousands of labels there are thousands of sums, and a row adds to a few of them only. Therefore only values
+    that are not 0 are stored: ``value[z]`` is what each row of ``group[z]`` adds to the sum ``column[z]``.
+
+    Attributes:
+        group_of_row: ``[S]``, the group of each row.
+        group: ``[Z]``.
+        column: ``[Z]``.
+        value: ``[Z]``.
+        columns: K, the number of sums.
+    """
+
+    group_of_row: Integers
+    group: Integers
+    column: Integers
+    value: Floats
+    columns: int
+
+    @classmethod
+    def of(cls, rows: Floats) -> Self:
+        """From a dense matrix ``[S, K]`` of what each row adds."""
+        groups, group_of_row = np.unique(rows, axis=0, return_inverse=True)
+        group, column = np.nonzero(groups)
+        return cls(
+            group_of_row=group_of_row, group=group, column=column, value=groups[group, column], columns=rows.shape[1]
+        )
+
+    @classmethod
+    def of_counts(cls, rows: Iterable[Mapping[int, int]], columns: int) -> Self:
+        """From the columns that each row adds to, and how much."""
+        groups: dict[tuple[tuple[int, int], ...], int] = {}
+        group_of_row = [groups.setdefault(tuple(sorted(row.items())), len(groups)) for row in rows]
+        entries = [(group, column, count) for row, group in groups.items() for column, count in row]
+        group, column, value = np.array(entries, dtype=np.int64).reshape(-1, 3).T
+        return cls(
+            group_of_row=np.array(group_of_row, dtype=np.int64),
+            group=group,
+            column=column,
+            value=value.astype(np.float64),
+            columns=columns,
+        )
+
+    @cached_property
+    def sizes(self) -> Integers:
+        """``[G]``, the number of rows in each group."""
+        return np.bincount(self.group_of_row)
+
+    @property
+    def rows(self) -> int:
+        """S, the number of rows."""
+        return len(self.group_of_row)
+
+    @property
+    def width(self) -> int:
+        """The length of the longest vector that one replicate needs."""
+        return max(len(self.sizes), len(self.value), self.columns)
+
+    @property
+    def total(self) -> Floats:
+        """``[K]``, the sums over all rows."""
+        total: Floats = self.sums(self.sizes[None])[0]
+        return total
+
+    def sums(self, counts: Integers | Floats) -> Floats:
+        """``[R, G] -> [R, K]``: the sums over ``counts`` rows of each group."""
+        return sum_by_index(counts[:, self.group] * self.value, self.column, self.columns)
+
+
+def sum_by_index(values: Integers | Floats, index: Integers, size: int) -> Floats:
+    """``[R, Z] -> [R, size]``: column i is the sum of the values whose index is i."""
+    sums = np.zeros((len(values), size))
+    if len(index):
+        order = np.argsort(index, kind="stable")
+        present, starts = np.unique(index[order], return_index=True)
+        sums[:, present] = np.add.reduceat(values[:, order], starts, axis=1)
+    return sums
+
+
+class LabelCounts(NamedTuple):
+    """How often each label is in the labels (its support), in the predictions, and in both; each ``[..., L]``."""
+
+    support: NDArray[Any]
+    predicted: NDArray[Any]
+    both: NDArray[Any]
+
+
+def ratio(parts: NDArray[Any], wholes: NDArray[Any]) -> Floats:
+    """``parts / wholes`` elementwise; 0 where ``wholes`` is 0, as in scikit-learn with ``zero_division=0``."""
+    out: Floats = np.zeros(np.broadcast(parts, wholes).shape)
+    np.divide(parts, wholes, out=out, where=np.asarray(wholes) > 0)
+    return out
+
+
+def percentage(total: Number, count: Number) -> Number:
+    """The mean on a scale from 0 to 100, rounded as in SQuAD's scripts."""
+    return 100.0 * total / count
+
+
+def pooled(counts: LabelCounts) -> LabelCounts:
+    """``[..., L] -> [..., 1]``: the counts of all labels as one, for micro averages."""
+    return LabelCounts(*(part.sum(axis=-1, keepdims=True) for part in counts))
+
+
+def occurring(counts: LabelCounts) -> LabelCounts:
+    """``[L] -> [<= L]``: without labels that are in neither labels nor predictions.
+
+    A mean over labels is the same with and without them up to the order of additions, and so up to the last digit.
+    """
+    occurs = counts.support + counts.predicted > 0
+    return LabelCounts(*(part[occurs] for part in counts))
+
+
+def precision(counts: LabelCounts) -> Floats:
+    """``[..., L]``."""
+    return ratio(counts.both, counts.predicted)
+
+
+def recall(counts: LabelCounts) -> Floats:
+    """``[..., L]``."""
+    return ratio(counts.both, counts.support)
+
+
+def f1(counts: LabelCounts) -> Floats:
+    """``[..., L]``, rounded as in scikit-learn."""
+    return ratio(2 * counts.both, counts.predicted + counts.support)
+
+
+def entity_f1(counts: LabelCounts) -> Floats:
+    """``[..., L]``: the same number, rounded as in seqeval: the harmonic mean of precision and recall."""
+    one, other = precision(counts), recall(counts)
+    return ratio(2 * one * other, one + other)
+
+
+def accuracy(counts: LabelCounts) -> Floats:
+    """``[..., L] -> [...]``: the share of correct predictions, where each row (or word) has one label."""
+    return recall(pooled(counts))[..., 0]
+
+
+def macro_f1(counts: LabelCounts, always: Flags | None = None) -> Floats:
+    """``[..., L] -> [...]``: the mean F1 over labels that occur, and over those that ``always`` (``[L]``) names."""
+    counted = counts.predicted + counts.support > 0
+    if always is not None:
+        counted = counted | always
+    return ratio(f1(counts).sum(axis=-1), counted.sum(axis=-1))
+
+
+def micro_f1(counts: LabelCounts) -> Floats:
+    """``[..., L] -> [...]``: F1 of the pooled counts of all labels."""
+    return f1(pooled(counts))[..., 0]
+
+
+def matthews_correlation(counts: LabelCounts) -> Floats:
+    """``[..., L] -> [...]``: Matthews' correlation for any number of classes; 0 when either side has one class only."""
+    support, predicted, both = (part.astype(np.float64) for part in counts)
+    total = support.sum(axis=-1)
+    spreads = [np.sqrt(total * total - (side * side).sum(axis=-1)) for side in (predicted, support)]
+    covariance = both.sum(axis=-1) * total - (predicted * support).sum(axis=-1)
+    return ratio(covariance, spreads[0] * spreads[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """Numbers of a data set that follow from sums over its rows.
+
+    Attributes:
+        names: of the M numbers; ``f1\\0NAME`` and the like for those of one label.
+        statistics: what each row adds to the sums.
+        formula: ``[..., K] -> [..., M]``.
+        labels: the labels whose counts are the sums; empty where the sums count no labels.
+    """
+
+    names: tuple[str, ...]
+    statistics: SufficientStatistics
+    formula: Callable[[Floats], Floats]
+    labels: tuple[str, ...] = ()
+
+    def values(self) -> dict[str, float | None]:
+        """The numbers over all rows; None for those that are not defined."""
+        found = self.formula(self.statistics.total).tolist()
+        return {name: value if math.isfinite(value) else None for name, value in zip(self.names, found, strict=True)}
+
+    def number(self, name: str, sums: Floats) -> Floats:
+        """``[..., K] -> [...]``: one of the numbers."""
+        number: Floats = self.formula(sums)[..., self.names.index(name)]
+        return number
+
+    def support(self) -> dict[str, int]:
+        """How often each label that has numbers of its own is in the labels."""
+        names, totals = set(self.names), self.statistics.total.tolist()
+        counts = zip(self.labels, totals, strict=False)  # the first L sums
+        return {label: int(count) for label, count in counts if f"f1\0{label}" in names}
+
+
+class Span(NamedTuple):
+    """Words ``start`` to ``end - 1`` of a sentence."""
+
+    start: int
+    end: int
+    type: str
+
+
+def class_measure(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> Measure:
+    """The metrics of one class per row.
+
+    Args:
+        labels: the label of each row.
+        predictions: the prediction of each row.
+        names: of the classes.
+    """
+
+    def class_f1(counts: LabelCounts) -> Floats:
+        return f1(counts)[..., 1] if len(names) == 2 else macro_f1(counts)
+
+    overall = {
+        "accuracy": accuracy,
+        "f1": class_f1,
+        "macro_f1": macro_f1,
+        "matthews_correlation": matthews_correlation,
+    }
+    pairs = zip(labels, predictions, strict=True)
+    statistics = _label_statistics(([[a], [b], [a] if a == b else []] for a, b in pairs), names)
+    return _label_measure(statistics, names, overall, label_f1=f1)
+
+
+def multilabel_measure(
+    labels: Sequence[Iterable[str]], predictions: Sequence[Iterable[str]], names: Sequence[str]
+) -> Measure:
+    """The metrics of several labels per row; arguments as in ``class_measure``.
+
+    A label that is in no row's labels counts as 0 in the macro F1. A replicate that happens to miss a rare label says
+    nothing about that label: its macro F1 is that of the others. Which labels are in no row follows from the labels
+    alone, so the predictions of two models can be exchanged.
+    """
+    pairs = ((set(a), set(b)) for a, b in zip(labels, predictions, strict=True))
+    statistics = _label_statistics(((a, b, a & b) for a, b in pairs), names)
+    absent = statistics.total[: len(names)] == 0
+
+    def macro(counts: LabelCounts) -> Floats:
+        return macro_f1(counts, absent)
+
+    return _label_measure(statistics, names, {"f1": macro, "macro_f1": macro, "micro_f1": micro_f1}, label_f1=f1)
+
+
+def word_measure(
+    labels: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]], names: Sequence[str]
+) -> Measure:
+    """The metrics of sentences whose words have one tag each; arguments as in ``class_measure``."""
+    pairs = zip(labels, predictions, strict=True)
+    rows = ((a, b, [tag for tag, other in zip(a, b, strict=True) if tag == other]) for a, b in pairs)
+    overall = {"overall_accuracy": accuracy, "macro_f1": macro_f1}
+    return _label_measure(_label_statistics(rows, names), names, overall, label_f1=f1)
+
+
+def entity_measure(labels: Sequence[Set[Span]], predictions: Sequence[Set[Span]], types: Sequence[str]) -> Measure:
+    """The metrics of entities; one is correct if its type and both ends are. Arguments as in ``class_measure``."""
+    pairs = zip(labels, predictions, strict=True)
+    rows = ([[span.type for span in side] for side in (a, b, a & b)] for a, b in pairs)
+    overall = {
+        f"overall_{name}": lambda counts, score=score: score(pooled(counts))[..., 0]
+        for name, score in (("precision", precision), ("recall", recall), ("f1", entity_f1))
+    }
+    return _label_measure(_label_statistics(rows, types), types, overall, label_f1=entity_f1)
+
+
+def _label_statistics(rows: Iterable[Sequence[Iterable[str]]], names: Sequence[str]) -> SufficientStatistics:
+    """How often each name is in the labels, in the predictions and in both: the three sides of each row; K = 3 L."""
+    place = {name: number for number, name in enumerate(names)}
+    counts = (
+        Counter(place[name] + len(names) * side for side, found in enumerate(row) for name in found if name in place)
+        for row in rows
+    )
+    return SufficientStatistics.of_counts(counts, 3 * len(names))
+
+
+def _label_measure(
+    statistics: SufficientStatistics,
+    names: Sequence[str],
+    overall: Mapping[str, Callable[[LabelCounts], Floats]],
+    *,
+    label_f1: Callable[[LabelCounts], Floats],
+) -> Measure:
+    """The numbers of the most frequent labels and those over all labels.
+
+    The numbers of a label that is in neither labels nor predictions of a replicate are not defined there.
+    """
+    frequent = sorted(np.argsort(-statistics.total[: len(names)], kind="stable")[:MOST_LABELS].tolist())
+    scores = {"precision": precision, "recall": recall, "f1": label_f1}
+
+    def formula(sums: Floats) -> Floats:
+        counts = LabelCounts(*np.split(sums, 3, axis=-1))
+        shown = LabelCounts(*(part[..., frequent] for part in counts))
+        absent = shown.support + shown.predicted == 0
+        each = [np.where(absent, np.nan, score(shown)) for score in scores.values()]
+        return np.concatenate([*each, *(score(counts)[..., None] for score in overall.values())], axis=-1)
+
+    own = [f"{score}\0{names[place]}" for score in scores for place in frequent]
+    return Measure(names=(*own, *overall), statistics=statistics, formula=formula, labels=tuple(names))
+
+
+def regression_measure(labels: Sequence[float], predictions: Sequence[float]) -> Measure:
+    """Pearson's correlation, the mean absolute error and the root of the mean squared error."""
+    true, predicted = np.asarray(labels, dtype=np.float64), np.asarray(predictions, dtype=np.float64)
+    x, y = true - true.mean(), predicted - predicted.mean()  # centred, so that the sums of squares keep their digits
+    error = predicted - true
+    rows = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y, np.abs(error), error * error], axis=1)
+
+    def formula(sums: Floats) -> Floats:
+        count, x, y, xx, yy, xy, absolute, squared = np.moveaxis(sums, -1, 0)
+        spread = np.sqrt(np.maximum(count * xx - x * x, 0.0) * np.maximum(count * yy - y * y, 0.0))
+        pearson = np.divide(count * xy - x * y, spread, out=np.full(spread.shape, np.nan), where=spread > 1e-12)
+        return np.stack([np.clip(pearson, -1.0, 1.0), absolute / count, np.sqrt(squared / count)], axis=-1)
+
+    names = ("pearson", "mean_absolute_error", "rmse")
+    return Measure(names=names, statistics=SufficientStatistics.of(rows), formula=formula)
+
+
+def answer_measure(exact: Sequence[float], f1_scores: Sequence[float], *, exact_name: str) -> Measure:
+    """Exact match and F1 of questions, from 0 to 100.
+
+    Args:
+        exact: of each question, 0 or 1.
+        f1_scores: of each question, from 0 to 1.
+        exact_name: the metric's name, which differs between SQuAD 1.1 and 2.0.
+    """
+    rows = np.stack([np.ones(len(exact)), np.asarray(exact, dtype=np.float64), np.asarray(f1_scores)], axis=1)
+
+    def formula(sums: Floats) -> Floats:
+        count = sums[..., 0]
+        return np.stack([percentage(sums[..., 1], count), percentage(sums[..., 2], count)], axis=-1)
+
+    return Measure(names=(exact_name, "f1"), statistics=SufficientStatistics.of(rows), formula=formula)

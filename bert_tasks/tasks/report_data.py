@@ -1,0 +1,303 @@
+"""What a task tells a report about its predictions: metrics, tables, charts and examples as plain data.
+
+A task fills in a ``ReportSections``; report/ adds intervals and renders it, whatever the task is. This module also owns
+the limits on how much text a report holds.
+
+Shape legend: L classes that occur.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from bert_tasks.data.columns import Row
+from bert_tasks.metrics.classification import Calibration
+from bert_tasks.metrics.formulas import Measure
+
+MOST_EXAMPLES = 20
+MOST_CHARACTERS = 500  # of one text
+MOST_POINTS = 400  # of a line
+SHOWN_CLASSES = 25  # of a matrix that fits on a page
+MOST_CELLS = 40_000  # of a matrix of all classes
+MOST_CONFUSIONS = 12  # in the list of the most frequent mistakes
+HUES = 6  # colours of marked segments in the style sheet
+
+Point = tuple[float, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """``counts[i][j]``: rows (or words) of class ``labels[i]`` that were predicted as ``labels[j]``."""
+
+    labels: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+    @property
+    def digits(self) -> int:
+        """The number of digits of the largest count."""
+        return max((len(str(count)) for row in self.counts for count in row), default=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confusion:
+    """How often each class was predicted for rows of each class.
+
+    Attributes:
+        unit: what is counted: rows or words.
+        labels: the classes that occur in labels or predictions, in their order; all classes where there are few.
+        pairs: (label, prediction, count), the most frequent first; correct predictions are among them.
+    """
+
+    unit: str
+    labels: tuple[str, ...]
+    pairs: tuple[tuple[str, str, int], ...]
+
+    @classmethod
+    def of(cls, labels: Sequence[str], predictions: Sequence[str], names: Sequence[str], unit: str) -> Self:
+        """Counts the pairs.
+
+        Args:
+            labels: of each row or word.
+            predictions: of each row or word.
+            names: of all classes, in their order.
+            unit: what is counted.
+        """
+        counts = Counter(zip(labels, predictions, strict=True)).most_common()
+        occurring = {*labels, *predictions}
+        shown = tuple(name for name in names if len(names) <= SHOWN_CLASSES or name in occurring)
+        pairs = tuple((label, prediction, count) for (label, prediction), count in counts)
+        return cls(unit=unit, labels=shown, pairs=pairs)
+
+    @property
+    def mistakes(self) -> tuple[tuple[str, str, int], ...]:
+        """The most frequent pairs of two different classes."""
+        return tuple(pair for pair in self.pairs if pair[0] != pair[1])[:MOST_CONFUSIONS]
+
+    @property
+    def left_out(self) -> int:
+        """The number of classes that ``matrix`` shows as one."""
+        return 0 if len(self.labels) <= SHOWN_CLASSES else len(self.labels) - SHOWN_CLASSES + 1
+
+    @property
+    def matrix(self) -> Matrix:
+        """All classes; of many those with the most mistakes and, in the last row and column, all others as one."""
+        if not self.left_out:
+            return self._counted(self.labels)
+        wrong: Counter[str] = Counter()
+        for label, prediction, count in self.pairs:
+            if label != prediction:
+                wrong.update({label: count, prediction: count})
+        worst = set(sorted(self.labels, key=lambda label: -wrong[label])[: SHOWN_CLASSES - 1])
+        return self._counted(tuple(label for label in self.labels if label in worst), rest=f"{self.left_out} others")
+
+    @property
+    def full(self) -> Matrix | None:
+        """All classes, where ``matrix`` leaves some out; None if there are more than a page can hold."""
+        fits = len(self.labels) ** 2 <= MOST_CELLS
+        return self._counted(self.labels) if self.left_out and fits else None
+
+    def _counted(self, labels: tuple[str, ...], rest: str | None = None) -> Matrix:
+        shown = labels if rest is None else (*labels, rest)
+        place = {label: number for number, label in enumerate(labels)}
+        counts = [[0] * len(shown) for _ in shown]  # [L, L]
+        for label, prediction, count in self.pairs:
+            counts[place.get(label, len(shown) - 1)][place.get(prediction, len(shown) - 1)] += count
+        return Matrix(labels=shown, counts=tuple(map(tuple, counts)))
+
+
+def ticks(low: float, high: float, *, most: int) -> list[float]:
+    """Round numbers between two values: steps of 1, 2 or 5 times a power of ten."""
+    raw = (high - low) / max(1, most - 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """What an axis shows, and its range; a range of values that are equal up to rounding is widened."""
+
+    name: str
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        size = max(1.0, abs(self.low), abs(self.high))
+        if self.high - self.low <= 1e-9 * size:
+            half = max(0.5, 1e-6 * size)
+            object.__setattr__(self, "low", self.low - half)
+            object.__setattr__(self, "high", self.high + half)
+
+    @classmethod
+    def around(cls, name: str, values: Iterable[float]) -> Self:
+        """From the next round number below all values to the next one above them."""
+        found = list(values)
+        tight = cls(name=name, low=min(found), high=max(found))
+        steps = tight.ticks
+        width = steps[1] - steps[0] if len(steps) > 1 else tight.high - tight.low
+        low, high = math.floor(tight.low / width + 1e-9) * width, math.ceil(tight.high / width - 1e-9) * width
+        return cls(name=name, low=low, high=high)
+
+    @property
+    def ticks(self) -> list[float]:
+        """Round numbers on the axis."""
+        return ticks(self.low, self.high, most=6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line and its entry in the legend.
+
+    Attributes:
+        points: (x, y), with a gap where y is None.
+        style: the number of its colour and dashes.
+        marked: draw a mark at each point, if they are few.
+    """
+
+    name: str
+    points: Sequence[Point]
+    style: int = 0
+    marked: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A chart of lines and points.
+
+    Attributes:
+        description: what the chart shows, in words, for those who cannot see it.
+        points: (x, y, radius).
+        rule: a vertical line at an x, and what it marks.
+        note: a sentence below the title.
+        is_fitted: what the note is about was chosen on validation rows; the report adds on which ("; it was chosen on
+            these questions").
+    """
+
+    title: str
+    description: str
+    x: Axis
+    y: Axis
+    lines: tuple[Line, ...]
+    points: tuple[tuple[float, float, float], ...] = ()
+    rule: tuple[float, str] | None = None
+    note: str = ""
+    is_fitted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A piece of a text: what its label and what the prediction marks it as, "" for neither.
+
+    Attributes:
+        hue: the number of the colour of a mark, below ``HUES``.
+    """
+
+    text: str
+    label: str = ""
+    prediction: str = ""
+    hue: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remark:
+    """A remark below an example: a name, and a value if there is one; ``tone`` is its colour."""
+
+    name: str
+    value: str | float | None = None
+    tone: Literal["", "good", "bad"] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A row with its label and prediction.
+
+    Attributes:
+        line: the line of the row in its file.
+        texts: paragraphs.
+        excerpt: a text in which both label and prediction are marked.
+        sides: (name, text) twice: the text with the marks of the label, and with those of the prediction.
+        remarks: the label, the prediction and their scores.
+        candidates: the best predictions with their probabilities.
+    """
+
+    line: int | None
+    texts: tuple[str, ...] = ()
+    excerpt: tuple[Segment, ...] = ()
+    sides: tuple[tuple[str, tuple[Segment, ...]], ...] = ()
+    remarks: tuple[Remark, ...] = ()
+    candidates: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """A section of examples; ``word`` names it in the table of contents, ``lead`` says which they are."""
+
+    word: str
+    title: str
+    lead: str
+    items: tuple[Example, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowResult:
+    """A row, its label, the prediction, and how confident the model was of it (the error, for a number)."""
+
+    row: Row
+    label: Any
+    prediction: Any
+    score: float
+    is_correct: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSections:
+    """What a report shows of the predictions for one data set; what a task does not have stays empty.
+
+    Attributes:
+        measure: the metrics as a formula over sums, so that the report can resample rows.
+        unit: what a row is called, in the plural: rows, sentences or questions.
+        headline: the names of the metrics that are shown first.
+        results: of each row that has a label, in row order.
+        percent: metrics are on a scale of 0 to 100 instead of 0 to 1.
+        label_word: what a label is: class, label, type or tag; empty where there is no table by label.
+        labels: the labels of that table, in order.
+        groups: the metrics of kinds of rows, by the name of the kind.
+        confidence_in: what the confidences of ``calibration`` refer to: prediction, label or tag.
+        figures: further plain values for ``report --json``.
+    """
+
+    measure: Measure
+    unit: str
+    headline: tuple[str, ...]
+    results: tuple[RowResult, ...]
+    percent: bool = False
+    label_word: str = ""
+    labels: tuple[str, ...] = ()
+    groups: Mapping[str, Measure] = field(default_factory=dict)
+    confusion: Confusion | None = None
+    calibration: Calibration | None = None
+    confidence_in: str = "prediction"
+    charts: tuple[Chart, ...] = ()
+    examples: Examples | None = None
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def mistakes(self) -> int:
+        """The number of rows whose prediction is not the label."""
+        return sum(not result.is_correct for result in self.results)
+
+
+def cut(text: str, most: int = MOST_CHARACTERS) -> str:
+    """The text, or its beginning if it is longer than ``most`` characters."""
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+
+
+def thinned(points: Sequence[Point]) -> list[Point]:
+    """At most ``MOST_POINTS`` of the points, evenly spread, the last one among them."""
+    if len(points) <= MOST_POINTS:
+        return list(points)
+    step = (len(points) - 1) / (MOST_POINTS - 1)
+    return [points[round(place * step)] for place in range(MOST_POINTS)]
