@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,13 +23,12 @@ from bert_tasks.tasks.report_data import (
     cut,
 )
 
-if TYPE_CHECKING:
-    from bert_tasks.tasks.sequence_classification.task import SequencePrediction
+SequencePrediction = Any  # of task.py, which imports this module
 
 MOST_SCATTERED = 1500  # points of a scatter plot
 _SEED = 0  # of their choice
 
-Pairs = Sequence[tuple[Row, "SequencePrediction"]]
+Pairs = Sequence[tuple[Row, SequencePrediction]]
 
 
 def class_sections(pairs: Pairs, names: tuple[str, ...]) -> ReportSections:

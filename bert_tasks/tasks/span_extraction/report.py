@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,7 @@ from bert_tasks.tasks.report_data import (
     thinned,
 )
 
-if TYPE_CHECKING:
-    from bert_tasks.tasks.span_extraction.task import SpanPrediction
+SpanPrediction = Any  # of task.py, which imports this module
 
 MOST_QUESTIONS = 12
 _AROUND = 130  # characters of the context on both sides of an answer
@@ -37,12 +36,12 @@ _CORRECT_EXAMPLES = 3
 class _Question(NamedTuple):
     row: Row
     labels: Sequence[str]
-    prediction: "SpanPrediction"
+    prediction: SpanPrediction
     exact: float
     f1: float
 
 
-def answer_sections(pairs: Sequence[tuple[Row, "SpanPrediction"]], null_threshold: float | None) -> ReportSections:
+def answer_sections(pairs: Sequence[tuple[Row, SpanPrediction]], null_threshold: float | None) -> ReportSections:
     """Exact match and F1 of questions.
 
     Args:

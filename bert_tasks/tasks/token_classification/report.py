@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.conll import entities, label_scheme, to_labels
@@ -21,8 +21,7 @@ from bert_tasks.tasks.report_data import (
     cut,
 )
 
-if TYPE_CHECKING:
-    from bert_tasks.tasks.token_classification.task import TokenPrediction
+TokenPrediction = Any  # of task.py, which imports this module
 
 OUTSIDE = "O"
 MOST_WORDS = 80  # of one sentence that is shown
@@ -38,7 +37,7 @@ class _Sentence(NamedTuple):
     confidence: float
 
 
-def tag_sections(pairs: Sequence[tuple[Row, "TokenPrediction"]], names: tuple[str, ...]) -> ReportSections:
+def tag_sections(pairs: Sequence[tuple[Row, TokenPrediction]], names: tuple[str, ...]) -> ReportSections:
     """Figures of entities where the labels mark them, else of words.
 
     Args:
@@ -94,7 +93,7 @@ def _type(tag: str) -> str:
     return OUTSIDE if tag == OUTSIDE else tag.partition("-")[2]
 
 
-def _sentence(row: Row, prediction: "TokenPrediction", *, raw: bool) -> _Sentence:
+def _sentence(row: Row, prediction: TokenPrediction, *, raw: bool) -> _Sentence:
     """Entities; of raw tags the words on which label and prediction differ."""
     labels, predictions = row["tags"], prediction.tags
     if raw:
