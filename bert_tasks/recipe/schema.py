@@ -8,7 +8,7 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -285,8 +285,20 @@ def _imported_task_class(name: str) -> "type[Task]":
 
 def _validated(document: Document, sources: KeySources) -> Recipe:
     problems: list[Problem] = []
-    task_class = _task_class(document, problems)
-    known = _known_keys(task_class)
+    task_class = None
+    if isinstance(document.get("task"), str):
+        try:
+            task_class = load_task_class(document["task"])
+        except RecipeError as error:
+            problems.append(Problem(path=("task",), text=str(error)))
+    known: KnownKeys = {
+        "model": tuple(ModelSection.model_fields),
+        "optim": tuple(OptimSection.model_fields),
+        "run": tuple(RunSection.model_fields),
+        "data": tuple(field.name for field in dataclasses.fields(DataSpec)),
+        "settings": () if task_class is None else tuple(stated_fields(task_class)),
+        "": ("task",),
+    }
     settings = section_of(document, "settings")
     if task_class is not None:
         settings, wrong = _checked_settings(settings, task_class, known)
@@ -300,28 +312,6 @@ def _validated(document: Document, sources: KeySources) -> Recipe:
         raise recipe_error(problems, sources)
     name = recipe.task if task_class is None or ":" in recipe.task else task_class.name  # aliases are replaced
     return recipe.model_copy(update={"task": name, "settings": settings})
-
-
-def _task_class(document: Document, problems: list[Problem]) -> "type[Task] | None":
-    name = document.get("task")
-    if not isinstance(name, str):
-        return None
-    try:
-        return load_task_class(name)
-    except RecipeError as error:
-        problems.append(Problem(path=("task",), text=str(error)))
-        return None
-
-
-def _known_keys(task_class: "type[Task] | None") -> KnownKeys:
-    return {
-        "model": tuple(ModelSection.model_fields),
-        "optim": tuple(OptimSection.model_fields),
-        "run": tuple(RunSection.model_fields),
-        "data": tuple(field.name for field in dataclasses.fields(DataSpec)),
-        "settings": () if task_class is None else tuple(stated_fields(task_class)),
-        "": ("task",),
-    }
 
 
 def stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]:
@@ -339,7 +329,11 @@ def _checked_settings(settings: Document, task_class: "type[Task]", known: Known
 
     fields = stated_fields(task_class)
     checked: Document = {}
-    problems = list(_missing_settings(settings, fields, known))
+    problems = [
+        Problem(path=("settings", name), text=missing_key(("settings", name), known))
+        for name, field in fields.items()
+        if field.default is field.default_factory is dataclasses.MISSING and name not in settings
+    ]
     for name, value in settings.items():
         path: KeyPath = ("settings", name)
         if name not in fields:
@@ -350,28 +344,14 @@ def _checked_settings(settings: Document, task_class: "type[Task]", known: Known
         except ValidationError as error:
             problems += schema_problems(error, value, path, known)
     if not problems:
-        problems += _refused_settings(checked, task_class)
+        try:
+            task_class(**checked)
+        except ValueError as error:  # reported at the stated setting that the message names first
+            words = re.findall(r"\w+", str(error))
+            named = min((name for name in checked if name in words), key=words.index, default=None)
+            path = ("settings",) if named is None else ("settings", named)
+            problems.append(Problem(path=path, text=f"[settings]: {error}"))
     return checked, problems
-
-
-def _refused_settings(settings: Document, task_class: "type[Task]") -> Iterator[Problem]:
-    """The error that the task's constructor raises, reported at the stated setting that its message names first."""
-    try:
-        task_class(**settings)
-    except ValueError as error:
-        found = {word: place for place, word in reversed(list(enumerate(re.findall(r"\w+", str(error)))))}
-        named = min((name for name in settings if name in found), key=found.__getitem__, default=None)
-        path: KeyPath = ("settings",) if named is None else ("settings", named)
-        yield Problem(path=path, text=f"[settings]: {error}")
-
-
-def _missing_settings(
-    settings: Document, fields: Mapping[str, dataclasses.Field[Any]], known: KnownKeys
-) -> Iterator[Problem]:
-    for name, field in fields.items():
-        has_default = not (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
-        if not has_default and name not in settings:
-            yield Problem(path=("settings", name), text=missing_key(("settings", name), known))
 
 
 def _without_none(document: Mapping[str, Any]) -> Document:
