@@ -16,6 +16,7 @@ IDENTIFIERS = {
     "course": "trainer state",
     "heed": "update_early_stopping",
     "journal": "metrics logger",
+    "judge": "validator",
     "rehearse": "preflight",
     "rehearsal": "preflight",
     "settle": "read_step_metrics",
@@ -48,6 +49,8 @@ NAMES = {
 }
 # Phrases in messages, docstrings and documents -> plain English.
 PHRASES = {
+    r"\bmend(s|ed|ing)?\b": "fix",
+    r"\bof which (less|more) is better\b": "lower is better",
     r"\bheed(s|ed|ing)?\b": "follow, obey",
     r"\brehears\w*": "check before training",
     r"\bparted by\b": "separated by",
@@ -113,7 +116,7 @@ def test_the_documents_are_written_in_plain_english(repository: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "class LabelJournal: ...",
+        "class RowJudge: ...",
         "def rehearse(step): ...",
         "def f(announce): ...",
         "model.say_all",
@@ -125,7 +128,9 @@ def test_a_forbidden_identifier_is_found(text: str) -> None:
     assert list(forbidden_identifiers(Source("model.x", text)))
 
 
-@pytest.mark.parametrize("text", ["x = 'rehearse the step'", '"""Parts."""\ny = f"{x} parted by commas"'])
+@pytest.mark.parametrize(
+    "text", ["x = 'mend the rows'", "x = 'rehearse the step'", '"""Parts."""\ny = f"{x} parted by commas"']
+)
 def test_a_forbidden_phrase_is_found(text: str) -> None:
     assert list(forbidden_words(Source("model.x", text)))
 
