@@ -576,7 +576,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"made\.toml exists already"):
         draft_of(path, tmp_path)
     assert (tmp_path / "made.toml").read_text("utf-8") == "mine"
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         init_recipe(path, output=tmp_path / "nowhere" / "made.toml")
 
 
