@@ -207,7 +207,7 @@ class TestTrain:
         third = run("train", recipe, "--overwrite", "--quiet")
         assert third.code == 0
         assert not [line for line in third.err.splitlines() if not line.startswith("note: the best model predicts")]
-        assert "complete already" not in third.out
+        assert "already complete" not in third.out
 
     def test_overrides_and_output_folder(self, recipe: Path, run: Run, tmp_path: Path) -> None:
         result = run("train", recipe, "--set", "optim.epochs=2", "--output-dir", tmp_path / "other", "--quiet")
@@ -385,7 +385,7 @@ class TestInit:
         assert "task: sequence-classification" in result.out
         assert result.out.splitlines()[-1] == f"  bert-tasks train {target}"
         assert run("check", target).code == 0
-        assert "there already" in failure(run("init", data, "--output", target), 2)
+        assert "exists already" in failure(run("init", data, "--output", target), 2)
 
     def test_json_and_options(self, data: Path, tmp_path: Path, run: Run) -> None:
         rows = data.read_text().replace(",", ";")
