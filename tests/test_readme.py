@@ -90,7 +90,7 @@ def type_errors(
     place = Path(bert_tasks.__file__).parents[1]
     environment = os.environ if place.name == "site-packages" else os.environ | {"MYPYPATH": str(place)}
     options = ["--strict", "--config-file", str(repository / "pyproject.toml"), "--no-error-summary"]
-    options += ["--cache-dir", str(repository / "build" / "mypy-programs")]
+    options += ["--cache-dir", str(repository / "build" / "mypy")]
     command = [sys.executable, "-m", "mypy", *options, "readme.py", "program.py"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""
