@@ -176,7 +176,7 @@ def saved_run(folder: Path) -> Path:
         optimizer={"head.bias/step": torch.tensor(2.0)},
         progress={"course": {"best": {"f1": 0.5}}, "scaler": None},
     )
-    return checkpointing.save_checkpoint(folder, state, facts={"seed": 1}, best_step=3, keep_last=2)
+    return checkpointing.save_checkpoint(folder, state, metadata={"seed": 1}, best_step=3, keep_last=2)
 
 
 def saved_model(folder: Path) -> Path:
