@@ -23,7 +23,6 @@ def import_libraries() -> None:
     warnings.simplefilter("ignore")
     import accelerate
     import datasets
-    import evaluate
     import hypothesis
     import pytest
     import scipy.stats
@@ -32,7 +31,7 @@ def import_libraries() -> None:
     import transformers
 
     torch.set_num_threads(1)
-    del accelerate, datasets, evaluate, hypothesis, pytest, scipy, sklearn
+    del accelerate, datasets, hypothesis, pytest, scipy, sklearn
     # transformers imports what is below its names when they are first used.
     _ = transformers.AutoTokenizer, transformers.PreTrainedTokenizerBase, transformers.BertModel
     warnings.resetwarnings()
