@@ -173,7 +173,7 @@ def test_a_card_that_is_not_ours_is_kept(edit: str, run: Path, tmp_path: Path) -
         path.write_text("# Mine\n" if edit == "foreign" else text.replace("## Limits", "## My limits"), "utf-8")
     before = path.read_bytes() if path.is_file() else b""
     rewrite(run / "metrics.json", steps=77)
-    with pytest.raises(UsageError, match="it is kept"):
+    with pytest.raises(UsageError, match="is not replaced"):
         write_card(run)
     assert (path.read_bytes() if path.is_file() else b"") == before
 
@@ -187,7 +187,7 @@ def test_a_card_that_cannot_be_written_loses_no_run(
     with caplog.at_level(logging.WARNING, "bert_tasks"):
         again = train(recipe, progress=False)
     assert again == replace(first, reused=True)
-    assert "it is kept" in caplog.text
+    assert "is not replaced" in caplog.text
     assert (tmp_path / "run" / "model" / "README.md").read_text("utf-8") == "# Mine\n"
 
 

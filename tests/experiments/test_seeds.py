@@ -240,7 +240,7 @@ def test_a_folder_and_seeds_are_needed(folder):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "message"), [([], "at least 1"), ([1, 2, 1], "1 stands more than once"), ([-1], "at least 0")]
+    ("seeds", "message"), [([], "at least 1"), ([1, 2, 1], "1 appears more than once"), ([-1], "at least 0")]
 )
 def test_seeds_that_will_not_do(folder, seeds, message):
     with pytest.raises(RecipeError, match=message):

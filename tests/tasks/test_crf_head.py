@@ -102,7 +102,7 @@ def test_windows_of_a_row_are_decoded_as_one_chain(monkeypatch: pytest.MonkeyPat
     assert [tag for prediction in found for tag in prediction.tags] == [LABELS[index] for index in best.tolist()]
     scores = marginals(allowed, [5, 5]).gather(1, best[:, None]).flatten().tolist()
     assert [score for prediction in found for score in prediction.scores] == pytest.approx(scores, abs=1e-5)
-    monkeypatch.setattr("bert_tasks.tasks.token_classification.task._CHAIN_SCORES", 36)
+    monkeypatch.setattr("bert_tasks.tasks.token_classification.task._CRF_SCORES", 36)
     blocks = TASK.decode(summaries, features, words)
     assert [prediction.tags for prediction in blocks] == [prediction.tags for prediction in found]
     assert [score for prediction in blocks for score in prediction.scores] == pytest.approx(scores, abs=1e-5)

@@ -203,8 +203,9 @@ def test_trains_through_the_command_line(
         exported = recipe.parent / kind
         assert run(monkeypatch, "export", folder, "--to", kind, "--output", exported, "--data", dev, *own) == 0
         assert run(monkeypatch, "evaluate", exported, "--data", dev, *own) == 0
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
-    served = Serving(folder, *own, folder=recipe.parent)
+    here = Path(__file__)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (here.parent, here.parents[1]))))
+    served = Serving(folder, "--task", f"{here.stem}:WordRegression", folder=recipe.parent)
     try:
         examples = httpx2.get(f"{served.url}/model", timeout=PATIENCE).json()["examples"]
         assert examples == list(model.task.example_rows)

@@ -185,7 +185,7 @@ def test_a_run_without_a_checkpoint_starts_again(straight, dropout_checkpoint, t
     stopped(2, tmp_path / "run", dropout_checkpoint)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     run(tmp_path / "run", dropout_checkpoint, progress=True)
-    assert "a run without a checkpoint: it starts again" in capfd.readouterr().err
+    assert "has no checkpoint: it starts again from the beginning" in capfd.readouterr().err
     assert events(tmp_path / "run") == events(whole)
 
 

@@ -179,7 +179,7 @@ class TestTensorBoard:
 
         monkeypatch.setattr(TensorBoardTracker, "start", refused)
         with pytest.raises(
-            UsageError, match=r"tracker tensorboard cannot start \(ConnectionError: nobody there\): mend"
+            UsageError, match=r"tracker tensorboard cannot start \(ConnectionError: nobody there\): fix"
         ):
             run(checkpoint, tmp_path, "tensorboard")
         run(checkpoint, tmp_path)
