@@ -9,7 +9,7 @@ P rows of the padded groups.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Any, Literal
 
@@ -54,8 +54,23 @@ def attend(qkv: Tensor, layout: Packed | Padded, *, dropout: float) -> Tensor:
         return _attend_rectangle(qkv, layout.batch, layout.length, mask, dropout)
     backend = attention_backend(device=qkv.device, dtype=qkv.dtype, head_size=qkv.shape[-1], dropout=dropout)
     if backend == "varlen":
-        return _attend_varlen(qkv, layout)
-    return _attend_groups(qkv, layout, dropout)
+        from torch.nn.attention.varlen import varlen_attn
+
+        query, key, value = qkv.unbind(1)  # [N, A, D]
+        starts, longest = layout.cu_seqlens, max(layout.lengths)
+        context = varlen_attn(query, key, value, starts, starts, longest, longest)
+        if isinstance(context, tuple):  # only with return_aux, which is not asked for
+            context, *_ = context
+        return context.flatten(1)
+    regroup = layout.regroup
+    if regroup is not None:
+        qkv = _pad(qkv, regroup.gather, regroup.scatter)  # [P, 3, A, D]
+    contexts = [
+        _attend_rectangle(qkv[group.rows], group.sequences, group.length, group.mask, dropout)
+        for group in layout.groups
+    ]
+    context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)  # [P, H]
+    return context if regroup is None else _unpad(context, regroup.scatter)
 
 
 def attend_first(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: float) -> Tensor:
@@ -83,19 +98,6 @@ def attend_first(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: f
     return torch.cat(contexts).flatten(1)
 
 
-def _attend_groups(qkv: Tensor, layout: Packed, dropout: float) -> Tensor:
-    """``[N, 3, A, D] -> [N, H]`` group by group, each padded to its longest sequence for attention alone."""
-    regroup = layout.regroup
-    if regroup is not None:
-        qkv = _pad(qkv, regroup.gather, regroup.scatter)  # [P, 3, A, D]
-    contexts = [
-        _attend_rectangle(qkv[group.rows], group.sequences, group.length, group.mask, dropout)
-        for group in layout.groups
-    ]
-    context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)
-    return context if regroup is None else _unpad(context, regroup.scatter)
-
-
 def _attend_rectangle(qkv: Tensor, batch: int, length: int, mask: Tensor | None, dropout: float) -> Tensor:
     """``[B * T, 3, A, D] -> [B * T, H]`` of sequences that are padded to one length."""
     _, _, heads, size = qkv.shape
@@ -105,17 +107,6 @@ def _attend_rectangle(qkv: Tensor, batch: int, length: int, mask: Tensor | None,
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, A, T, D]
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     return context.transpose(1, 2).reshape(batch * length, heads * size)
-
-
-def _attend_varlen(qkv: Tensor, layout: Packed) -> Tensor:
-    """``[N, 3, A, D] -> [N, H]`` with CUDA's kernel for sequences of different lengths."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    query, key, value = qkv.unbind(1)  # [N, A, D]
-    context = varlen_attn(query, key, value, layout.cu_seqlens, layout.cu_seqlens, layout.longest, layout.longest)
-    if isinstance(context, tuple):  # only with return_aux, which is not asked for
-        context, *_ = context
-    return context.flatten(1)
 
 
 class _Pad(torch.autograd.Function):
@@ -177,17 +168,19 @@ class _AttentionWithDropout(torch.autograd.Function):
         weights = qkv.new_empty(batch * heads, length, length)  # [M, T, T]
         bits = random_bits(weights.shape)
         context = torch.empty_like(query)  # [M, T, D]
-        biases = repeat(None) if mask is None else _in_pieces(_mask_bias(mask, heads, qkv.dtype), length)
-        for q, k, v, weight, bit, out, bias in zip(
-            *(_in_pieces(tensor, length) for tensor in (query, key, value, weights, bits, context)),
-            biases,
-            strict=False,
-        ):
+        piece = max(1, _PIECE // length**2)  # matrices whose weights stay in the cache
+        pieces = (torch.split(tensor, piece) for tensor in (query, key, value, weights, bits, context))
+        biases: Iterable[Tensor | None] = repeat(None)
+        if mask is not None:  # 0 at keys that may be attended to, else the lowest number
+            bias = torch.zeros_like(mask, dtype=qkv.dtype).masked_fill_(~mask, torch.finfo(qkv.dtype).min)
+            bias = bias.expand(-1, heads, 1, -1).reshape(-1, 1, length)  # [M, 1, T]
+            biases = torch.split(bias, piece)
+        for q, k, v, weight, bit, out, added in zip(*pieces, biases, strict=False):
             torch.baddbmm(
-                weight if bias is None else bias,
+                weight if added is None else added,
                 q,
                 k.transpose(1, 2),
-                beta=0 if bias is None else 1,
+                beta=0 if added is None else 1,
                 alpha=1 / math.sqrt(size),
                 out=weight,
             )
@@ -206,9 +199,8 @@ class _AttentionWithDropout(torch.autograd.Function):
         gradients = torch.empty_like(by_head)  # [3, M, T, D]
         of_context = (gradient.transpose(1, 2) * keep_scale(ctx.p)).reshape(-1, length, size)  # [M, T, D]
         tensors = (*by_head, weights, bits, of_context, *gradients)
-        for q, k, v, weight, bit, outer, of_q, of_k, of_v in zip(
-            *(_in_pieces(tensor, length) for tensor in tensors), strict=True
-        ):
+        pieces = (torch.split(tensor, max(1, _PIECE // length**2)) for tensor in tensors)
+        for q, k, v, weight, bit, outer, of_q, of_k, of_v in zip(*pieces, strict=True):
             factors = keep_mask(bit, ctx.p, out=torch.empty_like(weight))
             torch.bmm((weight * factors).transpose(1, 2), outer, out=of_v)
             of_weight = torch.bmm(outer, v.transpose(1, 2)).mul_(factors)
@@ -217,14 +209,3 @@ class _AttentionWithDropout(torch.autograd.Function):
             torch.bmm(of_score.transpose(1, 2), q, out=of_k)
         gradients[:2] *= 1 / math.sqrt(size)
         return gradients.view(3, batch, heads, length, size).permute(1, 3, 0, 2, 4).contiguous(), None, None
-
-
-def _in_pieces(tensor: Tensor, length: int) -> tuple[Tensor, ...]:
-    """``[M, ...]`` as views of as many matrices each as have ``_PIECE`` weights."""
-    return torch.split(tensor, max(1, _PIECE // (length * length)))
-
-
-def _mask_bias(mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
-    """``[B, 1, 1, T] -> [M, 1, T]`` 0 at keys that may be attended to, else the lowest number."""
-    hidden = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)  # [B, 1, 1, T]
-    return hidden.expand(-1, heads, 1, -1).reshape(-1, 1, mask.shape[-1])

@@ -6,8 +6,6 @@ Names are those of Hugging Face's configurations where it has one. families/ tra
 from dataclasses import dataclass
 from typing import Literal
 
-from bert_tasks.errors import CheckpointError
-
 Activation = Literal["gelu", "gelu_new", "relu", "tanh"]
 
 
@@ -92,16 +90,3 @@ class EncoderConfig:
     def usable_length(self) -> int:
         """The longest input in tokens, special tokens included (RoBERTa: 512 of 514 positions)."""
         return self.max_position_embeddings - self.position_offset
-
-    def check_supported(self) -> None:
-        """Checks the options whose other values are described here but not computed yet.
-
-        Raises:
-            CheckpointError: naming the first such option.
-        """
-        computed = {"norm": "post", "positions": "absolute", "mlp": "dense", "attention_window": None, "bias": True}
-        for name, value in computed.items():
-            if getattr(self, name) != value:
-                raise CheckpointError(
-                    f"the encoder needs {name} = {getattr(self, name)!r}; this version computes {name} = {value!r} only"
-                )

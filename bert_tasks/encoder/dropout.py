@@ -7,7 +7,6 @@ precision use torch's own dropout.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,19 +38,6 @@ def keep_scale(p: float) -> float:
     return _VALUES / (_VALUES - round(p * _VALUES))
 
 
-class _DropoutFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, p: float) -> Tensor:
-        factors = keep_mask(random_bits(hidden.shape), p, out=torch.empty_like(hidden)).mul_(keep_scale(p))
-        ctx.save_for_backward(factors)
-        return hidden * factors
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (factors,) = ctx.saved_tensors
-        return gradient * factors, None
-
-
 class Dropout(nn.Module):
     """While training, sets each element to 0 with probability ``p`` and scales the others by 1 / (1 - p)."""
 
@@ -64,8 +50,8 @@ class Dropout(nn.Module):
             return hidden
         if not uses_random_bits(hidden, self.p):
             return F.dropout(hidden, self.p)
-        dropped: Tensor = _DropoutFunction.apply(hidden, self.p)  # type: ignore[no-untyped-call]  # torch
-        return dropped
+        factors = keep_mask(random_bits(hidden.shape), self.p, out=torch.empty_like(hidden))
+        return hidden * factors.mul_(keep_scale(self.p))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -7,6 +7,7 @@ Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R toke
 E width of the embeddings.
 """
 
+from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
 import torch
@@ -14,14 +15,14 @@ from torch import Tensor, nn
 
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.dropout import Dropout
-from bert_tasks.encoder.layers import activate, initialize
+from bert_tasks.encoder.layers import ACTIVATIONS, initialize
 from bert_tasks.encoder.packing import Layout, Packed, Padded, Selection
 
 TokenPooling = Literal["mean", "max", "attention"]
 Pooling = Literal["cls", TokenPooling]
 
 
-class Head(nn.Module):
+class Head(nn.Module, ABC):
     """What a task adds to the encoder; a task of your own may return any subclass.
 
     Attributes:
@@ -39,6 +40,7 @@ class Head(nn.Module):
         """The tokens whose states ``forward`` gets; None: all."""
         return None
 
+    @abstractmethod
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
         """Logits from the states of the selected tokens.
 
@@ -47,7 +49,6 @@ class Head(nn.Module):
             layout: where the sequences are.
             embeddings: ``[V, E]`` the encoder's word embeddings, for heads that are tied to them.
         """
-        raise NotImplementedError
 
 
 def select_first_tokens(layout: Layout) -> Selection:
@@ -101,7 +102,7 @@ class SequenceHead(Head):
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
         """``[B, H] -> [B, L]``"""
-        pooled = activate(self.dense(self.input_dropout(hidden)), self.activation)
+        pooled = ACTIVATIONS[self.activation](self.dense(self.input_dropout(hidden)))
         logits: Tensor = self.output(self.dropout(pooled))
         return logits
 

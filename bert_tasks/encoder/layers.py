@@ -5,6 +5,10 @@ Only attention sees the layout; everything else runs on the rows of ``[N, H]``.
 Shape legend: N tokens, B sequences, H hidden, A heads, D head size, R tokens that a head reads.
 """
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,19 +18,12 @@ from bert_tasks.encoder.attention import attend, attend_first
 from bert_tasks.encoder.config import Activation, EncoderConfig
 from bert_tasks.encoder.dropout import Dropout
 from bert_tasks.encoder.packing import Layout, Packed, Selection
+from bert_tasks.errors import CheckpointError
 
-
-def activate(hidden: Tensor, activation: Activation) -> Tensor:
-    """``gelu`` is the exact (erf) form, ``gelu_new`` the tanh approximation that ALBERT was trained with."""
-    match activation:
-        case "gelu":
-            return F.gelu(hidden)
-        case "gelu_new":
-            return F.gelu(hidden, approximate="tanh")
-        case "relu":
-            return F.relu(hidden)
-        case "tanh":
-            return torch.tanh(hidden)
+# ``gelu`` is the exact (erf) form, ``gelu_new`` the tanh approximation that ALBERT was trained with.
+ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {"gelu": F.gelu, "gelu_new": partial(F.gelu, approximate="tanh"), "relu": F.relu, "tanh": torch.tanh}
+)
 
 
 class Embeddings(nn.Module):
@@ -68,20 +65,17 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         is_first = selection is not None and selection.first_tokens
         if is_first and isinstance(layout, Packed) and hidden.device.type == "cpu":
-            return self._first_tokens(hidden, layout, dropout)
+            # The other tokens need keys and values, but no queries.
+            sizes = [hidden.shape[1], 2 * hidden.shape[1]]
+            query_weight, key_value_weight = torch.split(self.qkv.weight, sizes)
+            query_bias, key_value_bias = torch.split(self.qkv.bias, sizes)
+            first = hidden.index_select(0, layout.cu_seqlens[:-1])  # [B, H]
+            query = F.linear(first, query_weight, query_bias).view(len(first), self.heads, -1)  # [B, A, D]
+            key_value = F.linear(hidden, key_value_weight, key_value_bias).view(len(hidden), 2, self.heads, -1)
+            return attend_first(query, key_value, layout, dropout=dropout).index_select(0, layout.order)
         qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [N, 3, A, D]
         context = attend(qkv, layout, dropout=dropout)
         return context if selection is None else context.index_select(0, selection.rows)
-
-    def _first_tokens(self, hidden: Tensor, layout: Packed, dropout: float) -> Tensor:
-        """``[B, H]`` of the first tokens, in the caller's order: the others need keys and values, but no queries."""
-        sizes = [hidden.shape[1], 2 * hidden.shape[1]]
-        query_weight, key_value_weight = torch.split(self.qkv.weight, sizes)
-        query_bias, key_value_bias = torch.split(self.qkv.bias, sizes)
-        first = hidden.index_select(0, layout.cu_seqlens[:-1])  # [B, H]
-        query = F.linear(first, query_weight, query_bias).view(len(first), self.heads, -1)  # [B, A, D]
-        key_value = F.linear(hidden, key_value_weight, key_value_bias).view(len(hidden), 2, self.heads, -1)
-        return attend_first(query, key_value, layout, dropout=dropout).index_select(0, layout.order)
 
 
 class Layer(nn.Module):
@@ -105,7 +99,7 @@ class Layer(nn.Module):
         if selection is not None:
             hidden = hidden.index_select(0, selection.rows)
         hidden = self.attention_norm(hidden + self.attention_dropout(self.attention.output(context)))
-        expanded = activate(self.intermediate(hidden), self.activation)  # [R, intermediate]
+        expanded = ACTIVATIONS[self.activation](self.intermediate(hidden))  # [R, intermediate]
         hidden = self.output_norm(hidden + self.output_dropout(self.output(expanded)))
         return hidden
 
@@ -122,7 +116,13 @@ class TransformerEncoder(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        config.check_supported()
+        computed = {"norm": "post", "positions": "absolute", "mlp": "dense", "attention_window": None, "bias": True}
+        for name, value in computed.items():
+            needed = getattr(config, name)
+            if needed != value:
+                raise CheckpointError(
+                    f"the encoder needs {name} = {needed!r}; this version computes {name} = {value!r} only"
+                )
         self.layer_order = config.layer_order
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(max(config.layer_order) + 1))

@@ -9,9 +9,9 @@ a row of the layers' ``[N, H]`` input.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,7 +22,25 @@ GROUP_SLACK = 0.125
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class _Movable:
+    """A record of tensors, of such records, and of values that stay on the host."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same record on a device; copies from pinned memory do not wait."""
+        moved: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                moved[field.name] = value.to(device, non_blocking=True)
+            elif isinstance(value, _Movable):
+                moved[field.name] = value.to(device)
+            elif isinstance(value, tuple) and value and isinstance(value[0], _Movable):
+                moved[field.name] = tuple(part.to(device) for part in value)
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group(_Movable):
     """Sequences of near-equal length that attention handles in one call.
 
     Attributes:
@@ -39,7 +57,7 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regroup:
+class Regroup(_Movable):
     """The permutation that brings packed rows into padded groups, with its inverse.
 
     Attributes:
@@ -52,7 +70,7 @@ class Regroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
+class Packed(_Movable):
     """Sequences one after another, the shortest first.
 
     ``lengths``, ``first_rows`` and ``gather_positions`` are in the order in which the caller gave the sequences, and so
@@ -81,31 +99,6 @@ class Packed:
     gather_counts: tuple[int, ...]
     groups: tuple[Group, ...]
     regroup: Regroup | None
-
-    @property
-    def longest(self) -> int:
-        return max(self.lengths)
-
-    def to(self, device: torch.device) -> Self:
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=True)
-
-        regroup = self.regroup
-        if regroup is not None:
-            regroup = Regroup(gather=move(regroup.gather), scatter=move(regroup.scatter))
-        return replace(
-            self,
-            first_rows=move(self.first_rows),
-            order=move(self.order),
-            sequence_of_row=move(self.sequence_of_row),
-            row_lengths=move(self.row_lengths),
-            cu_seqlens=move(self.cu_seqlens),
-            gather_positions=move(self.gather_positions),
-            groups=tuple(
-                group if group.mask is None else replace(group, mask=move(group.mask)) for group in self.groups
-            ),
-            regroup=regroup,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +132,7 @@ class Selection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedBatch:
+class PackedBatch(_Movable):
     """The input of one forward pass.
 
     Attributes:
@@ -158,17 +151,6 @@ class PackedBatch:
     windows: tuple[int, ...]
     labels: Tensor
     label_counts: tuple[int, ...]
-
-    def to(self, device: torch.device) -> Self:
-        """The same batch on a device; copies from pinned memory do not wait."""
-        return replace(
-            self,
-            input_ids=self.input_ids.to(device, non_blocking=True),
-            position_ids=self.position_ids.to(device, non_blocking=True),
-            token_type_ids=self.token_type_ids.to(device, non_blocking=True),
-            layout=self.layout.to(device),
-            labels=self.labels.to(device, non_blocking=True),
-        )
 
 
 def pack(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bert_tasks.encoder import layers as stack
 from bert_tasks.encoder import packing
 from bert_tasks.encoder.heads import Pooling
-from bert_tasks.encoder.layers import TransformerEncoder, activate, initialize
+from bert_tasks.encoder.layers import ACTIVATIONS, TransformerEncoder, initialize
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
@@ -143,10 +143,10 @@ def test_activations() -> None:
     at = torch.tensor([-1.0, 0.5], dtype=torch.float64)
     erf = 0.5 * at * (1 + torch.erf(at / 2**0.5))
     cubic = 0.5 * at * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (at + 0.044715 * at**3)))
-    torch.testing.assert_close(activate(at, "gelu"), erf)
-    torch.testing.assert_close(activate(at, "gelu_new"), cubic)
-    assert activate(at, "relu").tolist() == [0.0, 0.5]
-    assert torch.equal(activate(at, "tanh"), torch.tanh(at))
+    torch.testing.assert_close(ACTIVATIONS["gelu"](at), erf)
+    torch.testing.assert_close(ACTIVATIONS["gelu_new"](at), cubic)
+    assert ACTIVATIONS["relu"](at).tolist() == [0.0, 0.5]
+    assert torch.equal(ACTIVATIONS["tanh"](at), torch.tanh(at))
     assert float((erf - cubic).abs().max()) > 1e-5
 
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from bert_tasks.encoder import attention, heads
 from bert_tasks.encoder.config import Activation
-from bert_tasks.encoder.layers import Layer, activate
+from bert_tasks.encoder.layers import ACTIVATIONS, Layer
 from bert_tasks.encoder.packing import Layout, Packed, Selection
 from bert_tasks.families.registry import parameter_map
 from bert_tasks.model import encoder as shaped
@@ -183,7 +183,7 @@ def wrong_layer_forward(layer: Layer, hidden: Tensor, layout: Layout, selection:
     """The norms before attention and feed-forward, as in later architectures."""
     context = layer.attention.output(layer.attention(layer.attention_norm(hidden), layout))
     hidden = hidden + context
-    hidden = hidden + layer.output(activate(layer.intermediate(layer.output_norm(hidden)), layer.activation))
+    hidden = hidden + layer.output(ACTIVATIONS[layer.activation](layer.intermediate(layer.output_norm(hidden))))
     return hidden if selection is None else hidden.index_select(0, selection.rows)
 
 
@@ -193,7 +193,7 @@ def residual_of_other_rows(layer: Layer, hidden: Tensor, layout: Layout, selecti
     if selection is not None:
         context, hidden = context.index_select(0, selection.rows), hidden[: len(selection.rows)]
     hidden = layer.attention_norm(hidden + layer.attention.output(context))
-    hidden = layer.output_norm(hidden + layer.output(activate(layer.intermediate(hidden), layer.activation)))
+    hidden = layer.output_norm(hidden + layer.output(ACTIVATIONS[layer.activation](layer.intermediate(hidden))))
     return hidden
 
 
@@ -220,10 +220,12 @@ def attention_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_group_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def everything(qkv: Tensor, layout: Packed, dropout: float) -> Tensor:
+    """All packed rows attend to each other, as if they were one sequence."""
+
+    def everything(qkv: Tensor, layout: Packed, *, dropout: float) -> Tensor:
         return attention._attend_rectangle(qkv, 1, qkv.shape[0], None, dropout)
 
-    monkeypatch.setattr(attention, "_attend_groups", everything)
+    monkeypatch.setattr("bert_tasks.encoder.layers.attend", everything)
 
 
 def never_regrouped(monkeypatch: pytest.MonkeyPatch) -> None:
