@@ -125,8 +125,9 @@ class Task(ABC, Generic[PredictionT]):
     A subclass is a frozen dataclass with a ``name`` and the nine abstract members: ``columns``, ``features``, ``head``,
     ``loss``, ``counts``, ``decode``, ``metrics``, ``primary_metric`` and ``hf_config``. All other members have
     defaults, with which a task trains, predicts, and is reported, exported and served; it overrides those that it can
-    improve. The fields are what a recipe may state under ``[settings]`` and what ``config.json`` stores, so they hold
-    plain values only.
+    improve. The members are in groups: rows and features, the head, the loss, predictions, metrics, settings, reports,
+    output formats, the server and model cards, and the command ``init``. The fields are what a recipe may state under
+    ``[settings]`` and what ``config.json`` stores, so they hold plain values only.
 
     Attributes:
         aliases: further names that users may write for the task, those of the hub's pipelines.
@@ -141,6 +142,9 @@ class Task(ABC, Generic[PredictionT]):
         row_needs: in words, what rows ``detect`` looks for; empty: ``init`` cannot detect the task.
         has_dense_labels: a row trains many of its tokens, so that ``init`` suggests a higher learning rate and, for
             many rows, fewer epochs.
+        lower_is_better: the keys of ``metrics`` for which lower is better; for all others higher is better.
+        neutral_metrics: the keys of ``metrics`` that count or describe (a number of questions, a threshold): none is a
+            score.
         labels: the names of the classes, which fix their order; without them they are found in the training rows.
         max_length: of the longest window in tokens, special tokens included.
     """
@@ -156,6 +160,8 @@ class Task(ABC, Generic[PredictionT]):
     rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType({})
     row_needs: ClassVar[str] = ""
     has_dense_labels: ClassVar[bool] = False
+    lower_is_better: ClassVar[frozenset[str]] = frozenset()
+    neutral_metrics: ClassVar[frozenset[str]] = frozenset()
     labels: tuple[str, ...] = ()
     max_length: int = 128
 
@@ -172,25 +178,64 @@ class Task(ABC, Generic[PredictionT]):
         if self.max_length < 3:
             raise ValueError(f"max_length is {self.max_length}, expected at least 3 (two special tokens and one more)")
 
+    # Rows and features.
+
     @property
     @abstractmethod
     def columns(self) -> tuple[Column, ...]:
         """The columns of a row, those of the labels included; recipes may map them to other names."""
 
-    @property
     @abstractmethod
-    def primary_metric(self) -> str:
-        """The key of ``metrics`` by which the best checkpoint is chosen."""
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        """The windows of some rows, deterministic, because they are cached.
+
+        Args:
+            rows: in canonical form; labels may be missing.
+            tokenizer: of the model.
+
+        Returns:
+            At least one feature for each row, in row order; ``row`` counts from 0 within ``rows``.
+
+        Raises:
+            DataError: a row cannot be read for this task.
+        """
+
+    def prepare(
+        self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
+    ) -> Sequence[Feature]:
+        """The features as a step sees them, by default unchanged. Called for training and for labelled evaluation.
+
+        A task that masks tokens or draws random partners overrides this.
+
+        Args:
+            features: as ``features`` made them; the windows of a row are neighbours.
+            keys: a source of random numbers for each feature.
+            corpus: all features of the split.
+
+        Returns:
+            As many features in the same order, each of at most ``max_length`` tokens.
+        """
+        return features
 
     @property
-    def lower_is_better(self) -> frozenset[str]:
-        """The keys of ``metrics`` for which lower is better; for all others higher is better."""
-        return frozenset()
+    def reads_neighbours(self) -> bool:
+        """Whether the features of a row depend on the rows around it: then all rows come in one call."""
+        return False
 
-    @property
-    def neutral_metrics(self) -> frozenset[str]:
-        """The keys of ``metrics`` that count or describe (a number of questions, a threshold): none is a score."""
-        return frozenset()
+    def cut_notes(self, cuts: Cuts) -> tuple[str, ...]:
+        """Sentences for people about rows of which no window holds everything; none where nothing was cut."""
+        if not cuts.cut_rows:
+            return ()
+        return (f"{cuts.share(cuts.cut_rows)} rows are longer than max_length = {self.max_length} tokens and were cut",)
+
+    # The head, here and in transformers.
+
+    @abstractmethod
+    def head(self, config: EncoderConfig) -> Head:
+        """A new head: ``read(layout)`` names the rows it wants, ``forward(hidden, layout)`` gives the logits.
+
+        Its weights start as its constructor leaves them, which draws random ones from torch's global generator.
+        """
 
     @property
     def hf_head(self) -> Literal["sequence", "token", "span"] | None:
@@ -211,27 +256,12 @@ class Task(ABC, Generic[PredictionT]):
     def hf_config(self) -> dict[str, Any]:
         """The entries of transformers' config for this task: id2label, label2id, problem_type."""
 
-    @abstractmethod
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """The windows of some rows, deterministic, because they are cached.
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
+        """The fields that a config of transformers implies; ``labels`` are its id2label, empty where it has none."""
+        return {"labels": labels, "max_length": min(cls.max_length, usable_length)}
 
-        Args:
-            rows: in canonical form; labels may be missing.
-            tokenizer: of the model.
-
-        Returns:
-            At least one feature for each row, in row order; ``row`` counts from 0 within ``rows``.
-
-        Raises:
-            DataError: a row cannot be read for this task.
-        """
-
-    @abstractmethod
-    def head(self, config: EncoderConfig) -> Head:
-        """A new head: ``read(layout)`` names the rows it wants, ``forward(hidden, layout)`` gives the logits.
-
-        Its weights start as its constructor leaves them, which draws random ones from torch's global generator.
-        """
+    # The loss.
 
     @abstractmethod
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm, ...]:
@@ -248,22 +278,7 @@ class Task(ABC, Generic[PredictionT]):
         Training needs the counts of a whole step before its first backward pass.
         """
 
-    def prepare(
-        self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
-    ) -> Sequence[Feature]:
-        """The features as a step sees them, by default unchanged. Called for training and for labelled evaluation.
-
-        A task that masks tokens or draws random partners overrides this.
-
-        Args:
-            features: as ``features`` made them; the windows of a row are neighbours.
-            keys: a source of random numbers for each feature.
-            corpus: all features of the split.
-
-        Returns:
-            As many features in the same order, each of at most ``max_length`` tokens.
-        """
-        return features
+    # Predictions.
 
     def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """What ``decode`` needs of each feature's float32 logits (``[L]``, or ``[R, L]``), still on their device.
@@ -295,6 +310,29 @@ class Task(ABC, Generic[PredictionT]):
         """
         raise UsageError(f"{self.name} gives no logits: predict without them")
 
+    def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
+        """Whether two models agree, for each label, number or span that they predict for the same rows.
+
+        Export to int8 keeps a graph only if enough of the predictions stay the same. The default compares ``to_json``
+        without floating-point numbers, which are scores.
+
+        Args:
+            predictions: of the model.
+            others: of the model that is compared with it, in the same order.
+
+        Returns:
+            One value for each row, or for each word or other item that has a prediction of its own.
+
+        Raises:
+            DataError: these predictions cannot show whether the models agree.
+        """
+        return [
+            _without_scores(one.to_json()) == _without_scores(other.to_json())
+            for one, other in zip(predictions, others, strict=True)
+        ]
+
+    # Metrics.
+
     @abstractmethod
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
         """Metrics with the names and scales of Hugging Face's evaluate.
@@ -303,6 +341,11 @@ class Task(ABC, Generic[PredictionT]):
             predictions: as ``decode`` gave them.
             rows: as many; those without a label do not count.
         """
+
+    @property
+    @abstractmethod
+    def primary_metric(self) -> str:
+        """The key of ``metrics`` by which the best checkpoint is chosen."""
 
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """What ``metrics`` gave (and the loss) for people: each number once, those of single classes in a table."""
@@ -313,22 +356,20 @@ class Task(ABC, Generic[PredictionT]):
         """The keys of ``metrics`` that a report draws as learning curves."""
         return (self.primary_metric,)
 
-    def report_sections(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> ReportSections | None:
-        """What a report shows of the labelled rows; None: only the metrics, curves and settings of the run."""
-        return None
+    # Settings, and values fitted to data.
 
-    def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
-        """What the model predicts for every row although the labels differ, such as "predicts 'calm' for every row".
+    def settings(self) -> dict[str, Any]:
+        """The fields a user states: all but ``labels`` (stored apart) and what is fitted to data."""
+        names = [field.name for field in fields(self) if field.name not in ("labels", *self.tuned)]
+        return {name: getattr(self, name) for name in names}
 
-        None where the predictions differ, where all labels are equal, and where a task has no such rule. Rows without
-        a label do not count.
+    @classmethod
+    def compatible_fields(cls, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the known fields that hold beside fields which a caller gives; they are all but the given ones.
+
+        A task whose fields exclude each other, or follow the labels' order, overrides this.
         """
-        return None
-
-    @property
-    def collapse_remedies(self) -> tuple[str, ...]:
-        """Settings that are not in use and may keep a model from predicting one label only, as a recipe states them."""
-        return ()
+        return {name: value for name, value in known.items() if name not in given}
 
     def unfitted(self) -> Self:
         """The task without what an earlier training run fitted to its data: the ``tuned`` fields at their defaults."""
@@ -347,29 +388,26 @@ class Task(ABC, Generic[PredictionT]):
         """The task with decision thresholds chosen on validation predictions."""
         return self
 
-    def cut_notes(self, cuts: Cuts) -> tuple[str, ...]:
-        """Sentences for people about rows of which no window holds everything; none where nothing was cut."""
-        if not cuts.cut_rows:
-            return ()
-        return (f"{cuts.share(cuts.cut_rows)} rows are longer than max_length = {self.max_length} tokens and were cut",)
+    # Reports.
+
+    def report_sections(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> ReportSections | None:
+        """What a report shows of the labelled rows; None: only the metrics, curves and settings of the run."""
+        return None
+
+    def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
+        """What the model predicts for every row although the labels differ, such as "predicts 'calm' for every row".
+
+        None where the predictions differ, where all labels are equal, and where a task has no such rule. Rows without
+        a label do not count.
+        """
+        return None
 
     @property
-    def reads_neighbours(self) -> bool:
-        """Whether the features of a row depend on the rows around it: then all rows come in one call."""
-        return False
+    def collapse_remedies(self) -> tuple[str, ...]:
+        """Settings that are not in use and may keep a model from predicting one label only, as a recipe states them."""
+        return ()
 
-    @classmethod
-    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
-        """The fields that a config of transformers implies; ``labels`` are its id2label, empty where it has none."""
-        return {"labels": labels, "max_length": min(cls.max_length, usable_length)}
-
-    @classmethod
-    def compatible_fields(cls, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the known fields that hold beside fields which a caller gives; they are all but the given ones.
-
-        A task whose fields exclude each other, or follow the labels' order, overrides this.
-        """
-        return {name: value for name, value in known.items() if name not in given}
+    # Output formats.
 
     def check_render(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
         """Checks rows that ``render`` will get, before they are predicted.
@@ -397,26 +435,7 @@ class Task(ABC, Generic[PredictionT]):
         """
         raise UsageError(f"{self.name} has no output format {extension!r}")
 
-    def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
-        """Whether two models agree, for each label, number or span that they predict for the same rows.
-
-        Export to int8 keeps a graph only if enough of the predictions stay the same. The default compares ``to_json``
-        without floating-point numbers, which are scores.
-
-        Args:
-            predictions: of the model.
-            others: of the model that is compared with it, in the same order.
-
-        Returns:
-            One value for each row, or for each word or other item that has a prediction of its own.
-
-        Raises:
-            DataError: these predictions cannot show whether the models agree.
-        """
-        return [
-            _without_scores(one.to_json()) == _without_scores(other.to_json())
-            for one, other in zip(predictions, others, strict=True)
-        ]
+    # The server and model cards.
 
     @property
     def prediction_schema(self) -> Any:
@@ -439,6 +458,8 @@ class Task(ABC, Generic[PredictionT]):
     def limits(self) -> tuple[str, ...]:
         """Sentences for the model card on what these settings leave out, besides ``max_length``."""
         return ()
+
+    # The command init.
 
     @classmethod
     def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
@@ -464,11 +485,6 @@ class Task(ABC, Generic[PredictionT]):
         """
         comment = f"tokens; 95 of 100 rows have at most {words} words and marks"
         return [Suggestion("max_length", suggested_length(words, longest), comment)]
-
-    def settings(self) -> dict[str, Any]:
-        """The fields a user states: all but ``labels`` (stored apart) and what is fitted to data."""
-        names = [field.name for field in fields(self) if field.name not in ("labels", *self.tuned)]
-        return {name: getattr(self, name) for name in names}
 
 
 def _without_scores(value: Any) -> Any:
@@ -513,22 +529,19 @@ def checked_features(
             loaded; a task that is not built in, or a tokenizer that was set later, may give any id.
     """
     features = task.features(rows, tokenizer)
-    _check_embedded("input_ids", (feature["input_ids"] for feature in features), config.vocab_size, task)
-    if config.type_vocab_size:
-        _check_embedded(
-            "token_type_ids", (feature["token_type_ids"] for feature in features), config.type_vocab_size, task
-        )
+    tables = {
+        "input_ids": ([feature["input_ids"] for feature in features], config.vocab_size),
+        "token_type_ids": ([feature["token_type_ids"] for feature in features], config.type_vocab_size),
+    }
+    for name, (given, size) in tables.items():
+        extremes = {extreme for ids in given if ids for extreme in (min(ids), max(ids))}
+        outside = sorted(number for number in extremes if not 0 <= number < size)
+        if size and outside:  # a model without segments ignores their ids
+            raise UsageError(
+                f"{type(task).__name__}: the {name} of a feature hold {outside[0]}, but the model has embeddings for 0 "
+                f"to {size - 1} only; correct the task's features, or use the tokenizer that belongs to the model"
+            )
     return features
-
-
-def _check_embedded(name: str, given: Iterable[Sequence[int]], size: int, task: Task) -> None:
-    extremes = {extreme for ids in given if ids for extreme in (min(ids), max(ids))}
-    outside = sorted(number for number in extremes if not 0 <= number < size)
-    if outside:
-        raise UsageError(
-            f"{type(task).__name__}: the {name} of a feature hold {outside[0]}, but the model has embeddings for 0 to "
-            f"{size - 1} only; correct the task's features, or use the tokenizer that belongs to the model"
-        )
 
 
 def collate(features: Sequence[Feature], *, position_offset: int) -> PackedBatch:
@@ -538,12 +551,6 @@ def collate(features: Sequence[Feature], *, position_offset: int) -> PackedBatch
         [feature["token_type_ids"] for feature in features],
         position_offset=position_offset,
         windows=[len(list(windows)) for _, windows in groupby(features, key=lambda feature: feature["row"])],
-        labels=[feature_labels(feature) for feature in features],
+        labels=[() if labels is None else labels for labels in (feature.get("labels") for feature in features)],
         gather_positions=[feature.get("gather_positions") for feature in features],
     )
-
-
-def feature_labels(feature: Feature) -> Sequence[float]:
-    """The feature's labels as numbers; empty where its row has none."""
-    labels = feature.get("labels")
-    return () if labels is None else labels

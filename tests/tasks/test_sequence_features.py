@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.errors import DataError
-from bert_tasks.tasks.sequence_classification.task import SequenceClassification
+from bert_tasks.tasks import PairClassification, SequenceClassification
 from support.small_tokenizers import LINES
 
 LABELS = ("negative", "neutral", "positive")
@@ -118,8 +118,8 @@ class TestPairs:
 
     @pytest.mark.parametrize("max_length", [17, 40, 512])
     def test_are_cut_as_the_tokenizer_cuts_them(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        task = SequenceClassification(labels=LABELS, max_length=max_length)
-        features = task.text_features(self.TEXTS, self.PAIRS, [{}] * 6, tokenizer)
+        rows = [{"text": text, "text_pair": pair} for text, pair in zip(self.TEXTS, self.PAIRS, strict=True)]
+        features = PairClassification(labels=LABELS, max_length=max_length).features(rows, tokenizer)
         cut = tokenizer(
             list(self.TEXTS), list(self.PAIRS), truncation=True, max_length=max_length, return_token_type_ids=True
         )
@@ -138,7 +138,8 @@ class TestPairs:
         self, request: pytest.FixtureRequest, kind: str, separators: int, segments: set[int]
     ) -> None:
         tokenizer: PreTrainedTokenizerBase = request.getfixturevalue(kind)
-        (feature,) = SINGLE.text_features(["the ferry"], ["the oven"], [{}], tokenizer)
+        row = {"text": "the ferry", "text_pair": "the oven"}
+        (feature,) = PairClassification(labels=LABELS).features([row], tokenizer)
         ids = feature["input_ids"]
         assert ids.count(tokenizer.sep_token_id) == separators + 1
         assert set(feature["token_type_ids"]) == segments

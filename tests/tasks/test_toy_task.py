@@ -27,7 +27,7 @@ from bert_tasks.errors import CheckpointError
 from bert_tasks.metrics.classification import pearson
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import Task
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, feature_labels
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction
 from bert_tasks.tasks.word_windows import WindowRules, document_windows, split_words
 from support.runs import PATIENCE
 from support.servers import Serving
@@ -106,7 +106,7 @@ class WordRegression(Task):
         return (LossTerm(name="words", total=total, count=logits.new_full((), len(guesses))),)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        return {"words": float(sum(len(feature_labels(feature)) for feature in features))}
+        return {"words": float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
 
     def decode(self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> list[WordNumbers]:
         found: list[list[float]] = [[] for _ in rows]

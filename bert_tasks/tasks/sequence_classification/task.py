@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from statistics import fmean, pstdev
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Final, Literal, Self, cast
 
 import torch
 from pydantic import BaseModel
@@ -39,7 +39,6 @@ from bert_tasks.tasks.base import (
     LossTerm,
     Prediction,
     Task,
-    feature_labels,
     label_places,
     sole_prediction,
 )
@@ -50,6 +49,13 @@ from bert_tasks.tasks.sequence_classification.detection import detect_texts
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
+_LABEL_COLUMNS: Mapping[ProblemType, Column] = {
+    "single_label_classification": Column(name="label", kind="label", required=False),
+    "multi_label_classification": Column(name="labels", kind="labels", required=False),
+    "regression": Column(name="label", kind="number", required=False),
+}
+_REGRESSION: Final = "regression"
+_MULTI_LABEL: Final = "multi_label_classification"
 _NO_SPREAD = 0.01  # of the labels' range: predicted numbers that differ by less count as one number
 _NEAR = 0.1  # of their standard deviation: predicted numbers that two models move by no more are the same
 _ALIKE = 1e-6  # of their mean: numbers that differ by less differ in digits that depend on the batch
@@ -110,14 +116,13 @@ class NumberJson(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceClassification(Task[SequencePrediction]):
-    """Settings of sequence classification.
+class TextClassification(Task[SequencePrediction]):
+    """What classification of texts and classification of pairs of texts share.
 
     Attributes:
+        texts: the columns of texts that are read together.
         problem_type: as in transformers' config. For ``regression`` there are no labels.
         pooling: ``cls`` is the family's own head; mean, max and attention read all tokens of the last layer.
-        long_texts: ``truncate`` cuts at ``max_length``; ``windows`` reads everything.
-        doc_stride: the OVERLAP of two neighbouring windows in tokens, as in transformers.
         class_weights: one weight per label, or ``balanced`` (rows / (labels x rows of the label), from the training
             rows); for several labels they weigh the positive examples (``balanced``: negatives / positives).
         balanced_weights: what ``balanced`` came to on the training rows, one per label.
@@ -125,23 +130,12 @@ class SequenceClassification(Task[SequencePrediction]):
         thresholds: one per label, tuned on validation (several labels only); empty: 0.5.
     """
 
-    name: ClassVar[str] = "sequence-classification"
-    aliases: ClassVar[tuple[str, ...]] = ("text-classification", "sentiment-analysis")
+    texts: ClassVar[tuple[str, ...]] = ("text",)
     default_head: ClassVar[Literal["sequence"]] = "sequence"
     pipeline_tag: ClassVar[str] = "text-classification"
-    row_needs: ClassVar[str] = "a text and a label or number"
-    # A folder of transformers does not say how many texts its classifier reads.
-    rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "text_pair": "text_pair is not read: the model is served as one of single texts; if it reads pairs, "
-            "its operator starts it with --task pair-classification"
-        }
-    )
     tuned: ClassVar[tuple[str, ...]] = ("balanced_weights", "thresholds")
     problem_type: ProblemType = "single_label_classification"
     pooling: Pooling = "cls"
-    long_texts: Literal["truncate", "windows"] = "truncate"
-    doc_stride: int = 32
     class_weights: Literal["balanced"] | tuple[float, ...] | None = None
     label_smoothing: float = 0.0
     balanced_weights: tuple[float, ...] = ()
@@ -149,54 +143,30 @@ class SequenceClassification(Task[SequencePrediction]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        single, several = self.problem_type == "single_label_classification", self._is_multi_label
+        single = self.problem_type == "single_label_classification"
         if isinstance(self.class_weights, str) and self.class_weights != "balanced":
             raise ValueError(f"class_weights is {self.class_weights!r}, expected 'balanced' or one weight per label")
-        if self._is_regression and (self.labels or self.class_weights is not None):
+        if self.problem_type == _REGRESSION and (self.labels or self.class_weights is not None):
             raise ValueError("labels and class_weights do not apply to problem_type = 'regression'")
         if self.labels and len(self.labels) < (2 if single else 1):
             raise ValueError(f"labels holds {len(self.labels)} name, a classifier needs at least 2")
         if not 0.0 <= self.label_smoothing < 1.0 or (self.label_smoothing and not single):
             raise ValueError("label_smoothing is a share from 0 to below 1, for single-label classification only")
-        if self.long_texts == "windows" and not 0 <= self.doc_stride < self.max_length - 2:
-            raise ValueError(
-                f"doc_stride is {self.doc_stride}: windows of {self.max_length} tokens (two of them special) "
-                f"can overlap by 0 to {self.max_length - 3}"
-            )
-        if isinstance(self.class_weights, tuple):
-            self._check_weights("class_weights", self.class_weights)
-        if self.balanced_weights:
-            if self.class_weights != "balanced":
-                raise ValueError("balanced_weights are fitted to the training rows where class_weights = 'balanced'")
-            self._check_weights("balanced_weights", self.balanced_weights)
-        if self.thresholds and (not several or len(self.thresholds) != len(self.labels)):
+        if self.balanced_weights and self.class_weights != "balanced":
+            raise ValueError("balanced_weights are fitted to the training rows where class_weights = 'balanced'")
+        for name in ("class_weights", "balanced_weights"):
+            weights = getattr(self, name)
+            if isinstance(weights, tuple) and (weights or name == "class_weights"):
+                if len(weights) != len(self.labels):
+                    raise ValueError(f"{name} holds {len(weights)} weights for {len(self.labels)} labels")
+                if min(weights) < 0 or max(weights) == 0:
+                    raise ValueError(f"{name} must not be negative, and not all 0")
+        if self.thresholds and (self.problem_type != _MULTI_LABEL or len(self.thresholds) != len(self.labels)):
             raise ValueError("thresholds: one per label, for multi-label classification only")
-
-    def _check_weights(self, name: str, weights: tuple[float, ...]) -> None:
-        if len(weights) != len(self.labels):
-            raise ValueError(f"{name} holds {len(weights)} weights for {len(self.labels)} labels")
-        if min(weights) < 0 or max(weights) == 0:
-            raise ValueError(f"{name} must not be negative, and not all 0")
-
-    @property
-    def _is_multi_label(self) -> bool:
-        return self.problem_type == "multi_label_classification"
-
-    @property
-    def _is_regression(self) -> bool:
-        return self.problem_type == "regression"
-
-    @property
-    def _label_column(self) -> Column:
-        if self._is_regression:
-            return Column(name="label", kind="number", required=False)
-        if self._is_multi_label:
-            return Column(name="labels", kind="labels", required=False)
-        return Column(name="label", kind="label", required=False)
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        return (Column(name="text", kind="text"), self._label_column)
+        return (*(Column(name=name, kind="text") for name in self.texts), _LABEL_COLUMNS[self.problem_type])
 
     @property
     def primary_metric(self) -> str:
@@ -208,7 +178,7 @@ class SequenceClassification(Task[SequencePrediction]):
 
     @property
     def hf_config(self) -> dict[str, Any]:
-        labels = ("LABEL_0",) if self._is_regression else self.labels
+        labels = ("LABEL_0",) if self.problem_type == _REGRESSION else self.labels
         return {
             "id2label": {str(index): label for index, label in enumerate(labels)},
             "label2id": {label: index for index, label in enumerate(labels)},
@@ -242,53 +212,50 @@ class SequenceClassification(Task[SequencePrediction]):
             return compatible
         return {**compatible, **_per_label(compatible, label_places(known_labels, labels))}
 
-    @classmethod
-    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
-        """See ``Task.detect``."""
-        return detect_texts(cls.name, 1, profiles, rows, hints)
-
-    @classmethod
-    def suggested_settings(cls, words: int, longest: int) -> list[Suggestion]:
-        suggestions = super().suggested_settings(words, longest)
-        if needed_tokens(words) > longest:
-            comment = "reads all of a long text; without it the end is cut off"
-            suggestions.append(Suggestion("long_texts", "windows", comment, is_active=False))
-        return suggestions
-
     def head(self, config: EncoderConfig) -> Head:
-        if not self._is_regression and not self.labels:
+        if self.problem_type != _REGRESSION and not self.labels:
             raise UsageError("sequence classification needs labels, e.g. labels=['negative', 'positive']")
-        outputs = 1 if self._is_regression else len(self.labels)
+        outputs = 1 if self.problem_type == _REGRESSION else len(self.labels)
         if self.pooling == "cls":
             return SequenceHead(config, outputs)
         return PoolingHead(config, outputs, pooling=self.pooling)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        return self.text_features([row["text"] for row in rows], None, rows, tokenizer)
+        """One window for each row, cut at ``max_length``."""
+        return self._features(rows, tokenizer, overlap=None)
 
-    def text_features(
-        self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None,
-        rows: Sequence[Row],
-        tokenizer: PreTrainedTokenizerBase,
+    def _features(
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, overlap: int | None
     ) -> list[Feature]:
-        """Windows of texts (or pairs of texts). Special tokens written in a text stay plain characters."""
-        windows = self.long_texts == "windows"
+        """Windows of texts (or pairs) that overlap by so many tokens; None: one window for each row.
+
+        Special tokens written in a text stay plain characters.
+        """
+        texts = [[row[name] for row in rows] for name in self.texts]
         encoding = tokenizer(
-            list(texts),
-            None if pairs is None else list(pairs),
+            *texts,
             truncation=True,
             max_length=self.max_length,
-            stride=self.doc_stride if windows else 0,
-            return_overflowing_tokens=windows,
+            stride=0 if overlap is None else overlap,
+            return_overflowing_tokens=overlap is not None,
             return_token_type_ids=True,
             return_attention_mask=False,
             padding=False,
             split_special_tokens=True,
         )
-        sources: Sequence[int] = encoding["overflow_to_sample_mapping"] if windows else range(len(texts))
-        lost = {} if windows else self._lost_tokens(encoding["input_ids"], texts, pairs, tokenizer)
+        sources: Sequence[int] = range(len(rows)) if overlap is None else encoding["overflow_to_sample_mapping"]
+        lost: dict[int, int] = {}
+        # Only rows that fill ``max_length`` are read again, in full. The tokenizer's own overflow cannot be counted: of
+        # a pair it holds every combination of both texts' parts.
+        full = [row for row, ids in zip(sources, encoding["input_ids"], strict=True) if len(ids) == self.max_length]
+        if full and overlap is None:
+            whole = tokenizer(
+                *([column[row] for row in full] for column in texts),
+                return_attention_mask=False,
+                split_special_tokens=True,
+                verbose=False,
+            )
+            lost = {row: len(ids) - self.max_length for row, ids in zip(full, whole["input_ids"], strict=True)}
         return [
             Feature(
                 row=row,
@@ -300,41 +267,18 @@ class SequenceClassification(Task[SequencePrediction]):
             for position, row in enumerate(sources)
         ]
 
-    def _lost_tokens(
-        self,
-        truncated: Sequence[Sequence[int]],
-        texts: Sequence[str],
-        pairs: Sequence[str] | None,
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> dict[int, int]:
-        """Row -> tokens that truncation cut off. Only rows that fill ``max_length`` are read again, in full.
-
-        The tokenizer's own overflow cannot be counted: of a pair it holds every combination of both texts' parts.
-        """
-        full = [row for row, ids in enumerate(truncated) if len(ids) == self.max_length]
-        if not full:
-            return {}
-        encoding = tokenizer(
-            [texts[row] for row in full],
-            None if pairs is None else [pairs[row] for row in full],
-            return_attention_mask=False,
-            split_special_tokens=True,
-            verbose=False,
-        )
-        return {row: len(ids) - self.max_length for row, ids in zip(full, encoding["input_ids"], strict=True)}
-
     def _labels(self, row: Row) -> list[float] | None:
         """The row's labels as numbers: a class index, a 0/1 vector, or the number itself."""
-        value = row.get(self._label_column.name)
+        value = row.get(_LABEL_COLUMNS[self.problem_type].name)
         if value is None:
             return None
-        if self._is_regression:
+        if self.problem_type == _REGRESSION:
             return [float(value)]
-        chosen = set(value) if self._is_multi_label else {value}
+        chosen = set(value) if self.problem_type == _MULTI_LABEL else {value}
         unknown = sorted(chosen.difference(self.labels))
         if unknown:
             raise DataError(f"unknown label {unknown[0]!r}; the labels are {', '.join(map(repr, self.labels))}")
-        if self._is_multi_label:
+        if self.problem_type == _MULTI_LABEL:
             return [float(label in chosen) for label in self.labels]
         return [float(self.labels.index(value))]
 
@@ -373,7 +317,7 @@ class SequenceClassification(Task[SequencePrediction]):
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """See ``Task``: labelled samples, times the labels if there may be several, or the sum of class weights."""
         firsts = (next(windows) for _, windows in groupby(features, key=lambda feature: feature["row"]))
-        labels = [found for first in firsts if (found := feature_labels(first))]
+        labels = [found for first in firsts if (found := first.get("labels"))]
         weights = self._class_weights()
         if self.problem_type == "single_label_classification" and weights is not None:
             return {self.name: float(sum(weights[int(label)] for (label,) in labels))}
@@ -395,13 +339,14 @@ class SequenceClassification(Task[SequencePrediction]):
         """
         if self.class_weights != "balanced":
             return self
-        given = (row.get(self._label_column.name) for row in rows)
+        given = (row.get(_LABEL_COLUMNS[self.problem_type].name) for row in rows)
         values = [value for value in given if value is not None]
-        counts = Counter(label for value in values for label in (value if self._is_multi_label else [value]))
+        is_multi_label = self.problem_type == _MULTI_LABEL
+        counts = Counter(label for value in values for label in (value if is_multi_label else [value]))
         absent = [label for label in self.labels if not counts[label]]
         if absent:
             raise DataError(f"class_weights = 'balanced': no training row has the label {absent[0]!r}")
-        if self._is_multi_label:
+        if is_multi_label:
             return replace(self, balanced_weights=tuple((len(values) - counts[n]) / counts[n] for n in self.labels))
         share = len(values) / len(self.labels)
         return replace(self, balanced_weights=tuple(share / counts[name] for name in self.labels))
@@ -412,10 +357,21 @@ class SequenceClassification(Task[SequencePrediction]):
         if not rows:
             return []
         samples = _row_logits(reduced, features)  # [S, L]
-        if self._is_regression:
+        if self.problem_type == _REGRESSION:
             return [SequencePrediction(label=None, score=value, scores={}) for value in samples[:, 0].tolist()]
-        probabilities = torch.sigmoid(samples) if self._is_multi_label else torch.softmax(samples, dim=-1)
-        return [self._prediction(row) for row in probabilities.tolist()]
+        is_multi_label, predictions = self.problem_type == _MULTI_LABEL, []
+        limits = self.thresholds if self.thresholds else (0.5,) * len(self.labels)
+        for probabilities in (samples.sigmoid() if is_multi_label else samples.softmax(dim=-1)).tolist():
+            best = max(range(len(probabilities)), key=probabilities.__getitem__)
+            found = zip(self.labels, probabilities, limits, strict=True)
+            prediction = SequencePrediction(
+                label=self.labels[best],
+                score=probabilities[best],
+                scores=dict(zip(self.labels, probabilities, strict=True)),
+                labels=tuple(label for label, score, limit in found if score >= limit) if is_multi_label else None,
+            )
+            predictions.append(prediction)
+        return predictions
 
     def with_logits(
         self, predictions: Sequence[Prediction], reduced: Sequence[Tensor], features: Sequence[Feature]
@@ -426,22 +382,13 @@ class SequenceClassification(Task[SequencePrediction]):
         logits = _row_logits(reduced, features).tolist()
         return [replace(one, logits=tuple(values)) for one, values in zip(typed, logits, strict=True)]
 
-    def _prediction(self, probabilities: list[float]) -> SequencePrediction:
-        scores = dict(zip(self.labels, probabilities, strict=True))
-        best = max(range(len(probabilities)), key=probabilities.__getitem__)
-        chosen = None
-        if self._is_multi_label:
-            limits = self.thresholds if self.thresholds else (0.5,) * len(self.labels)
-            chosen = tuple(name for name, limit in zip(self.labels, limits, strict=True) if scores[name] >= limit)
-        return SequencePrediction(label=self.labels[best], score=probabilities[best], scores=scores, labels=chosen)
-
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
         pairs = self._labelled_pairs(predictions, rows)
-        if self._is_regression:
+        if self.problem_type == _REGRESSION:
             return regression_metrics(
                 [float(value) for _, value in pairs], [prediction.score for prediction, _ in pairs]
             )
-        if self._is_multi_label:
+        if self.problem_type == _MULTI_LABEL:
             labels = [[label in value for label in self.labels] for _, value in pairs]
             chosen = [[label in _chosen(one) for label in self.labels] for one, _ in pairs]
             return multilabel_metrics(labels, chosen, self.labels)
@@ -451,34 +398,36 @@ class SequenceClassification(Task[SequencePrediction]):
 
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """``f1`` and ``macro_f1`` are one number unless there are two classes; the more telling name stays."""
-        if self._is_multi_label:  # f1 picks the best model, and untuned_f1 is compared with it
+        if self.problem_type == _MULTI_LABEL:  # f1 picks the best model, and untuned_f1 is compared with it
             return label_table(metrics, self.labels, word="label", repeated={"macro_f1": "f1"})
         repeated = {} if len(self.labels) == 2 or "macro_f1" not in metrics else {"f1": "macro_f1"}
         return label_table(metrics, self.labels, word="class", repeated=repeated)
 
     @property
     def curve_metrics(self) -> tuple[str, ...]:
-        if self._is_regression:
+        if self.problem_type == _REGRESSION:
             return ("pearson", "spearmanr")
-        return ("micro_f1", "f1") if self._is_multi_label else ("accuracy", "macro_f1")
+        return ("micro_f1", "f1") if self.problem_type == _MULTI_LABEL else ("accuracy", "macro_f1")
 
     def report_sections(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> ReportSections:
         """See ``Task``: classes, labels or numbers, by the problem type."""
         given = zip(rows, cast("Sequence[SequencePrediction]", predictions), strict=True)
-        pairs = [(row, one) for row, one in given if row.get(self._label_column.name) is not None]
-        if self._is_regression:
+        pairs = [(row, one) for row, one in given if row.get(_LABEL_COLUMNS[self.problem_type].name) is not None]
+        if self.problem_type == _REGRESSION:
             return report.regression_sections(pairs)
-        return (report.multilabel_sections if self._is_multi_label else report.class_sections)(pairs, self.labels)
+        return (report.multilabel_sections if self.problem_type == _MULTI_LABEL else report.class_sections)(
+            pairs, self.labels
+        )
 
     def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``. Numbers count as equal if they differ by less than a hundredth of the labels' range."""
         pairs = self._labelled_pairs(predictions, rows)
-        if self._is_regression:
+        if self.problem_type == _REGRESSION:
             numbers, labels = [prediction.score for prediction, _ in pairs], [float(value) for _, value in pairs]
             if not pairs or max(numbers) - min(numbers) >= _NO_SPREAD * (max(labels) - min(labels)):
                 return None
             return f"predicts a number close to {sum(numbers) / len(numbers):.4g} for every row"
-        if self._is_multi_label:
+        if self.problem_type == _MULTI_LABEL:
             chosen = sole_prediction(
                 (_chosen(prediction) for prediction, _ in pairs), (frozenset(value) for _, value in pairs)
             )
@@ -492,7 +441,11 @@ class SequenceClassification(Task[SequencePrediction]):
 
     @property
     def collapse_remedies(self) -> tuple[str, ...]:
-        return () if self._is_regression or self.class_weights is not None else ('class_weights = "balanced"',)
+        return (
+            ()
+            if self.problem_type == _REGRESSION or self.class_weights is not None
+            else ('class_weights = "balanced"',)
+        )
 
     def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
         """See ``Task``. A number stays the same if it moves by at most 0.1 standard deviations of the numbers.
@@ -503,7 +456,7 @@ class SequenceClassification(Task[SequencePrediction]):
         pairs = list(
             zip(*(cast("Sequence[SequencePrediction]", given) for given in (predictions, others)), strict=True)
         )
-        if not self._is_regression:
+        if self.problem_type != _REGRESSION:
             return [
                 one.label == other.label if one.labels is None else one.labels == other.labels for one, other in pairs
             ]
@@ -518,14 +471,10 @@ class SequenceClassification(Task[SequencePrediction]):
         kinds: dict[str, type[BaseModel]] = {"regression": NumberJson, "multi_label_classification": LabelsJson}
         return kinds.get(self.problem_type, LabelJson)
 
-    @property
-    def limits(self) -> tuple[str, ...]:
-        return ("Longer texts are cut, not read in windows.",) if self.long_texts == "truncate" else ()
-
     def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
         """Several labels: the threshold of each label that gives it the best F1 on these rows."""
         pairs = self._labelled_pairs(predictions, rows)
-        if not self._is_multi_label or not pairs:
+        if self.problem_type != _MULTI_LABEL or not pairs:
             return self
         labels = [[label in value for label in self.labels] for _, value in pairs]
         probabilities = [[prediction.scores[label] for label in self.labels] for prediction, _ in pairs]
@@ -536,9 +485,61 @@ class SequenceClassification(Task[SequencePrediction]):
     ) -> list[tuple[SequencePrediction, Any]]:
         """Predictions beside their labels, for the rows that have one."""
         typed = cast("Sequence[SequencePrediction]", predictions)
-        name = self._label_column.name
+        name = _LABEL_COLUMNS[self.problem_type].name
         pairs = zip(typed, rows, strict=True)
         return [(prediction, row[name]) for prediction, row in pairs if row.get(name) is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceClassification(TextClassification):
+    """Settings of sequence classification, besides those of ``TextClassification``.
+
+    Attributes:
+        long_texts: ``truncate`` cuts at ``max_length``; ``windows`` reads everything.
+        doc_stride: the OVERLAP of two neighbouring windows in tokens, as in transformers.
+    """
+
+    name: ClassVar[str] = "sequence-classification"
+    aliases: ClassVar[tuple[str, ...]] = ("text-classification", "sentiment-analysis")
+    row_needs: ClassVar[str] = "a text and a label or number"
+    # A folder of transformers does not say how many texts its classifier reads.
+    rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "text_pair": "text_pair is not read: the model is served as one of single texts; if it reads pairs, "
+            "its operator starts it with --task pair-classification"
+        }
+    )
+    long_texts: Literal["truncate", "windows"] = "truncate"
+    doc_stride: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.long_texts == "windows" and not 0 <= self.doc_stride < self.max_length - 2:
+            raise ValueError(
+                f"doc_stride is {self.doc_stride}: windows of {self.max_length} tokens (two of them special) "
+                f"can overlap by 0 to {self.max_length - 3}"
+            )
+
+    @classmethod
+    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+        """See ``Task.detect``."""
+        return detect_texts(cls.name, 1, profiles, rows, hints)
+
+    @classmethod
+    def suggested_settings(cls, words: int, longest: int) -> list[Suggestion]:
+        suggestions = super().suggested_settings(words, longest)
+        if needed_tokens(words) > longest:
+            comment = "reads all of a long text; without it the end is cut off"
+            suggestions.append(Suggestion("long_texts", "windows", comment, is_active=False))
+        return suggestions
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        return ("Longer texts are cut, not read in windows.",) if self.long_texts == "truncate" else ()
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        """The windows of each text; only the first one has the labels."""
+        return self._features(rows, tokenizer, overlap=self.doc_stride if self.long_texts == "windows" else None)
 
 
 def _per_label(known: Mapping[str, Any], places: Sequence[int] | None) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_table, squad_v1_metrics, squad_v2_metrics, tune_null_threshold
 from bert_tasks.metrics.tables import MetricTable
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, feature_labels
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.span_extraction import report
@@ -152,6 +152,9 @@ class SpanExtraction(Task[SpanPrediction]):
     row_needs: ClassVar[str] = "a question, its context, and answers that are copied from it"
     has_dense_labels: ClassVar[bool] = True
     file_formats: ClassVar[tuple[str, ...]] = (".json",)
+    neutral_metrics: ClassVar[frozenset[str]] = frozenset(
+        {"total", "HasAns_total", "NoAns_total", "best_exact_thresh", "best_f1_thresh"}
+    )
     max_length: int = 384
     doc_stride: int = 128
     max_query_length: int = 64
@@ -198,10 +201,6 @@ class SpanExtraction(Task[SpanPrediction]):
     @property
     def primary_metric(self) -> str:
         return "f1"
-
-    @property
-    def neutral_metrics(self) -> frozenset[str]:
-        return frozenset({"total", "HasAns_total", "NoAns_total", "best_exact_thresh", "best_f1_thresh"})
 
     @property
     def hf_config(self) -> dict[str, Any]:
@@ -308,7 +307,7 @@ class SpanExtraction(Task[SpanPrediction]):
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """See ``Task``: the start and the end of each labelled window."""
-        return {self.name: 2.0 * sum(len(feature_labels(feature)) > 0 for feature in features)}
+        return {self.name: 2.0 * sum(bool(feature.get("labels")) for feature in features)}
 
     def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[K + 1, 4]`` for each window: "no answer" and the best spans, see ``window_candidates``."""

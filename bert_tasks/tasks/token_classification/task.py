@@ -43,7 +43,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.metrics.tagging import check_names, tagging_metrics, tagging_table
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, feature_labels, sole_prediction
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, sole_prediction
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.token_classification import report
@@ -150,6 +150,7 @@ class TokenClassification(Task[TokenPrediction]):
     has_dense_labels: ClassVar[bool] = True
     file_formats: ClassVar[tuple[str, ...]] = (".conll", ".txt")
     renders_labels: ClassVar[bool] = True
+    lower_is_better: ClassVar[frozenset[str]] = frozenset({"invalid_transitions"})
     labelling: Literal["first", "continuation", "all"] = "first"
     doc_stride: int = 32
     crf: bool = False
@@ -315,7 +316,7 @@ class TokenClassification(Task[TokenPrediction]):
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """See ``Task``: the number of labelled sub-words."""
-        return {self.name: float(sum(len(feature_labels(feature)) for feature in features))}
+        return {self.name: float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
 
     def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         return [crf.compressed(words) for words in logits] if self.crf else logits
@@ -383,10 +384,6 @@ class TokenClassification(Task[TokenPrediction]):
             best += labels.tolist()
             scores += crf.marginals(logits, lengths).gather(1, labels[:, None]).squeeze(1).tolist()
         return best, scores
-
-    @property
-    def lower_is_better(self) -> frozenset[str]:
-        return frozenset({"invalid_transitions"})
 
     def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
         """Metrics over words, whatever was trained. Entities are compared in IOB2; see ``tagging_metrics``.
