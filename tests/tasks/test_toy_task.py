@@ -204,7 +204,7 @@ def test_trains_through_the_command_line(
         assert run(monkeypatch, "export", folder, "--to", kind, "--output", exported, "--data", dev, *own) == 0
         assert run(monkeypatch, "evaluate", exported, "--data", dev, *own) == 0
     here = Path(__file__)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (here.parent, here.parents[1]))))
+    monkeypatch.setenv("PYTHONPATH", str(here.parent), prepend=os.pathsep)
     served = Serving(folder, "--task", f"{here.stem}:WordRegression", folder=recipe.parent)
     try:
         examples = httpx2.get(f"{served.url}/model", timeout=PATIENCE).json()["examples"]
