@@ -148,7 +148,14 @@ def fit(
     arguments = locals()
     known = [name for name in arguments if name != "unknown"]
     if unknown:
-        wrong = (f"unknown argument '{name}'{_argument_hint(name, known)}" for name in unknown)
+        wrong = []
+        for name in unknown:
+            ours = HF_ARGUMENTS.get(name)
+            if ours is None:
+                hint = nearest_or_all(name, known)
+            else:
+                hint = f"; {ours[9:]}" if ours.startswith("nothing") else f"; transformers' {name} is {ours}"
+            wrong.append(f"unknown argument '{name}'{hint}")
         raise UsageError(f"fit: {'; '.join(wrong)}")
     settings = {name: arguments[name] for name in FIT_SETTINGS}
     optim, run = sections(**settings, output_dir=str(output_dir))
@@ -173,7 +180,7 @@ def fit(
         callback=callback,
     )
     result = trainer.train(overwrite=overwrite, progress=progress)
-    _write_model_card(result.output_dir)
+    _write_after_run("model card", lambda: write_card(result.output_dir))
     if report and not (result.reused and exists(result.output_dir / REPORT)):
         given = GivenRows(validation=splits.validation, task=type(model.task))
         _write_after_run("report", lambda: make_report(result.output_dir, given=given))
@@ -195,7 +202,7 @@ def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: boo
         RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: see ``fit``.
     """
     result = training.train(recipe, overwrite=overwrite, progress=progress)
-    _write_model_card(result.output_dir)
+    _write_after_run("model card", lambda: write_card(result.output_dir))
     return result
 
 
@@ -219,7 +226,7 @@ def train_seeds(
     result = experiments.train_seeds(recipe, seeds, overwrite=overwrite, progress=progress)
     for made in result.runs:
         if made.result is not None:
-            _write_model_card(made.output_dir)
+            _write_after_run("model card", partial(write_card, made.output_dir))
     return result
 
 
@@ -236,31 +243,24 @@ def _load_splits(
     task, skips = model.task, on_error == "skip"
     if on_error not in ("fail", "skip"):
         raise UsageError(f"on_error is {on_error!r}, expected 'fail' or 'skip'")
-
-    def read(data: Data, name: str) -> RowTable:
+    sets = {} if validation is None else validation if isinstance(validation, Mapping) else {"": validation}
+    loaded: list[RowTable] = []
+    for name, data in (("train", train), *((f"validation {name}".strip(), data) for name, data in sets.items())):
         given = renamed(data, task, options.columns, name)
         try:
-            return load_table(given, task, reading=options, name=name, skip_faulty=skips).without_faults()
+            table = load_table(given, task, reading=options, name=name, skip_faulty=skips)
+            loaded.append(table.without_faults())
         except BadRowsError as error:
             raise BadRowsError(error.found, None if skips else 'on_error="skip" leaves such rows out') from None
-
-    rows = read(train, "train")
+    rows, tables = loaded[0], dict(zip(sets, loaded[1:], strict=True))
     if validation is None:
         if not 0 < validation_share < 1:
             raise UsageError(f"validation_share = {validation_share}: expected a share between 0 and 1")
-        rows, held_out = train_validation_split(rows, task.columns, validation_share, seed)
-        tables = {"": held_out}
-    else:
-        sets = validation if isinstance(validation, Mapping) else {"": validation}
-        tables = {name: read(data, f"validation {name}".strip()) for name, data in sets.items()}
+        rows, tables[""] = train_validation_split(rows, task.columns, validation_share, seed)
     splits = Splits(train=rows, validation=tables)
     check_splits(splits, columns=task.columns, labels=task.labels)
     model.reading = training_reading(options, train if isinstance(train, str | Path) else None)
     return splits
-
-
-def _write_model_card(run_folder: Path) -> None:
-    _write_after_run("model card", lambda: write_card(run_folder))
 
 
 def _write_after_run(what: str, write: Callable[[], object]) -> None:
@@ -313,10 +313,3 @@ HF_ARGUMENTS: Mapping[str, str] = MappingProxyType(
         "optim": "nothing: the optimizer is AdamW",
     }
 )
-
-
-def _argument_hint(name: str, known: Iterable[str]) -> str:
-    ours = HF_ARGUMENTS.get(name)
-    if ours is None:
-        return nearest_or_all(name, known)
-    return f"; {ours[9:]}" if ours.startswith("nothing") else f"; transformers' {name} is {ours}"

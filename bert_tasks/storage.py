@@ -24,11 +24,6 @@ from bert_tasks.errors import UsageError
 from bert_tasks.paths import exists, is_file, lexists
 
 LOCK = "run.lock"
-_TEMPORARY = re.compile(r"\.(.+)\.tmp-[0-9]+")
-_NAME_MAX = 255  # bytes
-_DIGEST_IN_NAME = 16  # characters
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextmanager
@@ -58,8 +53,9 @@ def temporary_path(path: Path) -> Iterator[Path]:
     # A random number, because processes of several machines may write to one folder.
     temporary = sibling_path(path, prefix=".", suffix=f".tmp-{secrets.randbelow(2**32)}")
     try:
-        with explained_disk_full(temporary):
-            yield temporary
+        yield temporary
+    except OSError as error:
+        raise explained_disk_full(error, temporary) from error.__cause__
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -133,18 +129,18 @@ def sibling_path(path: Path, *, prefix: str = "", suffix: str = "") -> Path:
     try:
         longest = os.pathconf(path.parent, "PC_NAME_MAX")
     except (OSError, ValueError):  # the folder does not exist, or its file system does not say
-        longest = _NAME_MAX
+        longest = 255  # bytes
     room = longest - len(os.fsencode(prefix + suffix))
     name = os.fsencode(path.name)
     if len(name) > room:
-        ending = f"-{sha256(name)[:_DIGEST_IN_NAME]}"
+        ending = f"-{sha256(name)[:16]}"
         name = name[: room - len(ending)].decode("utf-8", errors="ignore").encode() + ending.encode()
     return path.with_name(f"{prefix}{os.fsdecode(name)}{suffix}")
 
 
 def is_temporary(name: str, of: Collection[str] | None = None) -> bool:
     """Whether a name is a temporary one of ``atomic_path``, of a file with one of the names ``of`` (None: any name)."""
-    found = _TEMPORARY.fullmatch(name)
+    found = re.fullmatch(r"\.(.+)\.tmp-[0-9]+", name)
     return found is not None and (of is None or found[1] in of)
 
 
@@ -155,18 +151,13 @@ def remove_temporaries(folder: Path, of: Collection[str] | None = None) -> None:
             path.unlink()
 
 
-@contextmanager
-def explained_disk_full(partial: Path) -> Iterator[None]:
-    """States in the error of a full disk how many bytes of ``partial`` were written and how many are free."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _DISK_FULL:
-            raise
-        written = partial.stat().st_size if exists(partial) else 0
-        free = shutil.disk_usage(partial.absolute().parent).free
-        reason = f"no space left: {written} bytes written, more needed, {free} bytes free"
-        raise OSError(error.errno, reason) from error
+def explained_disk_full(error: OSError, partial: Path) -> OSError:
+    """The error; that of a full disk states how many bytes of ``partial`` were written and how many are free."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    written = partial.stat().st_size if exists(partial) else 0
+    free = shutil.disk_usage(partial.absolute().parent).free
+    return OSError(error.errno, f"no space left: {written} bytes written, more needed, {free} bytes free")
 
 
 def weights_write_error(error: Exception, folder: Path, size: int) -> str:
@@ -179,15 +170,12 @@ def weights_write_error(error: Exception, folder: Path, size: int) -> str:
     return text
 
 
-def sha256(content: bytes | str) -> str:
-    """The digest of bytes, or of a text in UTF-8."""
-    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
-
-
-def sha256_parts(parts: Iterable[bytes | memoryview]) -> str:
-    """The digest of all parts one after another; one part at a time is in memory."""
+def sha256(content: bytes | str | Iterable[bytes | memoryview]) -> str:
+    """The digest of bytes, of a text in UTF-8, or of parts one after another, of which one at a time is in memory."""
+    if isinstance(content, str):
+        content = content.encode()
     digest = hashlib.sha256()
-    for part in parts:
+    for part in [content] if isinstance(content, bytes) else content:
         digest.update(part)
     return digest.hexdigest()
 
@@ -246,9 +234,14 @@ def _acquire(path: Path) -> IO[str]:
         except FileNotFoundError:
             current = False
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                holder = _holder(file)
-                file.close()
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                with file:
+                    file.seek(0)
+                    try:
+                        who = json.loads(file.read(1000))
+                        holder = f"process {int(who['pid'])} on {who['host']}"
+                    except (ValueError, KeyError, TypeError):
+                        holder = "its process is not known yet"
                 raise UsageError(
                     f"{path.parent} is in use by another run ({holder}): wait for it, or choose another folder"
                 ) from None
@@ -261,12 +254,3 @@ def _acquire(path: Path) -> IO[str]:
     with suppress(OSError):  # a full disk: the lock is held, only its holder is not named
         os.write(file.fileno(), json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n")
     return file
-
-
-def _holder(file: IO[str]) -> str:
-    file.seek(0)
-    try:
-        who = json.loads(file.read(1000))
-        return f"process {int(who['pid'])} on {who['host']}"
-    except (ValueError, KeyError, TypeError):
-        return "its process is not known yet"

@@ -20,24 +20,17 @@ def printable(text: str) -> str:
     Line feeds and tabs stay, because messages are laid out by them. A carriage return does not: the text after it would
     overwrite the text before it.
     """
-    return _NOT_PLAIN.sub(_as_python, text)
+    return _NOT_PLAIN.sub(lambda found: _shown(found[0], found[0].encode("unicode_escape").decode("ascii")), text)
 
 
 def printable_json(text: str) -> str:
     r"""The same JSON, in which escapes such as ``\u001b`` stand for what ``printable`` escapes: parts of strings."""
-    return _NOT_PLAIN.sub(_as_json, text)
+    return _NOT_PLAIN.sub(lambda found: _shown(found[0], json.dumps(found[0])[1:-1]), text)
 
 
-def _as_python(found: re.Match[str]) -> str:
-    return found[0] if _is_shown(found[0]) else found[0].encode("unicode_escape").decode("ascii")
-
-
-def _as_json(found: re.Match[str]) -> str:
-    return found[0] if _is_shown(found[0]) else json.dumps(found[0])[1:-1]
-
-
-def _is_shown(character: str) -> bool:
-    return character.isprintable() or character in _JOINERS or unicodedata.category(character) == "Zs"
+def _shown(character: str, escaped: str) -> str:
+    is_shown = character.isprintable() or character in _JOINERS or unicodedata.category(character) == "Zs"
+    return character if is_shown else escaped
 
 
 class BestEffortStream:

@@ -25,7 +25,7 @@ from bert_tasks.errors import CheckpointError, PathError
 from bert_tasks.families.base import BUFFERS, Family
 from bert_tasks.families.registry import CONFIG_KEY, current_name, droppable_prefixes
 from bert_tasks.paths import exists, is_file, is_link, lexists, resolved
-from bert_tasks.storage import sha256_parts
+from bert_tasks.storage import sha256
 
 # In the metadata of a safetensors file that this package wrote: ``tensors_digest`` of what the file holds.
 DIGEST = "tensors_sha256"
@@ -125,7 +125,7 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
             yield json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
             yield tensor.reshape(-1).view(torch.uint8).numpy().data
 
-    return sha256_parts(parts())
+    return sha256(parts())
 
 
 def read_json(path: Path, *, max_bytes: int) -> dict[str, Any]:

@@ -54,7 +54,6 @@ from bert_tasks.storage import (
     remove_temporaries,
     sha256,
     sha256_json,
-    sha256_parts,
     sibling_path,
 )
 from bert_tasks.tasks import TASKS
@@ -331,10 +330,9 @@ def finalize_output(lines: Path, target: Path, *, form: str, raw: bool) -> None:
         write_table(lines, target, DELIMITERS[form], raw=raw)
     else:
         try:
-            with explained_disk_full(lines):
-                move(lines, target)
+            move(lines, target)
         except OSError as error:
-            raise write_failure(error, target) from None
+            raise write_failure(explained_disk_full(error, lines), target) from None
 
 
 def write_rejects(table: RowTable, target: Path) -> None:
@@ -455,13 +453,12 @@ class UnfinishedOutput:
                 rejected=chunk.rejected,
             )
             try:
-                with explained_disk_full(self.lines):
-                    self._rows.write(chunk.content)
-                    self._rows.flush()
-                    self._entry_lines.write(entry.line())
-                    self._entry_lines.flush()
+                self._rows.write(chunk.content)
+                self._rows.flush()
+                self._entry_lines.write(entry.line())
+                self._entry_lines.flush()
             except OSError as error:
-                reason = write_failure(error, self.output)
+                reason = write_failure(explained_disk_full(error, self.lines), self.output)
                 raise UsageError(f"{reason}; the same command resumes from {self.lines.parent}") from None
             self._entries.append(entry)
 
@@ -535,7 +532,7 @@ def _completed_entries(folder: Path, metadata: Mapping[str, Any]) -> list[_Chunk
         with (folder / ROWS).open("rb") as rows, (folder / LOG).open("rb") as lines:
             for line in lines:
                 entry = _ChunkEntry(**json.loads(line))
-                if sha256_parts(_parts(rows, entry.size)) != entry.sha256:
+                if sha256(_parts(rows, entry.size)) != entry.sha256:
                     break
                 entries.append(entry)
     except (OSError, ValueError, RecursionError, TypeError) as error:  # the last line may be incomplete

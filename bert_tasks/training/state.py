@@ -25,7 +25,7 @@ from bert_tasks.run_dir import checkpoints as checkpointing
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.run_dir.checkpoints import LoadedCheckpoint, RunState
 from bert_tasks.run_dir.compatibility import Change, changes
-from bert_tasks.storage import sha256_parts
+from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Task
 from bert_tasks.training.evaluation import Rank
 from bert_tasks.training.objectives import Objective
@@ -371,4 +371,4 @@ def weights_digest(objective: Objective) -> str:
             yield name.encode()
             yield parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
 
-    return sha256_parts(parts())
+    return sha256(parts())
