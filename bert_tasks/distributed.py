@@ -7,13 +7,13 @@ import atexit
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Self, TypeVar, cast
+from types import FrameType
+from typing import TypeVar, cast
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -27,7 +27,6 @@ Result = TypeVar("Result")
 # The kinds of processes that are tested; accelerate may be configured for others.
 _PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")
 _LONGEST_VALUE = 80  # characters of a value in a message
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
@@ -160,35 +159,34 @@ def disagreements(gathered: Sequence[Mapping[str, str]]) -> dict[str, str]:
     return found
 
 
+@dataclass
 class StopSignals:
+    """``received``: the signal that asked to stop; None if there was none."""
+
+    received: signal.Signals | None = None
+
+
+@contextmanager
+def stop_signals() -> Iterator[StopSignals]:
     """While the context is open, SIGTERM and SIGINT are stored instead of ending the process; a second one ends it.
 
     Only in the main thread, which alone may handle signals; elsewhere signals do what they did before.
-
-    Attributes:
-        received: the signal that asked to stop; None if there was none.
     """
+    signals, before = StopSignals(), {}
 
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._receive) for number in _SIGNALS}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+    def receive(number: int, frame: FrameType | None) -> None:
+        if signals.received is not None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.received = signal.Signals(number)
+        signals.received = signal.Signals(number)
+
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, receive) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,27 +235,21 @@ def cpu_use(*, threads: int, processes: int, proc: Path = _PROC, cgroups: Path =
     present = os.cpu_count()
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
     limits = [float(number) for number in (present, allowed) if number is not None]
-    for line in _read(proc / "self" / "cgroup").splitlines():
-        if line.startswith("0::/"):  # version 2; the limits of the groups around the process's own apply, too
-            group = cgroups / line.removeprefix("0::/")
-            folders = [group, *group.parents]
-            for folder in folders[: folders.index(cgroups) + 1]:
-                match _read(folder / "cpu.max").split():
-                    case [quota, period] if quota.isdecimal() and period.isdecimal() and int(period):
+    with suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text("utf-8", errors="replace").splitlines():
+            if line.startswith("0::/"):  # version 2; the limits of the groups around the process's own apply, too
+                group = cgroups / line.removeprefix("0::/")
+                folders = [group, *group.parents]
+                for folder in folders[: folders.index(cgroups) + 1]:
+                    with suppress(OSError, ValueError, ZeroDivisionError):  # no limit: the quota is the text "max"
+                        quota, period = (folder / "cpu.max").read_text("utf-8", errors="replace").split()
                         limits.append(int(quota) / int(period))
     cores = max(1.0, min(limits, default=1.0))
     load = None
     if present is not None and cores >= present:
         # The average of the last minute still counts a program that has ended, such as the last training run; the
         # present number may count one that runs for a moment.
-        with suppress(ValueError):
-            average, _, _, running, _ = _read(proc / "loadavg").split()
+        with suppress(OSError, ValueError):
+            average, _, _, running, _ = (proc / "loadavg").read_text("utf-8", errors="replace").split()
             load = min(float(average), float(running.partition("/")[0]))
     return CPUUse(threads=threads, processes=processes, cores=cores, load=load)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", errors="replace")
-    except OSError:
-        return ""

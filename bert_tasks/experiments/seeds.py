@@ -22,7 +22,6 @@ from bert_tasks.paths import exists, is_folder
 from bert_tasks.recipe.errors import schema_problems
 from bert_tasks.recipe.schema import Recipe, RunSection, load_recipe, load_task_class
 from bert_tasks.run_dir import files as outputs
-from bert_tasks.run_dir.compatibility import SILENT, changes, stated_settings
 from bert_tasks.storage import locked
 from bert_tasks.terminal import write_message
 from bert_tasks.training.run import DryRun, dry_run, train
@@ -149,9 +148,9 @@ def _check_settings(recipe: Recipe) -> None:
     metadata = outputs.read_run_metadata(_folder(recipe))
     if metadata is None:
         return
-    stated = stated_settings(recipe.model.model_dump(), recipe.optim, recipe.run)
+    stated = outputs.flat_settings(recipe.model.model_dump(), recipe.optim, recipe.run)
     before = {name: value for name, value in metadata["settings"].items() if name in stated}
-    changes(_folder(recipe), before, stated, finished=outputs.read_summary(_folder(recipe)) is not None)
+    outputs.changes(_folder(recipe), before, stated, finished=outputs.read_summary(_folder(recipe)) is not None)
 
 
 def _folder(recipe: Recipe) -> Path:
@@ -245,7 +244,7 @@ def _differing_settings(metadata: Mapping[str, Any], mine: Mapping[str, Any], mo
     """
     same_validation = _validation(metadata) == _validation(mine)
     before, now = metadata["settings"], mine["settings"]
-    apart = {"run.seed", *SILENT, *(f"data.{split}" for split in _validation(mine) | _validation(metadata))}
+    apart = {"run.seed", *outputs.SILENT, *(f"data.{split}" for split in _validation(mine) | _validation(metadata))}
     apart |= set() if same_validation else {"data.train"}
     names = [name for name in sorted({*before, *now} - apart) if before.get(name) != now.get(name)]
     return [*names[:most], *(["..."] if len(names) > most else [])]

@@ -1,7 +1,7 @@
 """The output folder of a run: the names of its files, and how they are read, written and removed.
 
-Owns the rule about an existing folder: files of a run may be resumed or replaced, other files are never touched. Which
-settings may change when a run is resumed is in compatibility.py.
+Owns the rule about an existing folder: files of a run may be resumed or replaced, other files are never touched; and
+which settings may differ when a run is resumed: some silently, some with a notice; all others are refused.
 """
 
 import json
@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
@@ -24,6 +24,7 @@ from bert_tasks.data.splits import Splits
 from bert_tasks.environment import cpu_name
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.paths import check_writable, exists, is_file, is_folder, is_link
+from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.run_dir import checkpoints as checkpointing
 from bert_tasks.storage import LOCK, atomic_path, is_temporary, remove_temporaries, sha256
 
@@ -38,9 +39,40 @@ REPORT = "report.html"  # made from the others when the run is done
 REJECTS = "rejects.jsonl"  # rows that were left out (data.on_error = "skip")
 _TRACKED = (TENSORBOARD, "wandb")  # folders that trackers make
 _OURS = (MODEL, EVENTS, SUMMARY, RECIPE, RUN, REPORT, REJECTS, LOCK, TRACKERS, *_TRACKED, checkpointing.FOLDER)
-_WRITTEN = (EVENTS, SUMMARY, RECIPE, RUN, TRACKERS, REPORT, REJECTS)  # through a temporary file of the same name
+WRITTEN = (EVENTS, SUMMARY, RECIPE, RUN, TRACKERS, REPORT, REJECTS)  # through a temporary file of the same name
 _VERSIONED = ("bert-tasks", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
 _SIGNED = re.compile(r"\n<!-- bert_tasks wrote this card \(sha256 of the above: ([0-9a-f]{64})\)\. [^\n]*-->\n\Z")
+
+
+# Neither the samples of a batch nor the expected gradient depend on these, only the masks of dropout.
+SILENT = (
+    "optim.micro_batch_tokens",
+    "model.gradient_checkpointing",
+    "run.logging_steps",
+    "run.save_steps",
+    "run.keep_last",
+    "run.trackers",
+    "run.project",
+)
+# The rest of the run differs from what it would have been, as the user asked.
+NOTED = (
+    "optim.epochs",
+    "optim.learning_rate",
+    "optim.head_learning_rate",
+    "optim.layerwise_lr_decay",
+    "optim.warmup_ratio",
+    "optim.weight_decay",
+    "optim.max_grad_norm",
+    "optim.adam_beta1",
+    "optim.adam_beta2",
+    "optim.adam_epsilon",
+    "run.eval_steps",
+    "run.early_stopping_patience",
+)
+# Only these extend a finished run.
+EXTENDING = ("optim.epochs", "run.early_stopping_patience")
+_ABSENT = "not set"
+_SHOWN = 6  # refused settings in a message
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
@@ -73,16 +105,6 @@ def data_metadata(splits: Splits) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_rejects(folder: Path, splits: Splits) -> None:
-    """Writes the rows that were left out, once for each source file; removes the file if there are none."""
-    tables = {table.source: table for _, table in named_splits(splits)}  # validation rows may be of the training file
-    text = "".join(line for table in tables.values() for line in table.reject_lines())
-    if text:
-        write_text(folder / REJECTS, text)
-    else:
-        (folder / REJECTS).unlink(missing_ok=True)
-
-
 def check_folder(folder: Path) -> None:
     """Checks that a run may use the folder.
 
@@ -92,7 +114,7 @@ def check_folder(folder: Path) -> None:
     if exists(folder) and not is_folder(folder):
         raise UsageError(f"{folder} is a file, expected a folder for the run's output")
     existing = sorted(path.name for path in folder.iterdir()) if is_folder(folder) else []
-    existing = [name for name in existing if not is_temporary(name, _WRITTEN)]
+    existing = [name for name in existing if not is_temporary(name, WRITTEN)]
     foreign = [name for name in existing if name not in _OURS]
     if set(existing) - {LOCK} and RUN not in existing:
         raise UsageError(
@@ -125,7 +147,7 @@ def clear(folder: Path) -> None:
 
     run.json stays, too, and is replaced by the next run's: without it the folder would not count as a run's.
     """
-    remove_leftovers(folder)
+    remove_temporaries(folder, WRITTEN)
     (folder / SUMMARY).unlink(missing_ok=True)  # first: without it the run counts as unfinished
     model, card = folder / MODEL, folder / MODEL / CARD
     if is_link(model):
@@ -142,17 +164,6 @@ def clear(folder: Path) -> None:
     checkpointing.remove_all(folder / checkpointing.FOLDER)
     for name in (EVENTS, RECIPE, TRACKERS, REPORT, REJECTS):
         (folder / name).unlink(missing_ok=True)
-
-
-def _clear_model(folder: Path) -> None:
-    """Removes the model and a card that nobody has changed; a licence beside them, or a card of a person, stays."""
-    if is_link(folder):
-        folder.unlink()
-    elif is_folder(folder):
-        card = folder / CARD
-        if is_file(card) and is_autogenerated(card.read_text(encoding="utf-8", errors="replace")):
-            card.unlink()
-        remove_saved(folder)
 
 
 def remove(folder: Path) -> None:
@@ -185,12 +196,6 @@ def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:
     ends = {"evaluation": evaluated_step}
     remaining = [line for line in lines for kind, at in [_kind_and_step(line)] if at <= ends.get(kind, step)]
     write_text(path, "".join(f"{line}\n" for line in remaining))
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Removes half-written files of killed runs. Call it only while holding the lock of the run."""
-    checkpointing.remove_leftovers(folder / checkpointing.FOLDER)
-    remove_temporaries(folder, _WRITTEN)
 
 
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
@@ -276,3 +281,69 @@ def is_autogenerated(text: str) -> bool:
     """Whether this package wrote the text of a model card and nobody has edited it since."""
     found = _SIGNED.search(text)
     return found is not None and sha256(text[: found.start()]) == found[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A setting that differs from the run's."""
+
+    name: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.name} = {_shown(self.now)} (was {_shown(self.before)})"
+
+
+def flat_settings(
+    model: Mapping[str, Any], optim: OptimSection, run: RunSection, **found: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The settings of a run as flat JSON: ``section.name`` -> value.
+
+    Args:
+        model, optim, run: the sections of the recipe.
+        found: more sections, which follow from model and data.
+    """
+    of_run = {key: value for key, value in run.model_dump().items() if key not in ("output_dir", "seeds")}
+    sections = {"model": model, "optim": optim.model_dump(), "run": of_run, **found}
+    flat = {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
+    text = json.dumps(flat, default=lambda value: dict(value) if isinstance(value, Mapping) else str(value))
+    settings: dict[str, Any] = json.loads(text)
+    return settings
+
+
+def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, finished: bool) -> list[Change]:
+    """The settings that differ from those of the run in the folder, except those that may differ silently.
+
+    A finished run is not trained again with other settings, unless one of them extends it.
+
+    Raises:
+        UsageError: settings differ that must not; the message names them.
+    """
+    found = [
+        Change(name=name, before=before.get(name, _ABSENT), now=now.get(name, _ABSENT))
+        for name in sorted({*before, *now} - {*SILENT})
+        if before.get(name, _ABSENT) != now.get(name, _ABSENT)
+    ]
+    refused = [change for change in found if change.name not in NOTED]
+    if finished and not any(change.name in EXTENDING for change in found):
+        refused = found
+    if refused:
+        state = "a finished" if finished else "an unfinished"
+        named = [
+            f"the rows of {change.name.removeprefix('data.')} changed"
+            if change.name.startswith("data.")
+            else str(change)
+            for change in refused[:_SHOWN]
+        ]
+        named += [f"and {len(refused) - _SHOWN} more"] if len(refused) > _SHOWN else []
+        raise UsageError(
+            f"{folder} holds {state} run with other settings: {'; '.join(named)}. "
+            "Choose another folder, or --overwrite to replace the run"
+        )
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = str(value) if value == _ABSENT else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -8,18 +8,19 @@ checkpoints and the best model. How a step is computed is in step.py, what is wr
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import broadcast
+from torch import nn
 
-from bert_tasks.data.features import Cuts, Samples, tokenizer_content
+from bert_tasks.data.features import Cuts, tokenizer_content
 from bert_tasks.data.splits import Splits
 from bert_tasks.distributed import (
     StopSignals,
@@ -28,29 +29,21 @@ from bert_tasks.distributed import (
     cpu_use,
     main_process_first,
     make_accelerator,
+    stop_signals,
     thread_hint,
 )
 from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
-from bert_tasks.metrics.tables import check_set_names
+from bert_tasks.metrics.tables import check_set_names, metric_key, metrics_by_set, split_key
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.run_dir.checkpoints import LoadedCheckpoint, save_checkpoint
-from bert_tasks.run_dir.compatibility import found_settings, stated_settings
 from bert_tasks.storage import locked
-from bert_tasks.training.evaluation import (
-    Validation,
-    check_metric,
-    chosen_set,
-    evaluate_all,
-    metric_metadata,
-    overall_metrics,
-    rank_of,
-)
+from bert_tasks.training.evaluation import Validation, check_metric, evaluate_all, metric_metadata, rank_of
 from bert_tasks.training.objectives import Objective, Supervised
-from bert_tasks.training.progress import Callback, Clock, MetricsLogger, Trackers, make_reporter, tracker_config
+from bert_tasks.training.progress import Callback, Clock, MetricsLogger, Reporter, make_reporter
 from bert_tasks.training.state import (
     ExistingRun,
     FitResult,
@@ -70,20 +63,6 @@ _DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _OWN_TO_PROCESS = ("model.name", "model.revision")
 
 
-def preflight(model: TaskModel, splits: Splits, optim: OptimSection, run: RunSection, accelerator: Accelerator) -> None:
-    """Checks what only data and model together can tell: data-dependent settings, freezing, the metric's name.
-
-    Raises:
-        DataError, UsageError: what would stop the run later.
-    """
-    if not splits.validation:
-        raise UsageError("validation: expected at least one set of rows")
-    check_set_names(splits.validation)
-    model.task = model.task.unfitted().fitted_to(splits.train)
-    freeze(model, embeddings=optim.freeze_embeddings, layers=optim.freeze_layers)
-    check_metric(model, run, splits.validation, accelerator)
-
-
 class Trainer:
     """A run: model, data, optimizer, state and logger.
 
@@ -92,17 +71,16 @@ class Trainer:
         validation: the tokenised rows of each validation set.
         steps: computes optimizer steps over the tokenised training rows.
         state: the progress of the run.
-        logger: where the run reports.
+        logger: where the records of the run go; ``reporter``: where people see them.
         signals: the signal that asked to stop, if there was one.
         clock: time and tokens since the last evaluation or checkpoint.
     """
 
     validation: Validation
     steps: OptimizerSteps
-    state: TrainerState
     logger: MetricsLogger
+    reporter: Reporter
     signals: StopSignals
-    clock: Clock
 
     def __init__(
         self,
@@ -132,9 +110,13 @@ class Trainer:
         self.objective = Supervised(model) if objective is None else objective
         self.output_dir = Path(str(run.output_dir))
         self.accelerator = make_accelerator(optim.mixed_precision)
+        self.state = TrainerState(task=model.task)
+        self.clock = Clock()
 
     def train(self, *, overwrite: bool = False, progress: bool = True) -> FitResult:
         """Trains, or resumes the run in the folder; the result of a finished run is only reported.
+
+        The numbers of a step are read while the device computes the next one.
 
         Args:
             overwrite: replace a run that is in the folder.
@@ -147,133 +129,183 @@ class Trainer:
         trainable = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
         with ExitStack() as stack:
             self._on_main(lambda: stack.enter_context(locked(self.output_dir)))  # for all processes
-            try:
+            stack.callback(self._release_model, trainable)
+            if self.accelerator.num_processes > 1:
                 self._check_agreement()
-                preflight(self.model, self.splits, self.optim, self.run, self.accelerator)
-                existing = None if overwrite else self._on_main(self.folder.existing_run)
-                if existing is not None and existing.summary is not None and existing.is_complete:
-                    return self._reuse(existing.summary)
-                samples, self.validation = main_process_first(self.accelerator, self._tokenize)
-                self.model.stack.gradient_checkpointing = self.model_settings.get("gradient_checkpointing", False)
-                self.steps = OptimizerSteps(
-                    objective=self.objective,
-                    samples=samples,
-                    optim=self.optim,
-                    seed=self.run.seed,
-                    accelerator=self.accelerator,
-                )
-                self.state = TrainerState(task=self.model.task)
-                self.logger = self._make_logger(progress=progress)
-                with closing(self.logger), StopSignals() as self.signals:
-                    self._begin(existing)
-                    self._run_steps()
-                    return self._finish()
-            finally:
-                for parameter in trainable:
-                    parameter.requires_grad_(True)
-                self.objective.zero_grad(set_to_none=True)
-                self.model.stack.gradient_checkpointing = False
-                self.accelerator.unwrap_model(self.objective, keep_fp32_wrapper=False).eval()
+            self.preflight()
+            existing = None if overwrite else self._on_main(self.folder.existing_run)
+            if existing is not None and existing.summary is not None and not existing.changed:
+                return self._reuse(existing.summary)
+            self._begin(existing, stack, progress=progress)
+            state, steps = self.state, self.steps
+            if state.step and self._evaluation_is_due() and state.evaluated_step != state.step:
+                self._evaluate()
+            pending, self.clock = None, Clock()
+            for step, batch in steps.batches(state.step):
+                if state.stopped:
+                    break
+                sums = steps.accumulate(step, batch)
+                self.clock.tokens += int(steps.samples.lengths[batch].sum())
+                if pending is not None and self._log_step(pending):  # a process was asked to stop before this step
+                    steps.optimizer.zero_grad(set_to_none=True)
+                    state.seconds += self.clock.seconds
+                    self._save()
+                    self._stop()
+                asked = self.signals.received is not None
+                pending = steps.update(step, batch, sums, stop=asked)
+                state.step = step + 1
+                evaluating = self._evaluation_is_due()
+                alone = self.accelerator.num_processes == 1  # no other process has to learn of the signal first
+                if evaluating or _is_multiple(state.step, self.run.save_steps) or (asked and alone):
+                    stopping = self._log_step(pending)
+                    state.seconds += self.clock.seconds
+                    if evaluating:
+                        self._evaluate()
+                    else:
+                        self._save()
+                    if stopping and not state.stopped and state.step < steps.total_steps:
+                        self._stop()
+                    pending, self.clock = None, Clock()
+            return self._finish()
 
-    def _run_steps(self) -> None:
-        """Steps, evaluations and checkpoints from ``state.step`` to the end.
-
-        The numbers of a step are read while the device computes the next one.
+    def preflight(self) -> None:
+        """Checks what only data and model together can tell: data-dependent settings, freezing, the metric's name.
 
         Raises:
-            StoppedError: a signal asked for it; the run is saved.
+            DataError, UsageError: what would stop the run later.
         """
-        state = self.state
-        if state.step and self._evaluation_is_due() and state.evaluated_step != state.step:
-            self._evaluate()
-        pending, self.clock = None, Clock()
-        for step, batch in self._remaining_batches():
-            if state.stopped:
-                break
-            sums = self.steps.accumulate(step, batch)
-            self.clock.tokens += int(self.steps.samples.lengths[batch].sum())
-            if pending is not None and self._log_step(pending):  # a process was asked to stop before this step
-                self.steps.optimizer.zero_grad(set_to_none=True)
-                state.seconds += self.clock.seconds
-                self._save()
-                self._stop()
-            asked = self.signals.received is not None
-            pending = self.steps.update(step, batch, sums, stop=asked)
-            state.step = step + 1
-            evaluating = self._evaluation_is_due()
-            alone = self.accelerator.num_processes == 1  # no other process has to learn of the signal first
-            if evaluating or _is_multiple(state.step, self.run.save_steps) or (asked and alone):
-                stopping = self._log_step(pending)
-                state.seconds += self.clock.seconds
-                if evaluating:
-                    self._evaluate()
-                else:
-                    self._save()
-                if stopping and not state.stopped and state.step < self.steps.total_steps:
-                    self._stop()
-                pending, self.clock = None, Clock()
+        model, validation = self.model, self.splits.validation
+        if not validation:
+            raise UsageError("validation: expected at least one set of rows")
+        check_set_names(validation)
+        model.task = model.task.unfitted().fitted_to(self.splits.train)
+        freeze(model, embeddings=self.optim.freeze_embeddings, layers=self.optim.freeze_layers)
+        if self.run.metric_for_best_model is not None:
+            check_metric(model, self.run.metric_for_best_model, validation, self.accelerator)
+
+    @cached_property
+    def folder(self) -> RunFolder:
+        """What the main process writes, with all settings of the run: the recipe's and those of model and data."""
+        task, data = self.model.task, outputs.data_metadata(self.splits)
+        settings = outputs.flat_settings(
+            {"gradient_checkpointing": False, **self.model_settings},
+            self.optim,
+            self.run,
+            settings={**task.settings(), "labels": list(task.labels)},
+            encoder=vars(self.model.config),
+            data={name: split["fingerprint"] for name, split in data.items()},
+        )
+        settings["task"] = type(task).__name__
+        if not isinstance(self.objective, Supervised):
+            settings["objective"] = type(self.objective).__name__
+        return RunFolder(
+            path=self.output_dir,
+            model=self.model,
+            splits=self.splits,
+            settings=settings,
+            recipe_text=self.recipe_text,
+        )
 
     def _on_main(self, work: Callable[[], Result]) -> Result:
         """Calls a function on the main process; its result, or its error, is that of every process."""
         return broadcast_from_main(self.accelerator, work)
 
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """All settings of the run, flat: those of the recipe, and those found in model and data."""
-        stated = {"gradient_checkpointing": False, **self.model_settings}
-        found = found_settings(self.model.task, self.model.config, outputs.data_metadata(self.splits))
-        named = {} if isinstance(self.objective, Supervised) else {"objective": type(self.objective).__name__}
-        return {**stated_settings(stated, self.optim, self.run), **found, **named}
-
-    @cached_property
-    def folder(self) -> RunFolder:
-        """What the main process writes."""
-        return RunFolder(
-            path=self.output_dir,
-            model=self.model,
-            splits=self.splits,
-            settings=self.settings,
-            recipe_text=self.recipe_text,
-        )
-
     def _check_agreement(self) -> None:
         """Compares labels, settings, rows and tokenizer over all processes; see ``check_agreement``."""
-        if self.accelerator.num_processes > 1:
-            own = {name: value for name, value in self.settings.items() if name not in _OWN_TO_PROCESS}
-            own["tokenizer"] = tokenizer_content(self.model.require_tokenizer())
-            values = {name: json.dumps(value, ensure_ascii=False) for name, value in own.items()}
-            check_agreement(values, found_in_data=("settings.labels", "data."))
+        own = {name: value for name, value in self.folder.settings.items() if name not in _OWN_TO_PROCESS}
+        own["tokenizer"] = tokenizer_content(self.model.require_tokenizer())
+        values = {name: json.dumps(value, ensure_ascii=False) for name, value in own.items()}
+        check_agreement(values, found_in_data=("settings.labels", "data."))
 
-    def _tokenize(self) -> tuple[Samples, Validation]:
-        model, task = self.model, self.model.task
-        validation = {name: (tokenized(table, task, model), table) for name, table in self.splits.validation.items()}
-        return tokenized(self.splits.train, task, model), validation
+    def _begin(self, existing: ExistingRun | None, stack: ExitStack, *, progress: bool) -> None:
+        """Tokenises the rows, makes the optimizer, and begins a new run or resumes the one in the folder.
 
-    def _make_logger(self, *, progress: bool) -> MetricsLogger:
-        is_main, run = self.accelerator.is_main_process, self.run
-        reporter = make_reporter(
-            total_steps=self.steps.total_steps, logging_steps=run.logging_steps, visible=progress and is_main
-        )
-        names = run.trackers if is_main else ()
-        trackers = Trackers(names, project=run.project, folder=self.output_dir, silent=not progress)
-        callback = self.callback if is_main else None
-        return MetricsLogger(folder=self.output_dir, reporter=reporter, trackers=trackers, callback=callback)
-
-    def _begin(self, existing: ExistingRun | None) -> None:
-        """Begins a new run, or resumes the one in the folder.
+        Args:
+            existing: the run in the folder, if it is to be resumed.
+            stack: ends the display, the trackers and the handling of signals.
+            progress: see ``train``.
 
         Raises:
             UsageError: a tracker cannot start, and no step is completed yet.
         """
-        metadata = self._metadata()
-        self._log_run_summary()
+        model, splits, run, is_main = self.model, self.splits, self.run, self.accelerator.is_main_process
+        samples, self.validation = main_process_first(
+            self.accelerator,
+            lambda: (
+                tokenized(splits.train, model.task, model),
+                {name: (tokenized(table, model.task, model), table) for name, table in splits.validation.items()},
+            ),
+        )
+        model.stack.gradient_checkpointing = self.model_settings.get("gradient_checkpointing", False)
+        self.steps = OptimizerSteps(
+            objective=self.objective, samples=samples, optim=self.optim, seed=run.seed, accelerator=self.accelerator
+        )
+        self.state = TrainerState(task=model.task)
+        self.logger = MetricsLogger(
+            self.output_dir, trackers=run.trackers if is_main else (), project=run.project, silent=not progress
+        )
+        self.reporter = make_reporter(
+            total_steps=self.steps.total_steps, logging_steps=run.logging_steps, visible=progress and is_main
+        )
+        stack.enter_context(closing(self.logger))
+        stack.enter_context(closing(self.reporter))
+        self.signals = stack.enter_context(stop_signals())
+        metadata = self._run_metadata()
+        self._log_run_summary(metadata["attention"])
         if existing is None:
             self._on_main(lambda: self.folder.begin(metadata))
         else:
             self._resume(existing, metadata)
-        config = tracker_config(metadata, self.settings)
         changed = existing is not None and bool(existing.changed)
-        self._on_main(lambda: self.logger.trackers.start(config, step=self.state.step, changed=changed))
+        settings, step = self.folder.settings, self.state.step
+        self._on_main(lambda: self.logger.start_trackers(metadata, settings, step=step, changed=changed))
+
+    def _run_metadata(self) -> dict[str, Any]:
+        """The content of run.json: what bit-equal results depend on, and what a reader of the metrics must know."""
+        model, task, device = self.model, self.model.task, self.accelerator.device
+        return {
+            **outputs.environment(),
+            "seed": self.run.seed,
+            "processes": self.accelerator.num_processes,
+            "device": device.type,
+            "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+            "attention": attention_backend(  # the kernel; the choice never changes the mathematics
+                device=device,
+                dtype=_DTYPES[self.optim.mixed_precision],
+                head_size=model.config.head_size,
+                dropout=model.config.attention_probs_dropout_prob,
+            ),
+            "model": {} if model.origin is None else dict(vars(model.origin)),
+            "task": task.name,
+            "labels": list(task.labels),
+            "metrics": metric_metadata(task, self.run, list(self.splits.validation)),
+            "data": outputs.data_metadata(self.splits),
+            "rows": len(self.splits.train),
+            "steps": self.steps.total_steps,
+            "initial_weights": weights_digest(self.objective),
+        }
+
+    def _log_run_summary(self, attention: str) -> None:
+        """Reports what begins, and what may be unexpected in the data."""
+        note, accelerator, model = self.reporter.note, self.accelerator, self.model
+        note(
+            f"{accelerator.num_processes} x {accelerator.device.type}, attention {attention}, "
+            f"mixed precision {self.optim.mixed_precision}"
+        )
+        if accelerator.device.type == "cpu":
+            local = os.environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun: the processes on this machine
+            processes = int(local) if local.isdecimal() else accelerator.num_processes
+            hint = thread_hint(cpu_use(threads=torch.get_num_threads(), processes=processes))
+            if hint is not None:
+                note(f"note: {hint}")
+        if model.load_report is not None:
+            note(model.load_report.summary())
+        tables = {f"validation {name}".strip(): table for name, table in self.splits.validation.items()}
+        for name, table in {"train": self.splits.train, **tables}.items():
+            for text in table.notes:
+                note(f"{name}: {text}")
+        for text in model.task.cut_notes(Cuts.of(self.steps.samples.features, rows=len(self.splits.train))):
+            note(f"train: {text}")
 
     def _resume(self, existing: ExistingRun, metadata: Mapping[str, Any]) -> None:
         """Loads the newest checkpoint on every process, and makes the folder what it was at that step.
@@ -299,15 +331,8 @@ class Trainer:
             load_state(loaded, self.objective, self.steps.optimizer, self.accelerator.scaler, self.state)
         notes += self._on_main(lambda: self.folder.rewind(self.state, metadata, existing))
         for note in notes:
-            self.logger.note(note)
+            self.reporter.note(note)
         self.state.update_early_stopping(self.run.early_stopping_patience)
-
-    def _remaining_batches(self) -> Iterator[tuple[int, list[int]]]:
-        """The steps from ``state.step`` on, each with its samples."""
-        first = self.state.step
-        for epoch in range(first // self.steps.epoch_steps, self.optim.epochs):
-            start = epoch * self.steps.epoch_steps
-            yield from ((step, batch) for step, batch in enumerate(self.steps.batches(epoch), start) if step >= first)
 
     def _evaluation_is_due(self) -> bool:
         step, every = self.state.step, self.run.eval_steps
@@ -316,25 +341,27 @@ class Trainer:
     def _log_step(self, result: StepResult) -> bool:
         """Reports a step; True if a process was asked to stop."""
         is_main, rows_of = self.accelerator.is_main_process, self.steps.samples.rows
-        precision, overflows = self.optim.mixed_precision, self.state.overflows
         try:
             log, self.state.overflows = read_step_metrics(
-                result, overflows=overflows, mixed_precision=precision, rows_of=rows_of
+                result, overflows=self.state.overflows, mixed_precision=self.optim.mixed_precision, rows_of=rows_of
             )
         except DivergedError:
             if is_main:
-                rows = [row + 1 for row in rows_of(result.batch)]
+                loss, norm, *_ = result.values.tolist()
+                event = {"event": "diverged", "step": result.step + 1, "loss": loss}
+                rates = {"learning_rate": result.learning_rate, "grad_norm": norm}
                 with suppress(CheckpointError):  # the divergence is the error to report
-                    self.logger.record({"event": "diverged", **result.numbers(), "rows": rows})
+                    self.logger.record({**event, **rates, "rows": [row + 1 for row in rows_of(result.batch)]})
             raise
         step, epoch, speed = log.step + 1, log.step // self.steps.epoch_steps, self.clock.tokens_per_second
-        self.logger.reporter.step(log, epoch=epoch, tokens_per_second=speed)
+        self.reporter.step(log, epoch=epoch, tokens_per_second=speed)
         if is_main and (_is_multiple(step, self.run.logging_steps) or step == self.steps.total_steps):
             event = {"event": "step", "step": step, "epoch": epoch + 1, "loss": log.loss}
             rates = {"learning_rate": log.learning_rate, "grad_norm": log.grad_norm}
             record = {**event, **rates, "tokens_per_second": round(speed, 1)}
             self.logger.record(record)
-            self.logger.call_back(record)
+            if self.callback is not None:
+                self.callback(dict(record))
         return log.stop
 
     def _evaluate(self) -> None:
@@ -343,8 +370,7 @@ class Trainer:
         Raises:
             StoppedError: a signal came meanwhile. The run is saved, and resumes with this evaluation.
         """
-        state, task, sets, logger = self.state, self.model.task, list(self.validation), self.logger
-        signals = self.signals
+        state, signals, callback = self.state, self.signals, self.callback
         try:
             found = evaluate_all(
                 self.model, self.validation, self.accelerator, stop=lambda: signals.received is not None
@@ -352,46 +378,52 @@ class Trainer:
         except GivenUpError:
             self._save()
             self._stop()
+        metadata = metric_metadata(self.model.task, self.run, list(self.validation))
         is_best = state.add_evaluation(
             found.metrics,
-            rank_of(found.metrics, task, self.run, sets),
+            rank_of(found.metrics, metadata),
             task=found.task,
-            collapse=found.collapses[chosen_set(task, self.run, sets)],
+            collapse=found.collapses[split_key(metadata["best"], metadata["sets"])[0]],
             patience=self.run.early_stopping_patience,
         )
         epoch = (state.step - 1) // self.steps.epoch_steps
         event = {"event": "evaluation", "step": state.step, "epoch": epoch + 1, "metrics": found.metrics}
-        self._on_main(lambda: logger.record(event))
+        self._on_main(lambda: self.logger.record(event))
         self._save()
         if is_best:
             self._on_main(lambda: self.folder.publish(state.task))
-        asked = self._on_main(lambda: logger.call_back(event))
-        logger.reporter.evaluation(state.step, overall_metrics(found.metrics, found.task, sets), best=is_best)
+        asked = self._on_main(lambda: callback is not None and bool(callback(dict(event))))
+        overall = {  # those over all rows, each number once
+            metric_key(name, metric): value
+            for name, metrics in metrics_by_set(found.metrics, metadata["sets"]).items()
+            for metric, value in found.task.metric_table(metrics).overall.items()
+        }
+        self.reporter.evaluation(state.step, overall, best=is_best)
         if state.stopped:
-            logger.note(f"no better model in {state.since_best} evaluations: stopped early")
+            self.reporter.note(f"no better model in {state.since_best} evaluations: stopped early")
         elif asked:
             state.stopped = True
-            logger.note("the callback asked to stop")
+            self.reporter.note("the callback asked to stop")
         self.objective.train()
 
     def _save(self) -> None:
         """Writes a checkpoint of the run as it is now."""
-        state, accelerator = self.state, self.accelerator
+        state, steps = self.state, self.steps
 
-        def write() -> str:
-            epochs, rest = divmod(state.step, self.steps.epoch_steps)
+        def write() -> None:
+            epochs, rest = divmod(state.step, steps.epoch_steps)
+            batches = islice(steps.batches(state.step - rest), rest)
             metadata = {
-                "epoch": state.step / self.steps.epoch_steps,
-                "samples": epochs * len(self.steps.samples)
-                + sum(len(batch) for batch in self.steps.batches(epochs)[:rest]),
-                "processes": accelerator.num_processes,
+                "epoch": state.step / steps.epoch_steps,
+                "samples": epochs * len(steps.samples) + sum(len(batch) for _, batch in batches),
+                "processes": self.accelerator.num_processes,
                 "seed": self.run.seed,
                 "data": outputs.data_metadata(self.splits),
                 "versions": outputs.environment()["versions"],
             }
-            run_state = state_dict(self.objective, self.steps.optimizer, accelerator.scaler, state)
+            run_state = state_dict(self.objective, steps.optimizer, self.accelerator.scaler, state)
             options = {"best_step": state.best_step, "keep_last": self.run.keep_last}
-            return save_checkpoint(self.folder.checkpoints, run_state, metadata=metadata, **options).name
+            save_checkpoint(self.folder.checkpoints, run_state, metadata=metadata, **options)
 
         self._on_main(write)
 
@@ -411,7 +443,7 @@ class Trainer:
         self.model.task = state.task
         notes: tuple[str, ...] = ()
         if state.best_collapse is not None:
-            name = chosen_set(state.task, self.run, sets)
+            name, _ = split_key(metric_metadata(state.task, self.run, sets)["best"], sets)
             where = f" of the validation set {name!r}" if name else ""
             *first, last = (
                 f"a lower learning_rate (now {self.optim.learning_rate:g})",
@@ -437,7 +469,7 @@ class Trainer:
         )
         self._on_main(lambda: outputs.write_json(self.output_dir / outputs.SUMMARY, result.summary()))
         for note in notes:
-            self.logger.note(f"note: {note}")
+            self.reporter.note(f"note: {note}")
         return result
 
     def _reuse(self, summary: Mapping[str, Any]) -> FitResult:
@@ -455,58 +487,13 @@ class Trainer:
             for parameter in self.model.parameters():
                 broadcast(parameter.data)
 
-    def _metadata(self) -> dict[str, Any]:
-        """The content of run.json: what bit-equal results depend on, and what a reader of the metrics must know."""
-        model, task, device = self.model, self.model.task, self.accelerator.device
-        return {
-            **outputs.environment(),
-            "seed": self.run.seed,
-            "processes": self.accelerator.num_processes,
-            "device": device.type,
-            "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-            "attention": self._attention,
-            "model": {} if model.origin is None else dict(vars(model.origin)),
-            "task": task.name,
-            "labels": list(task.labels),
-            "metrics": metric_metadata(task, self.run, list(self.splits.validation)),
-            "data": outputs.data_metadata(self.splits),
-            "rows": len(self.splits.train),
-            "steps": self.steps.total_steps,
-            "initial_weights": weights_digest(self.objective),
-        }
-
-    @property
-    def _attention(self) -> str:
-        """The kernel that training will use; the choice never changes the mathematics."""
-        config = self.model.config
-        return attention_backend(
-            device=self.accelerator.device,
-            dtype=_DTYPES[self.optim.mixed_precision],
-            head_size=config.head_size,
-            dropout=config.attention_probs_dropout_prob,
-        )
-
-    def _log_run_summary(self) -> None:
-        """Reports what begins, and what may be unexpected in the data."""
-        note, accelerator, model = self.logger.note, self.accelerator, self.model
-        note(
-            f"{accelerator.num_processes} x {accelerator.device.type}, attention {self._attention}, "
-            f"mixed precision {self.optim.mixed_precision}"
-        )
-        if accelerator.device.type == "cpu":
-            local = os.environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun: the processes on this machine
-            processes = int(local) if local.isdecimal() else accelerator.num_processes
-            hint = thread_hint(cpu_use(threads=torch.get_num_threads(), processes=processes))
-            if hint is not None:
-                note(f"note: {hint}")
-        if model.load_report is not None:
-            note(model.load_report.summary())
-        tables = {f"validation {name}".strip(): table for name, table in self.splits.validation.items()}
-        for name, table in {"train": self.splits.train, **tables}.items():
-            for text in table.notes:
-                note(f"{name}: {text}")
-        for text in model.task.cut_notes(Cuts.of(self.steps.samples.features, rows=len(self.splits.train))):
-            note(f"train: {text}")
+    def _release_model(self, trainable: Sequence[nn.Parameter]) -> None:
+        """Leaves the model as a caller expects it: in evaluation mode, unfrozen, without gradients and wrappers."""
+        for parameter in trainable:
+            parameter.requires_grad_(True)
+        self.objective.zero_grad(set_to_none=True)
+        self.model.stack.gradient_checkpointing = False
+        self.accelerator.unwrap_model(self.objective, keep_fp32_wrapper=False).eval()
 
 
 def _is_multiple(step: int, every: int | None) -> bool:

@@ -14,12 +14,11 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, TextIO
 
 from accelerate.tracking import (
@@ -73,42 +72,51 @@ class Reporter:
         """Ends the display."""
 
 
+@dataclass(kw_only=True)
 class Clock:
     """Seconds and ``tokens`` of training since it was made."""
 
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._began = time.perf_counter()
+    tokens: int = 0
+    began: float = field(default_factory=time.perf_counter)
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self._began
+        return time.perf_counter() - self.began
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
 
 
+@dataclass(kw_only=True)
 class PlainReporter(Reporter):
-    """Writes a line every ``logging_steps`` steps, without control characters, to a stream or to standard error."""
+    """Writes a line every ``logging_steps`` steps, without control characters, to a stream or to standard error.
 
-    def __init__(self, *, total_steps: int, logging_steps: int, stream: TextIO | None = None) -> None:
-        self._total, self._every, self._stream = total_steps, logging_steps, stream
-        self._started = time.monotonic()
-        self._first: int | None = None  # the first step since the run began or was resumed
+    Attributes:
+        stream: default: standard error.
+        started: seconds of the clock when the run began or was resumed, with the step ``first``.
+    """
+
+    total_steps: int
+    logging_steps: int
+    stream: TextIO | None = None
+    started: float = field(default_factory=time.monotonic)
+    first: int | None = None
 
     def note(self, text: str) -> None:
-        write_message(text, stream=self._stream)
+        write_message(text, stream=self.stream)
 
     def step(self, log: StepLog, *, epoch: int, tokens_per_second: float) -> None:
-        completed = log.step + 1
-        self._first = log.step if self._first is None else self._first
-        if completed % self._every and completed not in (1, self._total):
+        completed, total = log.step + 1, self.total_steps
+        self.first = log.step if self.first is None else self.first
+        if completed % self.logging_steps and completed not in (1, total):
             return
-        left = (time.monotonic() - self._started) / (completed - self._first) * (self._total - completed)
+        left = round((time.monotonic() - self.started) / (completed - self.first) * (total - completed))
+        hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
+        eta = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
         self.note(
-            f"step {completed}/{self._total}  epoch {epoch + 1}  loss {log.loss:.4f}  lr {log.learning_rate:.2e}  "
-            f"{tokens_per_second:,.0f} tokens/s  ETA {_clock(left)}"
+            f"step {completed}/{total}  epoch {epoch + 1}  loss {log.loss:.4f}  lr {log.learning_rate:.2e}  "
+            f"{tokens_per_second:,.0f} tokens/s  ETA {eta}"
         )
 
 
@@ -155,12 +163,6 @@ def make_reporter(*, total_steps: int, logging_steps: int, visible: bool) -> Rep
     return PlainReporter(total_steps=total_steps, logging_steps=logging_steps)
 
 
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 def check_installed(names: Sequence[str]) -> None:
     """Refuses trackers whose package is not installed; accelerate would only warn and track nothing.
 
@@ -177,32 +179,7 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """The place of a run in a tracker.
-
-    Attributes:
-        known: the tracker's identifier of the run, if the tracker has the run already.
-        silent: suppress messages of the tracker.
-    """
-
-    folder: Path
-    project: str
-    known: str | None
-    silent: bool
-
-    @property
-    def name(self) -> str:
-        """The displayed name: that of the folder, after its parent's name for runs of several seeds."""
-        folder = self.folder.absolute()
-        return f"{folder.parent.name}-{folder.name}" if re.fullmatch(r"seed-\d+", folder.name) else folder.name
-
-    def key(self) -> str:
-        """The tracker's identifier of the run, or a new unique one."""
-        return f"{self.name}-{uuid.uuid4().hex[:8]}" if self.known is None else self.known
-
-
-@dataclass(frozen=True, kw_only=True)
-class Started:
+class Tracked:
     """A tracker that has begun or resumed the run.
 
     Attributes:
@@ -213,7 +190,7 @@ class Started:
     name: str
     tracker: Any
     key: str
-    has: Mapping[str, float] = field(default_factory=dict)
+    has: Mapping[str, float]
 
     def log(self, event: Mapping[str, Any]) -> None:
         """Sends an event, unless the tracker has it already."""
@@ -223,23 +200,31 @@ class Started:
         if values and event["step"] > self.has.get(event["event"], 0):
             self.tracker.log(values, step=event["step"])
 
-    def finish(self) -> None:
-        """Lets the tracker write what is pending."""
-        if self.name == "trackio":  # accelerate would leave the run to be ended, with a message, at exit
-            import_module("trackio").finish()
-        else:
-            self.tracker.finish()
 
+class MetricsLogger:
+    """Where the main process records a run: metrics.jsonl, and the trackers, which get copies of its records.
 
-class Trackers:
-    """The trackers of one run; does nothing without names, as on all processes except the main one."""
+    It does nothing without trackers until something is recorded, as on all processes except the main one.
+    """
 
-    def __init__(self, names: Sequence[str], *, project: str, folder: Path, silent: bool) -> None:
-        self._names, self._project, self._folder, self._silent = names, project, folder, silent
-        self._started: list[Started] = []
-        self._reached = _reached(folder) if names else {}  # now: resuming cuts metrics.jsonl back
+    def __init__(self, folder: Path, *, trackers: Sequence[str], project: str, silent: bool) -> None:
+        """Stores what the trackers need.
 
-    def start(self, config: Mapping[str, Any], *, step: int, changed: bool) -> None:
+        Args:
+            folder: of the run.
+            trackers: their names.
+            project: the project's name at the trackers.
+            silent: suppress messages of the trackers.
+        """
+        self._folder, self._names, self._project, self._silent = folder, trackers, project, silent
+        self._started: list[Tracked] = []
+        self._reached: dict[str, float] = {}  # kind of event -> its last step; now: resuming cuts metrics.jsonl back
+        for event in outputs.read_events(folder) if trackers else ():
+            self._reached[event["event"]] = max(event["step"], self._reached.get(event["event"], 0))
+
+    def start_trackers(
+        self, metadata: Mapping[str, Any], settings: Mapping[str, Any], *, step: int, changed: bool
+    ) -> None:
         """Begins or resumes the run in each tracker.
 
         A tracker that does not have the run yet gets all points of metrics.jsonl. One that has it gets those that were
@@ -247,6 +232,7 @@ class Trackers:
         again gives the same values. With other settings the values differ, and the tracker begins another run.
 
         Args:
+            metadata, settings: see ``tracker_config``.
             step: from which training resumes.
             changed: settings differ from those of the run so far.
 
@@ -256,15 +242,28 @@ class Trackers:
         if not self._names:
             return
         disable_telemetry()
-        stored = {} if changed else _stored(self._folder)
+        stored: dict[str, dict[str, str]] = {}  # the identifiers of the run in each tracker
+        if not changed:
+            with suppress(OSError, ValueError, RecursionError):  # a damaged file counts as none
+                stored = json.loads((self._folder / outputs.TRACKERS).read_text(encoding="utf-8"))
+            if not (isinstance(stored, dict) and all(isinstance(value, dict) for value in stored.values())):
+                stored = {}
+        config = tracker_config(metadata, settings)
         for name in self._names:
+            known = stored.get(name, {})
             with self._survived(name, "cannot start", fatal=step == 0):
-                self._started.append(self._start(name, stored.get(name, {}), config))
+                key = known.get("run") if known.get("project") == self._project else None
+                self._started.append(self._start(name, key, config))
         started = {one.name: {"project": self._project, "run": one.key} for one in self._started}
         outputs.write_json(self._folder / outputs.TRACKERS, {**stored, **started})
 
-    def log(self, event: Mapping[str, Any]) -> None:
-        """Sends a record of metrics.jsonl. A tracker that fails is dropped."""
+    def record(self, event: Mapping[str, Any]) -> None:
+        """Adds a record to metrics.jsonl and sends it to the trackers. A tracker that fails is dropped.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        outputs.append_event(self._folder, event)
         for one in tuple(self._started):
             with self._survived(one.name, f"failed at step {event['step']}", dropped=one):
                 one.log(event)
@@ -273,53 +272,67 @@ class Trackers:
         """Lets every tracker write what is pending."""
         for one in self._started:
             with self._survived(one.name, "could not finish"):
-                one.finish()
+                if one.name == "trackio":  # accelerate would leave the run to be ended, with a message, at exit
+                    import_module("trackio").finish()
+                else:
+                    one.tracker.finish()
         self._started.clear()
 
-    def _start(self, name: str, stored: Mapping[str, str], config: Mapping[str, Any]) -> Started:
-        known = stored.get("run") if stored.get("project") == self._project else None
-        place = Place(folder=self._folder, project=self._project, known=known, silent=self._silent)
-        tracker, key = _MAKERS[name](place)
+    def _start(self, name: str, known: str | None, config: Mapping[str, Any]) -> Tracked:
+        """Begins the run in a tracker, or resumes the one with the identifier ``known``."""
+        folder, project = self._folder.absolute(), self._project
+        # The displayed name is that of the folder, after its parent's name for runs of several seeds.
+        shown = f"{folder.parent.name}-{folder.name}" if re.fullmatch(r"seed-\d+", folder.name) else folder.name
+        key = f"{shown}-{uuid.uuid4().hex[:8]}" if known is None else known
+        tracker: Any
+        if name == "tensorboard":  # metrics.jsonl has every point: its files are written again
+            shutil.rmtree(self._folder / outputs.TENSORBOARD, ignore_errors=True)
+            tracker, known = TensorBoardTracker(outputs.TENSORBOARD, self._folder), None
+        elif name == "wandb":
+            settings = {**_WANDB, "silent": True} if self._silent else _WANDB
+            options: dict[str, Any] = {} if "WANDB_DIR" in os.environ else {"dir": str(self._folder)}
+            tracker = WandBTracker(project, name=shown, id=key, resume="allow", settings=settings, **options)
+        elif name == "mlflow":  # its own tag would be the path of the console script
+            tags = {"mlflow.source.name": "bert-tasks"}
+            tracker = MLflowTracker(project, run_id=known, run_name=shown, tags=tags)
+        else:  # trackio knows runs by their names
+            tracker = TrackioTracker(
+                project, name=key, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False
+            )
         tracker.start()
-        if name == "mlflow":  # it alone chooses the key
+        if name == "mlflow":  # it alone chooses the identifier
             key = tracker.tracker.info.run_id
-        if known is not None and name != "tensorboard":
-            return Started(name=name, tracker=tracker, key=key, has=self._reached)
-        tracker.store_init_configuration(_plain(config))
-        started = Started(name=name, tracker=tracker, key=key)
-        for event in outputs.read_events(self._folder):
-            started.log(event)
+        started = Tracked(name=name, tracker=tracker, key=key, has={} if known is None else self._reached)
+        if known is None:
+            # TensorBoard takes neither lists nor null.
+            plain = {
+                k: value if isinstance(value, str | int | float | bool) else str(value) for k, value in config.items()
+            }
+            tracker.store_init_configuration(plain)
+            for event in outputs.read_events(self._folder):
+                started.log(event)
         return started
 
     @contextmanager
-    def _survived(self, name: str, what: str, *, fatal: bool = False, dropped: Started | None = None) -> Iterator[None]:
-        def report(error: Exception) -> None:
+    def _survived(self, name: str, what: str, *, fatal: bool = False, dropped: Tracked | None = None) -> Iterator[None]:
+        """Logs any exception, unless it is fatal: four libraries may raise anything, and none may end a run."""
+
+        def report(kind: object, error: BaseException | None, trace: object) -> bool:
+            if not isinstance(error, Exception):
+                return False
             reason = f"tracker {name} {what} ({type(error).__name__}: {masked(str(error).partition(chr(10))[0])[:300]})"
             if fatal:
                 raise UsageError(f"{reason}: fix this, or remove it from run.trackers") from error
             if dropped is not None:
                 self._started.remove(dropped)
             _LOGGER.warning("%s; the run continues without it, and %s has all records", reason, outputs.EVENTS)
+            return True
 
-        # Some trackers print, but standard output belongs to the command.
-        with _Caught(report), redirect_stdout(io.StringIO() if self._silent else message_stream()):
+        with ExitStack() as stack:
+            stack.push(report)
+            # Some trackers print, but standard output belongs to the command.
+            stack.enter_context(redirect_stdout(io.StringIO() if self._silent else message_stream()))
             yield
-
-
-class _Caught:
-    """Passes any exception to a function: four libraries may raise anything, and none may end a run."""
-
-    def __init__(self, report: Callable[[Exception], None]) -> None:
-        self._report = report
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if isinstance(error, Exception):
-            self._report(error)
-        return isinstance(error, Exception)
 
 
 def points(event: Mapping[str, Any]) -> dict[str, float]:
@@ -333,97 +346,9 @@ def points(event: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def _tensorboard(place: Place) -> tuple[Any, str]:
-    """Its files are written again each time: they are in the run's folder, and metrics.jsonl has every point."""
-    shutil.rmtree(place.folder / outputs.TENSORBOARD, ignore_errors=True)
-    return TensorBoardTracker(outputs.TENSORBOARD, place.folder), place.key()
-
-
-def _wandb(place: Place) -> tuple[Any, str]:
-    key = place.key()
-    settings = {**_WANDB, "silent": True} if place.silent else _WANDB
-    options: dict[str, Any] = {} if "WANDB_DIR" in os.environ else {"dir": str(place.folder)}
-    tracker = WandBTracker(place.project, name=place.name, id=key, resume="allow", settings=settings, **options)
-    return tracker, key
-
-
-def _mlflow(place: Place) -> tuple[Any, str]:
-    # Its own tag would be the path of the console script.
-    tags = {"mlflow.source.name": "bert-tasks"}
-    return MLflowTracker(place.project, run_id=place.known, run_name=place.name, tags=tags), ""
-
-
-def _trackio(place: Place) -> tuple[Any, str]:
-    """Trackio knows runs by their names."""
-    key = place.key()
-    options = {"resume": "allow", "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-    return TrackioTracker(place.project, name=key, **options), key
-
-
-_MAKERS: Mapping[str, Callable[[Place], tuple[Any, str]]] = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb,
-    "mlflow": _mlflow,
-    "trackio": _trackio,
-}
-
-
-def _reached(folder: Path) -> dict[str, float]:
-    """Kind of event -> the last step of metrics.jsonl that has one."""
-    last: dict[str, float] = {}
-    for event in outputs.read_events(folder):
-        last[event["event"]] = max(event["step"], last.get(event["event"], 0))
-    return last
-
-
-def _stored(folder: Path) -> dict[str, dict[str, str]]:
-    """The identifiers of the run in each tracker; a damaged file counts as none."""
-    try:
-        stored = json.loads((folder / outputs.TRACKERS).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return stored if isinstance(stored, dict) and all(isinstance(value, dict) for value in stored.values()) else {}
-
-
-def _plain(config: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
-    """TensorBoard takes neither lists nor null."""
-    return {key: value if isinstance(value, str | int | float | bool) else str(value) for key, value in config.items()}
-
-
 def tracker_config(metadata: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a tracker shows beside the curves: the settings of run.json, without local paths, and versions."""
     shown = ("python", "platform", "processes", "device", "threads")
     versions = {f"versions.{name}": version for name, version in metadata["versions"].items()}
     named: dict[str, Any] = outputs.without_folders(settings)
     return {**named, **{name: metadata[name] for name in shown}, **versions}
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricsLogger:
-    """Where one process reports; all processes except the main one are silent. ``callback``: the user's, if any."""
-
-    folder: Path
-    reporter: Reporter
-    trackers: Trackers
-    callback: Callback | None = None
-
-    def note(self, text: str) -> None:
-        """Shows a message to people."""
-        self.reporter.note(text)
-
-    def record(self, event: Mapping[str, Any]) -> None:
-        """Adds a record to metrics.jsonl and sends it to the trackers; for the main process.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
-        outputs.append_event(self.folder, event)
-        self.trackers.log(event)
-
-    def call_back(self, event: Mapping[str, Any]) -> bool:
-        """Calls the user's callback with a record; True if it asks to stop."""
-        return self.callback is not None and bool(self.callback(dict(event)))
-
-    def close(self) -> None:
-        self.reporter.close()
-        self.trackers.close()

@@ -20,7 +20,7 @@ from bert_tasks.recipe.schema import Recipe, build_task, load_recipe, resolved_t
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.run_dir.checkpoints import checkpoints
 from bert_tasks.tasks.base import Task
-from bert_tasks.training.loop import Trainer, preflight
+from bert_tasks.training.loop import Trainer
 from bert_tasks.training.progress import check_installed
 from bert_tasks.training.sampling import epoch_batches, total_steps, warmup_steps
 from bert_tasks.training.state import FitResult
@@ -114,7 +114,7 @@ def check(recipe: Recipe) -> DataReport:
     """
     check_installed(recipe.run.trackers)
     trainer = make_trainer(prepare(recipe))
-    preflight(trainer.model, trainer.splits, recipe.optim, recipe.run, trainer.accelerator)
+    trainer.preflight()
     return _data_report(trainer)
 
 
@@ -168,12 +168,12 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     outputs.check_folder(folder)
     trainer = make_trainer(prepare(recipe))
     model = trainer.model
-    preflight(model, trainer.splits, optim, recipe.run, trainer.accelerator)
+    trainer.preflight()
     existing = None if overwrite else trainer.folder.existing_run()
     saved = [] if existing is None else checkpoints(trainer.folder.checkpoints)
     if existing is None:
         state = "a new run"
-    elif existing.is_complete:
+    elif existing.summary is not None and not existing.changed:
         state = "this run is complete"
     elif saved:
         state = f"a run to resume from {saved[-1].name}"

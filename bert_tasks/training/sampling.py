@@ -10,8 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bert_tasks.errors import UsageError
-
 BUCKET_BATCHES = 50
 
 
@@ -22,7 +20,6 @@ def epoch_batches(lengths: ArrayLike, *, batch_size: int, seed: int, epoch: int)
     batches, and the batches are shuffled. At most one batch is smaller than ``batch_size``; it may be anywhere
     in the epoch.
     """
-    _require_positive(batch_size=batch_size)
     sizes = np.asarray(lengths, dtype=np.int64)
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
     order = rng.permutation(len(sizes))
@@ -44,7 +41,6 @@ def rank_share(
 
 def total_steps(sample_count: int, batch_size: int, epochs: int) -> int:
     """Optimizer steps of a run; the last, smaller batch of an epoch is a step too."""
-    _require_positive(batch_size=batch_size)
     return epochs * math.ceil(sample_count / batch_size)
 
 
@@ -67,9 +63,3 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     """A seed for the random numbers of one step on one rank, well mixed and below 2**63."""
     sequence = np.random.SeedSequence(seed, spawn_key=(step, rank))
     return int(sequence.generate_state(1, np.uint64)[0]) >> 1
-
-
-def _require_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise UsageError(f"{name} = {size}, expected at least 1.")

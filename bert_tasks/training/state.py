@@ -6,7 +6,7 @@ are functions of seed, epoch and step.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast, broadcast_object_list
 from torch import Tensor
 
+from bert_tasks.data.checks import named_splits
 from bert_tasks.data.splits import Splits
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metrics_by_set
@@ -24,10 +25,9 @@ from bert_tasks.paths import is_file
 from bert_tasks.run_dir import checkpoints as checkpointing
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.run_dir.checkpoints import LoadedCheckpoint, RunState
-from bert_tasks.run_dir.compatibility import Change, changes
-from bert_tasks.storage import sha256
+from bert_tasks.run_dir.files import Change
+from bert_tasks.storage import remove_temporaries, sha256
 from bert_tasks.tasks.base import Task
-from bert_tasks.training.evaluation import Rank
 from bert_tasks.training.objectives import Objective
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -43,7 +43,7 @@ class TrainerState:
         task: of the best evaluation, with its tuned thresholds.
         step: optimizer steps completed; ``evaluated_step``: those of the last evaluation.
         best, last: metrics of the best and of the last evaluation.
-        best_value, best_loss: the ``Rank`` of the best model.
+        best_value, best_loss: see ``rank_of``; of the best model.
         best_step: optimizer steps of the best model; 0: there is none yet.
         best_collapse: see ``Task.collapse``; of the best model on the validation set that its metric belongs to.
         since_best: evaluations since the best one.
@@ -67,15 +67,30 @@ class TrainerState:
     stopped: bool = False
 
     def add_evaluation(
-        self, metrics: dict[str, float], rank: Rank, *, task: Task, collapse: str | None, patience: int | None
+        self,
+        metrics: dict[str, float],
+        rank: tuple[float, float],
+        *,
+        task: Task,
+        collapse: str | None,
+        patience: int | None,
     ) -> bool:
-        """Adds the evaluation after ``step``; True if it is the best so far. Of equal ones the first is the best."""
-        is_best = rank.is_above(self.best_value, self.best_loss) or not self.best
+        """Adds the evaluation after ``step``; True if it is the best so far. Of equal ones the first is the best.
+
+        Args:
+            metrics: of all validation sets.
+            rank: see ``rank_of``.
+            task: tuned by this evaluation.
+            collapse: see ``Task.collapse``.
+            patience: see ``update_early_stopping``.
+        """
+        value, loss = rank
+        is_best = (value, -loss) > (self.best_value, -self.best_loss) or not self.best
         self.last, self.evaluated_step = metrics, self.step
         self.since_best = 0 if is_best else self.since_best + 1
         if is_best:
             self.best, self.best_step, self.task = metrics, self.step, task
-            self.best_value, self.best_loss, self.best_collapse = rank.value, rank.loss, collapse
+            self.best_value, self.best_loss, self.best_collapse = value, loss, collapse
         self.update_early_stopping(patience)
         return is_best
 
@@ -252,10 +267,6 @@ class ExistingRun:
     changed: Sequence[Change]
     summary: Mapping[str, Any] | None
 
-    @property
-    def is_complete(self) -> bool:
-        return self.summary is not None and not self.changed
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolder:
@@ -286,7 +297,7 @@ class RunFolder:
         if metadata is None:
             return None
         summary = outputs.read_summary(self.path)
-        changed = changes(self.path, metadata["settings"], self.settings, finished=summary is not None)
+        changed = outputs.changes(self.path, metadata["settings"], self.settings, finished=summary is not None)
         return ExistingRun(metadata=metadata, changed=changed, summary=summary)
 
     def begin(self, metadata: Mapping[str, Any]) -> None:
@@ -301,7 +312,13 @@ class RunFolder:
         outputs.write_json(self.path / outputs.RUN, {**metadata, "settings": self.settings})
         if self.recipe_text is not None:
             outputs.write_text(self.path / outputs.RECIPE, self.recipe_text)
-        outputs.write_rejects(self.path, self.splits)
+        # Rows that were left out, once for each source file: validation rows may be of the training file.
+        tables = {table.source: table for _, table in named_splits(self.splits)}
+        rejects = "".join(line for table in tables.values() for line in table.reject_lines())
+        if rejects:
+            outputs.write_text(self.path / outputs.REJECTS, rejects)
+        else:
+            (self.path / outputs.REJECTS).unlink(missing_ok=True)
 
     def newest_checkpoint(self, existing: ExistingRun, total_steps: int) -> LoadedCheckpoint | None:
         """The checkpoint to resume from; None: there is none, and the run starts again from the beginning.
@@ -310,7 +327,8 @@ class RunFolder:
             CheckpointError: there are checkpoints and none can be used.
             UsageError: the checkpoint is beyond the end of the run, or the run is finished and has no checkpoint.
         """
-        outputs.remove_leftovers(self.path)
+        checkpointing.remove_leftovers(self.checkpoints)
+        remove_temporaries(self.path, outputs.WRITTEN)
         newest = checkpointing.newest_checkpoint(self.checkpoints)
         if newest is None and existing.summary is not None:
             raise UsageError(
@@ -365,10 +383,8 @@ class RunFolder:
 
 def weights_digest(objective: Objective) -> str:
     """The sha256 of all weights, including a new head's: the point at which training starts."""
-
-    def parts() -> Iterator[bytes | memoryview]:
-        for name, parameter in sorted(objective.checkpoint_parameters().items()):
-            yield name.encode()
-            yield parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
-
-    return sha256(parts())
+    return sha256(
+        part
+        for name, parameter in sorted(objective.checkpoint_parameters().items())
+        for part in (name.encode(), parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    )

@@ -50,13 +50,6 @@ class StepResult:
     values: Tensor
     ready: Any
 
-    def numbers(self) -> dict[str, float]:
-        """Waits for the values."""
-        if self.ready is not None:
-            self.ready.synchronize()
-        loss, norm, _, _ = self.values.tolist()
-        return {"step": self.step + 1, "loss": loss, "learning_rate": self.learning_rate, "grad_norm": norm}
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepLog:
@@ -106,10 +99,13 @@ class OptimizerSteps:
         self.optimizer: Any
         self.prepared, self.optimizer = accelerator.prepare(objective, optimizer)
 
-    def batches(self, epoch: int) -> list[list[int]]:
-        """The samples of each optimizer step of an epoch."""
-        lengths, size = self.samples.lengths, self.optim.batch_size
-        return epoch_batches(lengths, batch_size=size, seed=self.seed, epoch=epoch)
+    def batches(self, first: int = 0) -> Iterator[tuple[int, list[int]]]:
+        """The steps of the run from ``first`` on, each with its samples."""
+        for epoch in range(first // self.epoch_steps, self.optim.epochs):
+            batches = epoch_batches(self.samples.lengths, batch_size=self.optim.batch_size, seed=self.seed, epoch=epoch)
+            for step, batch in enumerate(batches, epoch * self.epoch_steps):
+                if step >= first:
+                    yield step, batch
 
     def accumulate(self, step: int, batch: Sequence[int]) -> Tensor:
         """Forward and backward of this process's share of the batch, leaving summed gradients.
@@ -128,12 +124,16 @@ class OptimizerSteps:
         share = rank_share(batch, lengths, rank=rank, world_size=world)
         weight = 1.0 if share else 0.0
         micro_batches = self._micro_batches(step, share if share else [min(batch, key=lengths.__getitem__)])
-        ratios = self._count_ratios(micro_batches, weight)
+        ratios = None  # [K] the reference count over the count of each term, over all processes; 0 without a count
+        counts = [list(self.objective.counts(features).values()) for features in micro_batches]
+        if len(counts[0]) > 1:
+            own = torch.tensor(counts, dtype=torch.float64).sum(dim=0) * weight
+            total = accelerator.reduce(own.to(accelerator.device, non_blocking=True), reduction="sum")
+            ratios = torch.where(total > 0, _reference_count(total) / total, 0.0)
         sums = torch.zeros(1, dtype=torch.float64, device=accelerator.device)
         for number, features in enumerate(micro_batches, start=1):
-            packed = collate(features, position_offset=self.objective.model.config.position_offset).to(
-                accelerator.device
-            )
+            packed = collate(features, position_offset=self.objective.model.config.position_offset)
+            packed = packed.to(accelerator.device)
             with nullcontext() if number == len(micro_batches) else accelerator.no_sync(self.prepared):
                 terms = self.prepared(packed)
                 losses = [term.total * (term.weight * weight / len(batch)) for term in terms]
@@ -154,18 +154,6 @@ class OptimizerSteps:
         lengths = [sum(len(feature["input_ids"]) for feature in one) for one in windows]
         parts = token_batches(range(len(windows)), lengths, max_tokens=self.optim.micro_batch_tokens)
         return [[feature for one in part for feature in windows[one]] for part in parts]
-
-    def _count_ratios(self, micro_batches: Sequence[Sequence[Feature]], weight: float) -> Tensor | None:
-        """``[K]`` the reference count over the count of each term, over all processes; None for a single term.
-
-        A term without a count gets 0. Nothing waits for the device.
-        """
-        counts = [self.objective.counts(features) for features in micro_batches]
-        if len(counts[0]) == 1:
-            return None
-        own = torch.tensor([list(one.values()) for one in counts], dtype=torch.float64).sum(dim=0) * weight
-        total = self.accelerator.reduce(own.to(self.accelerator.device, non_blocking=True), reduction="sum")
-        return torch.where(total > 0, _reference_count(total) / total, 0.0)
 
     def update(self, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False) -> StepResult:
         """Scales the gradient to that of the sum of the terms' means, clips it, and steps the optimizer.

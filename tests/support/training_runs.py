@@ -147,8 +147,8 @@ def make_steps(
 
 
 def batches(steps: OptimizerSteps) -> Iterator[list[int]]:
-    for epoch in range(steps.optim.epochs):
-        yield from steps.batches(epoch)
+    for _, batch in steps.batches():
+        yield batch
 
 
 def walk(steps: OptimizerSteps) -> list[StepLog]:

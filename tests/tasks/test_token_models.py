@@ -13,7 +13,6 @@ from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate, make_accelerator
 from bert_tasks.model.inputs import load_table
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.recipe.schema import RunSection
 from bert_tasks.tasks.base import collate
 from bert_tasks.tasks.token_classification.task import TokenClassification
 from bert_tasks.training.evaluation import check_metric
@@ -157,6 +156,6 @@ def test_evaluation(model: TaskModel) -> None:
 def test_the_best_model_may_be_chosen_by_a_metric_that_the_first_row_does_not_have(model: TaskModel) -> None:
     table = load_table([{"words": [], "tags": []}, *tagged(LINES[:3])], model.task)
     for metric in ("overall_f1", "PER_f1"):
-        check_metric(model, RunSection(metric_for_best_model=metric), {"": table}, make_accelerator())
+        check_metric(model, metric, {"": table}, make_accelerator())
     with pytest.raises(UsageError, match=r"'PERS_f1': there are .*PER_f1"):
-        check_metric(model, RunSection(metric_for_best_model="PERS_f1"), {"": table}, make_accelerator())
+        check_metric(model, "PERS_f1", {"": table}, make_accelerator())

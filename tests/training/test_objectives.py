@@ -96,7 +96,7 @@ def test_the_gradient_is_that_of_the_weighted_sum_of_means(wide_checkpoint, micr
         max_grad_norm=None,
         micro_batch_tokens=micro_batch_tokens,
     )
-    (batch,) = steps.batches(0)
+    _, batch = next(steps.batches())
     sums = steps.accumulate(0, batch)
     gradients = {name: parameter.grad for name, parameter in objective.named_parameters()}
     result = steps.update(0, batch, sums)  # scales the gradients in place before the optimizer drops them

@@ -20,7 +20,7 @@ def plain(monkeypatch, *, total, every, seconds_per_step=2.0):
     stream = io.StringIO()
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    reporter = PlainReporter(total_steps=total, logging_steps=every, stream=stream)
+    reporter = PlainReporter(total_steps=total, logging_steps=every, stream=stream, started=now[0])
     for step in range(total):
         now[0] += seconds_per_step
         reporter.step(log(step), epoch=step // 5, tokens_per_second=12345.6)

@@ -16,7 +16,6 @@ from bert_tasks import fit
 from bert_tasks.errors import CheckpointError, StoppedError, UsageError
 from bert_tasks.run_dir.checkpoints import read_weights
 from bert_tasks.training import loop
-from bert_tasks.training.evaluation import Rank
 from bert_tasks.training.state import TrainerState, load_state
 from support.stopped_runs import KINDS, SETTINGS, STEPS, digests, events, run, stopped
 from support.task_examples import EXAMPLES
@@ -76,7 +75,7 @@ def without_moments(loaded, *others):
 @pytest.mark.parametrize(("remembered", "best_step"), [(True, 3), (False, 6)])
 def test_the_best_of_the_first_part_is_remembered(dropout_checkpoint, tmp_path, monkeypatch, remembered, best_step):
     values = iter([0.9, 0.1])
-    monkeypatch.setattr(loop, "rank_of", lambda *_: Rank(value=next(values), loss=1.0))
+    monkeypatch.setattr(loop, "rank_of", lambda *_: (next(values), 1.0))
     stopped(4, tmp_path / "run", dropout_checkpoint)
     if not remembered:
         monkeypatch.setattr(TrainerState, "load_state_dict", lambda state, stored: setattr(state, "step", 4))
@@ -117,7 +116,7 @@ def test_the_second_signal_ends_the_process_at_once(monkeypatch):
     killed = []
     monkeypatch.setattr("bert_tasks.distributed.os.kill", lambda *arguments: killed.append(arguments))
     before = signal.getsignal(signal.SIGTERM)
-    with loop.StopSignals() as signals:
+    with loop.stop_signals() as signals:
         signal.raise_signal(signal.SIGTERM)
         assert (signals.received, killed) == (signal.SIGTERM, [])
         signal.raise_signal(signal.SIGINT)
@@ -191,13 +190,13 @@ def test_a_run_without_a_checkpoint_starts_again(straight, dropout_checkpoint, t
 
 def test_the_best_of_every_checkpoint_that_stays_stays(dropout_checkpoint, tmp_path, monkeypatch):
     values = iter([0.5, 0.1, 0.9])
-    monkeypatch.setattr(loop, "rank_of", lambda *_: Rank(value=next(values), loss=1.0))
+    monkeypatch.setattr(loop, "rank_of", lambda *_: (next(values), 1.0))
     folder = tmp_path / "run"
     run(folder, dropout_checkpoint, epochs=3)
     assert names(folder) == ["best", "ckpt-3", "ckpt-6", "ckpt-9", "latest"]
     (folder / "checkpoints" / "ckpt-9" / "weights.safetensors").write_bytes(b"")
     values = iter([0.2, 0.1])
-    monkeypatch.setattr(loop, "rank_of", lambda *_: Rank(value=next(values), loss=1.0))
+    monkeypatch.setattr(loop, "rank_of", lambda *_: (next(values), 1.0))
     _, result = run(folder, dropout_checkpoint, epochs=4)
     assert result.best_step == 3
 
@@ -231,7 +230,7 @@ def test_a_death_while_the_folder_is_opened_is_no_obstacle(dropout_checkpoint, t
 def test_the_loss_of_the_best_model_is_remembered(dropout_checkpoint, tmp_path, monkeypatch, first_loss, best_step):
     """Equal values are decided by the loss, also if the first of them was measured before the run was stopped."""
     losses = iter([first_loss, 0.5])
-    monkeypatch.setattr(loop, "rank_of", lambda *_: Rank(value=0.5, loss=next(losses)))
+    monkeypatch.setattr(loop, "rank_of", lambda *_: (0.5, next(losses)))
     stopped(4, tmp_path / "run", dropout_checkpoint)
     _, result = run(tmp_path / "run", dropout_checkpoint)
     assert result.best_step == best_step
@@ -239,7 +238,7 @@ def test_the_loss_of_the_best_model_is_remembered(dropout_checkpoint, tmp_path, 
 
 def test_a_damaged_best_checkpoint_leaves_the_model_as_it_is(dropout_checkpoint, tmp_path, monkeypatch, capfd):
     values = iter([0.9, 0.1])
-    monkeypatch.setattr(loop, "rank_of", lambda *_: Rank(value=next(values), loss=1.0))
+    monkeypatch.setattr(loop, "rank_of", lambda *_: (next(values), 1.0))
     folder = tmp_path / "run"
     stopped(5, folder, dropout_checkpoint)
     before = (folder / "model" / "model.safetensors").read_bytes()
@@ -315,7 +314,7 @@ def test_other_rows_labels_or_models_are_refused(dropout_checkpoint, checkpoint,
 
 def test_the_newest_and_the_best_checkpoints_are_kept(dropout_checkpoint, tmp_path, monkeypatch):
     values = iter([0.1, 0.2, 0.9, *[0.3] * 7])
-    monkeypatch.setattr(loop, "rank_of", lambda *_: Rank(value=next(values), loss=1.0))
+    monkeypatch.setattr(loop, "rank_of", lambda *_: (next(values), 1.0))
     run(tmp_path / "run", dropout_checkpoint, epochs=10, batch_size=8, keep_last=2)
     assert names(tmp_path / "run") == ["best", "ckpt-10", "ckpt-3", "ckpt-9", "latest"]
     pointers = [(tmp_path / "run" / "checkpoints" / name).read_text("utf-8") for name in ("best", "latest")]

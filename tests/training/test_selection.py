@@ -16,7 +16,7 @@ from bert_tasks.report.collect import gather
 from bert_tasks.tasks import PairClassification, SpanExtraction
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.tasks.token_classification.task import TokenClassification
-from bert_tasks.training.evaluation import lower_is_better, rank_of
+from bert_tasks.training.evaluation import metric_metadata, rank_of
 from bert_tasks.training.state import TrainerState
 from support.training_runs import LABELS, TASK, load_model, make_rows
 
@@ -25,7 +25,7 @@ SETS = ("dev", "dev_strict")
 
 
 def rank(metrics, metric=None, *, task=TASK, sets=("",)):
-    return rank_of(metrics, task, RunSection(metric_for_best_model=metric), sets)
+    return rank_of(metrics, metric_metadata(task, RunSection(metric_for_best_model=metric), sets))
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def rank(metrics, metric=None, *, task=TASK, sets=("",)):
 def test_the_direction_of_a_metric_is_that_of_its_task(metric, task, less, name):
     key, sets = (f"{name}/{metric}", SETS) if name else (metric, ("",))
     high, low = (rank({key: value}, key, task=task, sets=sets) for value in (0.9, 0.1))
-    assert low.is_above(high.value, high.loss) == less
-    assert high.is_above(low.value, low.loss) != less
+    assert (low > high) == less
+    assert (high > low) != less
 
 
 def test_the_loss_that_decides_is_that_of_the_metrics_own_set():
     metrics = {"dev/loss": 1.0, "dev_strict/loss": 2.0, "dev/f1": 0.5, "dev_strict/f1": 0.25}
-    assert rank(metrics, "dev_strict/f1", sets=SETS).loss == 2.0
-    assert rank({**metrics, "dev/accuracy": 0.5}, sets=SETS).loss == 1.0
+    assert rank(metrics, "dev_strict/f1", sets=SETS)[1] == 2.0
+    assert rank({**metrics, "dev/accuracy": 0.5}, sets=SETS)[1] == 1.0
 
 
 VALUES = st.sampled_from([0.0, 0.25, 0.5, math.nan])
@@ -72,8 +72,8 @@ def test_the_best_has_the_highest_value_then_the_lowest_loss_then_came_first(eva
 
 
 def test_what_counts_faults_is_declared_by_the_task():
-    assert lower_is_better(TASK) == {"loss"}
-    assert lower_is_better(TAGGER) == {"loss", "invalid_transitions"}
+    assert metric_metadata(TASK, RunSection(), SETS)["lower_is_better"] == ["loss"]
+    assert metric_metadata(TAGGER, RunSection(), SETS)["lower_is_better"] == ["invalid_transitions", "loss"]
 
 
 def test_sets_whose_names_begin_alike_are_told_apart_in_the_run_and_its_report(checkpoint, tmp_path):

@@ -67,14 +67,14 @@ def in_tensorboard(folder: Path) -> Points:
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Asks the run to stop once metrics.jsonl has a step."""
-    whole = progress.Trackers.log
+    whole = progress.MetricsLogger.record
 
-    def log(self: progress.Trackers, event: Mapping[str, Any]) -> None:
+    def record(self: progress.MetricsLogger, event: Mapping[str, Any]) -> None:
         whole(self, event)
         if event["step"] == step:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(progress.Trackers, "log", log)
+    monkeypatch.setattr(progress.MetricsLogger, "record", record)
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoint: Path) -> None:
