@@ -14,9 +14,8 @@ from typing import Literal, Never
 from bert_tasks.cards.card import write_card
 from bert_tasks.data.checks import check_splits
 from bert_tasks.data.problems import BadRowsError
-from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.readers import ReadOptions, training_reading
 from bert_tasks.data.splits import Splits, train_validation_split
-from bert_tasks.data.stored_reading import training_reading
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.experiments import seeds as experiments

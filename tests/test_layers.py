@@ -148,10 +148,6 @@ def test_allowed_import_passes(name: str, text: str) -> None:
     assert list(violations([Source(name, text)])) == []
 
 
-# Packages whose modules may still import each other in a circle.
-CIRCULAR = {"data"}
-
-
 def import_cycle(sources: list[Source]) -> list[str]:
     """Modules that import each other in a circle, by any import: inside functions and under TYPE_CHECKING too."""
     modules = {f"bert_tasks.{source.name}".rstrip("."): source for source in sources}
@@ -159,9 +155,7 @@ def import_cycle(sources: list[Source]) -> list[str]:
     for name, source in modules.items():
         reached = {f"{found.module}.{found.name}" if found.name else found.module for found in imports(source)}
         reached |= {found.module for found in imports(source) if f"{found.module}.{found.name}" not in modules}
-        unit = unit_of(source.name)
-        allowed = {inner for inner in modules if unit in CIRCULAR and inner.startswith(f"bert_tasks.{unit}.")}
-        graph[name] = (reached & modules.keys()) - {name} - allowed
+        graph[name] = (reached & modules.keys()) - {name}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

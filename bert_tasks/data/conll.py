@@ -8,14 +8,13 @@ since ``B`` and ``I`` are parts of speech in some tag sets) is raw and stays as 
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bert_tasks.data.problems import counted, shortened
-from bert_tasks.data.records import Record, Records, open_text
+from bert_tasks.data.records import Record, open_text
 from bert_tasks.paths import is_file
 
 Scheme = Literal["IOB1", "IOB2", "BIOES", "raw"]
@@ -92,7 +91,9 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
     An entity starts at B- and S-, and at an I- or E- that has nothing of its type to continue, as conlleval counts.
     """
     pieces = _pieces(tags)
-    return list(tags) if pieces is None else [_iob2_tag(piece) for piece in pieces]
+    if pieces is None:
+        return list(tags)
+    return ["O" if piece.role == "O" else f"{'B' if piece.starts else 'I'}-{piece.type}" for piece in pieces]
 
 
 def from_iob2(tags: Sequence[str], scheme: Scheme) -> list[str]:
@@ -100,8 +101,15 @@ def from_iob2(tags: Sequence[str], scheme: Scheme) -> list[str]:
     pieces = _pieces(to_iob2(tags))
     if pieces is None or scheme == "raw":
         return list(tags)
-    roles = {"IOB1": _iob1_roles, "IOB2": _iob2_roles, "BIOES": _bioes_roles}[scheme](pieces)
-    return [_tag(role, piece.type) for role, piece in zip(roles, pieces, strict=True)]
+    roles = [piece.role for piece in pieces]
+    if scheme == "IOB1":
+        steps = pairwise([_OUTSIDE, *pieces])
+        roles = ["I" if after.role == "B" and before.type != after.type else after.role for before, after in steps]
+    elif scheme == "BIOES":
+        last_role = {"B": "S", "I": "E", "O": "O"}
+        steps = pairwise([*pieces, _OUTSIDE])
+        roles = [piece.role if after.role == "I" else last_role[piece.role] for piece, after in steps]
+    return [role if role == "O" else f"{role}-{piece.type}" for role, piece in zip(roles, pieces, strict=True)]
 
 
 def to_labels(tags: Sequence[str], labels: Sequence[str]) -> list[str]:
@@ -111,7 +119,12 @@ def to_labels(tags: Sequence[str], labels: Sequence[str]) -> list[str]:
     type then run together. A tag that no label can express stays as ``from_iob2`` has it, for the caller to report.
     """
     known = set(labels)
-    return [_known_label(tag, known) for tag in from_iob2(tags, label_scheme(labels))]
+    spelt = []
+    for tag in from_iob2(tags, label_scheme(labels)):
+        role, kind = _split(tag)
+        spellings = (f"{letter}-{kind}" for letter in _SPELLINGS.get(role, ""))
+        spelt.append(next((label for label in spellings if label in known), tag))
+    return spelt
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
@@ -138,8 +151,11 @@ def invalid_transitions(tags: Sequence[str], scheme: Scheme = "IOB2") -> int:
         return _fresh_begins(pieces)
     if scheme == "IOB2":
         return sum(piece.starts and piece.role in "IE" for piece in pieces)
-    steps = pairwise([_OUTSIDE, *pieces, _OUTSIDE])
-    return sum(not _fits_bioes(before, after) for before, after in steps)
+    faults = 0
+    for before, after in pairwise([_OUTSIDE, *pieces, _OUTSIDE]):
+        is_open = before.role in "BI"
+        faults += is_open != (after.role in "IE") or (is_open and before.type != after.type)
+    return faults
 
 
 def forbidden_steps(labels: Sequence[str]) -> list[list[int]]:
@@ -168,10 +184,6 @@ def _split(tag: str) -> tuple[str, str]:
     return _ROLES.get(prefix, "O"), kind
 
 
-def _tag(role: str, kind: str) -> str:
-    return "O" if role == "O" else f"{role}-{kind}"
-
-
 def _pieces(tags: Sequence[str]) -> list[_Piece] | None:
     """The tags as read from left to right; None for a raw sentence."""
     if not all(is_chunk_tag(tag) for tag in tags):
@@ -186,41 +198,9 @@ def _pieces(tags: Sequence[str]) -> list[_Piece] | None:
     return pieces
 
 
-def _iob2_tag(piece: _Piece) -> str:
-    if piece.role == "O":
-        return "O"
-    return _tag("B" if piece.starts else "I", piece.type)
-
-
-def _iob2_roles(pieces: Sequence[_Piece]) -> list[str]:
-    return [piece.role for piece in pieces]
-
-
-def _iob1_roles(pieces: Sequence[_Piece]) -> list[str]:
-    steps = pairwise([_OUTSIDE, *pieces])
-    return ["I" if after.role == "B" and before.type != after.type else after.role for before, after in steps]
-
-
-def _bioes_roles(pieces: Sequence[_Piece]) -> list[str]:
-    last_role = {"B": "S", "I": "E", "O": "O"}
-    steps = pairwise([*pieces, _OUTSIDE])
-    return [piece.role if after.role == "I" else last_role[piece.role] for piece, after in steps]
-
-
-def _known_label(tag: str, known: set[str]) -> str:
-    role, kind = _split(tag)
-    spelt = (f"{letter}-{kind}" for letter in _SPELLINGS.get(role, ""))
-    return next((label for label in spelt if label in known), tag)
-
-
 def _fresh_begins(pieces: Sequence[_Piece]) -> int:
     """How many B- follow nothing of their type."""
     return sum(after.role == "B" and before.type != after.type for before, after in pairwise([_OUTSIDE, *pieces]))
-
-
-def _fits_bioes(before: _Piece, after: _Piece) -> bool:
-    is_open, goes_on = before.role in "BI", after.role in "IE"
-    return is_open == goes_on and (not is_open or before.type == after.type)
 
 
 _DOCUMENT = re.compile(r"-DOCSTART-(?![^ \t])")
@@ -237,7 +217,7 @@ class _Sentence:
 
     line: int = 0
     rows: list[list[str]] = field(default_factory=list)
-    faults: list[Record] = field(default_factory=list)
+    faults: list[tuple[int, str]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
     def add(self, line: int, cells: list[str]) -> None:
@@ -245,19 +225,22 @@ class _Sentence:
             self.line = line
         self.rows.append(cells)
 
-    def fault(self, line: int, what: str) -> None:
-        self.faults.append(Record(line, {}, what))
+    def records(self, cells_of: Callable[[list[list[str]]], dict[str, Any]], documents: int) -> Iterator[Record]:
+        """The faults of its lines, each with the whole sentence, which cannot be used; or its one record.
 
-    def faulty(self) -> list[Record]:
-        """The faults of its lines, each with the whole sentence, which cannot be used."""
-        return [fault._replace(raw="\n".join(self.texts)) for fault in self.faults]
+        Args:
+            cells_of: makes the cells of the record from the columns.
+            documents: how many documents have begun.
+        """
+        if self.faults:
+            for line, fault in self.faults:
+                yield Record(line, {}, fault, raw="\n".join(self.texts))
+        elif self.rows:
+            cells = cells_of([list(column) for column in zip(*self.rows, strict=True)])
+            yield Record(self.line, cells | ({"document": str(documents - 1)} if documents else {}))
 
-    def columns(self) -> list[list[str]]:
-        return [list(column) for column in zip(*self.rows, strict=True)]
 
-
-@contextmanager
-def conll_records(path: Path, *, encoding: str) -> Iterator[Records]:
+def conll_rows(lines: Iterable[str], path: Path, encoding: str | None) -> Iterator[Record]:
     """Sentences of a file with 1 column or more: the word first, the tag last, between them whatever there is.
 
     A row's cells: ``words`` (the first column), ``tags`` (the last; not there in files of words alone), each column by
@@ -269,29 +252,23 @@ def conll_records(path: Path, *, encoding: str) -> Iterator[Records]:
     A line that starts with "# " or "#" and a tab is a comment if its number of columns is not the file's. Otherwise it
     is a word within a sentence and in a file with tabs. Before the first word of a sentence, in a file with spaces, it
     is a word if its last column is a tag: a chunk tag, "#" (Penn's tag of "#"), or a tag of another word of the file.
+
+    Args:
+        lines: the lines of the file.
+        path: the file, which is read ahead at the first line that may be a comment; a pipe cannot be read twice: there
+            the tags so far have to do.
+        encoding: see `open_text`.
     """
 
     def certain() -> _Columns:
         found = _Columns()
-        if is_file(path):  # a pipe cannot be read twice: there the tags so far have to do
+        if is_file(path):
             with open_text(path, encoding=encoding, newline="\n") as lines:
                 for _ in found.records(lines):
                     pass
         return found
 
-    with open_text(path, encoding=encoding, newline="\n") as lines:
-        yield Records(None, _Columns(certain).records(lines))
-
-
-@contextmanager
-def conllu_records(path: Path, *, encoding: str) -> Iterator[Records]:
-    """Sentences of a CoNLL-U file: ``form``, ``upos``, ``xpos`` and so on, and ``document`` after a "# newdoc".
-
-    Words are the syntactic ones: the surface form of a range (1-2) and empty nodes (1.1) are left out. A column that
-    holds "_" for every word of a sentence is missing there.
-    """
-    with open_text(path, encoding=encoding, newline="\n") as lines:
-        yield Records(None, _universal_records(lines))
+    return _Columns(certain).records(lines)
 
 
 class _Columns:
@@ -307,24 +284,22 @@ class _Columns:
         self.ahead: _Columns | None = None
         self.width: int | None = None
         self.tabs = False
-        self.documents = 0
         self.tags: set[str] = set()
 
     def records(self, lines: Iterable[str]) -> Iterator[Record]:
-        sentence = _Sentence()
-        for number, line in _numbered(lines):
+        sentence, documents = _Sentence(), 0
+        for number, text in enumerate(lines, start=1):
+            line = text.removesuffix("\n").removesuffix("\r")
             starts_document = _DOCUMENT.match(line) is not None
             if starts_document or line.strip(_BLANK) == "":
-                yield from self._finished(sentence)
+                yield from sentence.records(_conll_cells, documents)
                 sentence = _Sentence()
-                self.documents += starts_document
-            else:
+                documents += starts_document
+            elif not line.startswith(("# ", "#\t")) or self._is_word(line, inside=bool(sentence.texts)):
                 self._read(sentence, number, line)
-        yield from self._finished(sentence)
+        yield from sentence.records(_conll_cells, documents)
 
     def _read(self, sentence: _Sentence, number: int, line: str) -> None:
-        if line.startswith(("# ", "#\t")) and not self._is_word(line, inside=bool(sentence.texts)):
-            return
         cells = self._cells(line)
         sentence.texts.append(line)
         if self.width is None:
@@ -336,7 +311,7 @@ class _Columns:
         separator = "tabs" if self.tabs else "spaces"
         width = counted(self.width, "column")
         what = f"{counted(len(cells), 'column')} where the file's first word has {width}, separated by {separator}"
-        sentence.fault(number, f"{what}: {shortened(line)}")
+        sentence.faults.append((number, f"{what}: {shortened(line)}"))
 
     def _cells(self, line: str) -> list[str]:
         if self.tabs or (self.width is None and "\t" in line):
@@ -355,63 +330,45 @@ class _Columns:
         if len(cells) != self.width if self.width is not None else len(cells) == 1:
             return False
         tags = self.tags if self.ahead is None else self.tags | self.ahead.tags
-        return inside or self.tabs or cells[-1] in tags or _is_tag(cells[-1])
-
-    def _finished(self, sentence: _Sentence) -> Iterator[Record]:
-        yield from sentence.faulty()
-        if not sentence.rows or sentence.faults:
-            return
-        columns = sentence.columns()
-        cells: dict[str, object] = {str(number): column for number, column in enumerate(columns)}
-        cells["words"] = columns[0]
-        if len(columns) > 1:
-            cells["tags"] = columns[-1]
-        if self.documents:
-            cells["document"] = str(self.documents - 1)
-        yield Record(sentence.line, cells)
+        is_tag = cells[-1] == "#" or _CHUNK_TAG.fullmatch(cells[-1]) is not None  # whatever tags the file has
+        return inside or self.tabs or cells[-1] in tags or is_tag
 
 
-def _is_tag(cell: str) -> bool:
-    """Whether a cell is a tag whatever tags the file has."""
-    return cell == "#" or _CHUNK_TAG.fullmatch(cell) is not None
+def _conll_cells(columns: list[list[str]]) -> dict[str, Any]:
+    cells = {str(number): column for number, column in enumerate(columns)}
+    return cells | {"words": columns[0]} | ({"tags": columns[-1]} if len(columns) > 1 else {})
 
 
-def _universal_records(lines: Iterable[str]) -> Iterator[Record]:
-    sentence = _Sentence()
-    documents = 0
-    for number, line in _numbered(lines):
+def conllu_rows(lines: Iterable[str]) -> Iterator[Record]:
+    """Sentences of a CoNLL-U file: ``form``, ``upos``, ``xpos`` and so on, and ``document`` after a "# newdoc".
+
+    Words are the syntactic ones: the surface form of a range (1-2) and empty nodes (1.1) are left out. A column that
+    holds "_" for every word of a sentence is missing there.
+    """
+
+    def cells_of(columns: list[list[str]]) -> dict[str, Any]:
+        named = zip(_UNIVERSAL, columns, strict=True)
+        return {name: column for name, column in named if set(column) != {"_"} or name == "form"}
+
+    sentence, documents = _Sentence(), 0
+    for number, text in enumerate(lines, start=1):
+        line = text.removesuffix("\n").removesuffix("\r")
+        cells = line.split("\t")
         if line.strip(_BLANK) == "":
-            yield from _universal_sentence(sentence, documents)
+            yield from sentence.records(cells_of, documents)
             sentence = _Sentence()
-        elif line.startswith("#"):
+            continue
+        if line.startswith("#"):
             documents += re.match(r"#\s*newdoc\b", line) is not None
-        else:
-            _read_universal(sentence, number, line)
-    yield from _universal_sentence(sentence, documents)
-
-
-def _read_universal(sentence: _Sentence, number: int, line: str) -> None:
-    cells = line.split("\t")
-    sentence.texts.append(line)
-    if len(cells) != len(_UNIVERSAL):
-        what = f"{counted(len(cells), 'column')} where CoNLL-U has {len(_UNIVERSAL)}, separated by tabs"
-        sentence.fault(number, f"{what}: {shortened(line)}; read other columns as format = 'conll'")
-    elif _WORD_ID.fullmatch(cells[0]):
-        sentence.add(number, cells)
-    elif not _OTHER_ID.fullmatch(cells[0]):
-        sentence.fault(number, f"the id {cells[0]!r}: expected 1, a range such as 1-2, or an empty node such as 1.1")
-
-
-def _universal_sentence(sentence: _Sentence, documents: int) -> Iterator[Record]:
-    yield from sentence.faulty()
-    if not sentence.rows or sentence.faults:
-        return
-    named = zip(_UNIVERSAL, sentence.columns(), strict=True)
-    cells: dict[str, object] = {name: column for name, column in named if set(column) != {"_"} or name == "form"}
-    if documents:
-        cells["document"] = str(documents - 1)
-    yield Record(sentence.line, cells)
-
-
-def _numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    return ((number, line.removesuffix("\n").removesuffix("\r")) for number, line in enumerate(lines, start=1))
+            continue
+        sentence.texts.append(line)
+        if len(cells) != len(_UNIVERSAL):
+            what = f"{counted(len(cells), 'column')} where CoNLL-U has {len(_UNIVERSAL)}, separated by tabs"
+            fault = f"{what}: {shortened(line)}; read other columns as format = 'conll'"
+            sentence.faults.append((number, fault))
+        elif _WORD_ID.fullmatch(cells[0]):
+            sentence.add(number, cells)
+        elif not _OTHER_ID.fullmatch(cells[0]):
+            fault = f"the id {cells[0]!r}: expected 1, a range such as 1-2, or an empty node such as 1.1"
+            sentence.faults.append((number, fault))
+    yield from sentence.records(cells_of, documents)

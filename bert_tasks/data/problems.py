@@ -5,7 +5,7 @@ messages: counts, lists, suggestions.
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -53,14 +53,12 @@ class Problem:
             parts.append(f"column {self.column!r}")
         if self.value is not None:
             parts.append(shortened(self.value))
-        return ": ".join([*parts, self.what]) + self._also()
-
-    def _also(self) -> str:
+        text = ": ".join([*parts, self.what])
         if self.count < 2:
-            return ""
+            return text
         more = ", ..." if self.count > len(self.others) + 1 else ""
         also = f", also in line {', '.join(map(str, self.others))}{more}" if self.others else ""
-        return f" ({self.count} times{also})"
+        return f"{text} ({self.count} times{also})"
 
 
 @dataclass(kw_only=True)
@@ -106,12 +104,13 @@ class BadRowsError(DataError):
 
     def __init__(self, found: Iterable[Problems], hint: str | None = None) -> None:
         self.found = tuple(found)
-        super().__init__(_report(self.found, hint))
-
-
-def raise_problems(found: Sequence[Problems]) -> None:
-    if any(problems.count > 0 for problems in found):
-        raise BadRowsError(found)
+        count = sum(problems.count for problems in self.found)
+        first = [problem for problems in self.found for problem in problems.first][:SHOWN]
+        listed = sum(problem.count for problem in first)
+        heading = f"{counted(count, 'problem')} in the data. Fix these rows and run the command again"
+        heading += "." if hint is None else f", or {hint}."
+        more = [f"... and {count - listed} more"] if count > listed else []
+        super().__init__("\n".join([heading, *(f"  {line}" for line in [*map(str, first), *more])]))
 
 
 def suggestion(value: str, known: Iterable[str]) -> str | None:
@@ -170,14 +169,3 @@ def shortened(value: str) -> str:
     if len(value) <= _VALUE_WIDTH:
         return repr(value)
     return f"{value[:_VALUE_WIDTH]!r}... ({len(value)} characters)"
-
-
-def _report(found: Sequence[Problems], hint: str | None) -> str:
-    count = sum(problems.count for problems in found)
-    first = [problem for problems in found for problem in problems.first][:SHOWN]
-    shown, listed = list(map(str, first)), sum(problem.count for problem in first)
-    heading = f"{counted(count, 'problem')} in the data. Fix these rows and run the command again"
-    heading += "." if hint is None else f", or {hint}."
-    if count > listed:
-        shown.append(f"... and {count - listed} more")
-    return "\n".join([heading, *(f"  {line}" for line in shown)])

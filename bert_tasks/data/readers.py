@@ -1,32 +1,38 @@
 """Sources of rows: files, data sets of the hub, and tables in memory.
 
-Owns how a source becomes a `RowTable`: which parser reads it and where its rows are stored. Rows are streamed into a
-memory-mapped Arrow file, so memory does not grow with them; an unchanged file that is read in the same way is not
-parsed again. pandas need not be installed.
+Owns how a source becomes a `RowTable`: which parser reads it, where its rows are stored, and which of the options of a
+model's training data apply to data that are read later. Rows are streamed into a memory-mapped Arrow file, so memory
+does not grow with them; an unchanged file that is read in the same way is not parsed again. pandas need not be
+installed.
 """
 
+import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from bert_tasks.data.columns import FAULT, LABEL_SEPARATOR, PASSTHROUGH, Column, PassthroughColumns, Row
-from bert_tasks.data.conll import conll_records, conllu_records
-from bert_tasks.data.formats import Format, file_format, named_format
+from bert_tasks.data.conll import conll_rows, conllu_rows
+from bert_tasks.data.formats import FORMATS, Format, file_format, named_format, uncompressed
 from bert_tasks.data.problems import first_few, missing_path
 from bert_tasks.data.records import (
+    TEXT,
     Records,
-    csv_records,
     dataset_records,
-    json_records,
+    is_utf8_beyond_ascii,
+    json_rows,
+    open_text,
     parquet_records,
-    plain_records,
-    squad_records,
-    text_records,
+    squad_rows,
+    table_records,
+    text_rows,
 )
 from bert_tasks.data.table import (
     HubSplit,
@@ -47,6 +53,7 @@ if TYPE_CHECKING:
 GivenRow = TypeVar("GivenRow")  # a row as the caller wrote it: a dict, a text, a tuple of texts
 
 _BATCH = 1000
+_LARGEST_CELL = 2**31 - 1
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _VERSION = 3  # part of the cache's key and of the fingerprint: raise it when reading changes
 
@@ -121,16 +128,6 @@ class ReadOptions:
         if self.delimiter == "\\t":  # neither a shell nor a literal string of TOML makes a tab of it
             object.__setattr__(self, "delimiter", "\t")
 
-    @property
-    def codec(self) -> str:
-        """The encoding to read a text file in."""
-        return "utf-8" if self.encoding is None else self.encoding
-
-    @property
-    def has_header(self) -> bool:
-        """Whether the first line of a csv file names the columns."""
-        return self.header is None or self.header
-
     def has(self, column: str) -> bool:
         """Whether a column of the task is named here, or by the format."""
         known = {} if self.format is None else named_format(self.format).columns
@@ -173,6 +170,9 @@ def read_table(
     options = ReadOptions() if reading is None else reading
     separator = LABEL_SEPARATOR if options.label_separator is None else options.label_separator
     layout = file_format(options.format, path)
+    if name is None:
+        here, absolute = Path.cwd(), path.absolute()
+        name = str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
     mapping = make_column_mapping(
         columns,
         options.columns,
@@ -180,29 +180,36 @@ def read_table(
         layout=layout,
         require_labels=require_labels,
         labels=labels,
-        source=_display_name(path) if name is None else name,
+        source=name,
         passthrough=passthrough,
         skip_faulty=skip_faulty,
         label_separator=separator,
     )
-
-    def write(target: Path) -> tuple[str, ...]:
-        with file_records(path, layout, options, wanted=mapping.source_columns()) as records:
-            return _write_rows(records, mapping, target)
-
+    carried = mapping.passthrough_columns
+    wanted = [*(field.name for field in mapping.fields), *([] if carried in ("all", "none") else carried)]
+    try:
+        with path.open("rb") as file:
+            if file.read(4) == b"PK\x03\x04":
+                raise DataError(f"{path}: a zip file or a spreadsheet; unpack it, or export it as csv")
+        digest = sha256_file(path)
+    except OSError as error:
+        raise DataError(f"{path}: the file cannot be read: {error.strerror}") from error
     # Runs keep fingerprints in run.json, so these values and their names stay as they are.
     stated = {} if options.columns is None else options.columns
-    fields = [{**asdict(field), "mapped": field.column.name in stated} for field in mapping.fields]
     how: dict[str, Any] = {
         "columns": None,
-        "encoding": options.codec,
+        "encoding": "utf-8" if options.encoding is None else options.encoding,
         "delimiter": options.delimiter,
-        "header": options.has_header,
+        "header": options.header is not False,
+        "label_separator": separator,
+        "format": layout.name,
+        "version": _VERSION,
     }
-    how |= {"label_separator": separator, "format": layout.name, "version": _VERSION}
-    carried = [] if passthrough == "none" and not skip_faulty else [passthrough, skip_faulty]
-    fingerprint = sha256_json(_file_digest(path), how, fields, labels, *carried)
-    stored = store(cache_folder(cache_dir, "tables"), fingerprint, write)
+    read = [{**asdict(field), "mapped": field.column.name in stated} for field in mapping.fields]
+    further = [] if passthrough == "none" and not skip_faulty else [passthrough, skip_faulty]
+    fingerprint = sha256_json(digest, how, read, labels, *further)
+    records = file_records(path, layout, options, wanted=None if carried == "all" else wanted)
+    stored = store(cache_folder(cache_dir, "tables"), fingerprint, partial(_write_rows, records, mapping))
     rows = without_absent(stored.rows, columns)
     return RowTable(rows=rows, source=mapping.source, fingerprint=fingerprint, notes=stored.notes, file=stored.path)
 
@@ -237,7 +244,8 @@ def read_hub(
         skip_faulty=skip_faulty,
     )
     rows = _hub_rows(dataset, config, split, revision)
-    stored = store(cache_folder(cache_dir, "tables"), None, partial(_write_rows, dataset_records(rows), mapping))
+    records = nullcontext(dataset_records(rows))
+    stored = store(cache_folder(cache_dir, "tables"), None, partial(_write_rows, records, mapping))
     commit = None if exists(Path(dataset)) else _commit(rows)
     hub = None
     if commit is not None:
@@ -253,15 +261,15 @@ def read_hub(
     )
 
 
-def _write_rows(records: Records, mapping: ColumnMapping, target: Path) -> tuple[str, ...]:
+def _write_rows(source: AbstractContextManager[Records], mapping: ColumnMapping, target: Path) -> tuple[str, ...]:
     """Streams the canonical rows into an Arrow file and returns the notes, or raises with every fault."""
     import pyarrow
 
-    validator = RowValidator(mapping, records.columns)
     texts = [*([] if mapping.passthrough == "none" else [PASSTHROUGH]), *([FAULT] if mapping.skip_faulty else [])]
     schema = table_schema([field.column for field in mapping.fields], texts).arrow_schema
-    rows = validator.rows(records.rows)
-    with pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:
+    with source as records, pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:
+        validator = RowValidator(mapping, records.columns)
+        rows = validator.rows(records.rows)
         while batch := list(islice(rows, _BATCH)):
             stream.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema=schema))
     return validator.finish()
@@ -354,54 +362,54 @@ def existing_file(path: Path) -> Path:
     return path
 
 
-def _display_name(path: Path) -> str:
-    """The path relative to the current folder, where it is below it."""
-    path = path.absolute()
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
-
-
-def _file_digest(path: Path) -> str:
-    """The sha256 of a file, after a look at whether it is a zip file or spreadsheet."""
-    try:
-        with path.open("rb") as file:
-            if file.read(4) == b"PK\x03\x04":
-                raise DataError(f"{path}: a zip file or a spreadsheet; unpack it, or export it as csv")
-        return sha256_file(path)
-    except OSError as error:
-        raise DataError(f"{path}: the file cannot be read: {error.strerror}") from error
-
-
+@contextmanager
 def file_records(
     path: Path, layout: Format, options: ReadOptions, *, wanted: Sequence[str] | None = None
-) -> AbstractContextManager[Records]:
-    """The records of a file in its format. Of parquet files only the ``wanted`` columns are read; None: all."""
-    encoding = options.codec
-    if layout.delimiter is None and not options.has_header:
-        raise DataError(f"{path}: header = false is for csv and tsv files; {layout.name} has no header line")
-    match layout.name:
-        case "parquet":
-            return parquet_records(path, wanted=wanted)
-        case "jsonl":
-            return json_records(path, encoding=encoding)
-        case "squad":
-            return squad_records(path, encoding=encoding)
-        case "text":
-            return text_records(path, encoding=encoding)
-        case "conll":
-            return conll_records(path, encoding=encoding)
-        case "conllu":
-            return conllu_records(path, encoding=encoding)
+) -> Iterator[Records]:
+    """The records of a file in its format. Of parquet files only the ``wanted`` columns are read; None: all.
+
+    Raises:
+        DataError: the options do not fit the format, or the file cannot be read.
+    """
     delimiter = layout.delimiter if options.delimiter is None else options.delimiter
-    if delimiter is None:
-        raise DataError(f"{path}: format {layout.name!r} needs a delimiter")
-    if len(delimiter) != 1 or delimiter in '"\r\n':
+    if layout.delimiter is None:
+        if options.header is False:
+            raise DataError(f"{path}: header = false is for csv and tsv files; {layout.name} has no header line")
+    elif delimiter is None or len(delimiter) != 1 or delimiter in '"\r\n':
         raise DataError(
             f"{path}: delimiter = {delimiter!r}: expected one character that is neither a quote nor a line end"
         )
-    if layout.quoted:
-        return csv_records(path, delimiter=delimiter, encoding=encoding, header=options.has_header)
-    return plain_records(path, layout, delimiter=delimiter, encoding=encoding, header=options.has_header)
+    if layout.name == "parquet":
+        with parquet_records(path, wanted=wanted) as records:
+            yield records
+        return
+    is_csv = layout.delimiter is not None and layout.quoted
+    limit = csv.field_size_limit(_LARGEST_CELL)  # it belongs to the whole process, so it is put back afterwards
+    try:
+        with open_text(path, encoding=options.encoding, newline="" if is_csv else "\n") as lines:
+            match layout.name:
+                case "jsonl":
+                    yield Records(None, json_rows(lines, path))
+                case "squad":
+                    yield Records(None, squad_rows(lines, path))
+                case "text":
+                    yield Records((TEXT,), text_rows(lines))
+                case "conll":
+                    yield Records(None, conll_rows(lines, path, options.encoding))
+                case "conllu":
+                    yield Records(None, conllu_rows(lines))
+                case _:
+                    yield table_records(
+                        lines,
+                        path,
+                        delimiter=str(delimiter),
+                        header=options.header is not False,
+                        quoted=layout.quoted,
+                        headless=layout.headless,
+                        skips_short_rows=layout.skips_short_rows,
+                    )
+    finally:
+        csv.field_size_limit(limit)
 
 
 def column_names(path: Path, options: ReadOptions) -> list[str]:
@@ -423,3 +431,116 @@ def peeked(records: Records) -> tuple[Records, list[str]]:
     if first is None:
         return records, []
     return Records(None, chain([first], records.rows)), list(first.cells)
+
+
+def training_reading(given: ReadOptions, train: str | Path | None) -> ReadOptions:
+    """The options that a model stores of how its training data were read.
+
+    The format is that of the file. The columns are all whose names differ from the task's, with those that the format
+    implies, so that they are found in files of other formats, too.
+
+    Args:
+        given: the options that were stated.
+        train: the file with the training rows; None: they came from the hub or from memory.
+    """
+    if train is None:
+        layout = None if given.format is None else named_format(given.format)
+        usual: Mapping[str, str] = {} if layout is None else layout.hub_columns
+    else:
+        layout = file_format(given.format, Path(train))
+        usual = layout.columns
+    stated = {} if given.columns is None else given.columns
+    columns = {task: name for task, name in {**usual, **stated}.items() if task != name}
+    name = None if layout is None else layout.name
+    plain = None if given.encoding is None else given.encoding.lower().replace("_", "-").removesuffix("-sig")
+    # Files in these begin with a mark that says so, or are read so by default: other files may have another encoding.
+    is_usual = plain in ("utf-8", "utf8", "utf-16", "utf16", "utf-32", "utf32")
+    encoding = None if is_usual else given.encoding
+    return replace(given, columns=columns if columns else None, format=name, encoding=encoding)
+
+
+def stored_options(reading: ReadOptions) -> dict[str, Any]:
+    """The options that differ from their defaults, as plain values for config.json."""
+    plain = replace(reading, columns=None if reading.columns is None else dict(reading.columns))
+    defaults = {field.name: field.default for field in fields(ReadOptions)}
+    return {name: value for name, value in asdict(plain).items() if value != defaults[name]}
+
+
+def loaded_options(stored: object) -> ReadOptions:
+    """The inverse of `stored_options`, for values that are not trusted.
+
+    Raises:
+        ValueError: an unknown option, or one with an invalid value.
+    """
+    try:
+        reading = TypeAdapter(ReadOptions).validate_python(stored)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(['reading', *map(str, first['loc'])])}: {first['msg']}") from None
+    if reading.format is not None and reading.format not in FORMATS:
+        raise ValueError(f"reading.format: unknown format {reading.format!r}; there are {', '.join(FORMATS)}")
+    return reading
+
+
+def reading_of_file(given: ReadOptions, stored: ReadOptions, path: Path, columns: Sequence[Column]) -> ReadOptions:
+    """The options for a file: each as given, else as stored if it fits the file, else the usual one.
+
+    Stored columns fit if the file has them. The other stored options fit files of the same format as the training
+    file's; but not a delimiter that leaves a single column where the usual one gives several, nor an encoding where the
+    file is utf-8 beyond ASCII, which text in another encoding practically never is.
+
+    Args:
+        columns: those that the task reads.
+    """
+    how = with_file_options(given, stored, path)
+    names = known_names(stored, columns)
+    try:
+        if given.encoding is None and how.encoding is not None:
+            is_text = file_format(how.format, path).name != "parquet"
+            if is_text and is_utf8_beyond_ascii(existing_file(path)):
+                how = replace(how, encoding=None)
+        if given.delimiter is None and how.delimiter is not None and len(column_names(path, how)) == 1:
+            usual = replace(how, delimiter=None)
+            how = usual if len(column_names(path, usual)) > 1 else how
+        return with_columns(how, stored, columns, column_names(path, how)) if names else how
+    except DataError:  # reading the file reports it, with the name that the caller gives the file
+        return how
+
+
+def with_columns(
+    given: ReadOptions, stored: ReadOptions, columns: Sequence[Column], present: Collection[str]
+) -> ReadOptions:
+    """The given options, with the stored columns that are present and not given."""
+    fitting = {task: name for task, name in known_names(stored, columns).items() if name in present}
+    names = {**fitting, **({} if given.columns is None else given.columns)}
+    return replace(given, columns=names if names else None)
+
+
+def known_names(stored: ReadOptions, columns: Sequence[Column]) -> dict[str, str]:
+    """The stored names of the columns that the task has."""
+    known = {column.name for column in columns}
+    return {} if stored.columns is None else {task: name for task, name in stored.columns.items() if task in known}
+
+
+def with_file_options(given: ReadOptions, stored: ReadOptions, path: Path | None) -> ReadOptions:
+    """The given options, with the stored ones that are not given if the stored format is that of the file.
+
+    Args:
+        path: None for a stream, whose format must be given.
+    """
+    if stored.format is None:
+        return given
+    fits = given.format == stored.format
+    if given.format is None and path is not None:
+        try:
+            usual = file_format(None, path)
+        except DataError:  # the extension says nothing
+            fits = True
+        else:
+            has_extension = uncompressed(path).suffix.lower() in named_format(stored.format).extensions
+            fits = has_extension and (usual.name != "squad" or stored.format == "squad")
+    if not fits:
+        return given
+    defaults = {field.name: field.default for field in fields(ReadOptions) if field.name != "columns"}
+    missing = {name: getattr(stored, name) for name, value in defaults.items() if getattr(given, name) == value}
+    return replace(given, **missing)

@@ -15,13 +15,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from bert_tasks.data.problems import counted
 from bert_tasks.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    from bert_tasks.data.formats import Format
 
 _GZIP = b"\x1f\x8b"
 _UTF8 = "utf-8-sig"  # it reads files without a mark, too
@@ -65,28 +62,33 @@ class Records(NamedTuple):
 
 
 @contextmanager
-def open_text(path: Path, *, encoding: str, newline: str) -> Iterator[TextIO]:
+def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[TextIO]:
     """The file as text without its byte order mark; undecodable bytes become surrogates, to be reported.
 
-    A byte order mark decides the encoding, whatever ``encoding`` says. A file that is compressed with gzip is
-    decompressed as it is read, whatever its name.
+    A byte order mark decides the encoding, whatever ``encoding`` says; without both it is utf-8. A file that is
+    compressed with gzip is decompressed as it is read, whatever its name.
     """
-    codec = _text_codec(path, encoding)
+    is_utf8 = encoding is None or encoding.lower().replace("_", "-") in ("utf-8", "utf8")
+    codec = _UTF8 if encoding is None or is_utf8 else encoding
     try:
-        with path.open("rb") as file, _decompressed(file) as content:
-            marked = _marked_encoding(content.peek(4))
-            codec = codec if marked is None else marked
+        "".encode(codec)  # also refuses codecs that are not for text, such as base64
+    except (LookupError, ValueError) as error:
+        raise DataError(
+            f"{path}: {encoding!r} is not a text encoding; state one of Python's, such as 'utf-8' or 'latin-1'"
+        ) from error
+    try:
+        with path.open("rb") as file:
+            content = file  # it looks ahead instead of seeking, as standard input cannot
+            if file.peek(2).startswith(_GZIP):
+                content = io.BufferedReader(gzip.GzipFile(fileobj=file, mode="rb"))
+            start = content.peek(4)
+            codec = next((name for mark, name in _MARKS if start.startswith(mark)), codec)
             with io.TextIOWrapper(content, encoding=codec, errors="surrogateescape", newline=newline) as lines:
                 yield lines
     except UnicodeError as error:
         raise DataError(f"{path}: not a text in {codec!r} ({error}); state the file's encoding") from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path}: damaged gzip data ({error}); compress the file again") from error
-
-
-def _marked_encoding(start: bytes) -> str | None:
-    """The encoding that the byte order mark at a file's start says; None without one."""
-    return next((name for mark, name in _MARKS if start.startswith(mark)), None)
 
 
 def is_encodable(text: str) -> bool:
@@ -98,12 +100,12 @@ def is_encodable(text: str) -> bool:
     return True
 
 
-def found_encoding(path: Path, stated: str) -> str | None:
+def found_encoding(path: Path, stated: str | None) -> str | None:
     """The encoding that the first bytes of a file show, where it is not the stated one.
 
     Args:
         path: A text file; where it is compressed, its content is looked at.
-        stated: A Python encoding.
+        stated: A Python encoding; None: utf-8.
 
     Returns:
         The encoding of a byte order mark; or, for a file that is said to be utf-8, UTF-16 without such a mark, in which
@@ -113,12 +115,12 @@ def found_encoding(path: Path, stated: str) -> str | None:
         DataError: The file cannot be read.
     """
     try:
-        with path.open("rb") as file, _decompressed(file) as content:
-            start = content.peek(_LOOKED_AT)[:_LOOKED_AT]
-    except (OSError, EOFError, zlib.error) as error:
+        with open_text(path, encoding=stated, newline="") as text:
+            start, encoding = text.buffer.read(_LOOKED_AT), text.encoding
+    except OSError as error:
         raise DataError(f"{path}: the file cannot be read: {error}") from error
-    marked = _marked_encoding(start)
-    if marked is not None or _text_codec(path, stated) != _UTF8:
+    marked = next((name for mark, name in _MARKS if start.startswith(mark)), None)
+    if marked is not None or encoding != _UTF8:
         return marked
     zeros = [half.count(0) / max(len(half), 1) for half in (start[0::2], start[1::2])]
     if max(zeros) > _MANY_ZEROS and min(zeros) < _FEW_ZEROS:
@@ -141,34 +143,11 @@ def is_utf8_beyond_ascii(path: Path) -> bool:
     return beyond
 
 
-def _text_codec(path: Path, encoding: str) -> str:
-    """Python's name of the encoding; utf-8 may or may not begin with a mark."""
-    codec = _UTF8 if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
-    try:
-        "".encode(codec)  # also refuses codecs that are not for text, such as base64
-    except (LookupError, ValueError) as error:
-        raise DataError(
-            f"{path}: {encoding!r} is not a text encoding; state one of Python's, such as 'utf-8' or 'latin-1'"
-        ) from error
-    return codec
+def json_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
+    """The rows of JSON: one object a line, or an array of objects, which are numbered from 1.
 
-
-def _decompressed(file: io.BufferedReader) -> io.BufferedReader:
-    """The file's content; it looks ahead instead of seeking, as standard input cannot."""
-    if not file.peek(2).startswith(_GZIP):
-        return file
-    return io.BufferedReader(gzip.GzipFile(fileobj=file, mode="rb"))
-
-
-@contextmanager
-def json_records(path: Path, *, encoding: str) -> Iterator[Records]:
-    """One object a line, or a JSON array of objects, which are numbered from 1; the first character decides."""
-    with open_text(path, encoding=encoding, newline="\n") as lines:
-        yield json_content(lines, path)
-
-
-def json_content(lines: Iterator[str], path: Path) -> Records:
-    """The rows of a JSON file whose lines these are."""
+    The first character decides. Lines between objects may be blank.
+    """
     blank, first = 0, ""
     for line in lines:
         if not line.isspace():
@@ -176,33 +155,26 @@ def json_content(lines: Iterator[str], path: Path) -> Records:
             break
         blank += 1
     if first.lstrip().startswith("["):
-        return Records(None, _array_rows("\n" * blank + first + "".join(lines), path))
-    return Records(None, _json_rows(chain([first], lines), start=blank + 1))
-
-
-def _array_rows(text: str, path: Path) -> Iterator[Record]:
-    try:
-        array = json.loads(text)
-    except json.JSONDecodeError as error:
-        what = f"a JSON array that is not valid at column {error.colno}: {error.msg}"
-        hint = "; a file with one object per line (jsonl) must begin with '{'"
-        raise DataError(f"{path}:{error.lineno}: {what}{hint}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: a JSON array that cannot be read: {error}") from error
-    for number, value in enumerate(array, start=1):
-        yield _object_record(number, value, str(value))
-
-
-def _json_rows(lines: Iterable[str], *, start: int) -> Iterator[Record]:
-    for number, line in enumerate(lines, start=start):
+        try:
+            array = json.loads("\n" * blank + first + "".join(lines))
+        except json.JSONDecodeError as error:
+            what = f"a JSON array that is not valid at column {error.colno}: {error.msg}"
+            hint = "; a file with one object per line (jsonl) must begin with '{'"
+            raise DataError(f"{path}:{error.lineno}: {what}{hint}") from error
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: a JSON array that cannot be read: {error}") from error
+        for number, value in enumerate(array, start=1):
+            yield _object_record(number, value, str(value))
+        return
+    for number, line in enumerate(chain([first], lines), start=blank + 1):
         if line == "" or line.isspace():
             continue
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
             yield Record(number, {}, f"not valid JSON: {error}", raw=line.removesuffix("\n"))
-            continue
-        yield _object_record(number, value, line.removesuffix("\n"))
+        else:
+            yield _object_record(number, value, line.removesuffix("\n"))
 
 
 def _object_record(number: int, value: Any, raw: str) -> Record:
@@ -276,25 +248,24 @@ TEXT = "text"  # the column that the lines are
 _DELIMITERS = re.compile(r"[,;\t|]")
 
 
-@contextmanager
-def text_records(path: Path, *, encoding: str) -> Iterator[Records]:
+def text_rows(lines: Iterable[str]) -> Iterator[Record]:
     """One row per line: its text. Empty lines are rows, too, which get predictions as the others do."""
-    with open_text(path, encoding=encoding, newline="\n") as lines:
-        yield Records((TEXT,), _text_rows(lines))
+    for number, line in enumerate(lines, start=1):
+        yield Record(number, {TEXT: line.removesuffix("\n").removesuffix("\r")})
 
 
 @contextmanager
-def detected_records(path: Path, *, encoding: str, headers: Collection[str], name: str) -> Iterator[Records]:
+def detected_records(path: Path, *, encoding: str | None, headers: Collection[str], name: str) -> Iterator[Records]:
     """The rows of JSON or of texts, as the first line shows; see `detected_format`."""
     with open_text(path, encoding=encoding, newline="\n") as lines:
         first = next(lines, "")
         if _format_of(first, headers, name) == "jsonl":
-            yield json_content(chain([first], lines), path)
+            yield Records(None, json_rows(chain([first], lines), path))
         else:
-            yield Records((TEXT,), _text_rows(chain([first] if first else [], lines)))
+            yield Records((TEXT,), text_rows(chain([first] if first else [], lines)))
 
 
-def detected_format(path: Path, *, encoding: str, headers: Collection[str], name: str) -> str:
+def detected_format(path: Path, *, encoding: str | None, headers: Collection[str], name: str) -> str:
     """jsonl or text, as the first line shows.
 
     Args:
@@ -327,125 +298,106 @@ def _format_of(line: str, headers: Collection[str], name: str) -> str:
     return "jsonl" if isinstance(value, dict) or is_rows else "text"
 
 
-def _text_rows(lines: Iterator[str]) -> Iterator[Record]:
-    for number, line in enumerate(lines, start=1):
-        yield Record(number, {TEXT: line.removesuffix("\n").removesuffix("\r")})
+def table_records(
+    lines: Iterable[str],
+    path: Path,
+    *,
+    delimiter: str,
+    header: bool,
+    quoted: bool = True,
+    headless: tuple[str, ...] = (),
+    skips_short_rows: bool = False,
+) -> Records:
+    """Rows of a csv file, or of a file without quoting, in which a quote is a character like any other.
 
+    Without a header the columns are called by their number, from "0".
 
-_LARGEST_CELL = 2**31 - 1
+    Args:
+        lines: the lines of the file, with their ends.
+        path: the file's name in messages.
+        delimiter: what separates cells.
+        header: whether the first line names the columns.
+        quoted, headless, skips_short_rows: see `Format`.
 
-
-@contextmanager
-def csv_records(path: Path, *, delimiter: str, encoding: str, header: bool) -> Iterator[Records]:
-    """Rows of a csv file: quoted cells may hold delimiters, line ends and doubled quotes; CR ends a line too.
-
-    Quoting is strict: text after a closing quote is a fault of the row instead of a part of the cell. Without a header
-    the columns are called by their number, from "0".
+    Raises:
+        DataError: the file is empty, or its first line cannot name columns.
     """
-    limit = csv.field_size_limit(_LARGEST_CELL)  # it belongs to the whole process, so it is put back afterwards
-    try:
-        with open_text(path, encoding=encoding, newline="") as lines:
-            reader = csv.reader(lines, delimiter=delimiter, strict=True)
-            line = 1
-            first: list[str] = []
-            try:
-                while not first:  # blank lines are no rows
-                    line, first = reader.line_num + 1, next(reader)
-            except StopIteration:
-                raise _empty(path) from None
-            except csv.Error as error:
-                raise DataError(f"{path}:1: the first line cannot be read: {error}") from error
-            columns = _header(first, path) if header else _numbered_columns(len(first))
-            rows = _csv_rows(reader, columns, delimiter)
-            first_row = [] if header else [Record(line, dict(zip(columns, first, strict=True)))]
-            yield Records(columns, chain(first_row, rows))
-    finally:
-        csv.field_size_limit(limit)
+    rows = _quoted_rows(lines, delimiter) if quoted else _plain_rows(lines, delimiter)
+    first = next(rows, None)
+    if first is None:
+        raise DataError(
+            f"{path}: the file is empty; it needs a header line with the column names, then rows (or header = false)"
+        )
+    _, cells, error = first
+    if error is not None:
+        raise DataError(f"{path}:1: the first line cannot be read: {error}") from error
+    if (headless and cells[0] != "index") or not header:
+        columns = headless if headless and cells[0] != "index" else tuple(map(str, range(len(cells))))
+        widest = "header" if columns == headless else "first line"
+        rows = chain([first], rows)
+    else:
+        columns, widest = tuple(cells), "header"
+        undecodable = next((cell for cell in cells if not is_encodable(cell)), None)
+        if undecodable is not None:
+            raise DataError(
+                f"{path}:1: the column name {undecodable!r} has bytes that are not valid in the encoding; state the "
+                "file's encoding, e.g. encoding = 'latin-1' (--encoding)"
+            )
+        twice = sorted({repr(name) for name in cells if name != "" and cells.count(name) > 1})
+        if twice:
+            names = ", ".join(twice)
+            raise DataError(f"{path}:1: the header names {names} more than once; give each column its own name")
+    return Records(columns, _table_rows(rows, columns, delimiter, widest, skips_short_rows=skips_short_rows))
 
 
-def _csv_rows(reader: Any, columns: tuple[str, ...], delimiter: str) -> Iterator[Record]:
+_TableRow = tuple[int, list[str], csv.Error | None]  # its line, and its cells or why it cannot be read
+
+
+def _quoted_rows(lines: Iterable[str], delimiter: str) -> Iterator[_TableRow]:
+    """Quoted cells may hold delimiters, line ends and doubled quotes; CR ends a line too; blank lines are no rows.
+
+    Quoting is strict: text after a closing quote is a fault of the row instead of a part of the cell.
+    """
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 1
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            if "unexpected end of data" in str(error):
-                fault = "a double quote that opens a cell here is never closed"
-            else:
-                fault = f"{error}; double the quotes inside a quoted cell, or read an unquoted tab file as 'tsv/plain'"
-            yield Record(line, {}, fault)
+            yield line, [], error
             continue
         if cells is None:
             return
-        if len(cells) == len(columns):
-            yield Record(line, dict(zip(columns, cells, strict=True)))
-        elif cells:
-            yield _ragged(line, cells, columns, delimiter)
+        if cells:
+            yield line, cells, None
 
 
-@contextmanager
-def plain_records(path: Path, layout: "Format", *, delimiter: str, encoding: str, header: bool) -> Iterator[Records]:
-    """Rows of a file without quoting: a quote is a character like any other, only LF and CRLF end a line."""
-    with open_text(path, encoding=encoding, newline="\n") as lines:
-        texts = ((number, line.removesuffix("\n").removesuffix("\r")) for number, line in enumerate(lines, start=1))
-        rows = ((number, text.split(delimiter)) for number, text in texts if text != "")
-        first = next(rows, None)
-        if first is None:
-            raise _empty(path)
-        if layout.headless and first[1][0] != "index":
-            columns, rows_left = layout.headless, chain([first], rows)
-        elif not header:
-            columns, rows_left = _numbered_columns(len(first[1])), chain([first], rows)
-        else:
-            columns, rows_left = _header(first[1], path), chain(rows)
-        yield Records(columns, _plain_rows(rows_left, columns, delimiter, skips_short=layout.skips_short_rows))
+def _plain_rows(lines: Iterable[str], delimiter: str) -> Iterator[_TableRow]:
+    """Only LF and CRLF end a line; blank lines are no rows."""
+    for number, line in enumerate(lines, start=1):
+        text = line.removesuffix("\n").removesuffix("\r")
+        if text != "":
+            yield number, text.split(delimiter), None
 
 
-def _plain_rows(
-    rows: Iterator[tuple[int, list[str]]], columns: tuple[str, ...], delimiter: str, *, skips_short: bool
+def _table_rows(
+    rows: Iterable[_TableRow], columns: tuple[str, ...], delimiter: str, widest: str, *, skips_short_rows: bool
 ) -> Iterator[Record]:
-    for line, cells in rows:
+    """The rows as records; ``widest`` says where the number of columns comes from."""
+    for line, cells, error in rows:
         if len(cells) == len(columns):
             yield Record(line, dict(zip(columns, cells, strict=True)))
-        elif skips_short and len(cells) < len(columns):
+        elif error is not None and "unexpected end of data" in str(error):
+            yield Record(line, {}, "a double quote that opens a cell here is never closed")
+        elif error is not None:
+            hint = "double the quotes inside a quoted cell, or read an unquoted tab file as 'tsv/plain'"
+            yield Record(line, {}, f"{error}; {hint}")
+        elif skips_short_rows and len(cells) < len(columns):
             yield Record(line, {}, skip=True)
         else:
-            yield _ragged(line, cells, columns, delimiter)
-
-
-def _ragged(line: int, cells: list[str], columns: tuple[str, ...], delimiter: str) -> Record:
-    """A row with another number of cells than there are columns."""
-    widest = "first line" if columns == _numbered_columns(len(columns)) else "header"
-    fault = f"{counted(len(cells), 'cell')} where the {widest} has {len(columns)}"
-    hint = f"; put a cell that holds {delimiter!r} in double quotes" if len(cells) > len(columns) else ""
-    return Record(line, {}, fault + hint, raw=delimiter.join(cells))
-
-
-def _header(cells: list[str], path: Path) -> tuple[str, ...]:
-    undecodable = next((cell for cell in cells if not is_encodable(cell)), None)
-    if undecodable is not None:
-        raise DataError(
-            f"{path}:1: the column name {undecodable!r} has bytes that are not valid in the encoding; state the "
-            "file's encoding, e.g. encoding = 'latin-1' (--encoding)"
-        )
-    named = [cell for cell in cells if cell != ""]
-    twice = sorted({name for name in named if named.count(name) > 1})
-    if twice:
-        raise DataError(
-            f"{path}:1: the header names {', '.join(map(repr, twice))} more than once; give each column its own name"
-        )
-    return tuple(cells)
-
-
-def _numbered_columns(count: int) -> tuple[str, ...]:
-    """The names of columns that no header names."""
-    return tuple(map(str, range(count)))
-
-
-def _empty(path: Path) -> DataError:
-    return DataError(
-        f"{path}: the file is empty; it needs a header line with the column names, then rows (or header = false)"
-    )
+            fault = f"{counted(len(cells), 'cell')} where the {widest} has {len(columns)}"
+            hint = f"; put a cell that holds {delimiter!r} in double quotes" if len(cells) > len(columns) else ""
+            yield Record(line, {}, fault + hint, raw=delimiter.join(cells))
 
 
 # An object whose members before a list "data" of objects are plain values, as the "version" of SQuAD is.
@@ -463,8 +415,7 @@ def looks_like_squad(path: Path) -> bool:
     return _START.match(start) is not None
 
 
-@contextmanager
-def squad_records(path: Path, *, encoding: str) -> Iterator[Records]:
+def squad_rows(file: TextIO, path: Path) -> Iterator[Record]:
     """One record a question: id, title, question, context and answers, numbered from 1 in file order.
 
     Questions without ``answers`` (test data) have none. Those that are impossible have an empty list.
@@ -472,28 +423,32 @@ def squad_records(path: Path, *, encoding: str) -> Iterator[Records]:
     Raises:
         DataError: naming the place in the file where the nesting is not SQuAD's.
     """
-    with open_text(path, encoding=encoding, newline="\n") as file:
-        try:
-            content = json.load(file)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{error.lineno}: not valid JSON at column {error.colno}: {error.msg}") from error
-        except RecursionError as error:
-            raise DataError(f"{path}: nested too deeply to be SQuAD's JSON") from error
-    yield Records(None, _questions(content, str(path)))
-
-
-def _questions(content: Any, path: str) -> Iterator[Record]:
+    try:
+        content = json.load(file)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno}: not valid JSON at column {error.colno}: {error.msg}") from error
+    except RecursionError as error:
+        raise DataError(f"{path}: nested too deeply to be SQuAD's JSON") from error
     number = 0
     for article, place in _members(content, "data", path, ""):
-        title = {"title": article["title"]} if "title" in article else {}
         for paragraph, inside in _members(article, "paragraphs", path, place):
-            shared = title | ({"context": paragraph["context"]} if "context" in paragraph else {})
             for question, _ in _members(paragraph, "qas", path, inside):
                 number += 1
-                yield _question(number, question, shared)
+                cells = {"title": article["title"]} if "title" in article else {}
+                cells |= {"context": paragraph["context"]} if "context" in paragraph else {}
+                cells |= {name: question[name] for name in ("question", "answers") if name in question}
+                name = str(question["id"]) if "id" in question else None
+                cells |= {} if name is None else {"id": name}
+                if question.get("is_impossible") is not True:
+                    yield Record(number, cells, name=name)
+                elif cells.get("answers"):
+                    fault = "it has answers, but is_impossible is true; correct one of them"
+                    yield Record(number, {}, fault, name=name)
+                else:
+                    yield Record(number, {**cells, "answers": []}, name=name)
 
 
-def _members(parent: Any, name: str, path: str, place: str) -> Iterator[tuple[dict[str, Any], str]]:
+def _members(parent: Any, name: str, path: Path, place: str) -> Iterator[tuple[dict[str, Any], str]]:
     """The objects in a list of the parent, each with its place, such as ``data[0].paragraphs[3]``."""
     inside = f"{place}.{name}" if place else name
     if not isinstance(parent, dict) or not isinstance(parent.get(name), list):
@@ -503,15 +458,3 @@ def _members(parent: Any, name: str, path: str, place: str) -> Iterator[tuple[di
         if not isinstance(member, dict):
             raise DataError(f"{path}: {inside}[{number}]: expected an object, not {member!r:.60}")
         yield member, f"{inside}[{number}]"
-
-
-def _question(number: int, question: dict[str, Any], shared: dict[str, Any]) -> Record:
-    cells = shared | {name: question[name] for name in ("question", "answers") if name in question}
-    name = str(question["id"]) if "id" in question else None
-    if name is not None:
-        cells["id"] = name
-    if question.get("is_impossible") is True:
-        if cells.get("answers"):
-            return Record(number, {}, "it has answers, but is_impossible is true; correct one of them", name=name)
-        cells["answers"] = []
-    return Record(number, cells, name=name)

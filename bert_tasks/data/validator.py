@@ -7,12 +7,13 @@ from the place that it names.
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from bert_tasks.data.checks import CLASS_KINDS, LabelCensus
 from bert_tasks.data.columns import (
     FAULT,
     LABEL_SEPARATOR,
@@ -21,6 +22,7 @@ from bert_tasks.data.columns import (
     Answers,
     BadValueError,
     Column,
+    Kind,
     PassthroughColumns,
     Row,
     as_row,
@@ -30,12 +32,25 @@ from bert_tasks.data.columns import (
     text_of_words,
     with_words,
 )
+from bert_tasks.data.conll import is_chunk_tag, label_scheme, to_iob2
 from bert_tasks.data.formats import Format
-from bert_tasks.data.problems import Problems, counted, did_you_mean, first_few, raise_problems, shortened
+from bert_tasks.data.problems import (
+    SHOWN,
+    BadRowsError,
+    Problems,
+    counted,
+    did_you_mean,
+    first_few,
+    shortened,
+    suggestion,
+)
 from bert_tasks.data.records import Record
 from bert_tasks.errors import DataError
 
 CONTEXT = "context"
+CLASS_KINDS: tuple[Kind, ...] = ("label", "labels", "tags")  # columns whose values are names of classes
+_MOST_COUNTED = 100_000  # different labels of a census
+_FEW = 10  # one odd tag in so many is taken for a mistake
 _WORDS_SHOWN = 5
 _COLUMNS_SHOWN = 10
 
@@ -149,6 +164,103 @@ def make_column_mapping(
 def unknown_column(name: str, known: Sequence[str]) -> str:
     """The message for a stated column that the task does not have."""
     return f"columns: the task reads {', '.join(known)}, not {name!r}{did_you_mean(name, known)}"
+
+
+def is_integer(value: str) -> bool:
+    """Whether a label is a whole number; one of more digits than Python converts is a name."""
+    return re.fullmatch(r"[+-]?\d{1,4300}", value) is not None
+
+
+class LabelCensus:
+    """How often each label of a column occurs, and where.
+
+    Tags are counted for each word twice: in IOB2, whatever chunk scheme they are written in, and as they are written,
+    which is what counts where any of them is not a chunk tag.
+
+    Args:
+        column: a column of one of ``CLASS_KINDS``.
+    """
+
+    def __init__(self, column: Column) -> None:
+        self.column = column
+        self.rows = 0
+        self._written: Counter[str] = Counter()
+        self._chunks: Counter[str] = Counter()  # tags in IOB2
+        self._lines: dict[tuple[bool, str], list[int]] = {}  # (is it in IOB2, name) -> first lines
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often each label occurs."""
+        are_chunks = len(self._chunks) > 0 and all(map(is_chunk_tag, self._written))
+        return self._chunks if are_chunks else self._written
+
+    def add(self, value: Any, line: int) -> None:
+        """Counts the value of the row at a line; None is no label. Memory is bounded."""
+        if value is None:
+            return
+        self.rows += 1
+        tallies = [(False, self._written, [value] if self.column.kind == "label" else value)]
+        if self.column.kind == "tags":
+            tallies.append((True, self._chunks, to_iob2(value)))
+        for is_iob2, counts, names in tallies:
+            for name in names:
+                if name not in counts and len(counts) >= _MOST_COUNTED:
+                    continue
+                counts[name] += 1
+                lines = self._lines.setdefault((is_iob2, name), [])
+                if len(lines) < SHOWN and line not in lines[-1:]:
+                    lines.append(line)
+
+    def report(self, problems: Problems, name: str, labels: Sequence[str], *, new_types: bool = True) -> None:
+        """Adds the rows whose label cannot be used.
+
+        Args:
+            problems: where they are added.
+            name: the column's name in the source.
+            labels: the known labels. Without any, what is reported is what does not belong among the other labels.
+            new_types: chunk tags of types that are not among the labels pass: test files may have types that no
+                training file has, which a model then misses.
+        """
+        counts = self._written
+        if len(labels) == 0:
+            odd = self._mixed()
+        elif self.column.kind == "tags" and new_types:
+            is_raw = label_scheme(labels) == "raw"
+            unclear = [] if is_raw else [tag for tag in counts if not is_chunk_tag(tag)]
+            odd = dict.fromkeys(unclear, "expected O or a tag such as B-TYPE")
+        else:
+            if self._chunks and label_scheme(labels) != "raw":
+                counts = self._chunks
+            odd = {}
+            for value in counts:
+                if value not in labels:
+                    meant = suggestion(value, labels)
+                    expected = f"expected one of {first_few(labels, 10)}"
+                    odd[value] = expected if meant is None else f"{value!r} -> {meant!r}?"
+        for value, what in odd.items():
+            lines = self._lines[counts is self._chunks, value]
+            problems.add(lines[0], what, column=name, value=value, times=counts[value] - len(lines) + 1)
+            for line in lines[1:]:
+                problems.add(line, what, column=name, value=value)
+
+    def _mixed(self) -> dict[str, str]:
+        """The labels that do not belong among the others -> what is wrong with them."""
+        counts = self._written
+        numbers = {value for value in counts if is_integer(value)}
+        names = set(counts) - numbers
+        if numbers and names:
+            few = min(numbers, names, key=lambda group: sum(counts[value] for value in group))
+            what = "a number among names" if few is numbers else "a name among numbers"
+            return dict.fromkeys(sorted(few), f"{what}; fix it, or state the labels in settings.labels")
+        if not self._chunks:
+            return {}
+        plain = {value for value in counts if not is_chunk_tag(value)}
+        prefixed = sum(count for value, count in counts.items() if value != "O" and value not in plain)
+        if sum(counts[value] for value in plain) * _FEW > prefixed:
+            return {}  # they are not chunk tags but classes of words
+        return dict.fromkeys(
+            sorted(plain), "expected O or a tag such as B-TYPE, as almost all are; or state them in settings.labels"
+        )
 
 
 class RowValidator:
@@ -267,7 +379,8 @@ class RowValidator:
             self._problems = Problems(source=source)
         if self._census is not None and self.mapping.labels is not None:
             self._census.report(self._problems, self._names[self._census.column.name], self.mapping.labels)
-        raise_problems([self._problems])
+        if self._problems.count > 0:
+            raise BadRowsError([self._problems])
         return notes
 
     def _label_name(self, value: str | None) -> str | None:

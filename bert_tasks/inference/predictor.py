@@ -23,10 +23,9 @@ from accelerate.utils import gather_object
 
 from bert_tasks.data.columns import FAULT, PASSTHROUGH, Row
 from bert_tasks.data.formats import Format, named_format
-from bert_tasks.data.problems import Problems, raise_problems
-from bert_tasks.data.readers import ReadOptions, file_records, peeked
+from bert_tasks.data.problems import BadRowsError, Problems
+from bert_tasks.data.readers import ReadOptions, file_records, known_names, peeked, with_columns, with_file_options
 from bert_tasks.data.records import Records, detected_format, detected_records
-from bert_tasks.data.stored_reading import known_names, with_columns, with_file_options
 from bert_tasks.data.table import RowTable, cache_folder
 from bert_tasks.data.validator import ColumnMapping, RowValidator, is_passthrough, make_column_mapping, plain
 from bert_tasks.data.writers import json_line
@@ -170,7 +169,7 @@ def detected(reading: ReadOptions, path: Path, model: TaskModel) -> ReadOptions:
     """The options with a format for what was stored of standard input."""
     if reading.format is not None:
         return reading
-    format = detected_format(path, encoding=reading.codec, headers=_headers(model), name=STDIN_NAME)
+    format = detected_format(path, encoding=reading.encoding, headers=_headers(model), name=STDIN_NAME)
     return replace(reading, format=format)
 
 
@@ -254,7 +253,7 @@ def predict_stream(
                 problems = Problems(source=STDIN_NAME)
                 for row in faulty:
                     problems.add(row[LINE], json.loads(row[FAULT])["reason"])
-                raise_problems([problems])
+                raise BadRowsError([problems])
             if file is not None:
                 file.writelines(reject_line(row[FAULT]) for row in faulty)
                 file.flush()
@@ -302,7 +301,7 @@ class _Reader:
         if how.format is not None:
             return file_records(self._source, layout, how)
         headers = _headers(self._predictor.model)
-        return detected_records(self._source, encoding=how.codec, headers=headers, name=STDIN_NAME)
+        return detected_records(self._source, encoding=how.encoding, headers=headers, name=STDIN_NAME)
 
     def _mapping(self, reading: ReadOptions, layout: Format, present: Collection[str]) -> ColumnMapping:
         """``present``: the columns that are there, as far as the first row tells."""

@@ -14,8 +14,7 @@ from typing import Literal
 from bert_tasks.data.columns import PassthroughColumns, Row, as_row, renamed_row
 from bert_tasks.data.features import Samples, cached_features
 from bert_tasks.data.problems import did_you_mean
-from bert_tasks.data.readers import Frame, ReadOptions, read_table, rows_in_memory
-from bert_tasks.data.stored_reading import known_names, reading_of_file
+from bert_tasks.data.readers import Frame, ReadOptions, known_names, read_table, reading_of_file, rows_in_memory
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import unknown_column
 from bert_tasks.errors import DataError

@@ -29,8 +29,7 @@ from bert_tasks.checkpoints.load import (
     read_weights,
 )
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
-from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.stored_reading import loaded_options, stored_options
+from bert_tasks.data.readers import ReadOptions, loaded_options, stored_options
 from bert_tasks.encoder.heads import reordered
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families.registry import (

@@ -23,8 +23,7 @@ from bert_tasks.checkpoints.load import LoadReport, read_config
 from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
 from bert_tasks.data.columns import Row, as_rows
 from bert_tasks.data.features import longest_first
-from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.stored_reading import known_names
+from bert_tasks.data.readers import ReadOptions, known_names
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead

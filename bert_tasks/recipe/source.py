@@ -72,8 +72,8 @@ def read_source(path: Path, given: ReadOptions) -> Source:
     """
     existing_file(path)
     layout = file_format(given.format, path)
-    found = None if layout.name == "parquet" else found_encoding(path, given.codec)
-    encoding = given.codec if found is None else found
+    found = None if layout.name == "parquet" else found_encoding(path, given.encoding)
+    encoding = given.encoding if found is None else found
     options: dict[str, str | bool | None] = {"format": given.format, "delimiter": given.delimiter}
     options |= {"encoding": None if encoding == "utf-8" else encoding, "header": given.header}
     stated = {name: value for name, value in options.items() if value is not None}
@@ -85,7 +85,7 @@ def read_source(path: Path, given: ReadOptions) -> Source:
     if source.count == 0 or len(source.faults) >= source.count:
         first = source.faults[0] if source.faults else "no rows"
         raise DataError(f"{path}: cannot be read as {layout.name}: {first}; name its format with --format")
-    _check_encoding(source, encoding)
+    _check_encoding(source, "utf-8" if encoding is None else encoding)
     return source
 
 

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 import uvicorn
 
-from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.stored_reading import known_names
+from bert_tasks.data.readers import ReadOptions, known_names
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.onnx import DType, logits_of
 from bert_tasks.model.task_model import Logits, TaskModel

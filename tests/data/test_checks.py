@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.data.checks import LabelCensus, TokenCounts, check_splits, data_report, infer_labels
+from bert_tasks.data.checks import TokenCounts, check_splits, data_report, infer_labels
 from bert_tasks.data.columns import Column
 from bert_tasks.data.features import Cuts
-from bert_tasks.data.problems import BadRowsError, Problems, raise_problems
+from bert_tasks.data.problems import BadRowsError, Problems
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import RowTable
+from bert_tasks.data.validator import LabelCensus
 from bert_tasks.errors import DataError
 
 TEXT = Column(name="text", kind="text")
@@ -248,7 +249,7 @@ def test_an_odd_tag_among_chunk_tags_is_a_mistake_not_a_scheme() -> None:
     with pytest.raises(
         DataError, match=r"train.conll:7: column 'tags': 'X': expected O or a tag such as B-TYPE, as al"
     ):
-        raise_problems([problems])
+        raise BadRowsError([problems])
 
 
 def test_an_odd_tag_in_validation_is_found_before_training() -> None:

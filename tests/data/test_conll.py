@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_tasks.data.columns import Column
-from bert_tasks.data.conll import conll_records
+from bert_tasks.data.formats import FORMATS
 from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.readers import ReadOptions, file_records
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
 from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
@@ -148,7 +149,7 @@ def read_back(content: str) -> list[list[tuple[str, str]]]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "rows.conll"
         path.write_bytes(content.encode())
-        with conll_records(path, encoding="utf-8") as records:
+        with file_records(path, FORMATS["conll"], ReadOptions()) as records:
             return [list(zip(row.cells["words"], row.cells["tags"], strict=True)) for row in records.rows]
 
 
@@ -212,7 +213,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("# one\na NN\n\n# NN\n# x\n",))
     writer.start()
-    with conll_records(pipe, encoding="utf-8") as records:
+    with file_records(pipe, FORMATS["conll"], ReadOptions()) as records:
         assert [row.cells["words"] for row in records.rows] == [["a"], ["#", "#"]]
     writer.join()
 

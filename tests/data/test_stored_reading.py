@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from bert_tasks.data.columns import Column, renamed_row
 from bert_tasks.data.formats import FORMATS
-from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.records import is_utf8_beyond_ascii
-from bert_tasks.data.splits import DataSpec, stored_reading
-from bert_tasks.data.stored_reading import (
+from bert_tasks.data.readers import (
+    ReadOptions,
     loaded_options,
     reading_of_file,
     stored_options,
     training_reading,
     with_file_options,
 )
+from bert_tasks.data.records import is_utf8_beyond_ascii
+from bert_tasks.data.splits import DataSpec, stored_reading
 
 COLUMNS = (Column(name="text", kind="text"), Column(name="label", kind="label", required=False))
 STORED = ReadOptions(columns={"text": "review", "label": "stars"}, format="csv", delimiter=";", encoding="latin-1")
