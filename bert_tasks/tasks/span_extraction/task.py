@@ -8,11 +8,11 @@ Shape legend: R tokens of a batch, B windows, T tokens of the longest window, K 
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isfinite
-from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from pydantic import BaseModel
@@ -79,12 +79,11 @@ class SpanPrediction(Prediction):
         named = {} if self.id is None else {"id": self.id}
         null = {} if self.null_odds is None else {"null_score": self.null_score, "null_odds": self.null_odds}
         answer = {"answer": self.answer, "start": self.start, "end": self.end, "score": self.score}
-        return {**named, **answer, **null, "n_best": [_span_json(span) for span in self.n_best]}
-
-
-def _span_json(span: Span) -> dict[str, Any]:
-    fields = span._asdict()
-    return {"text": fields.pop("text"), "score": fields.pop("probability"), **fields}
+        n_best = [
+            {"text": text, "score": probability, "start": start, "end": end, "start_logit": first, "end_logit": last}
+            for text, start, end, first, last, probability in self.n_best
+        ]
+        return {**named, **answer, **null, "n_best": n_best}
 
 
 class CandidateJson(BaseModel):
@@ -109,22 +108,6 @@ class SpanJson(BaseModel):
     null_score: float | None = None
     null_odds: float | None = None
     n_best: list[CandidateJson]
-
-
-class _Question(NamedTuple):
-    """What the windows of a row are made of.
-
-    ``answer`` holds the first and last character (+ 1) of the tokens to find; None where there are none. ``answered``
-    says whether the row has an answer.
-    """
-
-    row: int
-    ids: list[int]
-    lost: int
-    context: ContextTokens
-    answer: tuple[int, int] | None
-    answered: bool
-    labelled: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,43 +238,40 @@ class SpanExtraction(Task[SpanPrediction]):
         return [
             feature
             for number, (row, ids) in enumerate(zip(rows, questions, strict=True))
-            for feature in self._windows(self._question(number, row, ids, contexts[row["context"]]), frame)
+            for feature in self._row_features(number, row.get("answers"), ids, contexts[row["context"]], frame)
         ]
 
-    def _question(self, number: int, row: Row, ids: list[int], context: ContextTokens) -> _Question:
-        answers = row.get("answers")
-        characters, answered = None, False
-        if answers is not None and answers["text"]:
-            start, answered = answers["answer_start"][0], True
-            characters = answer_characters(context, start, start + len(answers["text"][0]))
-        return _Question(
-            row=number,
-            ids=ids[: self.max_query_length],
-            lost=max(0, len(ids) - self.max_query_length),
-            context=context,
-            answer=characters,
-            answered=answered,
-            labelled=answers is not None,
-        )
+    def _row_features(
+        self, row: int, answers: Any, question: list[int], context: ContextTokens, frame: Frame
+    ) -> Iterator[Feature]:
+        """The windows of one row.
 
-    def _windows(self, question: _Question, frame: Frame) -> Iterable[Feature]:
-        context = question.context
-        capacity = self.max_length - len(question.ids) - frame.size
+        Their labels are the first and last token of the answer, and 0 and 0 ("no answer") where a window does not hold
+        all of it.
+        """
+        lost_tokens = max(0, len(question) - self.max_query_length)
+        question = question[: self.max_query_length]
+        capacity = self.max_length - len(question) - frame.size
         windows = window_ranges(len(context.ids), capacity=capacity, overlap=self.doc_stride)
-        richest = richest_windows(windows)
-        place = frame.context_place(question.ids)
-        labels = [_labels(question, window, place) for window in windows]
-        lost = question.answered and not any(map(any, filter(None, labels)))
-        for number, window in enumerate(windows):
-            tokens = frame.around(question.ids, context.ids[window.start : window.stop])
+        richest, place = richest_windows(windows), frame.context_place(question)
+        is_answered = answers is not None and len(answers["text"]) > 0
+        characters = None
+        if is_answered:
+            start = answers["answer_start"][0]
+            characters = answer_characters(context, start, start + len(answers["text"][0]))
+        spans = [None if characters is None else answer_tokens(context, window, *characters) for window in windows]
+        lost = int(is_answered and not any(spans))
+        for number, (window, span) in enumerate(zip(windows, spans, strict=True)):
+            tokens = frame.around(question, context.ids[window.start : window.stop])
+            labels = [0.0, 0.0] if span is None else [float(place + token) for token in span]
             yield Feature(
-                row=question.row,
+                row=row,
                 input_ids=tokens.ids,
                 token_type_ids=tokens.segments,
-                labels=labels[number],
+                labels=None if answers is None else labels,
                 offsets=window_offsets(context, window, richest == number, before=place, after=len(frame.after.ids)),
-                lost_tokens=0 if number else question.lost,
-                lost_answers=0 if number else int(lost),
+                lost_tokens=0 if number else lost_tokens,
+                lost_answers=0 if number else lost,
             )
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
@@ -456,23 +436,17 @@ class SpanExtraction(Task[SpanPrediction]):
             return super().render(extension, predictions, rows)
         spans = cast("Sequence[SpanPrediction]", predictions)
         named = dict(zip(_file_ids(prediction.id for prediction in spans), spans, strict=True))
+        official = ("text", "probability", "start_logit", "end_logit")
         files: dict[str, Mapping[str, Any]] = {
             "": {name: prediction.answer for name, prediction in named.items()},
-            "nbest.json": {name: list(map(_official, one.n_best)) for name, one in named.items()},
+            "nbest.json": {
+                name: [{field: getattr(span, field) for field in official} for span in one.n_best]
+                for name, one in named.items()
+            },
         }
         if self.version_2_with_negative:
             files["null_odds.json"] = {name: prediction.null_odds for name, prediction in named.items()}
         return {name: json.dumps(content, indent=4) + "\n" for name, content in files.items()}
-
-
-def _labels(question: _Question, window: range, place: int) -> list[float] | None:
-    """The window's start and end token; both 0 ("no answer") where it does not hold the whole answer."""
-    if not question.labelled:
-        return None
-    if question.answer is None:
-        return [0.0, 0.0]
-    found = answer_tokens(question.context, window, *question.answer)
-    return [0.0, 0.0] if found is None else [float(place + token) for token in found]
 
 
 def _offsets(feature: Feature) -> Sequence[int]:
@@ -518,12 +492,3 @@ def _file_ids(ids: Iterable[str | None]) -> list[str]:
             "a .json file has one answer for each id; change the ids, or write .jsonl, which has a line for each row"
         )
     return names
-
-
-def _official(span: Span) -> dict[str, Any]:
-    return {
-        "text": span.text,
-        "probability": span.probability,
-        "start_logit": span.start_logit,
-        "end_logit": span.end_logit,
-    }

@@ -35,7 +35,7 @@ from bert_tasks.data.conll import (
 )
 from bert_tasks.data.features import Cuts, token_batches
 from bert_tasks.data.problems import shortened
-from bert_tasks.data.profile import ColumnProfile
+from bert_tasks.data.profile import ColumnProfile, listed
 from bert_tasks.encoder import crf
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, PerTokenHead
@@ -106,23 +106,13 @@ class TokenPrediction(Prediction):
         }
 
 
-class EntityJson(BaseModel):
-    """``start`` and ``end`` count characters of the row's text; without one of its words with a space between them."""
-
-    entity_group: str
-    score: float
-    word: str
-    start: int
-    end: int
-
-
 class TagsJson(BaseModel):
     """A tag and its probability for every word, and the entities that the tags mark."""
 
     words: list[str]
     tags: list[str]
     scores: list[float]
-    entities: list[EntityJson]
+    entities: list[EntitySpan]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,37 +256,35 @@ class TokenClassification(Task[TokenPrediction]):
         features: list[Feature] = []
         for window in windows:
             gather_positions, word_ids = window.gather_positions(first=self.labelling == "first")
-            features.append(
-                Feature(
-                    row=row,
-                    input_ids=window.ids,
-                    token_type_ids=[0] * len(window.ids),
-                    labels=None
-                    if names is None
-                    else self._labels([names[word] for word in word_ids], word_ids, numbers),
-                    gather_positions=gather_positions,
-                    word_ids=word_ids,
-                    lost_tokens=0 if features else lost,
-                )
+            labels = None
+            if names is not None:
+                begins = word_starts(word_ids) if self.labelling == "continuation" else [True] * len(word_ids)
+                # The model may lack an I- label that no training word has: then B- stays.
+                labels = [
+                    numbers[names[word] if is_start else continuation_label(names[word], numbers)]
+                    for word, is_start in zip(word_ids, begins, strict=True)
+                ]
+            feature = Feature(
+                row=row,
+                input_ids=window.ids,
+                token_type_ids=[0] * len(window.ids),
+                labels=labels,
+                gather_positions=gather_positions,
+                word_ids=word_ids,
+                lost_tokens=0 if features else lost,
             )
+            features.append(feature)
         return features
-
-    def _labels(self, names: Sequence[str], word_ids: Sequence[int], numbers: Mapping[str, float]) -> list[float]:
-        """The labels of sub-words. The model may lack an I- label that no training word has: then B- stays."""
-        firsts = word_starts(word_ids) if self.labelling == "continuation" else [True] * len(names)
-        return [
-            numbers[name if first else continuation_label(name, numbers)]
-            for name, first in zip(names, firsts, strict=True)
-        ]
 
     def _check_known(self, sentences: Sequence[Sequence[str]]) -> None:
         """Raises DataError if the model has a label for none of the tags: its labels are unnamed, or of other data."""
         known = set(known_tags(self.labels))
         tags = {tag for sentence in sentences for tag in self._as_compared(sentence)}
         if tags and known.isdisjoint(tags):
+            ours, theirs = (listed(list(map(repr, names))) for names in (self.labels, sorted(tags)))
             raise DataError(
-                f"the model's labels are {_some(self.labels)}, and none of the rows' tags, {_some(sorted(tags))}, is "
-                "among them; if the labels only lack names, load the model with labels=[...], the names in its order"
+                f"the model's labels are {ours}, and none of the rows' tags, {theirs}, is among them; if the labels "
+                "only lack names, load the model with labels=[...], the names in its order"
             )
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
@@ -304,7 +292,13 @@ class TokenClassification(Task[TokenPrediction]):
 
         Either way the mean divides by what is labelled: with ``first`` the words, as in transformers.
         """
-        logits, counts = _labelled(logits, batch)
+        gathered = batch.layout.gather_counts
+        if sum(batch.label_counts) < sum(gathered):
+            starts = accumulate(gathered, initial=0)
+            ranges = [range(start, start + count) for start, count in zip(starts, batch.label_counts, strict=False)]
+            labelled = torch.tensor(list(chain.from_iterable(ranges)), dtype=torch.long, device=logits.device)
+            logits = logits.index_select(0, labelled)
+        counts = [count for count in batch.label_counts if count]
         if not counts:
             return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
         labels = batch.labels.long()
@@ -327,7 +321,12 @@ class TokenClassification(Task[TokenPrediction]):
         if not rows:
             return []
         counts = [len(row["words"]) for row in rows]
-        best, scores = self._crf_labels(reduced, features, counts) if self.crf else self._word_labels(reduced, features)
+        if self.crf:
+            best, scores = self._crf_labels(reduced, features, counts)
+        else:
+            logits = self._word_logits(reduced, features)
+            highest = logits.argmax(dim=1)
+            best, scores = highest.tolist(), logits.softmax(dim=1).gather(1, highest[:, None]).squeeze(1).tolist()
         is_raw, predictions = self._label_scheme == "raw", []
         for row, (start, end) in zip(rows, pairwise(accumulate(counts, initial=0)), strict=True):
             words, word_scores = tuple(row["words"]), tuple(scores[start:end])
@@ -335,13 +334,6 @@ class TokenClassification(Task[TokenPrediction]):
             found = () if is_raw else entity_spans(words, tags, word_scores, row.get("text"))
             predictions.append(TokenPrediction(words=words, tags=tags, scores=word_scores, entities=found))
         return predictions
-
-    def _word_labels(self, reduced: Sequence[Tensor], features: Sequence[Feature]) -> tuple[list[int], list[float]]:
-        """The best label of each word's first sub-word and its probability, over all rows."""
-        logits = self._word_logits(reduced, features)
-        best = logits.argmax(dim=1)
-        scores = torch.softmax(logits, dim=1).gather(1, best[:, None]).squeeze(1)
-        return best.tolist(), scores.tolist()
 
     def _word_logits(self, reduced: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
         """``[W, L]`` the logits of each word's first sub-word, over all rows."""
@@ -551,20 +543,6 @@ def _tag_pairs(predictions: Sequence[Prediction], rows: Sequence[Row]) -> list[t
     return [(row["tags"], one.tags) for one, row in zip(typed, rows, strict=True) if row.get("tags") is not None]
 
 
-def _labelled(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, list[int]]:
-    """The logits of the windows that have labels, and how many each of these has, where it has any."""
-    gathered, labels = batch.layout.gather_counts, batch.label_counts
-    if sum(labels) < sum(gathered):
-        ends = accumulate(gathered, initial=0)
-        labelled = [row for start, count in zip(ends, labels, strict=False) for row in range(start, start + count)]
-        logits = logits.index_select(0, torch.tensor(labelled, dtype=torch.long, device=logits.device))
-    return logits, [count for count in labels if count]
-
-
 def _column(word: str) -> str:
     """A word as one column of a line."""
     return re.sub(r"\s+|^$", "_", word)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
