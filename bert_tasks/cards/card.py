@@ -18,7 +18,7 @@ from bert_tasks.checkpoints.load import read_config
 from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.families.registry import CONFIG_KEY, head_kind
 from bert_tasks.metrics.tables import MetricTable, metrics_of_set
-from bert_tasks.model.pretrained import stated_task
+from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.paths import is_file, is_link, lexists
 from bert_tasks.recipe.toml import parse_document, to_toml
 from bert_tasks.run_dir import files as outputs
@@ -162,16 +162,16 @@ def read_run(folder: Path) -> FinishedRun:
             summary=summary,
             metadata=metadata,
             recipe=_recipe(folder / outputs.RECIPE),
-            task=_task(folder / outputs.MODEL, config, labels),
+            task=_task(folder / outputs.MODEL, labels),
         )
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise UsageError(f"{folder}: {outputs.RUN} or {outputs.SUMMARY} is damaged ({error!r}): train again") from None
 
 
-def _task(model: Path, config: Mapping[str, Any], labels: Sequence[str]) -> Task | None:
+def _task(model: Path, labels: Sequence[str]) -> Task | None:
     """The model's task with the labels after which the run's metrics are named; None where it is not built in."""
     try:
-        return replace(stated_task(model, config, None, {}), labels=tuple(labels))
+        return replace(stated_task(CheckpointFolder.open(model)), labels=tuple(labels))
     except (BertTasksError, ValueError):
         return None
 

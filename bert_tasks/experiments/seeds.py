@@ -11,13 +11,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bert_tasks.checkpoints.load import read_config
 from bert_tasks.data.problems import shortened
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
 from bert_tasks.experiments.summary import SeedRun, SeedsResult
 from bert_tasks.inference import broadcast_from_main, make_accelerator
 from bert_tasks.metrics.tables import metric_key
-from bert_tasks.model.pretrained import stated_task
+from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.paths import exists, is_folder
 from bert_tasks.recipe.errors import schema_problems
 from bert_tasks.recipe.schema import Recipe, RunSection, load_recipe, load_task_class
@@ -213,7 +212,7 @@ def _earlier_run(
     if summary is None:
         return SeedRun(seed=seed, output_dir=folder, failure=failure)
     model = folder / outputs.MODEL
-    task = stated_task(model, read_config(model), load_task_class(recipe.task), {})
+    task = stated_task(CheckpointFolder.open(model), load_task_class(recipe.task))
     try:
         sets = metadata["metrics"]["sets"]
         result = FitResult.from_summary(summary, output_dir=folder, task=task, validation_sets=sets)

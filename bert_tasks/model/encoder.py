@@ -76,25 +76,24 @@ def padded_inputs(
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
     positions = default_positions(config, input_ids) if position_ids is None else position_ids
-    _check_ids("input_ids", input_ids, config.vocab_size)
-    _check_ids("position_ids", positions, config.max_position_embeddings)
-    if config.type_vocab_size:
-        _check_ids("token_type_ids", types, config.type_vocab_size)
+    tables = {
+        "input_ids": (input_ids, config.vocab_size),
+        "position_ids": (positions, config.max_position_embeddings),
+        "token_type_ids": (types, config.type_vocab_size),
+    }
+    for name, (ids, rows) in tables.items():
+        # Elsewhere a check would wait for the device, or make the graph depend on data.
+        if rows and ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
+            smallest, largest = (int(extreme) for extreme in torch.aminmax(ids))
+            if smallest < 0 or largest >= rows:
+                outside = smallest if smallest < 0 else largest
+                raise ValueError(f"{name} holds {outside}, this checkpoint has embeddings for 0 to {rows - 1}")
     return PaddedInputs(
         input_ids=input_ids.flatten(),
         position_ids=positions.expand(batch, length).flatten(),
         token_type_ids=types.expand(batch, length).flatten(),
         layout=Padded(batch=batch, length=length, mask=mask.bool()),
     )
-
-
-def _check_ids(name: str, ids: Tensor, rows: int) -> None:
-    if ids.device.type != "cpu" or torch.compiler.is_compiling() or not ids.numel():
-        return  # a check would wait for the device, or make the graph depend on data
-    smallest, largest = (int(extreme) for extreme in torch.aminmax(ids))
-    if smallest < 0 or largest >= rows:
-        outside = smallest if smallest < 0 else largest
-        raise ValueError(f"{name} holds {outside}, this checkpoint has embeddings for 0 to {rows - 1}")
 
 
 def default_positions(config: EncoderConfig, input_ids: Tensor) -> Tensor:

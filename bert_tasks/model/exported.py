@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.checkpoints.load import checked_file, checked_tensors, read_config, read_json
+from bert_tasks.checkpoints.load import checked_file, checked_tensors, read_json
 from bert_tasks.checkpoints.save import read_head_tensors
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.problems import shortened
@@ -19,7 +19,7 @@ from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.onnx import GraphModel, check_libraries, external_tensor
-from bert_tasks.model.pretrained import stated_task, stored_reading
+from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import is_file, with_home
 from bert_tasks.storage import sha256
@@ -82,10 +82,10 @@ class ExportedModel(TaskModel[PredictionT]):
         if fixed:
             raise UsageError(f"{name} is exported, which fixes {', '.join(fixed)}: export the model again to change it")
         path = resolve(name, revision=revision)
-        graph, hf_config = _checked_graph(path), read_config(path)
-        model = cls(hf_config, stated_task(path, hf_config, task, settings), graph=graph)
+        graph, folder = _checked_graph(path), CheckpointFolder.open(path)
+        model = cls(folder.hf_config, stated_task(folder, task, settings), graph=graph)
         model._load_head(path)
-        model.reading = stored_reading(path, hf_config)
+        model.reading = folder.reading()
         model.tokenizer = load_tokenizer(path, vocab_size=model.config.vocab_size)
         return model
 

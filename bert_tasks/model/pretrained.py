@@ -11,16 +11,14 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.checkpoints.load import (
-    LoadReport,
     Matched,
     checked_tensors,
     label_names,
@@ -28,7 +26,7 @@ from bert_tasks.checkpoints.load import (
     read_config,
     read_weights,
 )
-from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
+from bert_tasks.checkpoints.save import read_head_tensors
 from bert_tasks.data.readers import ReadOptions, loaded_options, stored_options
 from bert_tasks.encoder.heads import reordered
 from bert_tasks.errors import CheckpointError, UsageError
@@ -55,38 +53,45 @@ class CheckpointFolder:
         path: the folder.
         hf_config: config.json.
         head: the kind of head that ``architectures`` names; None for classes this package does not know.
+        labels: the names of the head's outputs, in order; empty if config.json has none.
+        stored: what config.json holds under our key; None if this package did not write it.
     """
 
     path: Path
     hf_config: dict[str, Any]
     head: str | None
+    labels: tuple[str, ...]
+    stored: dict[str, Any] | None
 
     @classmethod
-    def open(cls, name: str | Path, *, revision: str | None = None) -> Self:
-        """Reads the config.json of a folder, a hub id or a package; see ``hub.resolve``.
+    def open(cls, path: Path) -> Self:
+        """Reads the config.json of a folder.
 
         Raises:
-            CheckpointError: there is no such model, config.json is damaged, or the family is not supported.
+            CheckpointError: config.json is missing or damaged, or the family is not supported.
         """
-        path = resolve(name, revision=revision)
-        return cls.of(path, read_config(path))
-
-    @classmethod
-    def of(cls, path: Path, hf_config: Mapping[str, Any]) -> Self:
-        return cls(path=path, hf_config=dict(hf_config), head=head_kind(hf_config))
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return label_names(self.hf_config)
-
-    @property
-    def stored(self) -> dict[str, Any] | None:
-        entry = self.hf_config.get(CONFIG_KEY)
-        return entry if isinstance(entry, dict) else None
+        hf_config = read_config(path)
+        entry = hf_config.get(CONFIG_KEY)
+        return cls(
+            path=path,
+            hf_config=hf_config,
+            head=head_kind(hf_config),
+            labels=label_names(hf_config),
+            stored=entry if isinstance(entry, dict) else None,
+        )
 
     def states(self, kind: type[Task]) -> bool:
         """Whether we stored a task of this class here."""
         return self.stored is not None and self.stored.get("task") == registered_name(kind)
+
+    def reading(self) -> ReadOptions:
+        """How the training data were read, as far as config.json says it. Raises CheckpointError if that is damaged."""
+        if self.stored is None or READING_KEY not in self.stored:
+            return ReadOptions()
+        try:
+            return loaded_options(self.stored[READING_KEY])
+        except ValueError as error:
+            raise CheckpointError(f"{self.path}: config.json, key {CONFIG_KEY}: {error}") from None
 
 
 def folder_task(
@@ -96,6 +101,8 @@ def folder_task(
     served_as: Callable[[type[Task]], type[Task]] | None = None,
 ) -> tuple[Task, bool]:
     """The task to load from a folder, and whether it is the folder's own, whose head must be complete.
+
+    Its class is the caller's, else the stored one, else the one that the folder's head serves.
 
     Args:
         folder, task, given, served_as: see ``TaskModel.load``.
@@ -108,40 +115,35 @@ def folder_task(
         if given:
             raise UsageError("pass either a task, or a task's name with labels and settings")
         return task, False
-    kind = _task_class(folder, task, served_as, is_new=bool(given))
+    stored = None if folder.stored is None else folder.stored.get("task")
+    example = f"pass task={next(iter(TASKS))!r} (or another)"
+    if isinstance(task, type):
+        kind = task
+    elif folder.stored is not None and (task is None or (task == stored and task not in TASK_NAMES)):
+        if not isinstance(stored, str) or stored not in TASKS:
+            raise CheckpointError(
+                f"{folder.path}: config.json says its task is {stored!r}, which is not built in; pass the class: "
+                "TaskModel.from_pretrained(folder, task=YourTask), or --task module:YourTask"
+            )
+        kind = TASKS[stored]
+    elif task is not None:
+        kind = named_task(task)
+    elif served := tasks_with_head(folder.head):
+        kind = served[0] if served_as is None else served_as(served[0])
+    elif given:
+        raise UsageError(f"labels and settings need a task: {example} too")
+    else:
+        raise CheckpointError(
+            f"{folder.path} has no task head this package knows (architectures: "
+            f"{folder.hf_config.get('architectures')}); {example} for a new one"
+        )
     return _merged_task(folder, kind, given), task is None or (not given and folder.states(kind))
 
 
-def stored_reading(path: Path, hf_config: Mapping[str, Any]) -> ReadOptions:
-    """How the training data were read, as far as config.json says it. Raises CheckpointError if that is damaged."""
-    entry = hf_config.get(CONFIG_KEY)
-    if not isinstance(entry, dict) or READING_KEY not in entry:
-        return ReadOptions()
-    try:
-        return loaded_options(entry[READING_KEY])
-    except ValueError as error:
-        raise CheckpointError(f"{path}: config.json, key {CONFIG_KEY}: {error}") from None
-
-
-def differing_parameters(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
-    """The names of parameters that differ in existence or shape, for messages; empty if none does."""
-    differences = {
-        "missing": sorted(expected.keys() - found.keys()),
-        "not known": sorted(found.keys() - expected.keys()),
-        "of another shape": sorted(
-            key for key in expected.keys() & found.keys() if expected[key].shape != found[key].shape
-        ),
-    }
-    return "; ".join(f"{kind}: {_first(names)}" for kind, names in differences.items() if names)
-
-
-def _first(names: Sequence[str], most: int = 3) -> str:
-    more = [f"and {len(names) - most} more"] if len(names) > most else []
-    return ", ".join([*names[:most], *more])
-
-
 def stated_task(
-    path: Path, hf_config: Mapping[str, Any], task: str | Task | type[Task] | None, given: Mapping[str, Any]
+    folder: CheckpointFolder,
+    task: str | Task | type[Task] | None = None,
+    given: Mapping[str, Any] = MappingProxyType({}),
 ) -> Task:
     """The task that a folder which this package wrote states, with the given fields.
 
@@ -152,46 +154,12 @@ def stated_task(
         CheckpointError: the folder does not say it, or ``task`` is another.
         UsageError: a given field is not one of the task's.
     """
-    folder = CheckpointFolder.of(path, hf_config)
-    stored = folder.stored
-    if stored is not None and not isinstance(task, Task):
-        kind = _task_class(folder, task, None, is_new=False)
-        if folder.states(kind):
-            return _merged_task(folder, kind, given)
-    stated = None if stored is None else stored.get("task")
-    raise CheckpointError(f"{path}: config.json says its task is {stated!r}; only that one can be run")
-
-
-def _task_class(
-    folder: CheckpointFolder,
-    task: str | type[Task] | None,
-    served_as: Callable[[type[Task]], type[Task]] | None,
-    *,
-    is_new: bool,
-) -> type[Task]:
-    """The class of the task: the caller's, else the stored one, else the one that the folder's head serves.
-
-    Args:
-        is_new: the caller describes a head, so that a folder without one needs a task's name.
-    """
-    stored = folder.stored
-    if isinstance(task, type):
-        return task
-    if task is not None:
-        is_own = stored is not None and stored.get("task") == task and task not in TASK_NAMES
-        return _stored_class(folder, stored) if is_own and stored is not None else named_task(task)
-    if stored is not None:
-        return _stored_class(folder, stored)
-    served = tasks_with_head(folder.head)
-    if served:
-        return served[0] if served_as is None else served_as(served[0])
-    example = f"pass task={next(iter(TASKS))!r} (or another)"
-    if is_new:
-        raise UsageError(f"labels and settings need a task: {example} too")
-    raise CheckpointError(
-        f"{folder.path} has no task head this package knows (architectures: "
-        f"{folder.hf_config.get('architectures')}); {example} for a new one"
-    )
+    if folder.stored is not None and not isinstance(task, Task):
+        found, _ = folder_task(folder, task, given)
+        if folder.states(type(found)):
+            return found
+    stated = None if folder.stored is None else folder.stored.get("task")
+    raise CheckpointError(f"{folder.path}: config.json says its task is {stated!r}; only that one can be run")
 
 
 def _merged_task(folder: CheckpointFolder, kind: type[Task], given: Mapping[str, Any]) -> Task:
@@ -236,16 +204,6 @@ def _merged_task(folder: CheckpointFolder, kind: type[Task], given: Mapping[str,
     return _build(kind, {**kind.compatible_fields(base, checked), **checked})
 
 
-def _stored_class(folder: CheckpointFolder, stored: Mapping[str, Any]) -> type[Task]:
-    name = stored.get("task")
-    if not isinstance(name, str) or name not in TASKS:
-        raise CheckpointError(
-            f"{folder.path}: config.json says its task is {name!r}, which is not built in; pass the class: "
-            "TaskModel.from_pretrained(folder, task=YourTask), or --task module:YourTask"
-        )
-    return TASKS[name]
-
-
 def _build(kind: type[Task], entries: Mapping[str, Any]) -> Task:
     known = {field.name for field in fields(kind)}
     for key in entries:
@@ -286,132 +244,94 @@ def match_folder(
     """
     family, kind = family_of(hf_config), task.hf_head
     names = parameter_map(family, encoder_config(hf_config), head="base" if kind is None else kind, pooler=False)
-    shapes = {key: value.shape for key, value in state.items() if key in names}
-    if unknown := sorted(names.keys() - shapes.keys()):
+    if unknown := sorted(names.keys() - state.keys()):
         raise UsageError(
-            f"{type(task).__name__}: hf_head is {kind!r}, but the head has no {_first(unknown)}; hf_head is None "
+            f"{type(task).__name__}: hf_head is {kind!r}, but the head has no {first_names(unknown)}; hf_head is None "
             "for a head that is not one of transformers"
         )
     matched = match_weights(
         read_weights(folder.path),
         names,
-        shapes=shapes,
+        shapes={key: state[key].shape for key in names},
         family=family,
         head_may_be_new=head_may_be_new,
         ignore_head=folder.head != kind,
         dtype=dtype,
     )
+    tensors, report = matched.tensors, matched.report
+    # What transformers has no name for is in task_head.safetensors.
     own = {key: value for key, value in state.items() if key not in names}
     if own:
-        matched = _with_own_tensors(matched, own, folder, may_be_new=head_may_be_new)
-    return _reordered(matched, folder, task, label_dims, names)
+        found = read_head_tensors(folder.path)
+        fits = found is not None and {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in own.items()}
+        if found is not None and fits:
+            tensors = tensors | checked_tensors(found, {key: value.dtype for key, value in own.items()})
+            report = replace(report, loaded=tuple(sorted([*report.loaded, *own])))
+        elif head_may_be_new:
+            report = replace(report, new=tuple(sorted([*report.new, *own])))
+        else:
+            raise CheckpointError(f"{folder.path}: task_head.safetensors is missing or does not fit the stored task")
+    return _with_label_order(Matched(tensors=tensors, report=report), folder.labels, task.labels, label_dims, names)
 
 
-def _with_own_tensors(
-    matched: Matched, own: Mapping[str, Tensor], folder: CheckpointFolder, *, may_be_new: bool
-) -> Matched:
-    """Adds what transformers has no name for (``own``: as the model has it), from ``task_head.safetensors``."""
-    found, report = read_head_tensors(folder.path), matched.report
-    shapes = {key: value.shape for key, value in own.items()}
-    if found is not None and {key: value.shape for key, value in found.items()} == shapes:
-        loaded = tuple(sorted([*report.loaded, *own]))
-        checked = checked_tensors(found, {key: value.dtype for key, value in own.items()})
-        return Matched(tensors=matched.tensors | checked, report=replace(report, loaded=loaded))
-    if not may_be_new:
-        raise CheckpointError(f"{folder.path}: task_head.safetensors is missing or does not fit the stored task")
-    return Matched(tensors=matched.tensors, report=replace(report, new=tuple(sorted([*report.new, *own]))))
-
-
-def _reordered(
+def _with_label_order(
     matched: Matched,
-    folder: CheckpointFolder,
-    task: Task,
+    file_labels: tuple[str, ...],
+    labels: tuple[str, ...],
     label_dims: Mapping[str, tuple[int, ...]],
     names: Mapping[str, tuple[str, ...]],
 ) -> Matched:
     """Brings what the head knows of labels into the task's label order, by name.
 
     Args:
+        file_labels: of the file's head, in its order.
+        labels: of the task.
         names: our parameter name -> transformers' names, which the report uses.
     """
-    theirs, ours = folder.labels, task.labels
+    tensors, report = matched.tensors, matched.report
     dims = {
         key: dim
         for key, dim in ((f"head.{name}", dim) for name, dim in label_dims.items())
         # An own head may have outputs that are no labels.
-        if key in matched.tensors and matched.tensors[key].size(dim[-1]) == len(ours)
+        if key in tensors and tensors[key].size(dim[-1]) == len(labels)
     }
-    if not theirs:  # transformers leaves the default names of two classes out of the file
-        theirs = tuple(f"LABEL_{index}" for index in range(len(ours)))
-    if not dims or theirs == ours or not ours:
+    if not file_labels:  # transformers leaves the default names of two classes out of the file
+        file_labels = tuple(f"LABEL_{index}" for index in range(len(labels)))
+    if not dims or not labels or file_labels == labels:
         return matched
-    named = theirs if label_places(theirs, ours) is not None else _named(theirs, ours)
-    places = label_places(named, ours)
-    if places is not None:
-        order = torch.tensor(places)
-        moved = {key: reordered(matched.tensors[key], order, dims[key]) for key in dims}
-        report = matched.report
-        if named != theirs:
-            pairs = [(old, new) for old, new in zip(theirs, named, strict=True) if old != new]
-            unnamed, taken = (", ".join(names) for names in zip(*pairs, strict=True))
-            report = _noted(report, f"the file's labels are unnamed ({unnamed}): taken in the order {taken}")
-        if places != sorted(places):
-            report = _noted(report, f"head reordered from labels {', '.join(named)} to {', '.join(ours)}")
-        return Matched(tensors=matched.tensors | moved, report=report)
-    kept = {key: value for key, value in matched.tensors.items() if key not in dims}
-    note = f"the file's head has other labels ({', '.join(theirs)}): its last layer is new"
-    redrawn = [name for key in dims for name in names.get(key, (key,))]
-    loaded = tuple(name for name in matched.report.loaded if name not in redrawn)
-    report = replace(matched.report, loaded=loaded, new=(*matched.report.new, *redrawn))
-    return Matched(tensors=kept, report=_noted(report, note))
+    named = file_labels
+    if label_places(file_labels, labels) is None:  # unnamed labels (LABEL_1) are the ones that are left, in order
+        known = {label.casefold() for label in file_labels if not _UNNAMED.fullmatch(label)}
+        left = iter([label for label in labels if label.casefold() not in known])
+        named = tuple(next(left, label) if _UNNAMED.fullmatch(label) else label for label in file_labels)
+    places = label_places(named, labels)
+    if places is None:
+        redrawn = [name for key in dims for name in names.get(key, (key,))]
+        report = replace(
+            report,
+            loaded=tuple(name for name in report.loaded if name not in redrawn),
+            new=(*report.new, *redrawn),
+            notes=(
+                *report.notes,
+                f"the file's head has other labels ({', '.join(file_labels)}): its last layer is new",
+            ),
+        )
+        return Matched(tensors={key: value for key, value in tensors.items() if key not in dims}, report=report)
+    notes = []
+    if named != file_labels:
+        pairs = [(old, new) for old, new in zip(file_labels, named, strict=True) if old != new]
+        unnamed, taken = (", ".join(part) for part in zip(*pairs, strict=True))
+        notes.append(f"the file's labels are unnamed ({unnamed}): taken in the order {taken}")
+    if places != sorted(places):
+        notes.append(f"head reordered from labels {', '.join(named)} to {', '.join(labels)}")
+    moved = {key: reordered(tensors[key], torch.tensor(places), dims[key]) for key in dims}
+    return Matched(tensors=tensors | moved, report=replace(report, notes=(*report.notes, *notes)))
 
 
-def _named(theirs: Sequence[str], ours: Sequence[str]) -> tuple[str, ...]:
-    """The file's labels, its unnamed ones (``LABEL_1``) with the names of ours that are left, in order."""
-    unnamed = [index for index, label in enumerate(theirs) if _UNNAMED.fullmatch(label)]
-    known = {label.casefold() for index, label in enumerate(theirs) if index not in unnamed}
-    left = [label for label in ours if label.casefold() not in known]
-    if len(left) != len(unnamed):
-        return tuple(theirs)
-    names = dict(zip(unnamed, left, strict=True))
-    return tuple(names.get(index, label) for index, label in enumerate(theirs))
-
-
-def _noted(report: LoadReport, note: str) -> LoadReport:
-    return replace(report, notes=(*report.notes, note))
-
-
-def save_task_folder(
-    folder: Path,
-    task: Task,
-    state: Mapping[str, Tensor],
-    hf_config: Mapping[str, Any],
-    *,
-    reading: ReadOptions,
-    tokenizer: PreTrainedTokenizerBase | None,
-) -> None:
-    """Writes a model's folder; see ``TaskModel.save_pretrained``.
-
-    Args:
-        state: all parameters and buffers of the model.
-        hf_config: config.json as loaded.
-        reading: how the training data were read.
-
-    Raises:
-        CheckpointError: the folder cannot be written.
-    """
-    family, kind = family_of(hf_config), task.hf_head
-    names = parameter_map(family, encoder_config(hf_config), head="base" if kind is None else kind, pooler=False)
-    own = {key: value.detach().cpu().clone() for key, value in state.items() if key not in names}
-    save_folder(
-        folder,
-        config=saved_config(hf_config, task, reading),
-        tensors=hf_tensors(
-            {key: state[key] for key in names}, names, strip_prefix=family.prefix if kind is None else ""
-        ),
-        tokenizer=tokenizer,
-        head_tensors=own if own else None,
-    )
+def first_names(names: Sequence[str], most: int = 3) -> str:
+    """A few names for a message, and how many there are besides."""
+    more = [f"and {len(names) - most} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *more])
 
 
 def saved_config(hf_config: Mapping[str, Any], task: Task, reading: ReadOptions) -> dict[str, Any]:
@@ -426,28 +346,23 @@ def saved_config(hf_config: Mapping[str, Any], task: Task, reading: ReadOptions)
     if options:
         entry[READING_KEY] = options
     unwanted = ["_name_or_path", "num_labels", "finetuning_task"]
-    if not task.is_stock_head:
+    stock: Mapping[str, Any] = {}
+    if task.is_stock_head:
+        stock = task.hf_config
+    else:
         entry["labels"] = list(task.labels)
         unwanted += ["id2label", "label2id", "problem_type"]
+        if task.hf_head is not None:
+            # Of a head that it lacks, transformers learns no label, only how many outputs it has. Otherwise its
+            # pipelines would print our labels beside the scores of a head that they have drawn at random.
+            names = {index: f"LABEL_{index}" for index in range(len(task.hf_config.get("id2label", {})))}
+            stock = {
+                "id2label": {str(index): name for index, name in names.items()},
+                "label2id": {name: index for index, name in names.items()},
+            }
     kept = {key: value for key, value in hf_config.items() if key not in unwanted}
     architecture = family_of(hf_config).architectures["base" if task.hf_head is None else task.hf_head]
-    return {**kept, **_stock_config(task), "architectures": [architecture], CONFIG_KEY: entry}
-
-
-def _stock_config(task: Task) -> dict[str, Any]:
-    """What transformers is told of the task. Of a head that it lacks it learns no label, only how many outputs it has.
-
-    Otherwise its pipelines would print our labels beside the scores of a head that they have drawn at random.
-    """
-    if task.is_stock_head:
-        return task.hf_config
-    if task.hf_head is None:
-        return {}
-    names = [f"LABEL_{index}" for index in range(len(task.hf_config.get("id2label", {})))]
-    return {
-        "id2label": {str(index): name for index, name in enumerate(names)},
-        "label2id": {name: index for index, name in enumerate(names)},
-    }
+    return {**kept, **stock, "architectures": [architecture], CONFIG_KEY: entry}
 
 
 def registered_name(kind: type[Task]) -> str:

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.checkpoints.hub import Origin, origin
-from bert_tasks.checkpoints.load import LoadReport, read_config
+from bert_tasks.checkpoints.hub import Origin, origin, resolve
+from bert_tasks.checkpoints.load import LoadReport
+from bert_tasks.checkpoints.save import hf_tensors, save_folder
 from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
 from bert_tasks.data.columns import Row, as_rows
 from bert_tasks.data.features import longest_first
@@ -31,15 +32,14 @@ from bert_tasks.encoder.layers import TransformerEncoder, initialize
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import return_freed_memory
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.families.registry import encoder_config, second_segment
+from bert_tasks.families.registry import encoder_config, family_of, parameter_map, second_segment
 from bert_tasks.model.encoder import PaddedInputs, padded_inputs
 from bert_tasks.model.pretrained import (
     CheckpointFolder,
-    differing_parameters,
+    first_names,
     folder_task,
     match_folder,
-    save_task_folder,
-    stored_reading,
+    saved_config,
 )
 from bert_tasks.tasks.base import Feature, PredictionT, Task, checked_features, collate
 
@@ -83,6 +83,7 @@ class TaskModel(nn.Module, Generic[PredictionT]):
         self.origin: Origin | None = None
         self.reading = ReadOptions()
         self.stack = TransformerEncoder(self.config)
+        self._encoder_shapes = {f"stack.{name}": value.shape for name, value in self.stack.state_dict().items()}
         initialize(self.stack, std=self.config.initializer_range)
         self.head = task.head(self.config)
         self._drawn: dict[str, Tensor] = {}
@@ -135,7 +136,7 @@ class TaskModel(nn.Module, Generic[PredictionT]):
             given: fields of the task, ``labels`` among them.
             served_as: replaces the class that a folder without our key is taken for where no task is named.
         """
-        folder = CheckpointFolder.open(name, revision=revision)
+        folder = CheckpointFolder.open(resolve(name, revision=revision))
         built, is_own = folder_task(folder, task, given, served_as)
         with torch.device("meta"):
             model = cls(folder.hf_config, cast("Task[PredictionT]", built))
@@ -155,7 +156,7 @@ class TaskModel(nn.Module, Generic[PredictionT]):
         model.mark_drawn(set(model.state_dict()) - set(matched.tensors))
         model.load_report = matched.report
         model.origin = origin(name, folder.path, revision=revision)
-        model.reading = stored_reading(folder.path, folder.hf_config)
+        model.reading = folder.reading()
         model.tokenizer = load_tokenizer(folder.path, vocab_size=model.config.vocab_size)
         return model.eval()
 
@@ -169,8 +170,16 @@ class TaskModel(nn.Module, Generic[PredictionT]):
             UsageError: a library (peft, ...) has wrapped or replaced modules of the model.
         """
         self.check_parameters()
-        save_task_folder(
-            Path(folder), self.task, self.state_dict(), self.hf_config, reading=self.reading, tokenizer=self.tokenizer
+        state, family, kind = self.state_dict(), family_of(self.hf_config), self.task.hf_head
+        names = parameter_map(family, self.config, head="base" if kind is None else kind, pooler=False)
+        own = {key: value.detach().cpu().clone() for key, value in state.items() if key not in names}
+        prefix = family.prefix if kind is None else ""  # which transformers' base models do not have
+        save_folder(
+            Path(folder),
+            config=saved_config(self.hf_config, self.task, self.reading),
+            tensors=hf_tensors({key: state[key] for key in names}, names, strip_prefix=prefix),
+            tokenizer=self.tokenizer,
+            head_tensors=own if own else None,
         )
 
     def restore(self, folder: str | Path) -> None:
@@ -180,11 +189,9 @@ class TaskModel(nn.Module, Generic[PredictionT]):
             CheckpointError: a weight is missing or of another shape.
             UsageError: as for ``save_pretrained``.
         """
-        path = Path(folder)
-        saved = CheckpointFolder.of(path, read_config(path))
         self.check_parameters()
         matched = match_folder(
-            saved,
+            CheckpointFolder.open(Path(folder)),
             self.task,
             self.hf_config,
             self.state_dict(),
@@ -202,12 +209,19 @@ class TaskModel(nn.Module, Generic[PredictionT]):
                 its weights have no names in a saved folder.
         """
         with torch.device("meta"):
-            expected = type(self)(self.hf_config, self.task).state_dict()
-        differences = differing_parameters(self.state_dict(), expected)
-        if differences:
+            head = self.task.head(self.config)
+        head_shapes = {f"head.{name}": value.shape for name, value in head.state_dict().items()}
+        expected, found = self._encoder_shapes | head_shapes, {k: v.shape for k, v in self.state_dict().items()}
+        differences = {
+            "missing": expected.keys() - found.keys(),
+            "not known": found.keys() - expected.keys(),
+            "of another shape": {key for key in expected.keys() & found.keys() if expected[key] != found[key]},
+        }
+        if any(differences.values()):
+            listed = "; ".join(f"{kind}: {first_names(sorted(names))}" for kind, names in differences.items() if names)
             raise UsageError(
                 "the model can be neither trained nor saved: its parameters are not those of its configuration and "
-                f"task ({differences}). A library has wrapped or replaced modules: undo that first. Adapters of peft "
+                f"task ({listed}). A library has wrapped or replaced modules: undo that first. Adapters of peft "
                 "are merged by model = peft_model.merge_and_unload()"
             )
 
@@ -285,30 +299,28 @@ class TaskModel(nn.Module, Generic[PredictionT]):
             ValueError: a mask that is not ``[B, T]``, an input that is too long, an id that has no embedding, or
                 ``output_attentions``.
         """
+        inputs: PackedBatch | PaddedInputs
         if isinstance(input_ids, PackedBatch):
-            return self.packed_logits(input_ids)
-        inputs = padded_inputs(
-            self.config,
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            output_attentions=output_attentions,
-        )
-        logits = self._logits(inputs)
-        return inputs.rectangle(logits) if self.head.per_token else logits
-
-    def packed_logits(self, batch: PackedBatch) -> Tensor:
-        """The logits of a packed batch, in the parameters' precision even where training wraps ``forward``."""
-        return self._logits(batch)
-
-    def _logits(self, inputs: PackedBatch | PaddedInputs) -> Tensor:
+            inputs = input_ids
+        else:
+            inputs = padded_inputs(
+                self.config,
+                input_ids,
+                attention_mask,
+                token_type_ids,
+                position_ids,
+                output_attentions=output_attentions,
+            )
         selection = self.head.select(inputs.layout)
         hidden = self.stack(
             inputs.input_ids, inputs.position_ids, inputs.token_type_ids, inputs.layout, selection=selection
         )
         logits: Tensor = self.head(hidden, inputs.layout, self.stack.embeddings.word.weight)
-        return logits
+        return inputs.rectangle(logits) if isinstance(inputs, PaddedInputs) and self.head.per_token else logits
+
+    def packed_logits(self, batch: PackedBatch) -> Tensor:
+        """The logits of a packed batch, in the parameters' precision even where training wraps ``forward``."""
+        return TaskModel.forward(self, batch)
 
     def predict(self, inputs: Inputs, *, logits: bool = False) -> list[PredictionT]:
         """One prediction per row, in row order; a list of one for one row.

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
-from bert_tasks.checkpoints.load import read_config
 from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import missing_path
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.experiments.seeds import SEEDS
 from bert_tasks.metrics.tables import metric_key, metrics_of_set, split_key
-from bert_tasks.model.pretrained import stated_task
+from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import exists, is_file, is_folder, resolved
 from bert_tasks.recipe.schema import load_recipe
@@ -187,7 +186,7 @@ def _run(folder: Path, name: str, metadata: dict[str, Any], given: GivenRows | N
 
 def _stated_task(model: Path) -> Task | None:
     try:
-        return stated_task(model, read_config(model), None, {})
+        return stated_task(CheckpointFolder.open(model))
     except BertTasksError:
         return None
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from bert_tasks.checkpoints.load import read_config
 from bert_tasks.errors import CheckpointError
-from bert_tasks.model.pretrained import stated_task
+from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.tasks.sequence_classification.task import ProblemType
@@ -123,10 +122,10 @@ def test_another_problem_keeps_what_applies_to_it(
     TaskModel.from_pretrained(folder, task=before).save_pretrained(tmp_path)
     given: dict[str, Any] = {"problem_type": problem_type}
     if problem_type == stored:
-        assert stated_task(tmp_path, read_config(tmp_path), task, given) == before
+        assert stated_task(CheckpointFolder.open(tmp_path), task, given) == before
         return
     given |= {"labels": LABELS} if is_regression else {}
-    after = stated_task(tmp_path, read_config(tmp_path), task, given)
+    after = stated_task(CheckpointFolder.open(tmp_path), task, given)
     assert isinstance(after, SequenceClassification)
     assert (after.problem_type, after.max_length, after.pooling) == (problem_type, 40, "max")
     assert after.labels == (() if problem_type == "regression" else LABELS)

@@ -20,10 +20,9 @@ from transformers import (
     pipeline,
 )
 
-from bert_tasks.checkpoints.load import read_config
 from bert_tasks.data.columns import Row
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.model.pretrained import stated_task
+from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.tasks import TASKS, Task
@@ -183,7 +182,7 @@ class TaskContract:
             assert not loaded.load_report.new
         for name in (field.name for field in fields(fitted)):
             given = {name: getattr(fitted, name)}
-            assert stated_task(tmp_path, read_config(tmp_path), kind, given) == fitted, name
+            assert stated_task(CheckpointFolder.open(tmp_path), kind, given) == fitted, name
         changes = {"max_length": fitted.max_length + 1}
         longer = TaskModel.from_pretrained(tmp_path, task=kind, **changes)
         assert longer.task == replace(fitted, **changes)
