@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -253,12 +253,14 @@ class Trainer:
         metadata = self._run_metadata()
         self._log_run_summary(metadata["attention"])
         if existing is None:
-            self._on_main(lambda: self.folder.begin(metadata))
+            self._on_main(lambda: outputs.clear(self.output_dir))
         else:
-            self._resume(existing, metadata)
-        changed = existing is not None and bool(existing.changed)
-        settings, step = self.folder.settings, self.state.step
-        self._on_main(lambda: self.logger.start_trackers(metadata, settings, step=step, changed=changed))
+            metadata |= self._resume(existing)
+        self._on_main(lambda: self.folder.write_metadata(metadata))
+        if run.trackers:
+            settings, step, changed = self.folder.settings, self.state.step, existing is not None and existing.changed
+            start = partial(self.logger.start_trackers, metadata, settings, step=step, changed=bool(changed))
+            self._on_main(start)
 
     def _run_metadata(self) -> dict[str, Any]:
         """The content of run.json: what bit-equal results depend on, and what a reader of the metrics must know."""
@@ -307,8 +309,11 @@ class Trainer:
         for text in model.task.cut_notes(Cuts.of(self.steps.samples.features, rows=len(self.splits.train))):
             note(f"train: {text}")
 
-    def _resume(self, existing: ExistingRun, metadata: Mapping[str, Any]) -> None:
+    def _resume(self, existing: ExistingRun) -> dict[str, Any]:
         """Loads the newest checkpoint on every process, and makes the folder what it was at that step.
+
+        Returns:
+            What run.json says about the run so far.
 
         Raises:
             CheckpointError: there are checkpoints and none can be used.
@@ -329,10 +334,16 @@ class Trainer:
         loaded = broadcast_state(self.accelerator, found[0].state if found else None)
         if loaded is not None:
             load_state(loaded, self.objective, self.steps.optimizer, self.accelerator.scaler, self.state)
-        notes += self._on_main(lambda: self.folder.rewind(self.state, metadata, existing))
+        notes += self._on_main(lambda: self.folder.rewind(self.state))
         for note in notes:
             self.reporter.note(note)
         self.state.update_early_stopping(self.run.early_stopping_patience)
+        earlier, step = existing.metadata, self.state.step
+        return {
+            **{name: earlier[name] for name in ("initial_weights",) if name in earlier},
+            "resumed_at": [*earlier.get("resumed_at", []), step],
+            "changes": [*earlier.get("changes", []), *({"step": step, "change": str(it)} for it in existing.changed)],
+        }
 
     def _evaluation_is_due(self) -> bool:
         step, every = self.state.step, self.run.eval_steps

@@ -239,8 +239,6 @@ class MetricsLogger:
         Raises:
             UsageError: a tracker cannot start before the first step. Later the run continues without it.
         """
-        if not self._names:
-            return
         disable_telemetry()
         stored: dict[str, dict[str, str]] = {}  # the identifiers of the run in each tracker
         if not changed:

@@ -3,6 +3,7 @@
 Owns that order, ``check`` and the dry run.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from bert_tasks.run_dir.checkpoints import checkpoints
 from bert_tasks.tasks.base import Task
 from bert_tasks.training.loop import Trainer
 from bert_tasks.training.progress import check_installed
-from bert_tasks.training.sampling import epoch_batches, total_steps, warmup_steps
+from bert_tasks.training.sampling import epoch_batches
 from bert_tasks.training.state import FitResult
 
 
@@ -180,11 +181,11 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     else:
         state = "a run without a checkpoint, which starts again from the beginning"
     samples = tokenized(trainer.splits.train, model.task, model)
-    steps = total_steps(len(samples), optim.batch_size, optim.epochs)
+    steps = optim.epochs * math.ceil(len(samples) / optim.batch_size)
     first = epoch_batches(samples.lengths, batch_size=optim.batch_size, seed=recipe.run.seed, epoch=0)[0][0]
     return DryRun(
         steps=steps,
-        warmup_steps=warmup_steps(optim.warmup_ratio, steps),
+        warmup_steps=math.ceil(optim.warmup_ratio * steps),
         tokens_per_epoch=int(samples.lengths.sum()),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         report=_data_report(trainer),

@@ -4,7 +4,6 @@ Owns the arithmetic of order: pure functions of (seed, epoch, lengths), so that 
 any number of processes sees the same batches. A sample is its index into ``lengths``, the tokens of each sample.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,16 +36,6 @@ def rank_share(
 ) -> list[int]:
     """The samples of ``batch`` that ``rank`` computes, longest first; none if the batch is too small."""
     return sorted(batch, key=lambda sample: lengths[sample], reverse=True)[rank::world_size]
-
-
-def total_steps(sample_count: int, batch_size: int, epochs: int) -> int:
-    """Optimizer steps of a run; the last, smaller batch of an epoch is a step too."""
-    return epochs * math.ceil(sample_count / batch_size)
-
-
-def warmup_steps(ratio: float, total: int) -> int:
-    """Warm-up steps, rounded up as HF's Trainer does."""
-    return math.ceil(total * ratio)
 
 
 def linear_schedule(step: int, *, total_steps: int, warmup_steps: int) -> float:

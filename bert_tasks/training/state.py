@@ -300,15 +300,8 @@ class RunFolder:
         changed = outputs.changes(self.path, metadata["settings"], self.settings, finished=summary is not None)
         return ExistingRun(metadata=metadata, changed=changed, summary=summary)
 
-    def begin(self, metadata: Mapping[str, Any]) -> None:
-        """Removes an earlier run and writes what the new one is made of.
-
-        run.json comes first: without it a folder with other files does not count as a run's.
-        """
-        outputs.clear(self.path)
-        self._write_metadata(metadata)
-
-    def _write_metadata(self, metadata: Mapping[str, Any]) -> None:
+    def write_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Writes what the run is made of. run.json comes first: without it the folder does not count as a run's."""
         outputs.write_json(self.path / outputs.RUN, {**metadata, "settings": self.settings})
         if self.recipe_text is not None:
             outputs.write_text(self.path / outputs.RECIPE, self.recipe_text)
@@ -343,15 +336,10 @@ class RunFolder:
             )
         return newest
 
-    def rewind(self, state: TrainerState, metadata: Mapping[str, Any], existing: ExistingRun) -> list[str]:
+    def rewind(self, state: TrainerState) -> list[str]:
         """Makes the files those of the step from which the run is resumed; returns notes for people."""
         (self.path / outputs.SUMMARY).unlink(missing_ok=True)
         outputs.cut_events(self.path, state.step, evaluated_step=state.evaluated_step)
-        earlier = existing.metadata
-        resumed = [*earlier.get("resumed_at", []), state.step]
-        changed = [*earlier.get("changes", []), *({"step": state.step, "change": str(it)} for it in existing.changed)]
-        initial = {name: earlier[name] for name in ("initial_weights",) if name in earlier}
-        self._write_metadata({**metadata, **initial, "resumed_at": resumed, "changes": changed})
         return self._republish(state) if state.best_step else []
 
     def _republish(self, state: TrainerState) -> list[str]:

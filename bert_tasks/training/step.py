@@ -6,6 +6,7 @@ diverged. It knows neither evaluation nor files.
 Shape legend: 0-dimensional tensors unless said otherwise; K loss terms.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,14 +22,7 @@ from bert_tasks.errors import DivergedError, UsageError
 from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks.base import Feature, FeatureKeys, collate
 from bert_tasks.training.objectives import Objective
-from bert_tasks.training.sampling import (
-    epoch_batches,
-    linear_schedule,
-    rank_share,
-    step_seed,
-    total_steps,
-    warmup_steps,
-)
+from bert_tasks.training.sampling import epoch_batches, linear_schedule, rank_share, step_seed
 
 # With fp16 an overflow lowers the loss scale and skips the step, which is normal; this many in a row are not.
 MOST_OVERFLOWS = 20
@@ -71,7 +65,7 @@ class OptimizerSteps:
     Attributes:
         objective: what is minimised; ``prepared`` is what is called (wrapped for several processes or mixed precision).
         optimizer: AdamW as accelerate prepared it; ``rates`` are its groups' learning rates before the schedule.
-        total_steps: of the run; ``epoch_steps``: of an epoch.
+        total_steps: of the run; ``epoch_steps``: of an epoch; ``warmup_steps``: while the learning rate rises.
     """
 
     def __init__(
@@ -80,8 +74,9 @@ class OptimizerSteps:
         """Moves the objective to the device and makes its optimizer."""
         self.objective, self.samples, self.optim = objective, samples, optim
         self.seed, self.accelerator = seed, accelerator
-        self.epoch_steps = total_steps(len(samples), optim.batch_size, 1)
-        self.total_steps = total_steps(len(samples), optim.batch_size, optim.epochs)
+        self.epoch_steps = math.ceil(len(samples) / optim.batch_size)  # the last, smaller batch is a step, too
+        self.total_steps = optim.epochs * self.epoch_steps
+        self.warmup_steps = math.ceil(optim.warmup_ratio * self.total_steps)  # rounded up as in HF's Trainer
         objective.to(accelerator.device)
         objective.train()
         objective.zero_grad(set_to_none=True)
@@ -118,21 +113,32 @@ class OptimizerSteps:
         Returns:
             ``[K, 2]`` float64: weighted sum and count of each loss term over this process's samples.
         """
-        accelerator, lengths = self.accelerator, self.samples.lengths
+        accelerator, samples, objective = self.accelerator, self.samples, self.objective
         rank, world = accelerator.process_index, accelerator.num_processes
         torch.manual_seed(step_seed(self.seed, step, rank))
-        share = rank_share(batch, lengths, rank=rank, world_size=world)
+        share = rank_share(batch, samples.lengths, rank=rank, world_size=world)
         weight = 1.0 if share else 0.0
-        micro_batches = self._micro_batches(step, share if share else [min(batch, key=lengths.__getitem__)])
+        chosen = share if share else [min(batch, key=samples.lengths.__getitem__)]
+
+        # The features as this step sees them, cut into micro-batches between samples.
+        keys = FeatureKeys(seed=self.seed, epoch=step // self.epoch_steps, numbers=samples.indices(chosen))
+        stored, corpus = (cast("Sequence[Feature]", one) for one in (samples.features_of(chosen), samples.features))
+        prepared = iter(objective.prepare(stored, keys, corpus))
+        windows = [list(islice(prepared, int(samples.starts[i + 1] - samples.starts[i]))) for i in chosen]
+        lengths = [sum(len(feature["input_ids"]) for feature in one) for one in windows]
+        parts = token_batches(range(len(windows)), lengths, max_tokens=self.optim.micro_batch_tokens)
+        micro_batches = [[feature for one in part for feature in windows[one]] for part in parts]
+
         ratios = None  # [K] the reference count over the count of each term, over all processes; 0 without a count
-        counts = [list(self.objective.counts(features).values()) for features in micro_batches]
+        counts = [list(objective.counts(features).values()) for features in micro_batches]
         if len(counts[0]) > 1:
             own = torch.tensor(counts, dtype=torch.float64).sum(dim=0) * weight
             total = accelerator.reduce(own.to(accelerator.device, non_blocking=True), reduction="sum")
             ratios = torch.where(total > 0, _reference_count(total) / total, 0.0)
+
         sums = torch.zeros(1, dtype=torch.float64, device=accelerator.device)
         for number, features in enumerate(micro_batches, start=1):
-            packed = collate(features, position_offset=self.objective.model.config.position_offset)
+            packed = collate(features, position_offset=objective.model.config.position_offset)
             packed = packed.to(accelerator.device)
             with nullcontext() if number == len(micro_batches) else accelerator.no_sync(self.prepared):
                 terms = self.prepared(packed)
@@ -143,17 +149,6 @@ class OptimizerSteps:
             values = [torch.stack([term.total.detach().double() * term.weight, term.count.double()]) for term in terms]
             sums = sums + torch.stack(values) * weight
         return sums
-
-    def _micro_batches(self, step: int, chosen: Sequence[int]) -> list[list[Feature]]:
-        """The prepared features of some samples, cut into micro-batches."""
-        samples = self.samples
-        keys = FeatureKeys(seed=self.seed, epoch=step // self.epoch_steps, numbers=samples.indices(chosen))
-        stored, corpus = (cast("Sequence[Feature]", one) for one in (samples.features_of(chosen), samples.features))
-        features = iter(self.objective.prepare(stored, keys, corpus))
-        windows = [list(islice(features, int(samples.starts[i + 1] - samples.starts[i]))) for i in chosen]
-        lengths = [sum(len(feature["input_ids"]) for feature in one) for one in windows]
-        parts = token_batches(range(len(windows)), lengths, max_tokens=self.optim.micro_batch_tokens)
-        return [[feature for one in part for feature in windows[one]] for part in parts]
 
     def update(self, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False) -> StepResult:
         """Scales the gradient to that of the sum of the terms' means, clips it, and steps the optimizer.
@@ -175,8 +170,7 @@ class OptimizerSteps:
         bad = ~(torch.isfinite(norm) & torch.isfinite(loss))
         if precision != "fp16":  # there the loss scaler skips
             optimizer.optimizer.grad_scale, optimizer.optimizer.found_inf = None, bad.float()
-        warmup = warmup_steps(self.optim.warmup_ratio, self.total_steps)
-        schedule = linear_schedule(step, total_steps=self.total_steps, warmup_steps=warmup)
+        schedule = linear_schedule(step, total_steps=self.total_steps, warmup_steps=self.warmup_steps)
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * schedule
         optimizer.step()

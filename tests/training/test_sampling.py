@@ -1,6 +1,7 @@
 """Order, shares and schedule: coverage, determinism, equality with transformers' schedule."""
 
 import itertools
+import math
 import subprocess
 import sys
 
@@ -35,7 +36,6 @@ def test_an_epoch_holds_every_sample_once_and_one_partial_batch(lengths, batch_s
     assert sorted(flat(batches)) == list(range(len(lengths)))
     full, rest = divmod(len(lengths), batch_size)
     assert sorted(map(len, batches)) == [rest] * (rest > 0) + [batch_size] * full
-    assert len(batches) == sampling.total_steps(len(lengths), batch_size, 1)
     assert batches == sampling.epoch_batches(lengths, batch_size=batch_size, seed=seed, epoch=epoch)
     assert all(type(sample) is int for sample in flat(batches))
 
@@ -122,7 +122,7 @@ def test_samples_of_equal_length_keep_the_order_of_the_data():
 
 @pytest.mark.parametrize(("total", "ratio"), [(10, 0.0), (10, 0.1), (37, 0.06), (7, 1.0), (1, 0.1), (100, 0.333)])
 def test_schedule_equals_that_of_transformers(total, ratio):
-    warmup = sampling.warmup_steps(ratio, total)
+    warmup = math.ceil(total * ratio)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = get_linear_schedule_with_warmup(optimizer, warmup, total)
     for step in range(total + 3):
@@ -130,14 +130,6 @@ def test_schedule_equals_that_of_transformers(total, ratio):
         assert ours == theirs.get_last_lr()[0]
         optimizer.step()
         theirs.step()
-
-
-def test_warmup_is_rounded_up():
-    assert [sampling.warmup_steps(0.1, total) for total in (10, 11, 20, 21)] == [1, 2, 2, 3]
-
-
-def test_steps_count_the_partial_batch_of_each_epoch():
-    assert [sampling.total_steps(count, 8, 3) for count in (0, 8, 9, 16)] == [0, 3, 6, 6]
 
 
 def test_step_seeds_differ_and_fit_torch():

@@ -49,6 +49,11 @@ def trained(checkpoint, *, micro_batch_tokens, dtype=torch.float64, task=WEIGHTE
     return weights_of(model), [log.loss for log in logs]
 
 
+def test_the_steps_of_an_epoch_and_of_the_warm_up_are_rounded_up(wide_checkpoint):
+    steps = make_steps(load_model(wide_checkpoint), make_rows(9), batch_size=8, epochs=3, warmup_ratio=0.2)
+    assert (steps.epoch_steps, steps.total_steps, steps.warmup_steps) == (2, 6, 2)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("micro_batch_tokens", [1, 40])
 def test_micro_batches_change_no_weight(wide_checkpoint, dtype, tolerance, micro_batch_tokens):
