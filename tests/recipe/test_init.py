@@ -20,8 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.data.profile import percentile, pieces, profile
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.recipe import source as recipe_source
-from bert_tasks.recipe.detection import guess_task
-from bert_tasks.recipe.init import EMBEDDED_MODEL, USUAL_MODEL, Draft, _commands, init_recipe
+from bert_tasks.recipe.init import EMBEDDED_MODEL, USUAL_MODEL, Draft, _commands, guess_task, init_recipe
 from bert_tasks.recipe.schema import build_task, load_recipe
 from bert_tasks.tasks.detection import Guess
 from bert_tasks.training.run import check

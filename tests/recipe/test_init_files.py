@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.checks import DataReport
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.recipe.detection import DETECTABLE
-from bert_tasks.recipe.init import Draft, init_recipe
+from bert_tasks.recipe.init import DETECTABLE, Draft, init_recipe
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.tasks import TASK_NAMES
 from bert_tasks.training.run import check
