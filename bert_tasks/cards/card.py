@@ -16,7 +16,7 @@ from typing import Any
 from bert_tasks.checkpoints.hub import PACKAGE, model_folder
 from bert_tasks.checkpoints.load import read_config
 from bert_tasks.errors import BertTasksError, UsageError
-from bert_tasks.families.registry import CONFIG_KEY, head_kind
+from bert_tasks.families import CONFIG_KEY, head_kind
 from bert_tasks.metrics.tables import MetricTable, metrics_of_set
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.paths import is_file, is_link, lexists

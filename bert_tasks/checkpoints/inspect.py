@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.hub import is_model_file, resolve
-from bert_tasks.checkpoints.load import LoadReport, compare_weights, label_names, read_config, read_weights
+from bert_tasks.checkpoints.load import LoadReport, label_names, match_weights, read_config, read_weights
 from bert_tasks.checkpoints.save import read_head_tensors
 from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import PerTokenHead, SequenceHead
 from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.errors import CheckpointError
-from bert_tasks.families.base import Family
-from bert_tasks.families.registry import (
+from bert_tasks.families import (
     CONFIG_KEY,
     encoder_config,
     family_of,
@@ -31,6 +30,7 @@ from bert_tasks.families.registry import (
     pooler_is_there,
     second_segment,
 )
+from bert_tasks.families.base import Family
 from bert_tasks.paths import is_file
 
 _MOST_LABELS = 1_000_000
@@ -127,7 +127,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     labels = _labels(hf_config, head)
     tensors = read_weights(folder)
     shapes, names = _expected(family, config, head, tensors, num_labels=len(labels))
-    matched, problems = compare_weights(tensors, names, shapes=shapes, family=family)
+    matched = match_weights(tensors, names, shapes=shapes, family=family, strict=False)
     head_tensors = read_head_tensors(folder)
     tokenizer, refusal = _tokenizer(folder, config.vocab_size, second_segment(hf_config))
     settings = hf_config.get(CONFIG_KEY)
@@ -146,7 +146,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
         labels=labels,
         task=str(settings["task"]) if isinstance(settings, dict) and "task" in settings else None,
         files=_model_files(folder),
-        problems=(*problems, *refusal),
+        problems=(*matched.problems, *refusal),
     )
 
 

@@ -11,7 +11,7 @@ import pickle
 import stat
 import struct
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_tasks.errors import CheckpointError, PathError
-from bert_tasks.families.base import BUFFERS, Family
-from bert_tasks.families.registry import CONFIG_KEY, current_name, droppable_prefixes
+from bert_tasks.families import CONFIG_KEY, current_name, split_unused
+from bert_tasks.families.base import Family
 from bert_tasks.paths import exists, is_file, is_link, lexists, resolved
 from bert_tasks.storage import sha256
 
@@ -35,6 +35,10 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 _BROKEN_PICKLE = (
     *(RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError, TypeError, AssertionError),
     *(OverflowError, MemoryError, struct.error),
+)
+_NOT_FINITE = (
+    "{name} holds NaN or infinite values, or values too large for {dtype}: the checkpoint is damaged or training "
+    "diverged"
 )
 _OTHER_FORMATS = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "rust_model.ot", "model.gguf")
 
@@ -101,8 +105,24 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: it is damaged, or holds other tensors than it was saved with.
     """
-    _refuse_other_content(path)
-    stated = _checked_metadata(path).get(DIGEST)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if length > min(size - 8, _MAX_HEADER_BYTES):
+            _refuse(path, "not a safetensors file, or truncated within its header; download it again")
+        header = file.read(length)
+    try:
+        entries = json.loads(header)
+        ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+        expected = 8 + length + max(ends, default=0)
+        stated = dict(entries.get("__metadata__", {})).get(DIGEST)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        _refuse(path, "the safetensors header is damaged; download it again")
+    if size < expected:
+        _refuse(path, f"truncated: {size} of {expected} bytes; download it again")
+    if size > expected:
+        _refuse(path, f"{size - expected} bytes too many at the end; download it again")
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
@@ -118,14 +138,15 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """The sha256 over names, dtypes, shapes and values of tensors, whatever their order."""
-
-    def parts() -> Iterator[bytes | memoryview]:
-        for name in sorted(tensors):
-            tensor = tensors[name].detach().cpu().contiguous()
-            yield json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
-            yield tensor.reshape(-1).view(torch.uint8).numpy().data
-
-    return sha256(parts())
+    plain = ((name, tensors[name].detach().cpu().contiguous()) for name in sorted(tensors))
+    return sha256(
+        part
+        for name, tensor in plain
+        for part in (
+            json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode(),
+            tensor.reshape(-1).view(torch.uint8).numpy().data,
+        )
+    )
 
 
 def read_json(path: Path, *, max_bytes: int) -> dict[str, Any]:
@@ -134,11 +155,10 @@ def read_json(path: Path, *, max_bytes: int) -> dict[str, Any]:
     Raises:
         CheckpointError: it is too large, cannot be read or holds something else.
     """
-    _refuse_other_content(path)
-    size = path.stat().st_size
-    if size > max_bytes:
-        _refuse(path, f"{size} bytes are too many, expected at most {max_bytes}")
     try:
+        size = path.stat().st_size
+        if size > max_bytes:
+            _refuse(path, f"{size} bytes are too many, expected at most {max_bytes}")
         value = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         _refuse(path, f"not valid JSON ({error})")
@@ -150,10 +170,10 @@ def read_json(path: Path, *, max_bytes: int) -> dict[str, Any]:
 
 
 def checked_file(folder: Path, name: str) -> Path:
-    """The path of a file that exists and is a regular one (opening a pipe would wait for ever).
+    """The path of a regular file (opening a pipe would wait for ever), but of none that a failed download left behind.
 
     Raises:
-        CheckpointError: it is none.
+        CheckpointError: there is no such file, it cannot be read, or it is empty, a git-lfs pointer or a web page.
     """
     path = folder / name
     try:
@@ -163,17 +183,43 @@ def checked_file(folder: Path, name: str) -> Path:
         _refuse(path, "a link to a file that does not exist" if dangling else f"{error.strerror}")
     if not stat.S_ISREG(mode):
         _refuse(path, "not a regular file")
+    try:
+        with path.open("rb") as file:
+            start = file.read(256)
+    except OSError as error:
+        _refuse(path, f"cannot be read ({error.strerror})")
+    if start == b"":
+        _refuse(path, "empty (0 bytes): a download or copy failed; download it again")
+    if start.startswith(b"version https://git-lfs"):
+        _refuse(path, "a git-lfs pointer, not the file itself; run `git lfs pull` in its folder")
+    if start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        _refuse(path, "a web page (HTML): a download failed; download it again")
     return path
 
 
 def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of the files that an index names; these are inside the folder, also when links are followed."""
     path = checked_file(folder, index)
     weight_map = read_json(path, max_bytes=MAX_CONFIG_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         _refuse(path, "expected `weight_map`, from tensor names to file names")
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(weight_map.values())):
-        found = read(_shard_file(folder, shard, index=path))
+        if shard != os.path.basename(shard) or shard in ("", ".", "..") or "\\" in shard or "\0" in shard:
+            _refuse(path, f"{shard!r} is not a plain file name; shards must be in the folder of the index")
+        try:
+            root = resolved(folder)
+            if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+                root = root.parent.parent  # in the hub's cache, snapshots link to the model's ``blobs``
+            is_missing = not lexists(folder / shard)
+            leads_out = not resolved(folder / shard).is_relative_to(root)
+        except PathError as error:
+            _refuse(path, f"a shard cannot be opened: {error}")
+        if is_missing:
+            _refuse(path, f"the shard {shard} is missing")
+        if leads_out:
+            _refuse(path, f"the shard {shard} is a link that leads out of the folder")
+        found = read(checked_file(folder, shard))
         expected = {key for key, file in weight_map.items() if file == shard}
         if found.keys() != expected:
             key = min(found.keys() ^ expected)
@@ -183,56 +229,8 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tens
     return tensors
 
 
-def _shard_file(folder: Path, shard: str, *, index: Path) -> Path:
-    """The path of a file that an index names: inside the folder, also when links are followed."""
-    if shard != os.path.basename(shard) or shard in ("", ".", "..") or "\\" in shard or "\0" in shard:
-        _refuse(index, f"{shard!r} is not a plain file name; shards must be in the folder of the index")
-    try:
-        is_missing = not lexists(folder / shard)
-        leads_out = not resolved(folder / shard).is_relative_to(_allowed_root(folder))
-    except PathError as error:
-        _refuse(index, f"a shard cannot be opened: {error}")
-    if is_missing:
-        _refuse(index, f"the shard {shard} is missing")
-    if leads_out:
-        _refuse(index, f"the shard {shard} is a link that leads out of the folder")
-    return checked_file(folder, shard)
-
-
-def _allowed_root(folder: Path) -> Path:
-    """The folder itself; in the hub's cache the model's folder, where snapshots link to ``blobs``."""
-    folder = resolved(folder)
-    snapshots = folder.parent
-    cached = snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--")
-    return snapshots.parent if cached else folder
-
-
-def _checked_metadata(path: Path) -> dict[str, Any]:
-    """The metadata of a safetensors file, whose length is compared with the one that its header states."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if length > min(size - 8, _MAX_HEADER_BYTES):
-            _refuse(path, "not a safetensors file, or truncated within its header; download it again")
-        header = file.read(length)
-    try:
-        entries = json.loads(header)
-        ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
-        expected = 8 + length + max(ends, default=0)
-        metadata = dict(entries.get("__metadata__", {}))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        _refuse(path, "the safetensors header is damaged; download it again")
-    if size < expected:
-        _refuse(path, f"truncated: {size} of {expected} bytes; download it again")
-    if size > expected:
-        _refuse(path, f"{size - expected} bytes too many at the end; download it again")
-    return metadata
-
-
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     """A ``pytorch_model.bin``, read by torch's restricted unpickler: no code of the file ever runs."""
-    _refuse_other_content(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the pickle's protocol; the outcome is judged below
@@ -245,10 +243,6 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     except _BROKEN_PICKLE as error:
         reason = str(error).partition("\n")[0][:160]
         _refuse(path, f"damaged or truncated ({type(error).__name__}: {reason}); download it again")
-    return _only_tensors(path, content)
-
-
-def _only_tensors(path: Path, content: object) -> dict[str, Tensor]:
     if not isinstance(content, dict):
         _refuse(path, f"expected a mapping from names to tensors, found a {type(content).__name__}")
     for name, value in content.items():
@@ -257,21 +251,6 @@ def _only_tensors(path: Path, content: object) -> dict[str, Tensor]:
         if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
             _refuse(path, f"{name} is not a plain dense tensor")
     return {name: value.detach() for name, value in content.items()}
-
-
-def _refuse_other_content(path: Path) -> None:
-    """Refuses what is often found in place of a file: nothing, a git-lfs pointer, a web page."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(256)
-    except OSError as error:
-        _refuse(path, f"cannot be read ({error.strerror})")
-    if start == b"":
-        _refuse(path, "empty (0 bytes): a download or copy failed; download it again")
-    if start.startswith(b"version https://git-lfs"):
-        _refuse(path, "a git-lfs pointer, not the file itself; run `git lfs pull` in its folder")
-    if start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        _refuse(path, "a web page (HTML): a download failed; download it again")
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -319,10 +298,17 @@ class LoadReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """Tensors by our parameter names (those in ``report.new`` are absent) and the report."""
+    """What a checkpoint holds for a model.
+
+    Attributes:
+        tensors: by our parameter names; those in ``report.new`` are absent.
+        report: what became of each key.
+        problems: why the checkpoint does not fit the model, as messages; none if ``match_weights`` was strict.
+    """
 
     tensors: dict[str, Tensor]
     report: LoadReport
+    problems: tuple[str, ...] = ()
 
 
 def match_weights(
@@ -331,19 +317,21 @@ def match_weights(
     *,
     shapes: Mapping[str, torch.Size],
     family: Family,
-    head_may_be_new: bool,
+    head_may_be_new: bool = False,
     ignore_head: bool = False,
     dtype: torch.dtype = torch.float32,
+    strict: bool = True,
 ) -> Matched:
     """Finds the tensors of every parameter in a checkpoint.
 
     Args:
         tensors: the file's tensors by the file's names.
-        names: our parameter name -> full HF names (``registry.parameter_map``).
+        names: our parameter name -> full HF names (``families.parameter_map``).
         shapes: the shape of each of our parameters.
         head_may_be_new: whether parameters of ``head.`` may be missing or of another shape (training); they are listed.
         ignore_head: the file's head belongs to another task: drop it even where names and shapes fit.
         dtype: of the tensors that are returned, whatever the file's is.
+        strict: raise an exception for problems; otherwise they are returned.
 
     Returns:
         Tensors of that dtype, query, key and value concatenated.
@@ -351,118 +339,60 @@ def match_weights(
     Raises:
         CheckpointError: naming every unknown key, missing tensor, wrong shape or tensor with NaN or infinity.
     """
-    matched, problems = compare_weights(
-        tensors,
-        names,
-        shapes=shapes,
-        family=family,
-        head_may_be_new=head_may_be_new,
-        ignore_head=ignore_head,
-        dtype=dtype,
-    )
-    if problems:
-        raise CheckpointError(_listing("the checkpoint does not fit the model", problems))
-    return matched
-
-
-def compare_weights(
-    tensors: Mapping[str, Tensor],
-    names: Mapping[str, tuple[str, ...]],
-    *,
-    shapes: Mapping[str, torch.Size],
-    family: Family,
-    head_may_be_new: bool = False,
-    ignore_head: bool = False,
-    dtype: torch.dtype = torch.float32,
-) -> tuple[Matched, list[str]]:
-    """What ``match_weights`` finds, with its problems as messages in place of an exception."""
     wanted = {source for sources in names.values() for source in sources}
-    by_name, clashes = _full_names(tensors, wanted, family)
-    problems = list(clashes.values())
-    head = {ours for ours in names if ours.startswith("head.")}
+    keys: dict[str, str] = {}  # full HF name -> the file's key
+    unused = set(tensors)
+    problems: list[str] = []
+    for key in tensors:
+        current = current_name(key)
+        full = current if current in wanted else family.prefix + current
+        if full in keys:
+            problems.append(f"{full} appears twice: as {keys[full]} and as {key}")
+            unused.remove(key)
+        elif full in wanted:
+            keys[full] = key
     found: dict[str, Tensor] = {}
+    loaded: list[str] = []
     new: list[str] = []
-    for ours, sources in names.items():
-        foreign = ignore_head and ours in head and not any(s.startswith(family.prefix) for s in sources)
-        parts = {} if foreign else {s: tensors[by_name[s]] for s in sources if s in by_name}
-        part_shape = [shapes[ours][0] // len(sources), *shapes[ours][1:]]
-        misfits = [_misfit(source, parts.get(source), part_shape) for source in sources]
-        faults = [fault for fault in misfits if fault is not None]
-        if faults and head_may_be_new and ours in head:
+    for parameter, sources in names.items():
+        in_head = parameter.startswith("head.")
+        is_ignored = ignore_head and in_head and not any(source.startswith(family.prefix) for source in sources)
+        shape = [shapes[parameter][0] // len(sources), *shapes[parameter][1:]]
+        faults, parts = [], []
+        for source in sources:
+            part = None if is_ignored or source not in keys else tensors[keys[source]]
+            if part is None:
+                faults.append(f"missing tensor {source}")
+            elif list(part.shape) != shape:
+                faults.append(f"{source} has shape {list(part.shape)}, expected {shape}")
+            elif not part.is_floating_point():
+                faults.append(f"{source} has dtype {part.dtype}, expected floating point numbers")
+            else:
+                parts.append(part.to(dtype, copy=True))
+        if faults and in_head and head_may_be_new:
             new += sources
             continue
-        converted = {} if faults else {source: part.to(dtype, copy=True) for source, part in parts.items()}
-        faults += [fault for source, part in converted.items() if (fault := _unusable(source, part)) is not None]
+        if not faults:
+            broken = [source for source, part in zip(sources, parts, strict=True) if not torch.isfinite(part).all()]
+            faults = [_NOT_FINITE.format(name=source, dtype=dtype) for source in broken]
         problems += faults
         if not faults:
-            found[ours] = torch.cat([converted[source] for source in sources])
-    loaded = sorted(source for ours in found for source in names[ours])
-    claimed = {by_name[s] for ours in names if ours not in head for s in names[ours] if s in by_name}
-    unused = set(tensors) - claimed - clashes.keys() - {by_name[s] for s in loaded}
-    dropped, ignored, unknown = _classify(unused, family)
-    problems += [f"unknown key {name}" for name in unknown]
+            found[parameter] = torch.cat(parts)
+            loaded += sources
+        if not faults or not in_head:
+            unused -= {keys[source] for source in sources if source in keys}
+    dropped, ignored, unknown = split_unused(family, unused)
+    problems += [f"unknown key {key}" for key in unknown]
+    if problems and strict:
+        raise CheckpointError(_listing("the checkpoint does not fit the model", problems))
     report = LoadReport(
-        loaded=tuple(loaded),
-        renamed=sum(by_name[source] != source for source in loaded),
+        loaded=tuple(sorted(loaded)),
+        renamed=sum(keys[source] != source for source in loaded),
         new=tuple(new),
         dropped=dropped,
         ignored=ignored,
     )
-    return Matched(tensors=found, report=report), problems
-
-
-def _full_names(
-    tensors: Mapping[str, Tensor], wanted: set[str], family: Family
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Full HF name -> the file's key, with old names replaced and a missing base prefix added.
-
-    And the keys whose full name another key has already -> that as a message.
-    """
-    names: dict[str, str] = {}
-    clashes: dict[str, str] = {}
-    for key in tensors:
-        current = current_name(key)
-        full = current if current in wanted else family.prefix + current
-        if full in names:
-            clashes[key] = f"{full} appears twice: as {names[full]} and as {key}"
-        elif full in wanted:
-            names[full] = key
-    return names, clashes
-
-
-def _classify(keys: set[str], family: Family) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Splits unused keys into dropped heads, ignored buffers and unknown ones."""
-    prefixes = droppable_prefixes(family)
-    dropped, ignored, unknown = [], [], []
-    for key in sorted(keys):
-        current = current_name(key)
-        if current.endswith(BUFFERS):
-            ignored.append(key)
-        elif current.startswith(prefixes) or (family.prefix + current).startswith(prefixes):
-            dropped.append(key)
-        else:
-            unknown.append(key)
-    return tuple(dropped), tuple(ignored), tuple(unknown)
-
-
-def _misfit(name: str, tensor: Tensor | None, expected: list[int]) -> str | None:
-    """Why a tensor cannot be the parameter, as a message; values are not checked."""
-    if tensor is None:
-        return f"missing tensor {name}"
-    if list(tensor.shape) != expected:
-        return f"{name} has shape {list(tensor.shape)}, expected {expected}"
-    if not tensor.is_floating_point():
-        return f"{name} has dtype {tensor.dtype}, expected floating point numbers"
-    return None
-
-
-def _unusable(name: str, tensor: Tensor) -> str | None:
-    if not torch.isfinite(tensor).all():
-        return (
-            f"{name} holds NaN or infinite values, or values too large for {tensor.dtype}: the checkpoint is damaged "
-            "or training diverged"
-        )
-    return None
+    return Matched(tensors=found, report=report, problems=tuple(problems))
 
 
 def checked_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
@@ -474,16 +404,16 @@ def checked_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dt
     Raises:
         CheckpointError: a tensor is of another kind than its dtype, or holds NaN or infinity.
     """
-    whole = [name for name, dtype in dtypes.items() if not dtype.is_floating_point]
-    faults = [_misfit(name, tensor, list(tensor.shape)) for name, tensor in tensors.items() if name not in whole]
-    faults += [
-        f"{name} has dtype {tensors[name].dtype}, expected {dtypes[name]}"
-        for name in whole
-        if tensors[name].dtype != dtypes[name]
-    ]
-    converted = {name: tensor.to(dtypes[name], copy=True) for name, tensor in tensors.items()}
-    faults += [_unusable(name, tensor) for name, tensor in converted.items()]
-    problems = [fault for fault in faults if fault is not None]
+    problems, converted = [], {}
+    for name, tensor in tensors.items():
+        dtype = dtypes[name]
+        if dtype.is_floating_point and not tensor.is_floating_point():
+            problems.append(f"{name} has dtype {tensor.dtype}, expected floating point numbers")
+        elif not dtype.is_floating_point and tensor.dtype != dtype:
+            problems.append(f"{name} has dtype {tensor.dtype}, expected {dtype}")
+        converted[name] = tensor.to(dtype, copy=True)
+        if not torch.isfinite(converted[name]).all():
+            problems.append(_NOT_FINITE.format(name=name, dtype=dtype))
     if problems:
         raise CheckpointError(_listing("task_head.safetensors cannot be used", problems))
     return converted

@@ -48,9 +48,9 @@ def hf_tensors(
     if state_dict.keys() != names.keys():
         raise KeyError(f"parameters and names differ in {sorted(state_dict.keys() ^ names.keys())}")
     tensors: dict[str, Tensor] = {}
-    for ours, tensor in state_dict.items():
-        parts = tensor.detach().tensor_split(len(names[ours]))
-        for name, part in zip(names[ours], parts, strict=True):
+    for parameter, tensor in state_dict.items():
+        parts = tensor.detach().tensor_split(len(names[parameter]))
+        for name, part in zip(names[parameter], parts, strict=True):
             tensors[name.removeprefix(strip_prefix)] = part.cpu().clone(memory_format=torch.contiguous_format)
     return tensors
 

@@ -1,1 +1,164 @@
-"""The encoder families that can be loaded and saved: one data file each, which defines ``FAMILY``."""
+"""The encoder families that can be loaded and saved: one data file each, which defines ``FAMILY``.
+
+This module reads them: config.json becomes our configuration, and our parameters get the names of Hugging Face. The
+names serve both ways: loading concatenates where one of our parameters has several sources (query, key and value),
+saving splits it again.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from importlib import import_module
+from pkgutil import iter_modules
+from types import MappingProxyType
+from typing import Any, get_args
+
+from bert_tasks.encoder.config import Activation, EncoderConfig, HeadConfig
+from bert_tasks.errors import CheckpointError
+from bert_tasks.families.base import BUFFERS, OLD_PARAMETERS, Family, KeyRow
+
+# The one key of ours in a config.json: task, settings, values fitted to data, version.
+CONFIG_KEY = "bert_tasks"
+
+_DATA_FILES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__) if module.name != "base"]
+FAMILIES: Mapping[str, Family] = MappingProxyType({file.FAMILY.model_type: file.FAMILY for file in _DATA_FILES})
+
+
+def family_of(hf_config: Mapping[str, Any]) -> Family:
+    """The family that a ``config.json`` names.
+
+    Raises:
+        CheckpointError: ``model_type`` is missing or unknown.
+    """
+    model_type = hf_config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise CheckpointError(f"config.json: model_type is {model_type!r}; supported are {', '.join(FAMILIES)}")
+    return FAMILIES[model_type]
+
+
+def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
+    """Translates a ``config.json``.
+
+    Raises:
+        CheckpointError: an unknown family, a value of the wrong type, or one that this encoder does not compute.
+    """
+    family = family_of(hf_config)
+    for name, only in family.only_values.items():
+        if hf_config.get(name, only) != only:
+            raise CheckpointError(f"config.json: {name} = {hf_config[name]!r} is not supported, only {only!r} is")
+    values = {field: _value(hf_config, name, default) for field, (name, default) in family.fields.items()}
+    supported = [name for name in get_args(Activation) if name != "tanh"]
+    if values["hidden_act"] not in supported:
+        raise CheckpointError(
+            f"config.json: activation {values['hidden_act']!r} is not supported; supported are {', '.join(supported)}"
+        )
+    if values["pad_token_id"] >= values["vocab_size"]:
+        raise CheckpointError(f"config.json: pad_token_id = {values['pad_token_id']!r} is not below vocab_size")
+    layers = values.pop("num_hidden_layers")
+    groups = values.pop("num_hidden_groups", layers)
+    embedding_size = values.setdefault("embedding_size", values["hidden_size"])
+    dropout = {}
+    for kind in ("sequence_dropout", "token_dropout", "span_dropout"):
+        options: Mapping[str, float | None] = getattr(family, kind)
+        stated = [name for name in options if hf_config.get(name, options[name]) is not None]
+        default = options[stated[0]] if stated else None
+        dropout[kind] = float(_value(hf_config, stated[0], 0.0 if default is None else default)) if stated else 0.0
+    derived = {
+        "project_embeddings": embedding_size != values["hidden_size"],
+        "layer_order": tuple(int(i / (layers / groups)) for i in range(layers)),
+        "position_offset": values["pad_token_id"] + 1 if family.positions_after_padding else 0,
+        "attention_output_dropout": values["hidden_dropout_prob"],
+        "feed_forward_dropout": values["hidden_dropout_prob"],
+        "has_pooler": family.pooler is not None,
+        "head": HeadConfig(
+            activation=family.head_activation,
+            dropout_before_dense=family.dropout_before_dense,
+            **dropout,
+        ),
+    }
+    try:
+        return EncoderConfig(**{**values, **derived, **family.options})
+    except ValueError as error:
+        raise CheckpointError(f"config.json: {error}") from None
+
+
+def _value(hf_config: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = hf_config.get(name, default)
+    kinds = (int, float) if isinstance(default, float) else (type(default),)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
+        raise CheckpointError(f"config.json: {name} = {value!r}, expected a {type(default).__name__}")
+    least = 1 if isinstance(default, int) and name not in ("type_vocab_size", "pad_token_id", "") else 0
+    if isinstance(value, int | float) and value < least:
+        raise CheckpointError(f"config.json: {name} = {value!r}, expected at least {least}")
+    return value
+
+
+def second_segment(hf_config: Mapping[str, Any]) -> int:
+    """The segment id of the second text of a pair: 1 where the family has segments and the model a row for it, else 0.
+
+    Raises:
+        CheckpointError: as for ``encoder_config``.
+    """
+    has_two = family_of(hf_config).has_segments and encoder_config(hf_config).type_vocab_size >= 2
+    return 1 if has_two else 0
+
+
+def parameter_map(family: Family, config: EncoderConfig, *, head: str, pooler: bool) -> dict[str, tuple[str, ...]]:
+    """Our parameter name -> the full HF names of its parts, in the order of concatenation.
+
+    Args:
+        head: a kind of head of ``Family.heads``; any other, such as ``base``, stands for an encoder alone.
+        pooler: whether the encoder carries a pooler of its own (``base`` only).
+    """
+    rows = [replace(row, hf_modules=tuple(family.prefix + name for name in row.hf_modules)) for row in family.keys]
+    if pooler and family.pooler is not None:
+        rows.append(KeyRow("pooler", (family.prefix + family.pooler,)))
+    rows += family.heads.get(head, ())
+    return {
+        f"{row.module.format(i=i)}.{parameter}": tuple(f"{name.format(i=i)}.{parameter}" for name in row.hf_modules)
+        for row in rows
+        if row.only_with is None or getattr(config, row.only_with)
+        for i in range(max(config.layer_order) + 1 if "{i}" in row.module else 1)
+        for parameter in row.parameters
+    }
+
+
+def head_kind(hf_config: Mapping[str, Any]) -> str | None:
+    """The kind of head that the file's ``architectures`` names; None for classes this package does not know."""
+    family = family_of(hf_config)
+    named = hf_config.get("architectures")
+    first = named[0] if isinstance(named, list) and named else None
+    kinds = [kind for kind, architecture in family.architectures.items() if architecture == first]
+    return kinds[0] if kinds else None
+
+
+def pooler_is_there(family: Family, keys: Iterable[str]) -> bool:
+    """Whether a file of a base model holds its pooler, with or without the base prefix."""
+    wanted = {f"{family.prefix}{family.pooler}.weight", f"{family.pooler}.weight"}
+    return family.pooler is not None and not wanted.isdisjoint(keys)
+
+
+def current_name(key: str) -> str:
+    """A key of a file with the old names of layer norm parameters replaced."""
+    module, dot, parameter = key.rpartition(".")
+    return f"{module}{dot}{OLD_PARAMETERS.get(parameter, parameter)}" if dot else key
+
+
+def split_unused(family: Family, keys: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Splits the keys of a file that no parameter uses into dropped heads, ignored buffers and unknown ones.
+
+    A head may be left out when another one is wanted.
+    """
+    modules = [name for head in family.heads.values() for row in head for name in row.hf_modules]
+    if family.pooler is not None:
+        modules.append(family.prefix + family.pooler)
+    prefixes = (*family.pretraining, *(f"{name}." for name in modules))
+    dropped, ignored, unknown = [], [], []
+    for key in sorted(keys):
+        current = current_name(key)
+        if current.endswith(BUFFERS):
+            ignored.append(key)
+        elif current.startswith(prefixes) or (family.prefix + current).startswith(prefixes):
+            dropped.append(key)
+        else:
+            unknown.append(key)
+    return tuple(dropped), tuple(ignored), tuple(unknown)

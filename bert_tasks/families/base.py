@@ -2,8 +2,8 @@
 
 A family differs from BERT in names and values only: the names of Hugging Face's config fields and modules, the default
 values of its config class, the shape of its heads, and the options of the encoder that it uses. All of that is data
-here, read off transformers 5.23 and held against it by tests. registry.py reads the data; nothing outside this package
-knows a name of Hugging Face.
+here, read off transformers 5.23 and held against it by tests. Nothing outside this package knows a name of Hugging
+Face.
 
 Our module names are those of ``Encoder`` and ``TaskModel``: ``stack.`` is the encoder, ``pooler`` and ``head.`` stand
 beside it, and ``{i}`` is the index of a layer's parameters.
@@ -35,14 +35,14 @@ class KeyRow:
     """The parameters of one of our modules, and the modules of Hugging Face that hold them.
 
     Attributes:
-        ours: our module.
-        theirs: the modules whose tensors are concatenated along dimension 0; saving splits them again.
+        module: ours.
+        hf_modules: those of Hugging Face whose tensors are concatenated along dimension 0; saving splits them again.
         parameters: the module's parameters, which have the same names on both sides.
         only_with: the field of ``EncoderConfig`` without which (or at 0) the model has no such module; None: always.
     """
 
-    ours: str
-    theirs: tuple[str, ...]
+    module: str
+    hf_modules: tuple[str, ...]
     parameters: tuple[str, ...] = WEIGHT_AND_BIAS
     only_with: str | None = None
 

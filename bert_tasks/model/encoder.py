@@ -22,7 +22,7 @@ from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.layers import TransformerEncoder, initialize
 from bert_tasks.encoder.packing import Padded
-from bert_tasks.families.registry import (
+from bert_tasks.families import (
     CONFIG_KEY,
     encoder_config,
     family_of,

@@ -30,7 +30,7 @@ from bert_tasks.checkpoints.save import read_head_tensors
 from bert_tasks.data.readers import ReadOptions, loaded_options, stored_options
 from bert_tasks.encoder.heads import reordered
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.families.registry import (
+from bert_tasks.families import (
     CONFIG_KEY,
     encoder_config,
     family_of,

@@ -32,7 +32,7 @@ from bert_tasks.encoder.layers import TransformerEncoder, initialize
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import return_freed_memory
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.families.registry import encoder_config, family_of, parameter_map, second_segment
+from bert_tasks.families import encoder_config, family_of, parameter_map, second_segment
 from bert_tasks.model.encoder import PaddedInputs, padded_inputs
 from bert_tasks.model.pretrained import (
     CheckpointFolder,

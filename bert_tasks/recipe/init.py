@@ -24,7 +24,7 @@ from bert_tasks.data.readers import ReadOptions, column_names
 from bert_tasks.data.splits import DataSpec, load_splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.families.registry import encoder_config
+from bert_tasks.families import encoder_config
 from bert_tasks.paths import exists, is_file, is_folder, with_home
 from bert_tasks.recipe.schema import load_task_class
 from bert_tasks.recipe.source import Source, read_source

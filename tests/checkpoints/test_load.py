@@ -16,7 +16,7 @@ from bert_tasks.checkpoints.load import Matched, match_weights
 from bert_tasks.encoder.heads import PerTokenHead, SequenceHead
 from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.errors import CheckpointError
-from bert_tasks.families.registry import encoder_config, family_of, parameter_map
+from bert_tasks.families import encoder_config, family_of, parameter_map
 from bert_tasks.model.encoder import Encoder
 from support.hf_models import FAMILIES, HEADS, PREFIX, Head, hf_class, hf_config, hf_model
 

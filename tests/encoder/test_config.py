@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bert_tasks.families.registry import encoder_config
+from bert_tasks.families import encoder_config
 
 
 def test_sizes_that_follow_from_others() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bert_tasks.families.registry import FAMILIES
+from bert_tasks.families import FAMILIES
 from support.sources import Source, package_sources
 
 
@@ -15,7 +15,7 @@ def parameter_names() -> set[str]:
     names: set[str] = set()
     for family in FAMILIES.values():
         rows = [*family.keys, *(row for head in family.heads.values() for row in head)]
-        names |= {name.rpartition("{i}.")[2] for row in rows for name in row.theirs}
+        names |= {name.rpartition("{i}.")[2] for row in rows for name in row.hf_modules}
         names |= {family.prefix, *family.pretraining, *filter(None, [family.pooler])}
     return {name for name in names if re.search(r"[._A-Z]", name.rstrip("."))}
 

@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoConfig
 
-from bert_tasks.families.registry import encoder_config
+from bert_tasks.families import encoder_config
 from support.hf_models import FAMILIES
 
 

@@ -20,7 +20,7 @@ from bert_tasks.encoder import attention, heads
 from bert_tasks.encoder.config import Activation
 from bert_tasks.encoder.layers import ACTIVATIONS, Layer
 from bert_tasks.encoder.packing import Layout, Packed, Selection
-from bert_tasks.families.registry import parameter_map
+from bert_tasks.families import parameter_map
 from bert_tasks.model import encoder as shaped
 from bert_tasks.model.task_model import TaskModel
 from support import parity

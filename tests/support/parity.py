@@ -19,7 +19,7 @@ from bert_tasks.data.columns import Column, Row
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch, pack
-from bert_tasks.families.registry import encoder_config, family_of, parameter_map
+from bert_tasks.families import encoder_config, family_of, parameter_map
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification, Task

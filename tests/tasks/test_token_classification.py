@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.families.registry import encoder_config
+from bert_tasks.families import encoder_config
 from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.token_classification.task import EntitySpan, TokenClassification, TokenPrediction, entity_spans
 from support.hf_models import hf_config
