@@ -15,7 +15,6 @@ from bert_tasks.report.comparison import Comparison, check_comparable, compared
 from bert_tasks.report.page import comparison_page, run_page
 from bert_tasks.report.results import FileResults, Results, file_cells, results_of, results_on_file
 from bert_tasks.run_dir import files as outputs
-from bert_tasks.tasks.report_data import RowResult
 
 _FORMATS = ("jsonl", *DELIMITERS)
 _OWN = ("line", "set", "label", "prediction", "score")
@@ -119,9 +118,20 @@ def make_report(
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     if not folders:
         raise UsageError("no run: name at least one output folder of `bert-tasks train`")
-    page_path, mistakes_path = _page_path(folders, output), None if mistakes is None else Path(mistakes)
+    default = folders[0] / outputs.REPORT if len(folders) == 1 else Path(outputs.REPORT)
+    page_path = default if output is None else Path(output)
+    if page_path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"{page_path}: expected a name that ends in .html for the report")
+    if output is not None and not is_folder(page_path.absolute().parent):
+        raise UsageError(f"{page_path}: there is no folder {page_path.parent} for the report; make it first")
+    mistakes_path = None if mistakes is None else Path(mistakes)
     if data is None:
-        _refuse_without_data(by, reading)
+        if by:
+            raise UsageError(f"--by {by[0]} selects a column of a file: name the file with --data")
+        options = {} if reading is None else vars(reading)
+        stated = [name for name, value in options.items() if value not in (None, {})]
+        if stated:
+            raise UsageError(f"{', '.join(stated)}: this says how a file is read; name the file with --data")
     if mistakes_path is not None:
         check_mistakes_file(mistakes_path, [page_path, *([] if data is None else [Path(data)])])
     found = gather(folders, given)
@@ -146,26 +156,6 @@ def make_report(
         on_file=on_file,
         mistakes=written,
     )
-
-
-def _page_path(folders: Sequence[Path], output: str | Path | None) -> Path:
-    default = folders[0] / outputs.REPORT if len(folders) == 1 else Path(outputs.REPORT)
-    path = default if output is None else Path(output)
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"{path}: expected a name that ends in .html for the report")
-    if output is not None and not is_folder(path.absolute().parent):
-        raise UsageError(f"{path}: there is no folder {path.parent} for the report; make it first")
-    return path
-
-
-def _refuse_without_data(by: Sequence[str], reading: ReadOptions | None) -> None:
-    """Refuses options about a file where none is given."""
-    if by:
-        raise UsageError(f"--by {by[0]} selects a column of a file: name the file with --data")
-    options = {} if reading is None else vars(reading)
-    stated = [name for name, value in options.items() if value not in (None, {})]
-    if stated:
-        raise UsageError(f"{', '.join(stated)}: this says how a file is read; name the file with --data")
 
 
 def _run_results(run: Run) -> dict[str, Results]:
@@ -198,7 +188,13 @@ def check_mistakes_file(path: Path, others: Sequence[Path]) -> None:
 
 
 def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_file: FileResults | None) -> int:
-    """Writes the mistakes on the file, else those on the validation rows; returns how many there are."""
+    """Writes the rows whose prediction is wrong, those with the highest score first.
+
+    They are those of the file, else those of the validation rows. A column ``label`` of the input is not written twice.
+
+    Returns:
+        The number of mistakes.
+    """
     if on_file is not None:
         if on_file.results is None:
             raise UsageError(f"{path}: the task of {run.folder} does not say which rows are wrong; use `predict`")
@@ -209,46 +205,26 @@ def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_fil
             raise UsageError(f"{run.folder}: there are no predictions to write mistakes of. {reasons}".strip())
         columns = [] if run.task is None else run.task.columns
         sets, label_column = dict(results), next((column.name for column in columns if column.is_label), None)
-    return write_mistakes(
-        path, [(name, row) for name, each in sets.items() for row in each.sections.results], label_column
-    )
-
-
-def write_mistakes(path: Path, results: Sequence[tuple[str, RowResult]], label_column: str | None) -> int:
-    """Writes the rows whose prediction is wrong, those with the highest score first.
-
-    Args:
-        path: a .csv, .tsv or .jsonl file.
-        results: of the rows of all data sets, each with the name of its set.
-        label_column: the column of the input whose values ``label`` repeats; it is not written twice.
-
-    Returns:
-        The number of mistakes.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    wrong = sorted((one for one in results if not one[1].is_correct), key=lambda one: -one[1].score)
-    is_named = len({name for name, _ in results}) > 1
-    rows = [_mistake(name if is_named else None, result, label_column) for name, result in wrong]
+    all_results = [(name, result) for name, each in sets.items() for result in each.sections.results]
+    wrong = sorted((one for one in all_results if not one[1].is_correct), key=lambda one: -one[1].score)
+    is_named = len({name for name, _ in all_results}) > 1
+    rows: list[dict[str, Any]] = []
+    for name, result in wrong:
+        given = {
+            f"{_INPUT}{key}" if key in _OWN else key: value
+            for key, value in file_cells(result.row).items()
+            if not (key == label_column == "label")
+        }
+        own = {"label": result.label, "prediction": result.prediction, "score": result.score}
+        rows.append({"line": result.row.get("line"), **({"set": name} if is_named else {}), **given, **own})
     with whole_file(path) as file:
         if path.suffix == ".jsonl":
             file.writelines(map(json_line, rows))
             return len(rows)
         tables = [flat(row) for row in rows]
-        given = dict.fromkeys(name for row in tables for name in row if name not in _OWN)
         first, last = ["line", *(["set"] if is_named else [])], list(_OWN[2:])
-        writer = TableWriter(file, [*first, *given, *last], DELIMITERS[path.suffix[1:]], raw=False)
+        given_names = dict.fromkeys(name for row in tables for name in row if name not in _OWN)
+        writer = TableWriter(file, [*first, *given_names, *last], DELIMITERS[path.suffix[1:]], raw=False)
         for row in tables:
             writer.write(row)
     return len(rows)
-
-
-def _mistake(name: str | None, result: RowResult, label_column: str | None) -> dict[str, Any]:
-    given = {
-        f"{_INPUT}{key}" if key in _OWN else key: value
-        for key, value in file_cells(result.row).items()
-        if not (key == label_column == "label")
-    }
-    own = {"label": result.label, "prediction": result.prediction, "score": result.score}
-    return {"line": result.row.get("line"), **({} if name is None else {"set": name}), **given, **own}

@@ -6,6 +6,7 @@ the same (their fingerprints are in run.json). What cannot be told is reported a
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,13 @@ def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]
     names = [place.name for place in places]
     if len(set(names)) < len(names):
         names = list(map(str, found))
-    metadata = [_metadata(folder) for folder in found]  # of all runs, before any model predicts
+    metadata: list[dict[str, Any]] = []
+    for folder in found:  # of all runs, before any model predicts
+        known = outputs.read_run_metadata(folder)
+        if known is None:
+            what = missing_path(folder, "folder") if not exists(folder) else f"no run here ({outputs.RUN} is missing)"
+            raise UsageError(f"{folder}: {what}; give the output folder of `bert-tasks train`")
+        metadata.append(known)
     return [_run(folder, name, known, given) for folder, name, known in zip(found, names, metadata, strict=True)]
 
 
@@ -153,24 +160,24 @@ def _runs_in(folder: Path) -> list[Path]:
         raise UsageError(f"{folder / SEEDS} is damaged: name the runs, {folder}/seed-N") from None
 
 
-def _metadata(folder: Path) -> dict[str, Any]:
-    metadata = outputs.read_run_metadata(folder)
-    if metadata is None:
-        what = missing_path(folder, "folder") if not exists(folder) else f"no run here ({outputs.RUN} is missing)"
-        raise UsageError(f"{folder}: {what}; give the output folder of `bert-tasks train`")
-    return metadata
-
-
 def _run(folder: Path, name: str, metadata: dict[str, Any], given: GivenRows | None) -> Run:
     recipe, summary = folder / outputs.RECIPE, outputs.read_summary(folder)
     predicted, task, missing = _predicted(folder, metadata, given)
+    if task is None:
+        with suppress(BertTasksError):
+            task = stated_task(CheckpointFolder.open(folder / outputs.MODEL))
     if summary is None:
-        unfinished = (
-            "The run is unfinished: metrics are of the latest evaluation, all else is of the best model so far."
+        missing.insert(
+            0, "The run is unfinished: metrics are of the latest evaluation, all else is of the best model so far."
         )
-        missing = [unfinished, *missing]
     elif task is not None:
-        missing = [*missing, *_differences(summary["metrics"], predicted, task)]
+        for one in predicted:  # does the saved model reproduce the run's own metric?
+            key = metric_key(one.name, task.primary_metric)
+            now, then = task.metrics(one.predictions, one.rows)[task.primary_metric], summary["metrics"].get(key)
+            if then is not None and abs(now - then) > _TOLERANCE * max(1.0, abs(then)):
+                missing.append(
+                    f"The saved model now gives {key} = {now:.6g}; at the end of training it was {then:.6g}."
+                )
     return Run(
         folder=folder,
         name=name,
@@ -178,17 +185,10 @@ def _run(folder: Path, name: str, metadata: dict[str, Any], given: GivenRows | N
         events=outputs.read_events(folder),
         summary=summary,
         recipe=recipe.read_text(encoding="utf-8") if is_file(recipe) else None,
-        task=_stated_task(folder / outputs.MODEL) if task is None else task,
+        task=task,
         predicted=tuple(predicted),
         missing=tuple(missing),
     )
-
-
-def _stated_task(model: Path) -> Task | None:
-    try:
-        return stated_task(CheckpointFolder.open(model))
-    except BertTasksError:
-        return None
 
 
 def _predicted(
@@ -223,14 +223,3 @@ def _predicted(
         predictions = list(model.predict_rows(rows))
         found.append(PredictedSet(name=name, source=table.source, rows=rows, predictions=predictions))
     return found, model.task if found else None, missing
-
-
-def _differences(metrics: Mapping[str, float | None], predicted: Sequence[PredictedSet], task: Task) -> list[str]:
-    """A remark for each set on which the saved model does not reproduce the run's own metric."""
-    found = []
-    for one in predicted:
-        name = metric_key(one.name, task.primary_metric)
-        now, then = task.metrics(one.predictions, one.rows)[task.primary_metric], metrics.get(name)
-        if then is not None and abs(now - then) > _TOLERANCE * max(1.0, abs(then)):
-            found.append(f"The saved model now gives {name} = {now:.6g}; at the end of training it was {then:.6g}.")
-    return found

@@ -80,6 +80,11 @@ def check_comparable(runs: Sequence[Run]) -> None:
     Raises:
         UsageError: naming the two runs, and on what they differ.
     """
+
+    def rows(run: Run) -> str:
+        splits = {split: data for split, data in run.metadata["data"].items() if split != "train"}
+        return ", ".join(f"{data['source']} {data['fingerprint'][:8]}" for data in splits.values())
+
     first = runs[0]
     for other in runs[1:]:
         if other.metadata["task"] != first.metadata["task"]:
@@ -89,73 +94,51 @@ def check_comparable(runs: Sequence[Run]) -> None:
             )
         if other.fingerprints() != first.fingerprints():
             raise UsageError(
-                f"{first.name} and {other.name} were validated on different rows ({_rows(first)}; {_rows(other)}): "
+                f"{first.name} and {other.name} were validated on different rows ({rows(first)}; {rows(other)}): "
                 "their scores cannot be compared. Make a report for each alone, or set data.validation to give runs "
                 "with different seeds the same validation rows"
             )
 
 
-def _rows(run: Run) -> str:
-    splits = {split: data for split, data in run.metadata["data"].items() if split != "train"}
-    return ", ".join(f"{data['source']} {data['fingerprint'][:8]}" for data in splits.values())
-
-
 def compared(runs: Sequence[Run], results: Sequence[Mapping[str, Results]]) -> list[Comparison]:
     """One comparison for each validation set that all runs have results on."""
-    shared = [name for name in results[0] if all(name in other for other in results)]
-    return [_compared(name, [run.name for run in runs], [each[name] for each in results]) for name in shared]
+    comparisons = []
+    for name, first in results[0].items():
+        if not all(name in other for other in results):
+            continue
+        metric = first.sections.headline[0]
+        others = [
+            _against_first(run.name, first, each[name], metric) for run, each in zip(runs[1:], results[1:], strict=True)
+        ]
+        adjusted = iter(holm([one.p for one in others if one.p is not None]))
+        rows = [one if one.p is None else replace(one, p_adjusted=next(adjusted)) for one in others]
+        comparison = Comparison(
+            name=name,
+            metric=metric,
+            rows=first.rows,
+            unit=first.sections.unit,
+            percent=first.sections.percent,
+            test=MCNEMAR if metric == "accuracy" else RANDOMISATION,
+            runs=(ComparedRun(run=runs[0].name, value=first.estimates[metric]), *rows),
+        )
+        comparisons.append(comparison)
+    return comparisons
 
 
-def _compared(name: str, names: Sequence[str], results: Sequence[Results]) -> Comparison:
-    first = results[0]
-    metric = first.sections.headline[0]
-    test = MCNEMAR if metric == "accuracy" else RANDOMISATION
-    compare = _by_mcnemar if test == MCNEMAR else _by_randomisation
-    others = [
-        compare(run, first, one, metric)
-        if metric in one.estimates
-        else ComparedRun(run=run, value=Estimate(value=None), no_p=f"it has no {metric}")
-        for run, one in zip(names[1:], results[1:], strict=True)
-    ]
-    adjusted = iter(holm([one.p for one in others if one.p is not None]))
-    rows = [one if one.p is None else replace(one, p_adjusted=next(adjusted)) for one in others]
-    runs = (ComparedRun(run=names[0], value=first.estimates[metric]), *rows)
-    return Comparison(
-        name=name,
-        metric=metric,
-        rows=first.rows,
-        unit=first.sections.unit,
-        percent=first.sections.percent,
-        test=test,
-        runs=runs,
-    )
-
-
-def _by_mcnemar(run: str, first: Results, other: Results, metric: str) -> ComparedRun:
-    pairs = list(zip(first.sections.results, other.sections.results, strict=True))
-    only_first = sum(a.is_correct and not b.is_correct for a, b in pairs)
-    only_this = sum(b.is_correct and not a.is_correct for a, b in pairs)
-    return ComparedRun(
-        run=run,
-        value=other.estimates[metric],
-        difference=difference(first.sections.measure, other.sections.measure, metric),
-        p=mcnemar_p(only_first, only_this),
-        only_first=only_first,
-        only_this=only_this,
-    )
-
-
-def _by_randomisation(run: str, first: Results, other: Results, metric: str) -> ComparedRun:
-    """Predictions can be swapped where both runs count the same labels."""
+def _against_first(run: str, first: Results, other: Results, metric: str) -> ComparedRun:
+    """Accuracy by McNemar's test; other metrics by swapping predictions, if both runs count the same labels."""
+    if metric not in other.estimates:
+        return ComparedRun(run=run, value=Estimate(value=None), no_p=f"it has no {metric}")
     one, two = first.sections.measure, other.sections.measure
-    same = (one.labels, one.names) == (two.labels, two.names)
-    found = randomisation_test(one, two, metric) if same else None
-    reason = f"{metric} has no value in one of the two" if same else "its labels are not those of the first run"
-    return ComparedRun(
-        run=run,
-        value=other.estimates[metric],
-        difference=difference(first.sections.measure, other.sections.measure, metric),
-        p=None if found is None else found.p,
-        draws=None if found is None else found.draws,
-        no_p="" if found is not None else reason,
-    )
+    found = ComparedRun(run=run, value=other.estimates[metric], difference=difference(one, two, metric))
+    if metric == "accuracy":
+        pairs = list(zip(first.sections.results, other.sections.results, strict=True))
+        only_first = sum(a.is_correct and not b.is_correct for a, b in pairs)
+        only_this = sum(b.is_correct and not a.is_correct for a, b in pairs)
+        return replace(found, p=mcnemar_p(only_first, only_this), only_first=only_first, only_this=only_this)
+    if (one.labels, one.names) != (two.labels, two.names):
+        return replace(found, no_p="its labels are not those of the first run")
+    test = randomisation_test(one, two, metric)
+    if test is None:
+        return replace(found, no_p=f"{metric} has no value in one of the two")
+    return replace(found, p=test.p, draws=test.draws)

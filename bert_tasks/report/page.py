@@ -135,9 +135,9 @@ def _comparison_page(
 
 def _side_by_side(name: str, results: Sequence[Mapping[str, Results]]) -> dict[str, Any]:
     """F1 of every label in every run."""
-    tables = [{row.label: row.f1 for row in each[name].table} for each in results]
+    tables = [{row.name: row.scores["f1"] for row in each[name].table} for each in results]
     rows = [
-        (row.label, row.support, [table.get(row.label, Estimate(value=None)) for table in tables])
+        (row.name, row.count, [table.get(row.name, Estimate(value=None)) for table in tables])
         for row in results[0][name].table
     ]
     return {"name": name, "word": results[0][name].sections.label_word, "rows": rows}
@@ -158,8 +158,8 @@ def _part(results: Results, share: int) -> Results:
     if share == 1:
         return results
     most = max(1, len(results.table) // share)
-    frequent = {row.label for row in sorted(results.table, key=lambda row: -row.support)[:most]}
-    table = tuple(row for row in results.table if row.label in frequent)
+    frequent = {row.name for row in sorted(results.table, key=lambda row: -row.count)[:most]}
+    table = tuple(row for row in results.table if row.name in frequent)
     sections, examples = results.sections, results.sections.examples
     if examples is not None:
         items = examples.items[: max(1, len(examples.items) // share)]

@@ -1,7 +1,6 @@
 """A task's figures with their intervals: on one data set, and on a labelled file by the values of its columns."""
 
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate_data
-from bert_tasks.metrics.tables import ClassRow, MetricTable
+from bert_tasks.metrics.tables import CLASS_SCORES, ClassRow, MetricTable
 from bert_tasks.model.inputs import as_trained, load_table
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import is_folder
@@ -31,19 +30,13 @@ Scores = Mapping[str, Estimate]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelRow:
-    """A class, label, entity type or tag; ``support``: how often it is in the labels."""
+class ScoreRow:
+    """The scores of some of the rows: of those with one label, of one kind, or with one value of a column.
 
-    label: str
-    precision: Estimate
-    recall: Estimate
-    f1: Estimate
-    support: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupRow:
-    """A kind of rows: its metrics and its number of rows."""
+    Attributes:
+        name: of the label (or entity type, or tag), the kind, or the value.
+        count: how many rows they are; for a label how often it is in the labels.
+    """
 
     name: str
     scores: Scores
@@ -64,9 +57,9 @@ class Results:
 
     sections: ReportSections
     estimates: Scores
-    table: tuple[LabelRow, ...] = ()
+    table: tuple[ScoreRow, ...] = ()
     left_out: int = 0
-    groups: tuple[GroupRow, ...] = ()
+    groups: tuple[ScoreRow, ...] = ()
 
     @classmethod
     def of(cls, sections: ReportSections, *, first: str = "") -> "Results":
@@ -80,18 +73,16 @@ class Results:
         if first in estimates:
             sections = replace(sections, headline=tuple(dict.fromkeys([first, *sections.headline])))
         table = tuple(
-            LabelRow(
-                label=label,
-                precision=estimates[f"precision\0{label}"],
-                recall=estimates[f"recall\0{label}"],
-                f1=estimates[f"f1\0{label}"],
-                support=support[label],
+            ScoreRow(
+                name=label,
+                scores={score: estimates[f"{score}\0{label}"] for score in CLASS_SCORES},
+                count=support[label],
             )
             for label in sections.labels
             if label in support
         )
         groups = tuple(
-            GroupRow(name=name, scores=bootstrap(measure), count=measure.statistics.rows)
+            ScoreRow(name=name, scores=bootstrap(measure), count=measure.statistics.rows)
             for name, measure in sections.groups.items()
         )
         left_out = len(sections.labels) - len(table)
@@ -111,23 +102,14 @@ class Results:
         """The metrics that are shown first and those of each label, without intervals."""
         overall = {name: one.value for name, one in self.headline.items() if one.value is not None}
         if self.groups:
-            names = tuple(self.groups[0].scores)
-            rows = tuple(
-                ClassRow(name=one.name, scores=tuple(score.value for score in one.scores.values()), support=one.count)
-                for one in self.groups
-            )
-            return MetricTable(overall=overall, word=self.sections.unit, columns=names, rows=rows)
-        rows = tuple(
-            ClassRow(name=one.label, scores=(one.precision.value, one.recall.value, one.f1.value), support=one.support)
-            for one in self.table
-        )
-        return MetricTable(overall=overall, word=self.sections.label_word, rows=rows)
+            return score_table(self.sections.unit, self.groups, overall)
+        return score_table(self.sections.label_word, self.table, overall)
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without the texts."""
         sections = self.sections
         optional = {
-            "table": [asdict(row) for row in self.table],
+            "table": [{"label": one.name, **_plain(one.scores), "support": one.count} for one in self.table],
             "groups": [{"name": one.name, **_plain(one.scores), "count": one.count} for one in self.groups],
             "confusion": None if sections.confusion is None else asdict(sections.confusion),
             "calibration": None if sections.calibration is None else asdict(sections.calibration),
@@ -154,13 +136,13 @@ def _plain(scores: Scores) -> dict[str, Any]:
     return {name: asdict(score) for name, score in scores.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slice:
-    """The rows with one value of a column, or with any of the values that have no row of their own."""
-
-    value: str
-    rows: int
-    scores: tuple[Estimate, ...]
+def score_table(word: str, rows: Sequence[ScoreRow], overall: Mapping[str, float]) -> MetricTable:
+    """The values for people, without intervals; ``word``: what a row stands for."""
+    found = tuple(
+        ClassRow(name=one.name, scores=tuple(score.value for score in one.scores.values()), support=one.count)
+        for one in rows
+    )
+    return MetricTable(overall=overall, word=word, columns=tuple(rows[0].scores) if rows else (), rows=found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,30 +151,23 @@ class Slices:
 
     Attributes:
         names: of the scores.
+        slices: a row for each value; the last may stand for all values that have no row of their own.
         others: how many values the last slice stands for; 0 where each value has its own.
     """
 
     column: str
     names: tuple[str, ...]
-    slices: tuple[Slice, ...]
+    slices: tuple[ScoreRow, ...]
     others: int
 
     def to_json(self) -> dict[str, Any]:
         """The column, and the scores of each value."""
-        values = [
-            {"value": one.value, "rows": one.rows, "scores": _plain(dict(zip(self.names, one.scores, strict=True)))}
-            for one in self.slices
-        ]
+        values = [{"value": one.name, "rows": one.count, "scores": _plain(one.scores)} for one in self.slices]
         return {"column": self.column, "values": values, "others": self.others}
 
     def lines(self) -> list[str]:
         """A table for people."""
-        rows = tuple(
-            ClassRow(name=one.value, scores=tuple(score.value for score in one.scores), support=one.rows)
-            for one in self.slices
-        )
-        table = MetricTable(overall={}, word=self.column, columns=self.names, rows=rows)
-        return [*table.class_lines("rows"), ""]
+        return [*score_table(self.column, self.slices, {}).class_lines("rows"), ""]
 
 
 def slices_by(
@@ -209,18 +184,33 @@ def slices_by(
     Raises:
         UsageError: no row has the column.
     """
-    values = _values(column, rows)
-    counted = Counter(values).most_common()
-    own = [value for value, _ in (counted if len(counted) <= MOST_VALUES else counted[: MOST_VALUES - 1])]
-    indices: dict[str, list[int]] = {value: [] for value in own}
-    rest: list[int] = []
-    for index, value in enumerate(values):
-        indices.get(value, rest).append(index)
-    others = len(counted) - len(own)
+    cells: Sequence[Mapping[str, Any]] = [file_cells(row) for row in rows]
+    if not any(column in row for row in cells):
+        own = dict.fromkeys(name for row in rows for name in row if name not in (PASSTHROUGH, "line"))
+        if column not in own:
+            known = list(dict.fromkeys(name for row in [*cells, own] for name in row))
+            raise UsageError(
+                f"--by {column}: no row has this column{did_you_mean(column, known)}; the columns are "
+                f"{', '.join(map(repr, known))}"
+            )
+        cells = rows
+    indices: dict[str, list[int]] = {}
+    for index, row in enumerate(cells):
+        value = row.get(column)
+        if value is None or value == "":
+            value = EMPTY
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        indices.setdefault(text, []).append(index)
+    chosen = sorted(indices.items(), key=lambda item: -len(item[1]))
+    others = 0
+    if len(chosen) > MOST_VALUES:
+        others = len(chosen) - (MOST_VALUES - 1)
+        rest = sorted(index for _, places in chosen[MOST_VALUES - 1 :] for index in places)
+        chosen = [*chosen[: MOST_VALUES - 1], (f"{others} others", rest)]
     slices = []
-    for value, chosen in [*indices.items(), *([(f"{others} others", rest)] if others else [])]:
-        scores = score(chosen)
-        slices.append(Slice(value=value, rows=len(chosen), scores=tuple(scores[name] for name in names)))
+    for text, places in chosen:
+        scores = score(places)
+        slices.append(ScoreRow(name=text, scores={name: scores[name] for name in names}, count=len(places)))
     return Slices(column=column, names=tuple(names), slices=tuple(slices), others=others)
 
 
@@ -231,30 +221,6 @@ def file_cells(row: Row) -> Mapping[str, Any]:
         return {name: value for name, value in row.items() if name != "line" and value is not None}
     cells: Mapping[str, Any] = json.loads(kept)
     return cells
-
-
-def _values(column: str, rows: Sequence[Row]) -> list[str]:
-    """The text of the column in each row."""
-    cells: list[Mapping[str, Any]] = [file_cells(row) for row in rows]
-    names = list(dict.fromkeys(name for row in cells for name in row))
-    own = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in (PASSTHROUGH, "line")]
-    if column not in names:
-        if column not in own:
-            known = list(dict.fromkeys([*names, *own]))
-            raise UsageError(
-                f"--by {column}: no row has this column{did_you_mean(column, known)}; the columns are "
-                f"{', '.join(map(repr, known))}"
-            )
-        cells = list(rows)
-    values = [row.get(column) for row in cells]
-    return [
-        EMPTY
-        if value is None or value == ""
-        else value
-        if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False)
-        for value in values
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)

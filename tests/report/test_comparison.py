@@ -90,8 +90,8 @@ def test_runs_that_predict_other_types_are_compared():
     labels = [("B-X", "O", "O"), ("O", "B-Y", "O"), ("B-X", "B-Y", "O")] * 8
     straying = [("B-X", "B-Z", "O")] * 24
     first, second = (tagged(task, labels, predictions) for predictions in (straying, labels))
-    assert [row.label for row in first.table] == ["X", "Y", "Z"]
-    assert [(row.label, row.support) for row in second.table] == [("X", 16), ("Y", 16)]
+    assert [row.name for row in first.table] == ["X", "Y", "Z"]
+    assert [(row.name, row.count) for row in second.table] == [("X", 16), ("Y", 16)]
     assert (first.left_out, second.left_out) == (0, 0)
     (_, one) = compare(first, second).runs
     assert (one.p, one.no_p) == (1 / 10_001, "")

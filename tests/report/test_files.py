@@ -54,11 +54,11 @@ def test_figures_are_those_of_evaluate(run_of, file_of, tmp_path, name):
     assert known
     (channels,) = found.slices
     counted = {value: sum(row["channel"] == value for row in rows) for value in EXTRA}
-    assert {one.value: one.rows for one in channels.slices} == {EMPTY if v is None else v: counted[v] for v in EXTRA}
+    assert {one.name: one.count for one in channels.slices} == {EMPTY if v is None else v: counted[v] for v in EXTRA}
     for one in channels.slices:
-        part = [row for row in rows if (EMPTY if row["channel"] is None else row["channel"]) == one.value]
+        part = [row for row in rows if (EMPTY if row["channel"] is None else row["channel"]) == one.name]
         expected = evaluate(run_of(name) / "model", part)
-        for metric, score in zip(channels.names, one.scores, strict=True):
+        for metric, score in one.scores.items():
             if metric in expected and score.value is not None:
                 assert score.value == pytest.approx(expected[metric], abs=1e-4)  # other batches, other last digits
 
@@ -190,10 +190,10 @@ def test_every_row_is_in_one_slice(values):
 
     found = slices_by("c", rows, score, ["n"])
     assert sorted(seen) == list(range(len(rows)))
-    assert [one.rows for one in found.slices] == [one.scores[0].value for one in found.slices]
+    assert [one.count for one in found.slices] == [one.scores["n"].value for one in found.slices]
     assert len(found.slices) <= MOST_VALUES
     distinct = len({EMPTY if v is None or v == "" else str(v) for v in values})
     assert len(found.slices) + (found.others - 1 if found.others else 0) == distinct
     assert (distinct > MOST_VALUES) == (found.others > 0)
     own = found.slices[:-1] if found.others else found.slices
-    assert [one.rows for one in own] == sorted((one.rows for one in own), reverse=True)
+    assert [one.count for one in own] == sorted((one.count for one in own), reverse=True)
