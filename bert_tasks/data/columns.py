@@ -183,7 +183,7 @@ def label_name(value: Any) -> str:
         raise BadValueError("missing label")
     if name != value:
         raise BadValueError(f"spaces around a label: {value!r} -> {name!r}")
-    return _encodable(value)
+    return _text(value)
 
 
 def _text(value: Any) -> str:
@@ -191,7 +191,17 @@ def _text(value: Any) -> str:
         raise BadValueError('missing text; write an empty text as ""')
     if not isinstance(value, str):
         raise BadValueError(f"expected a text, not {_type_name(value)}; write it in quotes")
-    return _encodable(value)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        code = ord(value[error.start])
+        if 0xDC80 <= code <= 0xDCFF:  # how readers pass on an undecodable byte
+            byte = f"byte 0x{code - 0xDC00:02X}"
+            raise BadValueError(
+                f"{byte} is not valid here; state the file's encoding, e.g. encoding = 'latin-1'"
+            ) from None
+        raise BadValueError(f"half a character (surrogate U+{code:04X}); replace it") from None
+    return value
 
 
 def _label_set(value: Any, separator: str) -> list[str]:
@@ -242,18 +252,15 @@ def _number(value: Any) -> float:
             raise ValueError
         number = float(value)
     except ValueError:
-        raise BadValueError(f"not a number{_decimal_point(value)}") from None
+        pointed = str(value).strip().replace(",", ".")
+        is_number = pointed.count(".") == 1 and pointed.replace(".", "").lstrip("+-").isdecimal()
+        hint = f": {value!r} -> {pointed!r}?" if is_number else ""
+        raise BadValueError(f"not a number{hint}") from None
     except OverflowError:
         raise BadValueError("too large for a number") from None
     if not math.isfinite(number):
         raise BadValueError("not a finite number")
     return number
-
-
-def _decimal_point(value: Any) -> str:
-    pointed = str(value).strip().replace(",", ".")
-    is_number = pointed.count(".") == 1 and pointed.replace(".", "").lstrip("+-").isdecimal()
-    return f": {value!r} -> {pointed!r}?" if is_number else ""
 
 
 def _words(value: Any) -> list[str]:
@@ -264,17 +271,14 @@ def _words(value: Any) -> list[str]:
 
 def _tags(value: Any) -> list[str] | None:
     parts = _parts(value, "tags")
-    hidden = [number for number, part in enumerate(parts, start=1) if _is_hidden(part)]
+    # A class id below 0 means "hidden" on the hub; readers pass it on as None where the ids have names.
+    is_hidden = [part is None or (isinstance(part, int) and part < 0) for part in parts]
+    hidden = [number for number, hides in enumerate(is_hidden, start=1) if hides]
     if len(hidden) == len(parts) > 0:
         return None
     if hidden:
         raise BadValueError(f"tag {hidden[0]} of {len(parts)} is hidden ({parts[hidden[0] - 1]!r}); give all or none")
     return [_part("tag", number, _tag, part) for number, part in enumerate(parts, start=1)]
-
-
-def _is_hidden(tag: Any) -> bool:
-    """A class id below 0 means "hidden" on the hub; readers pass it on as None where the ids have names."""
-    return tag is None or (isinstance(tag, int) and tag < 0)
 
 
 def _tag(value: Any) -> str:
@@ -314,7 +318,9 @@ def _json(cell: str, what: str) -> Any:
 def _answers(value: Any) -> Answers:
     if isinstance(value, str):
         value = _json(value, "answers") if value.startswith(("[", "{")) else [value]
-    pairs = [pair for part in _listed(value) for pair in _answer_pairs(part)]
+    if not isinstance(value, Mapping | list | tuple):
+        raise BadValueError(f"expected answers such as {_ANSWERS_EXAMPLE}, not {_type_name(value)}")
+    pairs = [pair for part in ([value] if isinstance(value, Mapping) else value) for pair in _answer_pairs(part)]
     if [text for text, _ in pairs] == [""]:
         pairs = []
     for number, (text, start) in enumerate(pairs, start=1):
@@ -322,15 +328,7 @@ def _answers(value: Any) -> Answers:
             raise BadValueError(f"answer {number} is {text!r}, expected a text; no answer at all is an empty list")
         if isinstance(start, bool) or not isinstance(start, int) or not UNKNOWN_START <= start < _MOST_CHARACTERS:
             raise BadValueError(f"the answer_start of answer {number} is {start!r}, expected a whole number from 0")
-    return Answers(text=[_encodable(text) for text, _ in pairs], answer_start=[start for _, start in pairs])
-
-
-def _listed(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
-        return [value]
-    if not isinstance(value, list | tuple):
-        raise BadValueError(f"expected answers such as {_ANSWERS_EXAMPLE}, not {_type_name(value)}")
-    return list(value)
+    return Answers(text=[_text(text) for text, _ in pairs], answer_start=[start for _, start in pairs])
 
 
 def _answer_pairs(part: Any) -> list[tuple[Any, Any]]:
@@ -348,20 +346,6 @@ def _answer_pairs(part: Any) -> list[tuple[Any, Any]]:
     if len(texts) != len(starts):
         raise BadValueError(f"{len(texts)} answer texts and {len(starts)} values of answer_start; give one for each")
     return list(zip(texts, starts, strict=True))
-
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        code = ord(text[error.start])
-        if 0xDC80 <= code <= 0xDCFF:  # how readers pass on an undecodable byte
-            byte = f"byte 0x{code - 0xDC00:02X}"
-            raise BadValueError(
-                f"{byte} is not valid here; state the file's encoding, e.g. encoding = 'latin-1'"
-            ) from None
-        raise BadValueError(f"half a character (surrogate U+{code:04X}); replace it") from None
-    return text
 
 
 def _type_name(value: Any) -> str:

@@ -6,8 +6,7 @@ long text are read together), and batches of a limited number of tokens.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -45,12 +44,11 @@ def cached_features(
         features: makes the features of a batch of rows, whose ``row`` counts within the batch.
         key: everything else that the features depend on, as plain values: task, settings, labels, package version.
         batch_size: rows per call of ``features``; None: all at once.
-
     """
-    from datasets import Dataset
+    import datasets
 
     if len(table) == 0:
-        return Dataset.from_dict({name: [] for name in features_schema()}, features=features_schema())
+        return datasets.Dataset.from_dict({name: [] for name in features_schema()}, features=features_schema())
     fingerprint = sha256_json(table.fingerprint, tokenizer_content(tokenizer), dict(key), _VERSION)
 
     def make(batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
@@ -64,7 +62,12 @@ def cached_features(
         }
 
     def write(path: Path) -> None:
-        with progress_bars_on_terminals():
+        # Bars would fill a log file, and those of several processes each other's lines.
+        visible = message_stream().isatty() and os.environ.get("RANK", "0") == "0"
+        hides = not visible and not datasets.are_progress_bars_disabled()
+        if hides:
+            datasets.disable_progress_bars()
+        try:
             table.rows.map(
                 make,
                 batched=True,
@@ -77,24 +80,11 @@ def cached_features(
                 load_from_cache_file=False,
                 desc=f"Tokenizing {table.source}",
             )
+        finally:
+            if hides:
+                datasets.enable_progress_bars()
 
     return store(cache_folder(cache_dir, "features"), fingerprint, write).rows
-
-
-@contextmanager
-def progress_bars_on_terminals() -> Iterator[None]:
-    """Disables the bars of `datasets` where they would fill a log file, and on all processes but the first."""
-    import datasets
-
-    visible = message_stream().isatty() and os.environ.get("RANK", "0") == "0"
-    if visible or datasets.are_progress_bars_disabled():
-        yield
-        return
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        datasets.enable_progress_bars()
 
 
 def features_schema() -> "Features":
@@ -160,7 +150,8 @@ class Samples:
     def of(cls, features: "Dataset", unit: Literal["row", "window"] = "row") -> Self:
         """Reads all lengths once. Rows count from 0 without gaps, as ``cached_features`` numbers them."""
         tokens = token_lengths(features)
-        row_starts = np.concatenate([[0], np.cumsum(np.bincount(column_numbers(features, "row")), dtype=np.int64)])
+        rows = np.asarray(features.with_format("numpy", columns=["row"])[:]["row"], dtype=np.int64)
+        row_starts = np.concatenate([[0], np.cumsum(np.bincount(rows), dtype=np.int64)])
         starts = row_starts if unit == "row" else np.arange(len(tokens) + 1)
         return cls(
             features=features,
@@ -198,11 +189,6 @@ class Samples:
         return [{**record, "row": record["row"] - first} for record in records]
 
 
-def column_numbers(features: "Dataset", name: str) -> Numbers:
-    """A column of whole numbers as an array."""
-    return np.asarray(features.with_format("arrow")[:].column(name), dtype=np.int64)
-
-
 def token_lengths(features: "Dataset") -> Numbers:
     """Tokens of each feature. Only the offsets of the lists are read, not the tokens."""
     import pyarrow.compute
@@ -227,9 +213,10 @@ class Cuts:
     @classmethod
     def of(cls, features: "Dataset", *, rows: int) -> Self:
         """Counts over all features of so many rows."""
-        lost = column_numbers(features, "lost_tokens") > 0
-        cut_rows = len(np.unique(column_numbers(features, "row")[lost]))
-        return cls(rows=rows, cut_rows=cut_rows, lost_answers=int(column_numbers(features, "lost_answers").sum()))
+        columns = features.with_format("numpy", columns=["row", "lost_tokens", "lost_answers"])[:]
+        counts = {name: np.asarray(column, dtype=np.int64) for name, column in columns.items()}
+        cut_rows = len(np.unique(counts["row"][counts["lost_tokens"] > 0]))
+        return cls(rows=rows, cut_rows=cut_rows, lost_answers=int(counts["lost_answers"].sum()))
 
     def share(self, count: int) -> str:
         """A count of rows with its share: ``3 of 200 (1.5%)``."""

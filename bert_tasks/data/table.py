@@ -7,6 +7,7 @@ processes that write and read at the same time never meet an unfinished one.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,22 +58,6 @@ def cache_folder(cache_dir: Path | None, part: str) -> Path:
     return folder
 
 
-def load_stored(folder: Path, key: str) -> StoredRows | None:
-    """The rows stored under a key; None where they are missing or damaged."""
-    from datasets import Dataset
-
-    try:
-        entry = json.loads((folder / f"{key}.json").read_text())
-        path = folder / Path(entry["file"]).name
-        if sha256_file(path) != entry["sha256"]:
-            return None
-        rows = Dataset.from_file(str(path))
-        stored = StoredRows(rows, path, entry["sha256"], tuple(entry["notes"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return stored if len(rows) == entry["rows"] else None
-
-
 def store(folder: Path, key: str | None, write: Write) -> StoredRows:
     """Writes rows through ``write(path)``, unless they are stored under the key already, and opens them.
 
@@ -80,9 +65,12 @@ def store(folder: Path, key: str | None, write: Write) -> StoredRows:
     """
     from datasets import Dataset
 
-    stored = None if key is None else load_stored(folder, key)
-    if stored is not None:
-        return stored
+    if key is not None:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged: written anew
+            entry = json.loads((folder / f"{key}.json").read_text())
+            path = folder / Path(entry["file"]).name
+            if sha256_file(path) == entry["sha256"] and len(rows := Dataset.from_file(str(path))) == entry["rows"]:
+                return StoredRows(rows, path, entry["sha256"], tuple(entry["notes"]))
     try:
         with temporary_path(folder / "rows.arrow") as temporary:
             written = write(temporary)

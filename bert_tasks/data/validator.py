@@ -98,13 +98,6 @@ class ColumnMapping:
     skip_faulty: bool
     label_separator: str
 
-    def source_columns(self) -> list[str] | None:
-        """The columns of the source that are read; None: all."""
-        carried = self.passthrough_columns
-        if carried == "all":
-            return None
-        return [*(field.name for field in self.fields), *([] if carried == "none" else carried)]
-
 
 def make_column_mapping(
     columns: Sequence[Column],
@@ -311,7 +304,8 @@ class RowValidator:
                 continue
             try:
                 if raw is None and field.name not in cells:
-                    raise BadValueError(f"missing {field.column.kind}; the row has {_names_of(cells)}")
+                    there = first_few((shortened(str(name)) for name in cells), _COLUMNS_SHOWN)
+                    raise BadValueError(f"missing {field.column.kind}; the row has {there if cells else 'no columns'}")
                 value = canonical(raw, field.column.kind, mapping.label_separator)
                 if mapping.label_names and field.column.kind == "label":
                     value = self._label_name(value)
@@ -323,7 +317,12 @@ class RowValidator:
             if value is not None:
                 row[field.column.name] = value
         if self._words is not None and self._tags is not None:
-            faults += self._check_tags(row.get(self._words.name), row.get(self._tags.name))
+            words, tags = row.get(self._words.name), row.get(self._tags.name)
+            if words is not None and tags is not None and len(words) != len(tags):
+                start = " ".join(words[:_WORDS_SHOWN]) + (" ..." if len(words) > _WORDS_SHOWN else "")
+                counts = f"{counted(len(words), 'word')} and {counted(len(tags), 'tag')}"
+                what = f"{counts} in the sentence {start!r}; give each word one tag"
+                faults.append(Fault(what, self._names[self._tags.name], " ".join(tags)))
         if self._answers is not None and self._answers.name in row:
             column, answers = self._names[self._answers.name], row[self._answers.name]
             row[self._answers.name] = self._placed_answers(column, answers, row.get(CONTEXT), faults)
@@ -340,7 +339,8 @@ class RowValidator:
             row: dict[str, Any] = {}
             faults = [] if record.fault is None else [Fault(record.fault)]
             if record.fault is None:
-                self._seen.update(dict.fromkeys(record.cells))
+                if not record.cells.keys() <= self._seen.keys():
+                    self._seen.update(dict.fromkeys(record.cells))
                 row, faults = self.validate(record.cells)
                 if self._census is not None:
                     self._census.add(row.get(self._census.column.name), record.line)
@@ -351,7 +351,11 @@ class RowValidator:
                 self._problems.add(record.line, what, column=fault.column, value=fault.value)
             if faults and mapping.skip_faulty:
                 self._faulty += 1
-                yield {"line": record.line, FAULT: _fault_json(record, faults)}
+                # A line of a reject file, in ASCII: where the record is, what is wrong with it, and all of it as it is.
+                named = {} if record.name is None else {"id": record.name}
+                fault_line = {"line": record.line, **named, "reason": "; ".join(map(str, faults))}
+                fault_line["raw"] = dict(record.cells) if record.raw is None else record.raw
+                yield {"line": record.line, FAULT: json.dumps(fault_line, default=str)}
             elif record.fault is None:
                 row["line"] = record.line
                 yield row
@@ -392,14 +396,6 @@ class RowValidator:
             raise BadValueError(f"expected one of {', '.join(names)}, or {', '.join(names.values())}")
         return names.get(value)
 
-    def _check_tags(self, words: list[str] | None, tags: list[str] | None) -> list[Fault]:
-        if self._tags is None or words is None or tags is None or len(words) == len(tags):
-            return []
-        start = " ".join(words[:_WORDS_SHOWN]) + (" ..." if len(words) > _WORDS_SHOWN else "")
-        counts = f"{counted(len(words), 'word')} and {counted(len(tags), 'tag')}"
-        what = f"{counts} in the sentence {start!r}; give each word one tag"
-        return [Fault(what, self._names[self._tags.name], " ".join(tags))]
-
     def _placed_answers(self, column: str, answers: Answers, context: str | None, faults: list[Fault]) -> Answers:
         """The answers, those without a start at the first place where the context has them; adds to ``faults``."""
         if CONTEXT not in self._names:
@@ -413,10 +409,6 @@ class RowValidator:
             if place < 0 or not context.startswith(text, place):
                 faults.append(Fault(_misplaced(text, start, context), column, text))
         return Answers(text=list(answers["text"]), answer_start=starts)
-
-
-def _names_of(cells: Mapping[str, Any]) -> str:
-    return first_few((shortened(str(name)) for name in cells), _COLUMNS_SHOWN) if cells else "no columns"
 
 
 def _misplaced(text: str, start: int, context: str) -> str:
@@ -447,12 +439,14 @@ def _misplaced(text: str, start: int, context: str) -> str:
 
 def check_columns(present: Sequence[str], mapping: ColumnMapping) -> None:
     """Raises DataError if a column that is needed, or asked for by name, is missing, with what is there."""
-    there = ", ".join(repr(name) for name in sorted(present))
+    there = ", ".join(map(repr, sorted(present)))
     for name in [] if isinstance(mapping.passthrough, str) else mapping.passthrough:
         if name not in present:
             message = f"{mapping.source}: no column {name!r} to keep{did_you_mean(name, present)}"
             raise DataError(f"{message}; the columns are: {there}")
     missing = [field for field in mapping.fields if field.needed and field.name not in present]
+    if not missing:
+        return
     words, text = text_of_words([field.column for field in mapping.fields])
     if any(field.column == text and field.name in present for field in mapping.fields):
         missing = [field for field in missing if field.column != words]
@@ -467,17 +461,14 @@ def check_columns(present: Sequence[str], mapping: ColumnMapping) -> None:
                 f"delimiter = {other!r} (--delimiter)"
             )
     lines = [f"{mapping.source}: no column {field.name!r}{did_you_mean(field.name, present)}" for field in missing]
-    wanted = [field.column.name for field in missing[:1]]
+    wanted = [missing[0].column.name]
     if text is not None and missing[0].column == words:  # either of them is enough
         wanted.append(text.name)
         lines[0] = f"{lines[0]}, nor {text.name!r}"
     keys = " or ".join(f'{name} = "NAME"' for name in wanted)
     options = " or ".join(f"--column {name}=NAME" for name in wanted)
-    raise DataError(
-        "\n".join(
-            [*lines, f"  the columns are: {there}", f"  say which one to read: [data.columns] {keys}, or {options}"]
-        )
-    )
+    lines += [f"  the columns are: {there}", f"  say which one to read: [data.columns] {keys}, or {options}"]
+    raise DataError("\n".join(lines))
 
 
 def is_passthrough(column: str, chosen: PassthroughColumns) -> bool:
@@ -494,14 +485,6 @@ def passthrough_json(cells: Mapping[str, Any], chosen: PassthroughColumns) -> st
     except (ValueError, TypeError):  # UnicodeError is a ValueError
         text = json.dumps(plain(carried), ensure_ascii=False)
     return text
-
-
-def _fault_json(record: Record, faults: Sequence[Fault]) -> str:
-    """A line of a reject file, in ASCII: where the record is, what is wrong with it, and all of it as it is."""
-    raw = record.raw if record.raw is not None else dict(record.cells)
-    name = {} if record.name is None else {"id": record.name}
-    reason = "; ".join(map(str, faults))
-    return json.dumps({"line": record.line, **name, "reason": reason, "raw": raw}, default=str)
 
 
 def plain(value: Any) -> Any:
