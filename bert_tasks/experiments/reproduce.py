@@ -4,20 +4,19 @@ Owns what is compared and what is not: times differ on any machine. The second r
 its own.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 
 from bert_tasks.data.problems import missing_path
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.paths import exists, is_file, resolved
-from bert_tasks.recipe.schema import Recipe, load_recipe
+from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.storage import sha256_file, sibling_path
 from bert_tasks.terminal import write_message
@@ -63,22 +62,24 @@ class Reproduction:
         return not self.differences
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "equal": self.equal,
-            "run": str(self.run),
-            "output_dir": str(self.output_dir),
-            "compared": list(self.compared),
-            "surroundings": [asdict(one) for one in self.surroundings],
-            "differences": [asdict(one) for one in self.differences],
-        }
+        return {"equal": self.equal, **asdict(self), "run": str(self.run), "output_dir": str(self.output_dir)}
 
     def lines(self) -> list[str]:
         """For people."""
         compared = f"compared: {', '.join(self.compared)}"
         if self.equal:
             return [f"equal, bit for bit: {self.run} and {self.output_dir}", compared]
-        causes = [f"surroundings differ: {one}" for one in self.surroundings]
-        return [f"not equal: {self.run} and {self.output_dir}", compared, *causes, *_table(self.differences)]
+        rows = [("what", "the run", "now")]
+        rows += [(one.where, _text(one.before), _text(one.now)) for one in self.differences[:_SHOWN]]
+        widths = [max(len(row[column]) for row in rows) for column in range(2)]
+        more = len(self.differences) - _SHOWN
+        return [
+            f"not equal: {self.run} and {self.output_dir}",
+            compared,
+            *(f"surroundings differ: {one}" for one in self.surroundings),
+            *(f"{what:<{widths[0]}}  {before:<{widths[1]}}  {now}" for what, before, now in rows),
+            *([f"and {more} more (--json lists all)"] if more > 0 else []),
+        ]
 
 
 def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress: bool = True) -> Reproduction:
@@ -111,7 +112,15 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
     before, threads = torch.get_num_threads(), metadata.get("threads")
     torch.set_num_threads(before if threads is None else int(threads))
     try:
-        trainer = _trainer(recipe, metadata, accelerator)
+        prepared = main_process_first(accelerator, lambda: prepare(recipe))
+        for name, now in outputs.data_metadata(prepared.splits).items():
+            expected = metadata["data"].get(name, now)["fingerprint"]
+            if now["fingerprint"] != expected:
+                raise DataError(
+                    f"{now['source']}: the rows of {name} are not those of the run (fingerprint "
+                    f"{now['fingerprint'][:12]}, expected {expected[:12]}): restore the file as it was"
+                )
+        trainer = make_trainer(prepared)
         found = tuple(_environment_differences(metadata, trainer))
         if progress and accelerator.is_main_process:
             for one in found:
@@ -149,23 +158,6 @@ def _metadata(folder: Path) -> dict[str, Any]:
     return metadata
 
 
-def _trainer(recipe: Recipe, metadata: Mapping[str, Any], accelerator: Accelerator) -> Trainer:
-    """The repeated run.
-
-    Raises:
-        DataError: rows are not those of the run.
-    """
-    prepared = main_process_first(accelerator, lambda: prepare(recipe))
-    before = metadata["data"]
-    for name, now in outputs.data_metadata(prepared.splits).items():
-        if now["fingerprint"] != before.get(name, now)["fingerprint"]:
-            raise DataError(
-                f"{now['source']}: the rows of {name} are not those of the run (fingerprint {now['fingerprint'][:12]}, "
-                f"expected {before[name]['fingerprint'][:12]}): restore the file as it was"
-            )
-    return make_trainer(prepared)
-
-
 def _environment_differences(metadata: Mapping[str, Any], trainer: Trainer) -> Iterator[Difference]:
     """What differs before training begins, as far as run.json records it."""
     device, processes = trainer.accelerator.device, trainer.accelerator.num_processes
@@ -185,12 +177,18 @@ def _environment_differences(metadata: Mapping[str, Any], trainer: Trainer) -> I
 
 
 def _compared(folder: Path, home: Path, surroundings: tuple[Difference, ...]) -> Reproduction:
+    """Compares the metrics, the losses, rates and norms of every logged step, and the weights."""
+    nothing: dict[str, Any] = {}
+    summaries = [outputs.read_summary(path) for path in (folder, home)]
+    found = [*_different(outputs.SUMMARY, *(nothing if summary is None else summary for summary in summaries))]
+    for before, now in zip_longest(outputs.read_events(folder), outputs.read_events(home), fillvalue=nothing):
+        event = before if before else now
+        found += _different(f"{outputs.EVENTS}, {event['event']} {event['step']}", before, now)
     weights = [path.relative_to(folder) for path in sorted((folder / outputs.MODEL).glob("*.safetensors"))]
-    found: list[Difference] = [*_summaries(folder, home), *_events(folder, home)]
     for name in weights:
-        before, now = (sha256_file(path) if is_file(path) else None for path in (folder / name, home / name))
-        if before != now:
-            found.append(Difference(where=f"{name} (sha256)", before=before, now=now))
+        left, right = (sha256_file(path) if is_file(path) else None for path in (folder / name, home / name))
+        if left != right:
+            found.append(Difference(where=f"{name} (sha256)", before=left, now=right))
     return Reproduction(
         run=folder,
         output_dir=home,
@@ -198,19 +196,6 @@ def _compared(folder: Path, home: Path, surroundings: tuple[Difference, ...]) ->
         compared=(outputs.SUMMARY, outputs.EVENTS, *map(str, weights)),
         differences=tuple(found),
     )
-
-
-def _summaries(folder: Path, home: Path) -> Iterator[Difference]:
-    before, now = outputs.read_summary(folder), outputs.read_summary(home)
-    yield from _different(outputs.SUMMARY, {} if before is None else before, {} if now is None else now)
-
-
-def _events(folder: Path, home: Path) -> Iterator[Difference]:
-    """Differences in losses, rates, norms and metrics of every logged step."""
-    nothing: dict[str, Any] = {}
-    for before, now in zip_longest(outputs.read_events(folder), outputs.read_events(home), fillvalue=nothing):
-        event = before if before else now
-        yield from _different(f"{outputs.EVENTS}, {event['event']} {event['step']}", before, now)
 
 
 def _different(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
@@ -221,16 +206,6 @@ def _different(where: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
             yield from _different(f"{where}, {name}", left, right)
         elif name not in _TIMES and (left != right or (name in before) != (name in now)):
             yield Difference(where=f"{where}: {name}", before=left, now=right)
-
-
-def _table(differences: Sequence[Difference]) -> list[str]:
-    """The first differences as lines with columns."""
-    rows = [("what", "the run", "now")]
-    rows += [(one.where, _text(one.before), _text(one.now)) for one in islice(differences, _SHOWN)]
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    lines = [f"{what:<{widths[0]}}  {before:<{widths[1]}}  {now}" for what, before, now in rows]
-    more = len(differences) - _SHOWN
-    return [*lines, f"and {more} more (--json lists all)"] if more > 0 else lines
 
 
 def _text(value: Any) -> str:

@@ -5,7 +5,8 @@ Owns the folder of the runs: ``seed-1``, ``seed-2``, ... and ``seeds.json``.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from bert_tasks.training.state import FitResult
 
 SEEDS = "seeds.json"
 _LONGEST_SEED = 20  # digits
+_SHOWN = 3  # settings in a note
 _SEED_FOLDER = re.compile(r"seed-(\d+)")
 
 
@@ -58,19 +60,46 @@ def train_seeds(
     accelerator = make_accelerator(loaded.optim.mixed_precision)
     is_main = accelerator.is_main_process
     planned = _planned(loaded, seeds, overwrite=overwrite)
+
+    def remove_runs() -> None:
+        for made in planned:
+            with locked(_folder(made)):
+                outputs.remove(_folder(made))
+
     if overwrite:  # all of them now: the command that resumes an interrupted run does not overwrite
-        broadcast_from_main(accelerator, lambda: _remove_runs(planned))
+        broadcast_from_main(accelerator, remove_runs)
     runs = []
     for number, made in enumerate(planned, start=1):
+        seed, failure, result = made.run.seed, None, None
         if progress and is_main:
-            write_message(f"seed {made.run.seed} (run {number} of {len(planned)})")
-        runs.append(_run(made, overwrite=overwrite, progress=progress))
+            write_message(f"seed {seed} (run {number} of {len(planned)})")
+        try:
+            result = train(made, overwrite=overwrite, progress=progress)
+        except DivergedError as error:
+            failure = str(error)
+        runs.append(SeedRun(seed=seed, output_dir=_folder(made), result=result, failure=failure))
     folder = _folder(loaded)
-    others, notes = _runs_of_other_seeds(folder, runs, loaded) if is_main else ([], [])
-    result = _compared(folder, sorted([*runs, *others], key=lambda run: run.seed) if others else runs, notes)
+    others, left_out = _runs_of_other_seeds(folder, runs, loaded) if is_main else ([], [])
+    runs = sorted([*runs, *others], key=lambda run: run.seed) if others else runs
+    metadata = [_metadata(run.output_dir) for run in runs]
+    metrics, notes = metadata[0]["metrics"], []
+    if any(_validation(other) != _validation(metadata[0]) for other in metadata[1:]):
+        notes.append(
+            "the runs have different validation rows, because each seed selects its own, which adds to the spread; "
+            "set data.validation to compare them on the same rows"
+        )
+    compared = SeedsResult(
+        output_dir=folder,
+        metric=metrics["best"],
+        runs=tuple(runs),
+        lower_is_better=frozenset(
+            metric_key(name, metric) for name in metrics["sets"] for metric in metrics["lower_is_better"]
+        ),
+        notes=(*notes, *left_out),
+    )
     if is_main:
-        outputs.write_json(folder / SEEDS, result.to_json())
-    return result
+        outputs.write_json(folder / SEEDS, compared.to_json())
+    return compared
 
 
 def dry_run_seeds(recipe: Recipe, seeds: Iterable[int] | None = None, *, overwrite: bool = False) -> DryRun:
@@ -84,16 +113,26 @@ def seed_recipes(recipe: Recipe, seeds: Iterable[int] | None = None) -> dict[int
     Raises:
         RecipeError: no seed, one that appears twice, or one that is out of range.
     """
-    chosen = recipe.run.seeds if seeds is None else _checked(tuple(seeds))
+    chosen = recipe.run.seeds
+    if seeds is not None:
+        given = {"seeds": tuple(seeds)}
+        try:
+            chosen = RunSection.model_validate(given).seeds
+        except ValidationError as error:
+            problems = schema_problems(error, given, (), {})
+            raise RecipeError("\n".join(problem.text for problem in problems)) from None
     if chosen is None:
         raise RecipeError("no seeds: set run.seeds in the recipe, or pass --seeds 1,2,3")
     folder = recipe.run.output_dir
-    homes = {seed: None if folder is None else str(Path(folder) / f"seed-{seed}") for seed in chosen}
-    changes = {seed: {"seed": seed, "seeds": None, "output_dir": home} for seed, home in homes.items()}
-    return {
-        seed: recipe.model_copy(update={"run": recipe.run.model_copy(update=change)})
-        for seed, change in changes.items()
-    }
+    made = {}
+    for seed in chosen:
+        change = {
+            "seed": seed,
+            "seeds": None,
+            "output_dir": None if folder is None else str(Path(folder, f"seed-{seed}")),
+        }
+        made[seed] = recipe.model_copy(update={"run": recipe.run.model_copy(update=change)})
+    return made
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -111,14 +150,6 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _checked(seeds: tuple[int, ...]) -> tuple[int, ...] | None:
-    try:
-        return RunSection(seeds=seeds).seeds
-    except ValidationError as error:
-        problems = schema_problems(error, {"seeds": seeds}, (), {})
-        raise RecipeError("\n".join(problem.text for problem in problems)) from None
-
-
 def _planned(recipe: Recipe, seeds: Iterable[int] | None, *, overwrite: bool) -> list[Recipe]:
     """The recipe of each run.
 
@@ -128,36 +159,7 @@ def _planned(recipe: Recipe, seeds: Iterable[int] | None, *, overwrite: bool) ->
     if recipe.run.output_dir is None:
         raise RecipeError("the runs need a folder: set run.output_dir in the recipe, or pass --output-dir")
     recipes = list(seed_recipes(recipe, seeds).values())
-    _check_folder(_folder(recipe))
-    for made in recipes:
-        outputs.check_folder(_folder(made))
-        if not overwrite:
-            _check_settings(made)
-    return recipes
-
-
-def _remove_runs(recipes: Iterable[Recipe]) -> None:
-    for recipe in recipes:
-        with locked(_folder(recipe)):
-            outputs.remove(_folder(recipe))
-
-
-def _check_settings(recipe: Recipe) -> None:
-    """Refuses a folder that holds a run of another recipe, as far as that shows without reading data."""
-    metadata = outputs.read_run_metadata(_folder(recipe))
-    if metadata is None:
-        return
-    stated = outputs.flat_settings(recipe.model.model_dump(), recipe.optim, recipe.run)
-    before = {name: value for name, value in metadata["settings"].items() if name in stated}
-    outputs.changes(_folder(recipe), before, stated, finished=outputs.read_summary(_folder(recipe)) is not None)
-
-
-def _folder(recipe: Recipe) -> Path:
-    return Path(str(recipe.run.output_dir))
-
-
-def _check_folder(folder: Path) -> None:
-    """Whether the folder may hold the folders of runs."""
+    folder = _folder(recipe)
     if exists(folder) and not is_folder(folder):
         raise UsageError(f"{folder} is a file, expected a folder for the runs: choose another output folder")
     existing = sorted(path.name for path in folder.iterdir()) if is_folder(folder) else []
@@ -165,27 +167,35 @@ def _check_folder(folder: Path) -> None:
         raise UsageError(f"{folder} holds a run of one seed: choose another folder for several")
     if existing and not any(name == SEEDS or _SEED_FOLDER.fullmatch(name) for name in existing):
         raise UsageError(f"{folder} is not empty and holds no runs ({', '.join(existing[:3])}): choose another folder")
+    for made in recipes:
+        home = _folder(made)
+        outputs.check_folder(home)
+        metadata = None if overwrite else outputs.read_run_metadata(home)
+        if metadata is not None:  # not of another recipe, as far as that shows without reading data
+            stated = outputs.flat_settings(made.model.model_dump(), made.optim, made.run)
+            before = {name: value for name, value in metadata["settings"].items() if name in stated}
+            outputs.changes(home, before, stated, finished=outputs.read_summary(home) is not None)
+    return recipes
 
 
-def _run(recipe: Recipe, *, overwrite: bool, progress: bool) -> SeedRun:
-    seed, folder = recipe.run.seed, _folder(recipe)
-    try:
-        result = train(recipe, overwrite=overwrite, progress=progress)
-    except DivergedError as error:
-        return SeedRun(seed=seed, output_dir=folder, failure=str(error))
-    return SeedRun(seed=seed, output_dir=folder, result=result)
+def _folder(recipe: Recipe) -> Path:
+    return Path(str(recipe.run.output_dir))
 
 
 def _runs_of_other_seeds(folder: Path, runs: Sequence[SeedRun], recipe: Recipe) -> tuple[list[SeedRun], list[str]]:
     """The runs that ended in this folder earlier, and a note on each that cannot be compared with these."""
     found: list[SeedRun] = []
     notes: list[str] = []
-    mine, failures = _metadata(runs[0].output_dir), _failures(folder)
-    for seed, place in sorted(_seed_folders(folder).items()):
-        if seed in {run.seed for run in runs}:
-            continue
+    failures: dict[int, str] = {}  # seed -> why its run failed, as the last comparison says, if that can be read
+    with suppress(OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        failed = json.loads((folder / SEEDS).read_text(encoding="utf-8"))["failed"]
+        failures = {int(seed): str(reason) for seed, reason in failed.items()}
+    matches = [(match, path) for path in folder.iterdir() if (match := _SEED_FOLDER.fullmatch(path.name))]
+    # "seed-01" is not a folder that was made here.
+    homes = {int(match[1]): path for match, path in matches if path.name == f"seed-{int(match[1])}"}
+    for seed in sorted(homes.keys() - {run.seed for run in runs}):
         try:
-            run = _earlier_run(seed, place, mine, failures.get(seed), recipe)
+            run = _earlier_run(seed, homes[seed], _metadata(runs[0].output_dir), failures.get(seed), recipe)
         except BertTasksError as error:
             notes.append(f"the run of seed {seed} is left out: {error}")
         else:
@@ -204,9 +214,14 @@ def _earlier_run(
     metadata, summary = outputs.read_run_metadata(folder), outputs.read_summary(folder)
     if metadata is None:
         return None
-    differing = _differing_settings(metadata, mine)
+    # Validation rows taken from the training rows differ with the seed; where they do not, training rows must be equal.
+    before, now = metadata["settings"], mine["settings"]
+    apart = {"run.seed", *outputs.SILENT, *(f"data.{split}" for split in _validation(mine) | _validation(metadata))}
+    apart |= set() if _validation(metadata) == _validation(mine) else {"data.train"}
+    differing = [name for name in sorted({*before, *now} - apart) if before.get(name) != now.get(name)]
     if differing:
-        raise UsageError(f"it has other settings ({', '.join(differing)})")
+        named = [*differing[:_SHOWN], *(["..."] if len(differing) > _SHOWN else [])]
+        raise UsageError(f"it has other settings ({', '.join(named)})")
     if summary is None and failure is None:
         raise UsageError("it is not finished; train with that seed to resume it")
     if summary is None:
@@ -221,47 +236,6 @@ def _earlier_run(
     return SeedRun(seed=seed, output_dir=folder, result=result)
 
 
-def _seed_folders(folder: Path) -> dict[int, Path]:
-    """Seed -> its folder; "seed-01" is not one that was made here."""
-    matches = [(match, path) for path in folder.iterdir() if (match := _SEED_FOLDER.fullmatch(path.name))]
-    return {int(match[1]): path for match, path in matches if path.name == f"seed-{int(match[1])}"}
-
-
-def _failures(folder: Path) -> dict[int, str]:
-    """Seed -> why its run failed, as the last comparison says; none where there is none that can be read."""
-    try:
-        failed = json.loads((folder / SEEDS).read_text(encoding="utf-8"))["failed"]
-        return {int(seed): str(reason) for seed, reason in failed.items()}
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return {}
-
-
-def _differing_settings(metadata: Mapping[str, Any], mine: Mapping[str, Any], most: int = 3) -> list[str]:
-    """The settings besides the seed in which two runs differ.
-
-    Validation rows taken from the training rows differ with the seed; if they are the same, the training rows must be.
-    """
-    same_validation = _validation(metadata) == _validation(mine)
-    before, now = metadata["settings"], mine["settings"]
-    apart = {"run.seed", *outputs.SILENT, *(f"data.{split}" for split in _validation(mine) | _validation(metadata))}
-    apart |= set() if same_validation else {"data.train"}
-    names = [name for name in sorted({*before, *now} - apart) if before.get(name) != now.get(name)]
-    return [*names[:most], *(["..."] if len(names) > most else [])]
-
-
-def _compared(folder: Path, runs: Sequence[SeedRun], notes: Sequence[str]) -> SeedsResult:
-    metadata = [_metadata(run.output_dir) for run in runs]
-    metrics = metadata[0]["metrics"]
-    lowest = {metric_key(name, metric) for name in metrics["sets"] for metric in metrics["lower_is_better"]}
-    return SeedsResult(
-        output_dir=folder,
-        metric=metrics["best"],
-        runs=tuple(runs),
-        lower_is_better=frozenset(lowest),
-        notes=(*_notes(metadata), *notes),
-    )
-
-
 def _metadata(folder: Path) -> dict[str, Any]:
     """The content of run.json."""
     metadata: dict[str, Any] = json.loads((folder / outputs.RUN).read_text(encoding="utf-8"))
@@ -271,11 +245,3 @@ def _metadata(folder: Path) -> dict[str, Any]:
 def _validation(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Split of the validation rows -> their fingerprint, in the order of evaluation."""
     return {split: data["fingerprint"] for split, data in metadata["data"].items() if split != "train"}
-
-
-def _notes(metadata: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if any(_validation(other) != _validation(metadata[0]) for other in metadata[1:]):
-        yield (
-            "the runs have different validation rows, because each seed selects its own, which adds to the spread; "
-            "set data.validation to compare them on the same rows"
-        )

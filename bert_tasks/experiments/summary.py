@@ -5,13 +5,15 @@ Owns the statistics and the tables for people and programs.
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert_tasks.metrics.tables import MetricTable, metric_key, metrics_by_set
 from bert_tasks.training.state import FitResult
+
+_RECORDED = ("best_step", "steps", "metrics")  # of a result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,105 +102,80 @@ class SeedsResult:
             "collapsed": {str(run.seed): run.collapse for run in self.collapsed},
             "failed": {str(run.seed): run.failure for run in self.failed},
             "metrics_without_collapsed": without if self.collapsed else None,
-            "runs": [_run_record(run, self.metric) for run in self.runs],
+            "runs": [
+                {
+                    "seed": run.seed,
+                    "output_dir": str(run.output_dir),
+                    "value": run.value(self.metric),
+                    **({} if run.result is None else {key: getattr(run.result, key) for key in _RECORDED}),
+                    "failure": run.failure,
+                    "collapse": run.collapse,
+                }
+                for run in self.runs
+            ],
             "notes": list(self.notes),
         }
 
     def lines(self) -> list[str]:
         """For people."""
-        tables = self._mean_tables()
-        shown = {metric_key(name, metric) for name, table in tables.items() for metric in table.overall}
-        spread = {name: one for name, one in self.metrics.items() if name in shown}
-        return [
-            *_aligned([("seed", self.metric, "best step", ""), *(_run_cells(run, self.metric) for run in self.runs)]),
-            "",
-            *_aligned(
-                [
-                    ("metric", "mean", "std", "median", "best", "of seed"),
-                    *(_spread_cells(name, one) for name, one in spread.items()),
-                ]
-            ),
-            *(line for name, table in tables.items() for line in _class_means(name, table)),
-            *self._remarks(),
-            f"runs: {self.output_dir}",
-        ]
-
-    def _mean_tables(self) -> dict[str, MetricTable]:
-        """Validation set -> the means of its metrics; empty where every run diverged."""
         first = next((run.result for run in self.runs if run.result is not None), None)
-        if first is None:
-            return {}
-        means = {name: spread.mean for name, spread in self.metrics.items()}
-        by_set = metrics_by_set(means, first.validation_sets)
-        return {name: first.task.metric_table(metrics) for name, metrics in by_set.items()}
-
-    def _remarks(self) -> Iterator[str]:
+        tables: dict[str, MetricTable] = {}  # validation set -> the means of its metrics; none if every run diverged
+        if first is not None:
+            means = {name: spread.mean for name, spread in self.metrics.items()}
+            by_set = metrics_by_set(means, first.validation_sets)
+            tables = {name: first.task.metric_table(metrics) for name, metrics in by_set.items()}
+        shown = {metric_key(name, metric) for name, table in tables.items() for metric in table.overall}
+        spread_rows: list[tuple[str, ...]] = [("metric", "mean", "std", "median", "best", "of seed")]
+        for name, one in self.metrics.items():
+            if name in shown:
+                seed = "-" if one.best_seed is None else str(one.best_seed)
+                spread_rows.append((name, *map(_number, (one.mean, one.std, one.median, one.best)), seed))
+        lines = [*_aligned([("seed", self.metric, "best step", ""), *map(self._run_cells, self.runs)]), ""]
+        lines += _aligned(spread_rows)
+        for name, table in tables.items():
+            if table.rows:
+                title = f"means of each {table.word}{f' of {name}' if name else ''}:"
+                lines += ["", title, *table.class_lines(), ""]
         if self.failed:
-            yield f"{_counted(self.failed, self.runs)} diverged and are not counted"
+            lines.append(f"{_counted(self.failed, self.runs)} diverged and are not counted")
         if self.collapsed:
-            spread = spreads(self.sound, self.lower_is_better).get(self.metric)
-            rest = "no other is left" if spread is None else f"without: {self.metric} {_mean_and_std(spread)}"
-            yield f"{_counted(self.collapsed, self.runs)} collapsed; {rest}"
-        yield from dict.fromkeys(note for run in self.runs if run.result is not None for note in run.result.notes)
-        yield from self.notes
+            left = spreads(self.sound, self.lower_is_better).get(self.metric)
+            rest = "no other is left"
+            if left is not None:
+                rest = f"without: {self.metric} mean {_number(left.mean)}, std {_number(left.std)}"
+            lines.append(f"{_counted(self.collapsed, self.runs)} collapsed; {rest}")
+        lines += dict.fromkeys(note for run in self.runs if run.result is not None for note in run.result.notes)
+        return [*lines, *self.notes, f"runs: {self.output_dir}"]
+
+    def _run_cells(self, run: SeedRun) -> tuple[str, ...]:
+        if run.result is None:
+            return (str(run.seed), "-", "-", f"diverged: {run.failure}")
+        steps = f"{run.result.best_step} of {run.result.steps}"
+        remarks = ["complete already"] if run.result.reused else []
+        remarks += [] if run.collapse is None else [f"collapsed: {run.collapse}"]
+        return (str(run.seed), _number(run.value(self.metric)), steps, "; ".join(remarks))
 
 
 def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) -> dict[str, Spread]:
     """Every metric over the runs that have it."""
     results = {run.seed: run.result.metrics for run in runs if run.result is not None}
-    names = dict.fromkeys(name for metrics in results.values() for name in metrics)
-    return {
-        name: _spread({seed: m[name] for seed, m in results.items() if name in m}, lowest=name in lower_is_better)
-        for name in names
-    }
-
-
-def _spread(values: Mapping[int, float], *, lowest: bool) -> Spread:
-    numbers = list(values.values())
-    whole = all(map(math.isfinite, numbers))
-    comparable = [seed for seed, value in values.items() if not math.isnan(value)]
-    pick = min if lowest else max
-    best = pick(comparable, key=values.__getitem__) if comparable else None
-    return Spread(
-        runs=len(numbers),
-        mean=statistics.fmean(numbers) if whole else math.nan,
-        std=statistics.stdev(numbers) if whole and len(numbers) > 1 else math.nan,
-        median=statistics.median(numbers) if whole else math.nan,
-        best=math.nan if best is None else values[best],
-        best_seed=best,
-    )
-
-
-def _class_means(name: str, table: MetricTable) -> list[str]:
-    title = f"means of each {table.word}{f' of {name}' if name else ''}:"
-    return ["", title, *table.class_lines(), ""] if table.rows else []
-
-
-def _run_record(run: SeedRun, metric: str) -> dict[str, Any]:
-    result = run.result
-    record = {"seed": run.seed, "output_dir": str(run.output_dir), "value": run.value(metric)}
-    best = {}
-    if result is not None:
-        best = {"best_step": result.best_step, "steps": result.steps, "metrics": result.metrics}
-    return {**record, **best, "failure": run.failure, "collapse": run.collapse}
-
-
-def _run_cells(run: SeedRun, metric: str) -> tuple[str, ...]:
-    if run.result is None:
-        return (str(run.seed), "-", "-", f"diverged: {run.failure}")
-    steps = f"{run.result.best_step} of {run.result.steps}"
-    remarks = ["complete already"] if run.result.reused else []
-    remarks += [] if run.collapse is None else [f"collapsed: {run.collapse}"]
-    return (str(run.seed), _number(run.value(metric)), steps, "; ".join(remarks))
-
-
-def _spread_cells(name: str, spread: Spread) -> tuple[str, ...]:
-    seed = "-" if spread.best_seed is None else str(spread.best_seed)
-    return (name, *map(_number, (spread.mean, spread.std, spread.median, spread.best)), seed)
-
-
-def _mean_and_std(spread: Spread) -> str:
-    return f"mean {_number(spread.mean)}, std {_number(spread.std)}"
+    found = {}
+    for name in dict.fromkeys(name for metrics in results.values() for name in metrics):
+        values = {seed: metrics[name] for seed, metrics in results.items() if name in metrics}
+        numbers = list(values.values())
+        whole = all(map(math.isfinite, numbers))
+        comparable = [seed for seed, value in values.items() if not math.isnan(value)]
+        pick = min if name in lower_is_better else max
+        best = pick(comparable, key=values.__getitem__) if comparable else None
+        found[name] = Spread(
+            runs=len(numbers),
+            mean=statistics.fmean(numbers) if whole else math.nan,
+            std=statistics.stdev(numbers) if whole and len(numbers) > 1 else math.nan,
+            median=statistics.median(numbers) if whole else math.nan,
+            best=math.nan if best is None else values[best],
+            best_seed=best,
+        )
+    return found
 
 
 def _number(value: float) -> str:

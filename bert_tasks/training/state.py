@@ -337,13 +337,14 @@ class RunFolder:
         return newest
 
     def rewind(self, state: TrainerState) -> list[str]:
-        """Makes the files those of the step from which the run is resumed; returns notes for people."""
+        """Makes the files those of the step from which the run is resumed; returns notes for people.
+
+        ``model/`` may be from after that step; it is written again from the best checkpoint.
+        """
         (self.path / outputs.SUMMARY).unlink(missing_ok=True)
         outputs.cut_events(self.path, state.step, evaluated_step=state.evaluated_step)
-        return self._republish(state) if state.best_step else []
-
-    def _republish(self, state: TrainerState) -> list[str]:
-        """Writes ``model/`` again from the best checkpoint: it may be from after the step of the checkpoint."""
+        if not state.best_step:
+            return []
         try:
             best = checkpointing.read_weights(self.checkpoints, state.best_step)
         except CheckpointError as error:
