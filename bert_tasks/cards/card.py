@@ -1,17 +1,21 @@
 """The model card: README.md beside a trained model, as the hub reads it.
 
-Owns what a card says, in which order, and when a README.md may be replaced. All of it comes from the files of the run:
-nothing is guessed, and what nobody stated is called unknown. The same run always gives the same card, and paths of the
-machine become file names. Text that others wrote stays text, on one line, whatever Markdown or HTML it holds.
+Owns what a card says and when a README.md may be replaced; the text and its order are in the template ``card.md``. All
+of it comes from the files of the run: nothing is guessed, and what nobody stated is called unknown. The same run always
+gives the same card, and paths of the machine become file names. Text that others wrote stays text, on one line,
+whatever Markdown or HTML it holds.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from bert_tasks.checkpoints.hub import PACKAGE, model_folder
 from bert_tasks.checkpoints.load import read_config
@@ -27,6 +31,7 @@ from bert_tasks.storage import remove_temporaries
 from bert_tasks.tasks.base import NO_STOCK_HEAD, Task
 
 CARD = outputs.CARD
+Metrics = Mapping[str, float | None]
 _LONGEST = 200  # characters of one piece of text
 _MARKS = re.compile(r"([\\`*_\[\]|~#$!])")
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
@@ -87,11 +92,6 @@ class FinishedRun:
         return self.head is not None and "labels" not in self.entry
 
     @property
-    def pipeline_tag(self) -> str | None:
-        """What the hub calls the task."""
-        return None if self.task is None else self.task.pipeline_tag
-
-    @property
     def is_hub_base(self) -> bool:
         return self.base.get("commit") is not None
 
@@ -103,29 +103,13 @@ class FinishedRun:
         parts = self.base_name.removeprefix(PACKAGE).split("/")
         return f"{parts[-1] if self.is_hub_base else parts[0]} {self.task_name}"
 
-    @property
-    def validation_splits(self) -> list[Split]:
-        return [split for split in self.splits if split.name != "train"]
-
-    def overall(self, split: Split) -> dict[str, float | None]:
-        """The metrics of a validation set that are over all classes, each number once, without the set's name."""
+    def metrics_on(self, split: Split) -> tuple[Metrics, Metrics]:
+        """The metrics of a validation set without its name: over all classes, each number once, and of single ones."""
         found = metrics_of_set(self.metrics, split.validation_set)
-        table = self._table(found)
-        return {name: value for name, value in found.items() if name in table.overall}
-
-    def by_class(self, split: Split) -> dict[str, float | None]:
-        found = metrics_of_set(self.metrics, split.validation_set)
-        table = self._table(found)
-        return {name: value for name, value in found.items() if name not in {**table.overall, **table.repeated}}
-
-    def is_score(self, metric: str) -> bool:
-        """Whether more of a metric over all classes is better: no loss, no count, no threshold."""
-        known = self.metadata["metrics"]
-        return metric not in (*known["lower_is_better"], *known["neutral"])
-
-    def _table(self, metrics: Mapping[str, float | None]) -> MetricTable:
-        numbers = {name: math.nan if value is None else value for name, value in metrics.items()}
-        return MetricTable(overall=numbers) if self.task is None else self.task.metric_table(numbers)
+        numbers = {name: math.nan if value is None else value for name, value in found.items()}
+        table = MetricTable(overall=numbers) if self.task is None else self.task.metric_table(numbers)
+        overall = {name: value for name, value in found.items() if name in table.overall}
+        return overall, {name: found[name] for name in found if name not in {**table.overall, **table.repeated}}
 
 
 def read_run(folder: Path) -> FinishedRun:
@@ -147,6 +131,12 @@ def read_run(folder: Path) -> FinishedRun:
     kind = head_kind(config)
     try:
         labels = [str(label) for label in metadata["labels"]]
+        try:
+            task: Task | None = replace(
+                stated_task(CheckpointFolder.open(folder / outputs.MODEL)), labels=tuple(labels)
+            )
+        except (BertTasksError, ValueError):  # it is not built in
+            task = None
         # Runs of older versions have no entry for the model, but may have its name among the settings.
         base = {key: metadata["settings"].get(f"model.{key}") for key in ("name", "revision")}
         return FinishedRun(
@@ -157,36 +147,26 @@ def read_run(folder: Path) -> FinishedRun:
             base={"commit": None, **base, **metadata.get("model", {})},
             labels=labels,
             entry=config.get(CONFIG_KEY, {}),
-            splits=[_split(name, data) for name, data in metadata["data"].items()],
+            splits=[
+                Split(
+                    name=name,
+                    source=str(data["source"])
+                    if data.get("hub") is not None
+                    else PurePath(str(data["source"]).replace("\\", "/")).name,
+                    rows=data.get("rows"),
+                    fingerprint=str(data["fingerprint"]),
+                    hub=data.get("hub"),
+                )
+                for name, data in metadata["data"].items()
+            ],
             metrics=summary["metrics"],
             summary=summary,
             metadata=metadata,
             recipe=_recipe(folder / outputs.RECIPE),
-            task=_task(folder / outputs.MODEL, labels),
+            task=task,
         )
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise UsageError(f"{folder}: {outputs.RUN} or {outputs.SUMMARY} is damaged ({error!r}): train again") from None
-
-
-def _task(model: Path, labels: Sequence[str]) -> Task | None:
-    """The model's task with the labels after which the run's metrics are named; None where it is not built in."""
-    try:
-        return replace(stated_task(CheckpointFolder.open(model)), labels=tuple(labels))
-    except (BertTasksError, ValueError):
-        return None
-
-
-def _split(name: str, data: Mapping[str, Any]) -> Split:
-    """Of a file only the name is shown, not its folder."""
-    hub = data.get("hub")
-    source = str(data["source"])
-    return Split(
-        name=name,
-        source=source if hub is not None else PurePath(source.replace("\\", "/")).name,
-        rows=data.get("rows"),
-        fingerprint=str(data["fingerprint"]),
-        hub=hub,
-    )
 
 
 def _recipe(path: Path) -> dict[str, Any] | None:
@@ -230,52 +210,6 @@ def code(language: str, text: str) -> str:
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
-_CLASSES = {
-    "sequence": "AutoModelForSequenceClassification",
-    "token": "AutoModelForTokenClassification",
-    "span": "AutoModelForQuestionAnswering",
-}
-_READ = {
-    "sequence": "print(output.logits)  # one number for each label, in the order of model.config.id2label",
-    "token": "print(output.logits.argmax(-1))  # for each sub-word, in the order of model.config.id2label",
-    "span": "print(output.start_logits.argmax(-1), output.end_logits.argmax(-1))  # places of sub-words",
-}
-_HIDDEN = "print(output.last_hidden_state.shape)  # rows, sub-words, hidden size"
-
-
-def with_bert_tasks(task: Task) -> str:
-    """Code that loads the folder and predicts the task's first example row."""
-    return f"""\
-from bert_tasks import TaskModel
-
-model = TaskModel.from_pretrained(".")  # this folder, or its name on the hub
-print(model.predict([{json.dumps(task.example_rows[0])}]))"""
-
-
-def with_transformers(task: Task | None, head: str | None) -> str:
-    """Code that runs the same row, as far as transformers goes.
-
-    Args:
-        task: None for one that is not built in, which is shown with a text.
-        head: the one that transformers has; without it its AutoModel gives hidden states.
-    """
-    name = "AutoModel" if head is None else _CLASSES[head]
-    columns = [] if task is None else [column for column in task.columns if column.required]
-    inputs = [json.dumps(task.example_rows[0][column.name]) for column in columns] if task is not None else []
-    if any(column.kind == "words" for column in columns):
-        inputs.append("is_split_into_words=True")
-    example = ", ".join(inputs if inputs else ['"The text to classify."'])
-    return f"""\
-import torch
-from transformers import {name}, AutoTokenizer
-
-folder = "."  # this folder, or its name on the hub
-tokenizer, model = AutoTokenizer.from_pretrained(folder), {name}.from_pretrained(folder)
-with torch.no_grad():
-    output = model(**tokenizer({example}, return_tensors="pt"))
-{_HIDDEN if head is None else _READ[head]}"""
-
-
 _MOST_LABELS = 100
 _UNKNOWN = "unknown"
 
@@ -314,9 +248,44 @@ def card_text(run: FinishedRun, stated: Mapping[str, Any]) -> str:
     """The whole card. ``stated``: what only a person can say, ``language`` and ``license``."""
     from huggingface_hub import ModelCard
 
-    header = _header(run, stated).to_yaml()
-    body = "\n\n".join(_sections(run, stated))
-    return signed(ModelCard(f"---\n{header}\n---\n\n{body}\n").content)
+    results = [(split, *run.metrics_on(split)) for split in run.splits if split.name != "train"]
+    thresholds = run.entry.get("thresholds", [])
+    labels: Sequence[tuple[object, ...]] = list(enumerate(run.labels))[:_MOST_LABELS]
+    if len(thresholds) == len(run.labels):
+        labels = [(*row, f"{threshold:.4g}") for row, threshold in zip(labels, thresholds, strict=False)]
+    columns = [] if run.task is None else [column for column in run.task.columns if column.required]
+    inputs = [json.dumps(run.task.example_rows[0][column.name]) for column in columns if run.task is not None]
+    if any(column.kind == "words" for column in columns):
+        inputs.append("is_split_into_words=True")
+    sections = ("optim", "run")
+    settings = {key: value for key, value in run.metadata["settings"].items() if key.partition(".")[0] in sections}
+    # What is not printable is only in the strings of TOML, which may have escapes.
+    recipe = "" if run.recipe is None else to_toml(run.recipe)
+    body = _template().render(
+        run=run,
+        overview=_overview(run, stated),
+        example=None if run.task is None else json.dumps(run.task.example_rows[0]),
+        inputs=", ".join(inputs if inputs else ['"The text to classify."']),
+        labels=labels,
+        results=results,
+        data=[_data_row(split) for split in run.splits],
+        settings=json.dumps(settings, indent=2),
+        recipe="".join(c if c == "\n" or c.isprintable() else f"\\U{ord(c):08x}" for c in recipe),
+        entry=json.dumps(run.entry, indent=2, sort_keys=True),
+        versions={**run.metadata.get("versions", {}), "python": run.metadata.get("python", _UNKNOWN)},
+        no_stock_head=NO_STOCK_HEAD,
+    )
+    return signed(ModelCard(f"---\n{_header(run, stated, results).to_yaml()}\n---\n\n{body}\n").content)
+
+
+@cache
+def _template() -> Template:
+    """The template of a card; what it shows as text must pass ``plain``."""
+    templates = Environment(
+        loader=PackageLoader("bert_tasks.cards", ""), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
+    templates.globals |= {"plain": plain, "table": table, "code": code, "metrics": _metrics}
+    return templates.get_template("card.md")
 
 
 def _stated(path: Path) -> dict[str, Any]:
@@ -335,15 +304,18 @@ def _stated(path: Path) -> dict[str, Any]:
     return {key: data[key] for key in ("language", "license") if data.get(key) is not None}
 
 
-def _header(run: FinishedRun, stated: Mapping[str, Any]) -> Any:
+def _header(run: FinishedRun, stated: Mapping[str, Any], metrics: Sequence[tuple[Split, Metrics, Metrics]]) -> Any:
+    """The metadata of the card, with the metrics that are scores: no loss, no count, no threshold."""
     from huggingface_hub import EvalResult, ModelCardData
 
     results = []
-    for split in run.validation_splits:
+    pipeline_tag = None if run.task is None else run.task.pipeline_tag
+    not_scores = {*run.metadata["metrics"]["lower_is_better"], *run.metadata["metrics"]["neutral"]}
+    for split, overall, _ in metrics:
         hub = {} if split.hub is None else split.hub
         results += [
             EvalResult(
-                task_type=visible(run.task_name) if run.pipeline_tag is None else run.pipeline_tag,
+                task_type=visible(run.task_name) if pipeline_tag is None else pipeline_tag,
                 dataset_type=visible(str(hub.get("dataset", "local"))),
                 dataset_name=visible(split.source),
                 dataset_config=None if hub.get("config") is None else visible(str(hub["config"])),
@@ -353,15 +325,15 @@ def _header(run: FinishedRun, stated: Mapping[str, Any]) -> Any:
                 metric_type=visible(name),
                 metric_value=value,
             )
-            for name, value in run.overall(split).items()
-            if run.is_score(name) and value is not None and math.isfinite(value)
+            for name, value in overall.items()
+            if name not in not_scores and value is not None and math.isfinite(value)
         ]
     hub_sets = [visible(str(split.hub["dataset"])) for split in run.splits if split.hub is not None]
     known: dict[str, Any] = {
         "language": stated.get("language"),
         "license": stated.get("license"),
         "library_name": "transformers" if run.is_stock_head else "bert-tasks",
-        "pipeline_tag": run.pipeline_tag,
+        "pipeline_tag": pipeline_tag,
         "tags": ["bert-tasks", visible(run.family)],
         "base_model": visible(str(run.base["name"])) if run.is_hub_base else None,
         "datasets": list(dict.fromkeys(hub_sets)) if hub_sets else None,
@@ -371,140 +343,37 @@ def _header(run: FinishedRun, stated: Mapping[str, Any]) -> Any:
     return ModelCardData(**{key: value for key, value in known.items() if value is not None}, **index)
 
 
-def _sections(run: FinishedRun, stated: Mapping[str, Any]) -> Iterator[str]:
-    yield f"# {plain(run.title)}"
-    yield _introduction(run, stated)
-    yield from _usage(run)
-    if run.labels:
-        yield "## Labels"
-        yield _labels(run)
-    yield "## Results"
-    yield (
-        "On the validation rows, which also chose the weights (and tuned the thresholds, if there are any): "
-        "expect somewhat lower scores on other rows."
-    )
-    for split in run.validation_splits:
-        yield f"Metrics on {plain(split.name)} ({plain(split.source)}):"
-        yield _metrics(run.overall(split))
-        by_class = run.by_class(split)
-        if by_class:
-            yield "By class:"
-            yield _metrics(by_class)
-    yield "## Data"
-    yield _data(run.splits)
-    yield from _training(run)
-    yield "## Limits"
-    yield "\n".join(f"- {line}" for line in _limits(run))
-    yield "## Versions"
-    versions = {**run.metadata.get("versions", {}), "python": run.metadata.get("python", _UNKNOWN)}
-    yield table(["package", "version"], versions.items())
-
-
-def _introduction(run: FinishedRun, stated: Mapping[str, Any]) -> str:
-    if run.base_name is None:
+def _overview(run: FinishedRun, stated: Mapping[str, Any]) -> dict[str, object]:
+    """The first table of the card."""
+    base = run.base_name
+    if base is None:
         base = _UNKNOWN if run.base.get("name") is None else "a local folder, which is not named here"
     elif run.is_hub_base:
         revision = run.base.get("revision")
         asked = "" if revision is None else f"revision {revision}, "
-        base = f"{run.base_name} ({asked}commit {run.base['commit']})"
-    else:
-        base = run.base_name
+        base = f"{base} ({asked}commit {run.base['commit']})"
     languages = stated.get("language", [])
     names = [languages] if isinstance(languages, str) else languages
-    rows = {
+    no_licence = f"{_UNKNOWN} (not stated); the licences of the base model and the data apply too"
+    return {
         "task": run.task_name,
         "architecture": f"{run.family} ({run.architecture})",
         "base model": base,
         "languages": ", ".join(names) if names else f"{_UNKNOWN} (not stated)",
-        "licence": stated.get(
-            "license", f"{_UNKNOWN} (not stated); the licences of the base model and the data apply too"
-        ),
+        "licence": stated.get("license", no_licence),
     }
-    return table(["", ""], rows.items())
 
 
-def _usage(run: FinishedRun) -> Iterator[str]:
-    yield "## Use"
-    if run.task is not None:
-        yield "With bert_tasks, which has the labels, lengths and thresholds from this folder:"
-        yield code("python", with_bert_tasks(run.task))
-    else:
-        yield "The task is not built into bert_tasks: load the model with its class, which the author has."
-    if run.is_stock_head:
-        yield "With transformers, which gives the same logits:"
-    elif run.head is None:
-        yield NO_STOCK_HEAD
-        yield (
-            "The head is in task_head.safetensors; transformers' AutoModel opens the folder as the encoder and gives "
-            "the same hidden states:"
-        )
-    else:
-        yield NO_STOCK_HEAD
-        yield (
-            "A part of the head is in task_head.safetensors; without it transformers gives the scores of single "
-            "labels, whose ids are those of the table of labels:"
-        )
-    yield code("python", with_transformers(run.task, run.head))
+def _data_row(split: Split) -> tuple[object, ...]:
+    """The row of a split in the table of data."""
+    hub = {} if split.hub is None else split.hub
+    commit, licence = (_UNKNOWN if hub.get(key) is None else hub[key] for key in ("commit", "licence"))
+    count = _UNKNOWN if split.rows is None else split.rows
+    return split.name, split.source, count, commit if hub else "a local file", licence, split.fingerprint
 
 
-def _labels(run: FinishedRun) -> str:
-    thresholds = run.entry.get("thresholds", [])
-    shown = list(enumerate(run.labels))[:_MOST_LABELS]
-    more = len(run.labels) - len(shown)
-    tail = f"\n\nand {more} more: config.json has all." if more else ""
-    if len(thresholds) != len(run.labels):
-        return table(["id", "label"], shown) + tail
-    return table(["id", "label", "threshold"], [(*row, f"{thresholds[row[0]]:.4g}") for row in shown]) + tail
-
-
-def _metrics(metrics: Mapping[str, float | None]) -> str:
+def _metrics(metrics: Metrics) -> str:
     def number(value: float | None) -> str:
         return "not a number" if value is None or not math.isfinite(value) else f"{value:.6g}"
 
     return table(["metric", "value"], ((name, number(value)) for name, value in metrics.items()))
-
-
-def _data(splits: Sequence[Split]) -> str:
-    rows = []
-    for split in splits:
-        hub = {} if split.hub is None else split.hub
-        commit, licence = (_UNKNOWN if hub.get(key) is None else hub[key] for key in ("commit", "licence"))
-        count = _UNKNOWN if split.rows is None else split.rows
-        rows.append((split.name, split.source, count, commit if hub else "a local file", licence, split.fingerprint))
-    return table(["split", "source", "rows", "revision", "licence", "fingerprint (sha256)"], rows)
-
-
-def _training(run: FinishedRun) -> Iterator[str]:
-    metadata, summary = run.metadata, run.summary
-    yield "## Training"
-    early = ", stopped early" if summary.get("stopped_early") else ""
-    yield (
-        f"{metadata.get('rows', _UNKNOWN)} rows, {summary.get('steps', _UNKNOWN)} optimizer steps{early}; these "
-        f"weights are those after step {summary.get('best_step', _UNKNOWN)}. Seed {metadata.get('seed', _UNKNOWN)}, "
-        f"{metadata.get('processes', _UNKNOWN)} process(es) on {plain(metadata.get('device', _UNKNOWN))}."
-    )
-    if run.recipe is not None:
-        yield "The recipe, with file names for paths:"
-        # What is not printable is only in the strings of TOML, which may have escapes.
-        yield code(
-            "toml",
-            "".join(c if c == "\n" or c.isprintable() else f"\\U{ord(c):08x}" for c in to_toml(run.recipe)),
-        )
-    else:
-        sections = ("optim", "run")
-        given = {key: value for key, value in metadata["settings"].items() if key.partition(".")[0] in sections}
-        yield "The settings:"
-        yield code("json", json.dumps(given, indent=2))
-    yield "What config.json says of the task (settings, thresholds):"
-    yield code("json", json.dumps(run.entry, indent=2, sort_keys=True))
-
-
-def _limits(run: FinishedRun) -> Iterator[str]:
-    length = run.entry.get("settings", {}).get("max_length")
-    if isinstance(length, int):
-        yield f"A window has at most {length} tokens, special tokens included."
-    if run.task is not None:
-        yield from run.task.limits
-    yield f"It was trained and measured on the rows above only ({plain(run.task_name)}); other sources were not tried."
-    yield "Whether it treats groups of people differently was not measured."
-    yield "A score is what the model gives, not a calibrated probability."

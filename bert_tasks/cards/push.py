@@ -7,7 +7,7 @@ endpoint, the token and the transfer are left to huggingface_hub; a token is nev
 import fnmatch
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,12 @@ from bert_tasks.run_dir import files as outputs
 
 _ACCOMPANYING = (CARD, "LICENSE*", "NOTICE*", "model.onnx", "model.onnx.data")
 _MAIN = "main"
+_REFUSALS = {  # by the status of the hub's response
+    401: REFUSED_TOKEN,
+    403: "the token may not write there (403): use one with write permission, and check the owner's name",
+    404: "the hub knows no such owner or repository, or hides it from this token (404): check the spelling",
+    413: "the hub refuses files of this size (413)",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +90,19 @@ def push(
         UsageError: the folder holds no finished model, a name is not valid, or there is no token.
         CheckpointError: the model is damaged, or the hub refuses or cannot be reached.
     """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported at run time only
+
     folder = _model_folder(Path(model))
-    _check_names(repo, branch, message)
+    try:
+        validate_repo_id(repo)
+        repo_is_name = repo.count("/") == 1
+    except HFValidationError:
+        repo_is_name = False
+    if not repo_is_name:
+        raise UsageError(f"{repo}: expected OWNER/NAME, such as my-org/my-model")
+    if not branch.strip() or not message.strip():
+        raise UsageError("expected a branch and a message that are not empty")
     files, left_out = _files_to_upload(folder)
     plan = Push(folder=folder, repo=repo, branch=branch, public=public, files=files, left_out=left_out)
     return plan if dry_run else _upload(plan, message)
@@ -106,22 +123,6 @@ def _model_folder(path: Path) -> Path:
     if problems:
         raise CheckpointError(f"{path}: the model would not load: {problems[0]}")
     return path
-
-
-def _check_names(repo: str, branch: str, message: str) -> None:
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # exported at run time only
-
-    try:
-        validate_repo_id(repo)
-    except HFValidationError:
-        repo_is_name = False
-    else:
-        repo_is_name = repo.count("/") == 1
-    if not repo_is_name:
-        raise UsageError(f"{repo}: expected OWNER/NAME, such as my-org/my-model")
-    if not branch.strip() or not message.strip():
-        raise UsageError("expected a branch and a message that are not empty")
 
 
 def _files_to_upload(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
@@ -161,48 +162,25 @@ def _upload(plan: Push, message: str) -> Push:
             api.create_branch(plan.repo, branch=plan.branch, exist_ok=True)
         operations = [CommitOperationAdd(name, plan.folder / name) for name in plan.files]
         commit = api.create_commit(plan.repo, operations, commit_message=message, revision=plan.branch)
-    return Push(**{**vars(plan), "url": str(commit.commit_url)})
+    return replace(plan, url=str(commit.commit_url))
 
 
 @contextmanager
 def _hub_errors(plan: Push) -> Iterator[None]:
     """Turns errors of the hub and of the network into a ``CheckpointError`` of one line."""
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # exported at run time only
 
     try:
         yield
-    except errors.HfHubHTTPError as error:
-        reason = _refusal(error.response.status_code)
     except (OSError, RuntimeError, ValueError, LookupError, httpx.HTTPError) as error:
-        reason = _failure(error)
-    else:
-        return
-    raise CheckpointError(f"{plan.repo}: nothing was published: {reason}")
-
-
-def _refusal(status: int) -> str:
-    from huggingface_hub import constants
-
-    if status == 401:
-        return REFUSED_TOKEN
-    if status == 403:
-        return "the token may not write there (403): use one with write permission, and check the owner's name"
-    if status == 404:
-        return "the hub knows no such owner or repository, or hides it from this token (404): check the spelling"
-    if status == 413:
-        return "the hub refuses files of this size (413)"
-    return f"the hub ({masked(constants.ENDPOINT)}) answered {status}; try again later"
-
-
-def _failure(error: Exception) -> str:
-    """Why a request failed. The library's message is not repeated: it may be long, or quote what was sent."""
-    from huggingface_hub import constants
-
-    status = getattr(getattr(error.__cause__, "response", None), "status_code", None)
-    if status is not None:
-        return _refusal(int(status))
-    return (
-        f"the upload to {masked(constants.ENDPOINT)} failed ({type(error).__name__}): check the network and the proxy, "
-        "then push again (HF_HUB_DISABLE_XET=1 sends files by plain HTTP)"
-    )
+        refused = error if isinstance(error, errors.HfHubHTTPError) else error.__cause__
+        status, hub = getattr(getattr(refused, "response", None), "status_code", None), masked(constants.ENDPOINT)
+        if status is not None:
+            reason = _REFUSALS.get(status, f"the hub ({hub}) answered {status}; try again later")
+        else:  # the library's message is not repeated: it may be long, or quote what was sent
+            reason = (
+                f"the upload to {hub} failed ({type(error).__name__}): check the network and the proxy, then push "
+                "again (HF_HUB_DISABLE_XET=1 sends files by plain HTTP)"
+            )
+        raise CheckpointError(f"{plan.repo}: nothing was published: {reason}") from None
