@@ -3,7 +3,9 @@
 The modules below import the libraries of the ``serve`` extra; this one checks first that they are installed.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +63,13 @@ def serve(
     check_libraries(_LIBRARIES, extra="serve", purpose="serving")
     if dtype == "int8":
         check_libraries()
-    from bert_tasks.serving.server import Address, ModelSpec, run_server
+    from bert_tasks.serving.server import Address, bound_listener, load_warm, run_server
 
-    spec = ModelSpec(model=model, task=task, settings=settings, revision=revision, dtype=dtype)
+    name = "/".join(Path(model).parts[-2:])  # the page need not show where a folder is
+    load = partial(load_warm, model, task=task, settings=settings, revision=revision, dtype=dtype)
     address = Address(host=host, port=port, allowed_hosts=tuple(allowed_hosts), grace=grace)
     limits = Limits() if limits is None else limits
     batching = Batching() if batching is None else batching
-    return run_server(spec, address, limits=limits, batching=batching, notify=notify)
+    with bound_listener(address) as listener:
+        running = run_server(name, load, address, listener, limits=limits, batching=batching, notify=notify)
+        return asyncio.run(running)

@@ -9,30 +9,24 @@ import json
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Body, FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from prometheus_client import generate_latest
 
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import DataError
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
 from bert_tasks.serving.connections import Limits
 from bert_tasks.serving.gate import DISCONNECTED, PREDICT, ServerMetrics
-from bert_tasks.serving.requests import (
-    BodyError,
-    BodyReader,
-    answers_schema,
-    request_schema,
-)
+from bert_tasks.serving.requests import BodyReader, answers_schema, request_schema
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Prediction, Task
 
 
-@cache
 def page() -> tuple[bytes, str]:
     """The page to try the model, and its Content-Security-Policy, which allows this script and this style only."""
     content = files("bert_tasks.serving").joinpath("page.html").read_bytes()
@@ -88,12 +82,8 @@ class Served:
     draining: Callable[[], bool]
     columns: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def ready(self) -> bool:
-        return not self.draining()
 
-
-class NotFiniteError(Exception):
+class NotFiniteError(HTTPException):
     """A score of the model is not a finite number."""
 
 
@@ -105,11 +95,13 @@ def build_app(served: Served) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.add_exception_handler(BodyError, _bad_body)
-    app.add_exception_handler(DataError, _bad_row)
-    app.add_exception_handler(NotFiniteError, _not_finite)
-    app.add_exception_handler(Exception, _internal)
-    served.metrics.watch(queue_depth=lambda: served.batcher.waiting, ready=lambda: served.ready)
+
+    @app.exception_handler(Exception)
+    async def internal_error(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": "internal error; see the log of the server"}, 500)
+
+    served.metrics.queue_depth.set_function(lambda: served.batcher.waiting)
+    served.metrics.ready.set_function(lambda: not served.draining())
     _add_predict(app, served)
     _add_state(app, served)
     return app
@@ -175,7 +167,19 @@ def _add_state(app: FastAPI, served: Served) -> None:
 
     @app.get("/model", summary="The served model: task, labels, columns, limits, examples")
     async def model() -> JSONResponse:
-        return JSONResponse(description(served))
+        task = served.task
+        return JSONResponse(
+            {
+                "model": served.name,
+                "task": task.name,
+                "pipeline_tag": task.pipeline_tag,
+                "problem_type": getattr(task, "problem_type", None),
+                "labels": list(task.labels),
+                "columns": [asdict(column) for column in task.columns if not column.is_label],
+                "limits": asdict(served.limits),
+                "examples": list(task.example_rows),
+            }
+        )
 
     @app.get("/healthz", summary="Whether the process responds")
     async def healthz() -> JSONResponse:
@@ -183,26 +187,11 @@ def _add_state(app: FastAPI, served: Served) -> None:
 
     @app.get("/readyz", summary="Whether the server answers predictions", responses={503: {"description": "Not now."}})
     async def readyz() -> JSONResponse:
-        return JSONResponse({"status": "ready" if served.ready else "stopping"}, 200 if served.ready else 503)
+        return JSONResponse({"status": "stopping"}, 503) if served.draining() else JSONResponse({"status": "ready"})
 
     @app.get("/metrics", summary="Counters in Prometheus' text format", response_class=Response)
     async def metrics() -> Response:
-        return Response(served.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-def description(served: Served) -> dict[str, Any]:
-    """The response to ``GET /model``, which the page reads."""
-    task = served.task
-    return {
-        "model": served.name,
-        "task": task.name,
-        "pipeline_tag": task.pipeline_tag,
-        "problem_type": getattr(task, "problem_type", None),
-        "labels": list(task.labels),
-        "columns": [asdict(column) for column in task.columns if not column.is_label],
-        "limits": asdict(served.limits),
-        "examples": list(task.example_rows),
-    }
+        return Response(generate_latest(served.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def encoded(content: Any) -> bytes:
@@ -210,7 +199,8 @@ def encoded(content: Any) -> bytes:
     try:
         return json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
-        raise NotFiniteError from None
+        detail = "the model gave a score that is not a finite number; there is no prediction"
+        raise NotFiniteError(500, detail) from None
 
 
 async def _answers(request: Request, served: Served, rows: Sequence[Row]) -> Sequence[Prediction]:
@@ -222,6 +212,8 @@ async def _answers(request: Request, served: Served, rows: Sequence[Row]) -> Seq
         await asyncio.wait({answer, gone}, timeout=served.limits.timeout, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             return answer.result()
+    except DataError as error:  # which a task finds only when it makes features
+        raise HTTPException(422, [{"loc": ["body"], "msg": str(error), "type": "value_error"}]) from None
     except QueueFullError:
         detail = f"{served.limits.max_queue} requests are already waiting; try again in a moment"
         raise HTTPException(429, detail, headers={"Retry-After": "1"}) from None
@@ -232,22 +224,3 @@ async def _answers(request: Request, served: Served, rows: Sequence[Row]) -> Seq
         raise HTTPException(DISCONNECTED, "the client has disconnected")
     detail = f"no answer within {served.limits.timeout:g} seconds; send fewer or shorter rows, or try later"
     raise HTTPException(503, detail, headers={"Retry-After": "5"})
-
-
-async def _bad_body(request: Request, error: Exception) -> JSONResponse:
-    if not isinstance(error, BodyError):  # it is registered for this class only
-        raise error
-    return JSONResponse({"detail": error.detail}, error.status)
-
-
-async def _bad_row(request: Request, error: Exception) -> JSONResponse:
-    """An error that a task finds only when it makes features."""
-    return JSONResponse({"detail": [{"loc": ["body"], "msg": str(error), "type": "value_error"}]}, 422)
-
-
-async def _not_finite(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": "the model gave a score that is not a finite number; there is no prediction"}, 500)
-
-
-async def _internal(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": "internal error; see the log of the server"}, 500)

@@ -127,38 +127,28 @@ class Batcher:
                 self.waiting -= 1
 
     async def _collect(self) -> None:
+        """Runs the oldest requests together, again and again, until it is cancelled."""
         while True:
             while not self._requests:
                 self._arrived.clear()
                 await self._arrived.wait()
-            await self._wait_for_others()
-            requests = self._next_requests()
+            # The first request waits for others until a batch is full or its time is over; a request that waited while
+            # the model ran does not wait again.
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._requests[0].arrived + self._max_wait):
+                    while sum(request.tokens for request in self._requests) < self._tokens:
+                        self._arrived.clear()
+                        await self._arrived.wait()
+            requests: list[_Request] = []
+            tokens = 0
+            while self._requests and tokens < self._tokens:
+                request = self._requests.popleft()
+                self.waiting -= 1
+                if not request.answer.done():  # it may have been cancelled
+                    requests.append(request)
+                    tokens += request.tokens
             if requests:
                 await self._run_together(requests)
-
-    async def _wait_for_others(self) -> None:
-        """Waits until the first request has waited long enough, or a batch is full.
-
-        A request that waited while the model ran does not wait again.
-        """
-        end = self._requests[0].arrived + self._max_wait
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(end):
-                while sum(request.tokens for request in self._requests) < self._tokens:
-                    self._arrived.clear()
-                    await self._arrived.wait()
-
-    def _next_requests(self) -> list[_Request]:
-        """The oldest requests that fill a batch, without those that were cancelled."""
-        requests: list[_Request] = []
-        tokens = 0
-        while self._requests and tokens < self._tokens:
-            request = self._requests.popleft()
-            self.waiting -= 1
-            if not request.answer.done():
-                requests.append(request)
-                tokens += request.tokens
-        return requests
 
     async def _run_together(self, requests: Sequence[_Request]) -> None:
         """Runs requests as one batch. If it fails, each is run alone, so that one cannot fail the others."""

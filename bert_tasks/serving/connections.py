@@ -8,6 +8,7 @@ uvicorn limits the time between two requests.
 import asyncio
 import errno
 import logging
+import resource
 import socket
 import time
 from dataclasses import dataclass, fields
@@ -77,11 +78,6 @@ class Batching:
             raise UsageError(f"max_wait is {self.max_wait} s, expected 0 to 60")
 
 
-try:
-    import resource
-except ImportError:  # Windows has no such limit
-    resource = None  # type: ignore[assignment]
-
 ACCEPTED_AT_ONCE = 16  # by asyncio in one iteration of the loop, before any of them can be refused
 WAITING = 2048  # connections in the backlog of the kernel
 _RESERVED = 128  # descriptors for the model's files, libraries, and connections that are being refused
@@ -102,8 +98,6 @@ def allowed_connections(wanted: int) -> int:
     Raises:
         UsageError: the limit is too low for any connection.
     """
-    if resource is None:
-        return wanted
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
         return wanted
@@ -123,30 +117,15 @@ class Connections:
 
     def __init__(self, *, limits: Limits, most: int) -> None:
         self.limits, self.most = limits, most
-        self._open: set[Connection] = set()
+        self.open: set[Connection] = set()
         self._last_warning = float("-inf")
-
-    def protocol(self, **options: Any) -> asyncio.Protocol:
-        """Creates the protocol of a connection; uvicorn calls it as its ``http`` class."""
-        return Connection(self, **options)
-
-    def admit(self, connection: "Connection") -> bool:
-        """Adds a connection, unless too many are open."""
-        if len(self._open) >= self.most:
-            self.warn(f"{self.most} connections are open, which is the limit; others are refused (--max-connections)")
-            return False
-        self._open.add(connection)
-        return True
-
-    def discard(self, connection: "Connection") -> None:
-        self._open.discard(connection)
 
     async def close_expired(self) -> None:
         """Closes connections that keep the server waiting for too long, until it is cancelled."""
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             now = time.monotonic()
-            for connection in [found for found in self._open if found.expired(now)]:
+            for connection in [found for found in self.open if found.expired(now)]:
                 connection.transport.abort()
 
     def warn(self, message: str) -> None:
@@ -173,16 +152,17 @@ class Connection(H11Protocol):
     def __init__(self, connections: Connections, **options: Any) -> None:
         super().__init__(**options)
         self._all = connections
-        self._admitted = False
         self._request_since: float | None = None  # when the request was due whose header is incomplete
         self._response_since: float | None = None  # when unread response data was first seen
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        self._admitted = self._all.admit(self)
-        if self._admitted:
+        most = self._all.most
+        if len(self._all.open) < most:
+            self._all.open.add(self)
             self._request_since = time.monotonic()
             super().connection_made(transport)
         else:
+            self._all.warn(f"{most} connections are open, which is the limit; others are refused (--max-connections)")
             transport.write(_REFUSAL)
             transport.close()
 
@@ -194,8 +174,8 @@ class Connection(H11Protocol):
             self._request_since = time.monotonic()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._all.discard(self)
-        if self._admitted:
+        if self in self._all.open:  # it was not refused
+            self._all.open.remove(self)
             super().connection_lost(exc)
 
     def expired(self, now: float) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import GenericAlias, MappingProxyType
 from typing import Annotated, Any, ClassVar
 
+from fastapi import HTTPException
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -52,19 +53,6 @@ class _Envelope(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
-class BodyError(Exception):
-    """A body that cannot be answered.
-
-    Args:
-        status: 400 where the body cannot be read as JSON at all, else 422.
-        detail: what the answer says.
-    """
-
-    def __init__(self, status: int, detail: str | list[dict[str, Any]]) -> None:
-        super().__init__(status)
-        self.status, self.detail = status, detail
-
-
 class BodyReader:
     """Reads bodies for one task.
 
@@ -82,7 +70,8 @@ class BodyReader:
         """The rows as the task reads them, and whether they were sent as a list.
 
         Raises:
-            BodyError: with the first fault; several only where they are in the same row.
+            HTTPException: 400 where the body cannot be read as JSON at all, else 422 with the first fault; with several
+                only where they are in the same row.
         """
         if not body:
             raise _fault((), "missing_body", "missing")
@@ -100,9 +89,9 @@ class BodyReader:
         except ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
             detail = [_described(one["loc"], one["type"], self._message(content, one)) for one in faults]
-            raise BodyError(422, detail) from None
+            raise HTTPException(422, detail) from None
         except DataError as error:
-            raise BodyError(422, [_described((), "value_error", str(error))]) from None
+            raise HTTPException(422, [_described((), "value_error", str(error))]) from None
 
     def _message(self, content: Any, fault: Mapping[str, Any]) -> str:
         """The row validator's message for a value that it refuses, else the schema's: its limits, a missing key."""
@@ -124,14 +113,14 @@ def _parsed(body: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise _fault((error.pos,), "json_invalid") from None
     except (ValueError, RecursionError):  # UnicodeDecodeError; an integer of more digits than Python reads
-        raise BodyError(400, _UNREADABLE) from None
+        raise HTTPException(400, _UNREADABLE) from None
     finally:
         if collects:
             gc.enable()
 
 
-def _fault(place: Sequence[str | int], message: str, kind: str | None = None) -> BodyError:
-    return BodyError(422, [_described(place, message if kind is None else kind, _MESSAGES[message])])
+def _fault(place: Sequence[str | int], message: str, kind: str | None = None) -> HTTPException:
+    return HTTPException(422, [_described(place, message if kind is None else kind, _MESSAGES[message])])
 
 
 def _described(place: Sequence[str | int], kind: str, message: str) -> dict[str, Any]:

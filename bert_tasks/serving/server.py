@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from bert_tasks.serving.connections import (
     ACCEPTED_AT_ONCE,
     WAITING,
     Batching,
+    Connection,
     Connections,
     Limits,
     Server,
@@ -38,24 +40,6 @@ from bert_tasks.serving.connections import (
 )
 from bert_tasks.serving.gate import LOOPBACK, Gate, ServerMetrics, host_name
 from bert_tasks.tasks.base import Task
-
-Notify = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """The model to load; the fields are arguments of ``inference.predict``."""
-
-    model: str | Path
-    task: str | type[Task] | None = None
-    settings: Mapping[str, Any] | None = None
-    revision: str | None = None
-    dtype: DType = "float32"
-
-    @property
-    def name(self) -> str:
-        """The last two parts of the name: the page need not show where a folder is."""
-        return "/".join(Path(self.model).parts[-2:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,15 +72,28 @@ class Address:
         return frozenset(own | given) if given else None
 
 
-def run_server(spec: ModelSpec, address: Address, *, limits: Limits, batching: Batching, notify: Notify) -> bool:
-    """Binds the address and serves the model; see ``serving.serve`` for the result and the errors."""
-    with _listener(address) as listener:
-        return asyncio.run(_serve(spec, address, listener, limits=limits, batching=batching, notify=notify))
-
-
-async def _serve(
-    spec: ModelSpec, address: Address, listener: socket.socket, *, limits: Limits, batching: Batching, notify: Notify
+async def run_server(
+    name: str,
+    load: Callable[[], tuple[TaskModel, Logits]],
+    address: Address,
+    listener: socket.socket,
+    *,
+    limits: Limits,
+    batching: Batching,
+    notify: Callable[[str], None],
 ) -> bool:
+    """Serves a model until a signal.
+
+    Args:
+        name: the name of the model on the page.
+        load: loads the model on a thread while the server already responds.
+        address: where the server listens.
+        listener: the socket that is bound to it.
+        limits, batching, notify: see ``serving.serve``.
+
+    Returns:
+        See ``serving.serve``.
+    """
     metrics = ServerMetrics()
     gate = Gate(limits=limits, metrics=metrics, hosts=address.names(listener.getsockname()[0]))
     connections = Connections(limits=limits, most=allowed_connections(limits.max_connections))
@@ -107,7 +104,7 @@ async def _serve(
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         loader = ThreadPoolExecutor(1, "loader")  # asyncio would wait for its own executor at the end of the loop
         try:
-            loading = asyncio.get_running_loop().run_in_executor(loader, _load, spec)
+            loading = asyncio.get_running_loop().run_in_executor(loader, load)
             both: set[asyncio.Future[Any]] = {serving, loading}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if server.should_exit or serving.done():  # a signal came first, and may have closed the listener
@@ -119,7 +116,7 @@ async def _serve(
             async with Batcher(model, run=run, batching=batching, max_queue=queue, observe=metrics.batch) as batcher:
                 gate.app = build_app(
                     Served(
-                        name=spec.name,
+                        name=name,
                         task=model.task,
                         limits=limits,
                         batcher=batcher,
@@ -141,26 +138,31 @@ async def _serve(
     return False
 
 
-def _load(spec: ModelSpec) -> tuple[TaskModel, Logits]:
+def load_warm(
+    model: str | Path,
+    *,
+    task: str | type[Task] | None,
+    settings: Mapping[str, Any] | None,
+    revision: str | None,
+    dtype: DType,
+) -> tuple[TaskModel, Logits]:
     """The model and the function that runs its batches, warmed up so that the first request need not wait.
 
     Raises:
         CheckpointError: the model cannot be loaded, or its scores are not finite.
     """
-    model = load_trained(
-        spec.model, task=spec.task, settings=spec.settings, reading=ReadOptions(), revision=spec.revision
-    )
+    loaded = load_trained(model, task=task, settings=settings, reading=ReadOptions(), revision=revision)
     if torch.cuda.is_available():
-        model.to("cuda")
-    run = logits_of(model, spec.dtype)
-    rows = model.task.example_rows
+        loaded.to("cuda")
+    run = logits_of(loaded, dtype)
+    rows = loaded.task.example_rows
     try:
         for given in (rows[:1], rows, [*rows] * 8):
-            encoded([prediction.to_json() for prediction in model.predict_rows(given, run=run)])
+            encoded([prediction.to_json() for prediction in loaded.predict_rows(given, run=run)])
     except NotFiniteError:
         reason = "its scores are not finite numbers; the model cannot be served"
-        raise CheckpointError(f"{spec.model}: {reason}") from None
-    return model, run
+        raise CheckpointError(f"{model}: {reason}") from None
+    return loaded, run
 
 
 def _config(gate: Gate, address: Address, connections: Connections) -> uvicorn.Config:
@@ -168,7 +170,7 @@ def _config(gate: Gate, address: Address, connections: Connections) -> uvicorn.C
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return uvicorn.Config(
         gate,
-        http=connections.protocol,  # type: ignore[arg-type]  # called as the class would be
+        http=partial(Connection, connections),  # type: ignore[arg-type]  # called as the class would be
         backlog=ACCEPTED_AT_ONCE,
         loop="asyncio",
         ws="none",
@@ -182,7 +184,7 @@ def _config(gate: Gate, address: Address, connections: Connections) -> uvicorn.C
 
 
 @contextmanager
-def _listener(address: Address) -> Iterator[socket.socket]:
+def bound_listener(address: Address) -> Iterator[socket.socket]:
     """A socket bound to the address.
 
     Raises:

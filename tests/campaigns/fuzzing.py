@@ -22,6 +22,7 @@ from pathlib import Path
 
 import httpx2
 import torch
+from fastapi import HTTPException
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -35,7 +36,7 @@ from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.run_dir import checkpoints as checkpointing
 from bert_tasks.serving.app import encoded
 from bert_tasks.serving.connections import Limits
-from bert_tasks.serving.requests import BodyError, BodyReader
+from bert_tasks.serving.requests import BodyReader
 from bert_tasks.tasks import TASKS, SequenceClassification
 from bert_tasks.tasks.base import Task, checked_features
 from bert_tasks.terminal import printable
@@ -261,8 +262,8 @@ def _body(task: Task, model: TaskModel) -> Read:
         try:
             rows, _ = reader.rows(content, "application/json")
             return checked_features(task, rows, model.require_tokenizer(), model.config)
-        except BodyError as error:
-            status, detail = error.status, error.detail
+        except HTTPException as error:
+            status, detail = error.status_code, error.detail
         except DataError as error:
             status, detail = 422, str(error)
         except BertTasksError as error:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from torch import Tensor
 
 from bert_tasks.data.columns import Row
@@ -262,7 +263,7 @@ def test_a_caller_who_leaves_or_waits_too_long_is_dropped(model_of: ModelOf) -> 
                 await gone
                 status = (await first).status_code
             await until(lambda: served.batcher.waiting == 0)
-            return status, served.metrics.text().decode()
+            return status, generate_latest(served.metrics.registry).decode()
 
     status, counted = asyncio.run(ask())
     assert status == 503  # the first one, whose time was up
