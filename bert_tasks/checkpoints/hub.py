@@ -56,27 +56,34 @@ def resolve(name: str | Path, *, revision: str | None = None) -> Path:
         CheckpointError: there is no such folder, package or model, or the hub does not give it.
         PathError: the system does not let the folder be examined.
     """
-    if isinstance(name, str) and name.startswith(PACKAGE):
-        _refuse_revision(name, "an installed package", revision)
-        return _package_folder(name)
     if str(name) == "":
         raise CheckpointError("the model's name is empty; expected a folder, a hub id or package:NAME/PATH")
-    folder = with_home(name)
-    if is_folder(folder):
-        _refuse_revision(name, "a folder", revision)
-        return model_folder(folder)
-    if exists(folder):
-        raise CheckpointError(f"{name} is a file; expected the folder that holds config.json and the weights")
-    if isinstance(name, Path) or _looks_like_a_path(name):
-        raise CheckpointError(f"{name}: {missing_path(folder, 'folder')}")
-    return _download(name, revision)
-
-
-def _refuse_revision(name: str | Path, kind: str, revision: str | None) -> None:
-    if revision is not None:
+    is_package = isinstance(name, str) and name.startswith(PACKAGE)
+    is_local = not is_package and is_folder(with_home(name))
+    if revision is not None and (is_package or is_local):
+        kind = "an installed package" if is_package else "a folder"
         raise UsageError(
             f"{name} is {kind}, and has no revision {revision!r}: leave the revision out, or name a model of the hub"
         )
+    if is_package:
+        return _package_folder(str(name))
+    folder = with_home(name)
+    if is_local:
+        return model_folder(folder)
+    if exists(folder):
+        raise CheckpointError(f"{name} is a file; expected the folder that holds config.json and the weights")
+    if (
+        isinstance(name, Path)
+        or name.startswith(("/", ".", "~"))
+        or name.endswith("/")
+        or name.count("/") > 1
+        or "\\" in name
+    ):
+        raise CheckpointError(f"{name}: {missing_path(folder, 'folder')}")
+    snapshot = _snapshot(name, revision, [*_DESCRIPTIONS, *_SAFETENSORS])
+    if not any(snapshot.glob("model*.safetensors*")):
+        snapshot = _snapshot(name, revision, [*_DESCRIPTIONS, *PICKLES])
+    return snapshot
 
 
 def model_folder(folder: Path) -> Path:
@@ -123,10 +130,6 @@ def is_model_file(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_DESCRIPTIONS, *_SAFETENSORS, *PICKLES))
 
 
-def _looks_like_a_path(name: str) -> bool:
-    return name.startswith(("/", ".", "~")) or name.endswith("/") or name.count("/") > 1 or "\\" in name
-
-
 def _package_folder(name: str) -> Path:
     """The folder of ``package:NAME/PATH``, found without importing (so without running) the package."""
     package, _, inside = name.removeprefix(PACKAGE).partition("/")
@@ -156,15 +159,9 @@ def _folder_meant(name: str) -> str:
     return f" (did you mean {hint})" if is_near else ""
 
 
-def _download(name: str, revision: str | None) -> Path:
-    folder = _snapshot(name, revision, [*_DESCRIPTIONS, *_SAFETENSORS])
-    if any(folder.glob("model*.safetensors*")):
-        return folder
-    return _snapshot(name, revision, [*_DESCRIPTIONS, *PICKLES])
-
-
 def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import errors, snapshot_download  # imported late: it costs start-up time
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # the http client that it chose
 
     where = name if revision is None else f"{name} (revision {revision})"
     try:
@@ -191,7 +188,7 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
         reason = _refusal(error.response.status_code)
     except OSError as error:
         reason = f"the download failed ({type(error).__name__}: {error})"
-    except _connection_error() as error:
+    except httpx.HTTPError as error:
         reason = f"the connection to the hub failed ({type(error).__name__}); check the network and the proxy"
     raise CheckpointError(f"{where}: {reason}")
 
@@ -210,11 +207,3 @@ def _reach_the_hub() -> str:
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set: unset it to download, or give the folder of a copy"
     return f"The hub ({masked(constants.ENDPOINT)}) cannot be reached: check the network, or give the folder of a copy"
-
-
-def _connection_error() -> type[Exception]:
-    """What huggingface_hub's http client raises; the client is its choice, so it is asked."""
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # exported at run time only
-
-    error: type[Exception] = httpx.HTTPError
-    return error

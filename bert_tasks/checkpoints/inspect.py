@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.hub import is_model_file, resolve
 from bert_tasks.checkpoints.load import LoadReport, label_names, match_weights, read_config, read_weights
@@ -87,10 +86,6 @@ class Inspection:
 
     def lines(self, *, verbose: bool = False) -> list[str]:
         """The report for a terminal. ``verbose``: every key's name and not their numbers alone."""
-        keys = _keys(self.report, self.head_keys, verbose=verbose)
-        return [*self._overview(), *keys, *_listed("problem", self.problems, verbose=True)]
-
-    def _overview(self) -> list[str]:
         sizes = self.sizes
         tokenizer = "none" if self.tokenizer is None else f"{self.tokenizer}, {self.tokenizer_vocabulary} tokens"
         entries = {
@@ -107,7 +102,21 @@ class Inspection:
             "tokenizer": tokenizer,
             "files": ", ".join(f"{name} ({size:,} bytes)" for name, size in self.files.items()),
         }
-        return [f"{name + ':':<15}{value}" for name, value in entries.items() if value]
+        renamed = f" ({self.report.renamed} under another name in the file)" if self.report.renamed else ""
+        listed = {
+            f"loaded{renamed}": self.report.loaded,
+            "dropped": self.report.dropped,
+            "ignored": self.report.ignored,
+            "in task_head.safetensors": self.head_keys,
+            "problem": self.problems,
+        }
+        lines = [f"{name + ':':<15}{value}" for name, value in entries.items() if value]
+        for title, names in listed.items():
+            if names:
+                lines.append(f"{title}: {len(names)}")
+            if verbose or title == "problem":
+                lines += [f"  {name}" for name in names]
+        return lines
 
 
 def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Inspection:
@@ -129,24 +138,40 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     shapes, names = _expected(family, config, head, tensors, num_labels=len(labels))
     matched = match_weights(tensors, names, shapes=shapes, family=family, strict=False)
     head_tensors = read_head_tensors(folder)
-    tokenizer, refusal = _tokenizer(folder, config.vocab_size, second_segment(hf_config))
-    settings = hf_config.get(CONFIG_KEY)
+    tokenizer, refusals = None, []
+    try:
+        tokenizer = load_tokenizer(folder, vocab_size=config.vocab_size, required=False)
+        tokenizer = None if tokenizer is None else with_segments(tokenizer, second=second_segment(hf_config))
+    except CheckpointError as error:
+        tokenizer, refusals = None, [str(error)]
+    numbers = {key: shape.numel() for key, shape in shapes.items()}
+    settings, architectures = hf_config.get(CONFIG_KEY), hf_config.get("architectures")
+    # Of the parameters: old files also hold buffers of integers.
+    dtypes = {str(tensor.dtype) for tensor in tensors.values() if tensor.is_floating_point()}
+    files = [file for file in sorted(folder.iterdir()) if is_file(file) and is_model_file(file.name)]
     return Inspection(
         folder=str(folder),
         family=family.model_type,
-        architectures=_strings(hf_config.get("architectures")),
+        architectures=tuple(map(str, architectures)) if isinstance(architectures, list) else (),
         head=head,
-        sizes=_sizes(config, shapes),
+        sizes=Sizes(
+            hidden=config.hidden_size,
+            layers=len(config.layer_order),
+            heads=config.num_attention_heads,
+            vocabulary=config.vocab_size,
+            parameters=sum(numbers.values()),
+            embedding_parameters=sum(numbers[key] for key in numbers if key.startswith("stack.embeddings.")),
+        ),
         usable_length=config.usable_length,
-        dtypes=_dtypes(tensors),
+        dtypes=tuple(sorted(dtype.removeprefix("torch.") for dtype in dtypes)),
         report=matched.report,
         head_keys=() if head_tensors is None else tuple(sorted(head_tensors)),
         tokenizer=None if tokenizer is None else type(tokenizer).__name__,
         tokenizer_vocabulary=None if tokenizer is None else len(tokenizer),
         labels=labels,
         task=str(settings["task"]) if isinstance(settings, dict) and "task" in settings else None,
-        files=_model_files(folder),
-        problems=(*matched.problems, *refusal),
+        files={file.name: file.stat().st_size for file in files},
+        problems=(*matched.problems, *refusals),
     )
 
 
@@ -167,25 +192,6 @@ def _expected(
     return shapes, parameter_map(family, config, head=head, pooler=pooler)
 
 
-def _tokenizer(folder: Path, vocab_size: int, second: int) -> tuple[PreTrainedTokenizerBase | None, tuple[str, ...]]:
-    try:
-        tokenizer = load_tokenizer(folder, vocab_size=vocab_size, required=False)
-        return None if tokenizer is None else with_segments(tokenizer, second=second), ()
-    except CheckpointError as error:
-        return None, (str(error),)
-
-
-def _dtypes(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Of the parameters: old files also hold buffers of integers."""
-    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    return tuple(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-
-
-def _model_files(folder: Path) -> dict[str, int]:
-    files = [file for file in sorted(folder.iterdir()) if is_file(file)]
-    return {file.name: file.stat().st_size for file in files if is_model_file(file.name)}
-
-
 def _labels(hf_config: Mapping[str, Any], head: str) -> tuple[str, ...]:
     """Label names by id; for a classifier transformers' default names where the config has only a number."""
     names = label_names(hf_config)
@@ -195,35 +201,3 @@ def _labels(hf_config: Mapping[str, Any], head: str) -> tuple[str, ...]:
     if not isinstance(number, int) or not 0 <= number <= _MOST_LABELS:
         raise CheckpointError(f"config.json: num_labels = {number!r}, expected 1 to {_MOST_LABELS}")
     return tuple(f"LABEL_{index}" for index in range(number))
-
-
-def _sizes(config: EncoderConfig, shapes: Mapping[str, torch.Size]) -> Sizes:
-    numbers = {key: shape.numel() for key, shape in shapes.items()}
-    return Sizes(
-        hidden=config.hidden_size,
-        layers=len(config.layer_order),
-        heads=config.num_attention_heads,
-        vocabulary=config.vocab_size,
-        parameters=sum(numbers.values()),
-        embedding_parameters=sum(number for key, number in numbers.items() if key.startswith("stack.embeddings.")),
-    )
-
-
-def _keys(report: LoadReport, head_keys: tuple[str, ...], *, verbose: bool) -> list[str]:
-    renamed = f" ({report.renamed} under another name in the file)" if report.renamed else ""
-    return [
-        *_listed(f"loaded{renamed}", report.loaded, verbose=verbose),
-        *_listed("dropped", report.dropped, verbose=verbose),
-        *_listed("ignored", report.ignored, verbose=verbose),
-        *_listed("in task_head.safetensors", head_keys, verbose=verbose),
-    ]
-
-
-def _listed(title: str, names: tuple[str, ...], *, verbose: bool) -> list[str]:
-    if not names:
-        return []
-    return [f"{title}: {len(names)}", *(f"  {name}" for name in names if verbose)]
-
-
-def _strings(value: object) -> tuple[str, ...]:
-    return tuple(str(item) for item in value) if isinstance(value, list) else ()

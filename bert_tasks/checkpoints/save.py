@@ -78,9 +78,25 @@ def save_folder(
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         try:
-            _write(staging, config, tensors, tokenizer, head_tensors)
-            _publish(staging, folder)
-            _remove_stale(folder, keep_head=head_tensors is not None)
+            kept = {key: value for key, value in config.items() if key not in ("_name_or_path", "torch_dtype", "dtype")}
+            dtypes = {str(tensor.dtype) for tensor in ({} if tensors is None else tensors).values()}
+            dtype = {"dtype": dtypes.pop().removeprefix("torch.")} if len(dtypes) == 1 else {}
+            text = json.dumps(kept | dtype, indent=2, sort_keys=True, ensure_ascii=False)
+            (staging / "config.json").write_text(text + "\n", "utf-8")
+            if tensors is not None:
+                _save_tensors(tensors, staging / WEIGHTS)
+            if head_tensors is not None:
+                _save_tensors(head_tensors, staging / HEAD)
+            if tokenizer is not None:
+                save_tokenizer(tokenizer, staging)
+            flush_files(staging)  # only whole files get their names, the weights first
+            files = filter(is_file, staging.iterdir())
+            for file in sorted(files, key=lambda file: (file.suffix != ".safetensors", file.name)):
+                move(file, folder / file.name)
+            sync(folder)
+            for file in folder.iterdir():
+                if _STALE.fullmatch(file.name) or (file.name == HEAD and head_tensors is None):
+                    file.unlink()
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except (OSError, SafetensorError) as error:
@@ -107,26 +123,6 @@ def read_head_tensors(folder: Path) -> dict[str, Tensor] | None:
     return read_safetensors(checked_file(folder, HEAD)) if lexists(folder / HEAD) else None
 
 
-def _write(
-    staging: Path,
-    config: Mapping[str, Any],
-    tensors: Mapping[str, Tensor] | None,
-    tokenizer: PreTrainedTokenizerBase | None,
-    head_tensors: Mapping[str, Tensor] | None,
-) -> None:
-    kept = {key: value for key, value in config.items() if key not in ("_name_or_path", "torch_dtype", "dtype")}
-    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in ({} if tensors is None else tensors).values()}
-    dtype = {"dtype": dtypes.pop()} if len(dtypes) == 1 else {}
-    text = json.dumps(kept | dtype, indent=2, sort_keys=True, ensure_ascii=False)
-    (staging / "config.json").write_text(text + "\n", "utf-8")
-    if tensors is not None:
-        _save_tensors(tensors, staging / WEIGHTS)
-    if head_tensors is not None:
-        _save_tensors(head_tensors, staging / HEAD)
-    if tokenizer is not None:
-        save_tokenizer(tokenizer, staging)
-
-
 def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """A safetensors file with the digest of its tensors; the same tensors give the same bytes."""
     save_file(dict(tensors), path, metadata={"format": "pt", DIGEST: tensors_digest(tensors)})
@@ -138,18 +134,3 @@ def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         if len(text) <= length:
             file.seek(8)
             file.write(text.ljust(length))
-
-
-def _publish(staging: Path, folder: Path) -> None:
-    """Renames the files into the folder, weights first, when all of them are on the disk."""
-    flush_files(staging)
-    files = filter(is_file, staging.iterdir())
-    for file in sorted(files, key=lambda file: (file.suffix != ".safetensors", file.name)):
-        move(file, folder / file.name)
-    sync(folder)
-
-
-def _remove_stale(folder: Path, *, keep_head: bool) -> None:
-    for file in folder.iterdir():
-        if _STALE.fullmatch(file.name) or (file.name == HEAD and not keep_head):
-            file.unlink()

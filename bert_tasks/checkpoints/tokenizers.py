@@ -10,9 +10,8 @@ import errno
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -25,6 +24,7 @@ from bert_tasks.paths import exists, lexists
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 _COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 _MAX_BYTES = 200 * 2**20
+_SLOW = "a slow tokenizer without offsets; expected a tokenizer.json"
 # Ordinary text: every real vocabulary has a letter, a digit or a mark of it. Hardly any has the cuneiform sign:
 # WordPiece without its unknown token fails there, as it would in the middle of somebody's data.
 _PROBE = "The 3 birds sang, и пели. 你好 a 1 , . \U00012000"
@@ -51,12 +51,31 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
             path = checked_file(folder, name)
             if path.suffix == ".json":
                 read_json(path, max_bytes=_MAX_BYTES)
-    with _quiet(), _Loading(folder / vocabularies[0]):
+    path = folder / vocabularies[0]
+    with _quiet(), ExitStack() as stack:
+        stack.push(lambda kind, error, trace: _raise_load_error(path, error))
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        problem = _problem(tokenizer, vocab_size)
-    if problem is not None:
-        raise CheckpointError(f"{folder / vocabularies[0]}: {problem}")
-    return tokenizer
+        needed = max(tokenizer.get_vocab().values(), default=-1) + 1
+        roles = {
+            "pad": (tokenizer.pad_token_id,),
+            "cls or bos": (tokenizer.cls_token_id, tokenizer.bos_token_id),
+            "sep or eos": (tokenizer.sep_token_id, tokenizer.eos_token_id),
+        }
+        missing = [role for role, ids in roles.items() if all(token is None for token in ids)]
+        if not tokenizer.is_fast:
+            problem = f"{type(tokenizer).__name__} is {_SLOW}"
+        elif needed > vocab_size:
+            problem = (
+                f"the tokenizer has {needed} tokens, but the model has {vocab_size} embeddings: they do not belong "
+                "together"
+            )
+        elif missing:
+            problem = f"the tokenizer has no {', no '.join(missing)} token"
+        elif set(tokenizer(_PROBE, add_special_tokens=False)["input_ids"]) <= {tokenizer.unk_token_id}:
+            problem = f"the tokenizer ({needed} tokens) recognises no ordinary text: its vocabulary is missing"
+        else:
+            return tokenizer
+    raise CheckpointError(f"{path}: {problem}")
 
 
 def with_segments(tokenizer: PreTrainedTokenizerBase, *, second: int) -> PreTrainedTokenizerBase:
@@ -74,15 +93,22 @@ def with_segments(tokenizer: PreTrainedTokenizerBase, *, second: int) -> PreTrai
         CheckpointError: the tokenizer gives other ids, and they cannot be changed.
     """
     if not tokenizer.is_fast:
-        raise CheckpointError(_slow(tokenizer))
+        raise CheckpointError(f"{type(tokenizer).__name__} is {_SLOW}")
     are_right = _gives_segments(tokenizer, second)
     if are_right and ("token_type_ids" in tokenizer.model_input_names) == bool(second):
         return tokenizer
     changed = copy.deepcopy(tokenizer)
     if not are_right:
-        changed.backend_tokenizer.post_processor = _post_processor(changed, second)
-        if second:  # read back, transformers' own classes would put their template in the place of the stored one
-            changed = _without_class(changed)
+        backend = changed.backend_tokenizer
+        template = _resegmented(json.loads(backend.to_str())["post_processor"], second)
+        outline = json.loads(Tokenizer(type(backend.model)()).to_str()) | {"post_processor": template}
+        backend.post_processor = Tokenizer.from_str(json.dumps(outline)).post_processor
+        if second:
+            # Read back, transformers' own classes would put their template in the place of the stored one. A plain fast
+            # tokenizer is read from tokenizer.json alone.
+            sides = {name: getattr(changed, name) for name in ("padding_side", "truncation_side", "model_max_length")}
+            kind: Callable[..., PreTrainedTokenizerBase] = PreTrainedTokenizerFast  # transformers leaves it untyped
+            changed = kind(tokenizer_object=backend, **sides, **changed.special_tokens_map)
     names = [name for name in changed.model_input_names if name != "token_type_ids"]
     changed.model_input_names = [*names, "token_type_ids"] if second else names
     changed.init_kwargs["model_input_names"] = changed.model_input_names  # what is saved
@@ -94,28 +120,12 @@ def with_segments(tokenizer: PreTrainedTokenizerBase, *, second: int) -> PreTrai
     return changed
 
 
-def _without_class(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The same tokenizer as a plain fast one, which transformers reads from tokenizer.json alone."""
-    sides = {name: getattr(tokenizer, name) for name in ("padding_side", "truncation_side", "model_max_length")}
-    special = dict(tokenizer.special_tokens_map)
-    kind: Callable[..., PreTrainedTokenizerBase] = PreTrainedTokenizerFast  # transformers leaves it untyped
-    return kind(tokenizer_object=tokenizer.backend_tokenizer, **sides, **special)
-
-
 def _gives_segments(tokenizer: PreTrainedTokenizerBase, second: int) -> bool:
     quiet: dict[str, Any] = {"truncation": False, "padding": False, "return_token_type_ids": True}
     single, pair = tokenizer("a", **quiet), tokenizer("a", "a", **quiet)
     place = pair.sequence_ids(0).index(1)
     expected = [0] * place + [second] * (len(pair["input_ids"]) - place)
     return not any(single["token_type_ids"]) and bool(pair["token_type_ids"] == expected)
-
-
-def _post_processor(tokenizer: PreTrainedTokenizerBase, second: int) -> Any:
-    """The tokenizer's post-processor with other segment ids."""
-    backend = tokenizer.backend_tokenizer
-    stated = json.loads(backend.to_str())["post_processor"]
-    outline = json.loads(Tokenizer(type(backend.model)()).to_str())
-    return Tokenizer.from_str(json.dumps(outline | {"post_processor": _resegmented(stated, second)})).post_processor
 
 
 def _resegmented(stated: dict[str, Any] | None, second: int) -> dict[str, Any]:
@@ -166,7 +176,8 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     Raises:
         OSError: a file cannot be written.
     """
-    with _quiet(), _Saving():
+    with _quiet(), ExitStack() as stack:
+        stack.push(lambda kind, error, trace: _raise_write_error(error))
         tokenizer.save_pretrained(folder)
     _rewrite(folder / "tokenizer.json", {"truncation": None, "padding": None}, without=())
     _rewrite(folder / "tokenizer_config.json", {}, without=_NOT_SETTINGS)
@@ -178,33 +189,6 @@ def _rewrite(path: Path, changes: dict[str, None], *, without: tuple[str, ...]) 
     content = json.loads(path.read_text("utf-8")) | changes
     kept = {key: value for key, value in content.items() if key not in without}
     path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", "utf-8")
-
-
-def _problem(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> str | None:
-    """Why this package cannot use a tokenizer, as a message; None if it can."""
-    if not tokenizer.is_fast:
-        return _slow(tokenizer)
-    needed = max(tokenizer.get_vocab().values(), default=-1) + 1
-    if needed > vocab_size:
-        return (
-            f"the tokenizer has {needed} tokens, but the model has {vocab_size} embeddings: they do not belong together"
-        )
-    roles = {
-        "pad": (tokenizer.pad_token_id,),
-        "cls or bos": (tokenizer.cls_token_id, tokenizer.bos_token_id),
-        "sep or eos": (tokenizer.sep_token_id, tokenizer.eos_token_id),
-    }
-    missing = [role for role, ids in roles.items() if all(token is None for token in ids)]
-    if missing:
-        return f"the tokenizer has no {', no '.join(missing)} token"
-    ids = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
-    if set(ids) <= {tokenizer.unk_token_id}:
-        return f"the tokenizer ({needed} tokens) recognises no ordinary text: its vocabulary is missing"
-    return None
-
-
-def _slow(tokenizer: PreTrainedTokenizerBase) -> str:
-    return f"{type(tokenizer).__name__} is a slow tokenizer without offsets; expected a tokenizer.json"
 
 
 @contextmanager
@@ -219,45 +203,25 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _is_library_failure(error: BaseException | None) -> bool:
-    """Whether transformers or tokenizers may raise this about files.
+def _raise_load_error(path: Path, error: BaseException | None) -> None:
+    """Raises a CheckpointError about ``path`` for what transformers and tokenizers raise about files.
 
     tokenizers raises plain ``Exception`` for most of its errors and a ``BaseException`` of its own when it panics.
     """
     known = (OSError, ValueError, ImportError, LookupError, TypeError, AttributeError, RuntimeError)
-    return isinstance(error, known) or type(error) is Exception or type(error).__name__ == "PanicException"
+    if not (isinstance(error, known) or type(error) is Exception or type(error).__name__ == "PanicException"):
+        return
+    text = str(error)
+    reason = f"{type(error).__name__}: {text.partition(chr(10))[0][:160]}"
+    if "trust_remote_code" in text:
+        reason = "it needs Python code from the checkpoint, which is never run"
+    elif path.suffix == ".model":
+        reason = "a SentencePiece file: save the tokenizer once with transformers to get a tokenizer.json"
+    raise CheckpointError(f"{path}: the tokenizer does not load ({reason})") from None
 
 
-class _Loading:
-    """Reports what loading a tokenizer raises as a CheckpointError about ``path``."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not _is_library_failure(error):
-            return
-        text = str(error)
-        reason = f"{type(error).__name__}: {text.partition(chr(10))[0][:160]}"
-        if "trust_remote_code" in text:
-            reason = "it needs Python code from the checkpoint, which is never run"
-        elif self.path.suffix == ".model":
-            reason = "a SentencePiece file: save the tokenizer once with transformers to get a tokenizer.json"
-        raise CheckpointError(f"{self.path}: the tokenizer does not load ({reason})") from None
-
-
-class _Saving:
-    """Turns the plain ``Exception`` of tokenizers about a file into an OSError."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if type(error) is Exception:
-            number = errno.ENOSPC if f"os error {errno.ENOSPC}" in str(error) else errno.EIO
-            raise OSError(number, str(error)) from error
+def _raise_write_error(error: BaseException | None) -> None:
+    """Raises an OSError for the plain ``Exception`` of tokenizers about a file."""
+    if type(error) is Exception:
+        number = errno.ENOSPC if f"os error {errno.ENOSPC}" in str(error) else errno.EIO
+        raise OSError(number, str(error)) from error
