@@ -385,7 +385,7 @@ class TaskModel(nn.Module, Generic[PredictionT]):
             predictions = task.decode(reduced, features, read)
             if logits:
                 predictions = task.with_logits(predictions, reduced, features)
-            yield from cast("Sequence[PredictionT]", predictions)
+            yield from predictions
 
     def reduced_logits(
         self, features: Sequence[Feature], *, max_tokens: int | None = None, run: Logits | None = None

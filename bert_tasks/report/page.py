@@ -50,7 +50,8 @@ def _run_page(run: Run, results: Mapping[str, Results], on_file: FileResults | N
         sets.append(_file_section(run, on_file, share))
     curves = [chart for chart in (charts.loss_chart(run), charts.metric_chart(run)) if chart is not None]
     recorded, loss, metrics = overall_metrics(run), metric_key(run.sets[0], LOSS), drawn_metrics(run)
-    shown = _limited(recorded)
+    items, half = list(recorded.items()), _MOST_METRICS // 2
+    shown = items if len(items) <= _MOST_METRICS else items[:half] + items[-half:]  # the overall ones are at both ends
     model = run.metadata["settings"].get("model.name")
     subtitle = [str(run.metadata["task"]), *([] if model is None else [f"from {model}"])]
     subtitle.append(f"{run.metadata['rows']:,} training rows")
@@ -83,13 +84,6 @@ def _run_page(run: Run, results: Mapping[str, Results], on_file: FileResults | N
     )
 
 
-def _limited(metrics: Mapping[str, float | None]) -> list[tuple[str, float | None]]:
-    """All metrics; of very many, of a task that has no table of them, the first and the last, which are the overall."""
-    items = list(metrics.items())
-    half = _MOST_METRICS // 2
-    return items if len(items) <= _MOST_METRICS else items[:half] + items[-half:]
-
-
 def comparison_page(
     runs: Sequence[Run], results: Sequence[Mapping[str, Results]], comparisons: Sequence[Comparison]
 ) -> str:
@@ -115,6 +109,15 @@ def _comparison_page(
         (name, [one.get(name, _NOTHING) for one in properties])
         for name in dict.fromkeys(name for one in properties for name in one)
     ]
+    tables = []
+    for name, first in results[0].items():  # F1 of every label in every run
+        if all(name in other for other in results):
+            scores = [{row.name: row.scores["f1"] for row in each[name].table} for each in results]
+            labels = [
+                (row.name, row.count, [table.get(row.name, Estimate(value=None)) for table in scores])
+                for row in first.table
+            ]
+            tables.append({"name": name, "word": first.sections.label_word, "rows": labels})
     return (
         _environment()
         .get_template("comparison.html")
@@ -125,22 +128,12 @@ def _comparison_page(
             assumptions=ASSUMPTIONS,
             curves=[chart for chart in curves if chart is not None],
             metrics=[(name, spoken_key(name, runs[0].sets)) for name in [*names, *losses]],
-            tables=[_side_by_side(name, results) for name in results[0] if all(name in other for other in results)],
+            tables=tables,
             same=[(name, values[0]) for name, values in rows if len(set(values)) == 1],
             different=[(name, values) for name, values in rows if len(set(values)) > 1],
             is_whole=share == 1,
         )
     )
-
-
-def _side_by_side(name: str, results: Sequence[Mapping[str, Results]]) -> dict[str, Any]:
-    """F1 of every label in every run."""
-    tables = [{row.name: row.scores["f1"] for row in each[name].table} for each in results]
-    rows = [
-        (row.name, row.count, [table.get(row.name, Estimate(value=None)) for table in tables])
-        for row in results[0][name].table
-    ]
-    return {"name": name, "word": results[0][name].sections.label_word, "rows": rows}
 
 
 def _fitting(render: Callable[[int], str]) -> str:

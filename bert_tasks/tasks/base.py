@@ -290,7 +290,7 @@ class Task(ABC, Generic[PredictionT]):
     @abstractmethod
     def decode(
         self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
-    ) -> Sequence[Prediction]:
+    ) -> Sequence[PredictionT]:
         """One prediction per row, in row order.
 
         Args:
@@ -301,8 +301,8 @@ class Task(ABC, Generic[PredictionT]):
         """
 
     def with_logits(
-        self, predictions: Sequence[Prediction], reduced: Sequence[Tensor], features: Sequence[Feature]
-    ) -> Sequence[Prediction]:
+        self, predictions: Sequence[PredictionT], reduced: Sequence[Tensor], features: Sequence[Feature]
+    ) -> Sequence[PredictionT]:
         """The predictions of ``decode`` with the logits that they were made of.
 
         Raises:
@@ -310,7 +310,7 @@ class Task(ABC, Generic[PredictionT]):
         """
         raise UsageError(f"{self.name} gives no logits: predict without them")
 
-    def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
+    def same_predictions(self, predictions: Sequence[PredictionT], others: Sequence[PredictionT]) -> list[bool]:
         """Whether two models agree, for each label, number or span that they predict for the same rows.
 
         Export to int8 keeps a graph only if enough of the predictions stay the same. The default compares ``to_json``
@@ -334,7 +334,7 @@ class Task(ABC, Generic[PredictionT]):
     # Metrics.
 
     @abstractmethod
-    def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
+    def metrics(self, predictions: Sequence[PredictionT], rows: Sequence[Row]) -> dict[str, float]:
         """Metrics with the names and scales of Hugging Face's evaluate.
 
         Args:
@@ -384,17 +384,17 @@ class Task(ABC, Generic[PredictionT]):
         """The task with the fields that depend on the training rows (balanced class weights); those are ``tuned``."""
         return self
 
-    def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
+    def tuned_on(self, predictions: Sequence[PredictionT], rows: Sequence[Row]) -> Self:
         """The task with decision thresholds chosen on validation predictions."""
         return self
 
     # Reports.
 
-    def report_sections(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> ReportSections | None:
+    def report_sections(self, predictions: Sequence[PredictionT], rows: Sequence[Row]) -> ReportSections | None:
         """What a report shows of the labelled rows; None: only the metrics, curves and settings of the run."""
         return None
 
-    def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
+    def collapse(self, predictions: Sequence[PredictionT], rows: Sequence[Row]) -> str | None:
         """What the model predicts for every row although the labels differ, such as "predicts 'calm' for every row".
 
         None where the predictions differ, where all labels are equal, and where a task has no such rule. Rows without
@@ -424,7 +424,7 @@ class Task(ABC, Generic[PredictionT]):
         """
         return ()
 
-    def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
+    def render(self, extension: str, predictions: Sequence[PredictionT], rows: Sequence[Row]) -> Mapping[str, str]:
         """The predictions in one of ``file_formats``.
 
         Returns:
@@ -501,6 +501,12 @@ def label_places(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None
         if sorted(known) == sorted(wanted) and len(set(known)) == len(known):
             return [known.index(label) for label in wanted]
     return None
+
+
+def labelled(rows: Sequence[Row], predictions: Sequence[PredictionT], column: str) -> list[tuple[Row, PredictionT]]:
+    """The rows that have labels in this column, each with its prediction."""
+    pairs = zip(rows, predictions, strict=True)
+    return [(row, prediction) for row, prediction in pairs if row.get(column) is not None]
 
 
 def sole_prediction(predictions: Iterable[Item], labels: Iterable[Hashable]) -> Item | None:

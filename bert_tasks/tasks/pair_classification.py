@@ -7,13 +7,13 @@ than ``max_length`` is cut from its longer text first, as in transformers.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.metrics.classification import ranking_metrics
 from bert_tasks.metrics.tables import merged
-from bert_tasks.tasks.base import Prediction
+from bert_tasks.tasks.base import labelled
 from bert_tasks.tasks.detection import Guess, Hints
 from bert_tasks.tasks.sequence_classification.detection import detect_texts
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction, TextClassification
@@ -48,7 +48,7 @@ class PairClassification(TextClassification):
         """See ``Task.detect``."""
         return detect_texts(cls.name, 2, profiles, rows, hints)
 
-    def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
+    def metrics(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> dict[str, float]:
         return merged(super().metrics(predictions, rows), self._ranking(predictions, rows))
 
     @property
@@ -60,15 +60,14 @@ class PairClassification(TextClassification):
         )
         return [{"text": text, "text_pair": other} for text, other in pairs]
 
-    def _ranking(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
+    def _ranking(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> dict[str, float]:
         if self.problem_type != "single_label_classification" or len(self.labels) != 2:
             return {}
         relevant = self.labels[1]
-        typed = cast("Sequence[SequencePrediction]", predictions)
         ranked = [
             (row[GROUP], row["label"] == relevant, prediction.scores[relevant])
-            for prediction, row in zip(typed, rows, strict=True)
-            if row.get(GROUP) is not None and row.get("label") is not None
+            for row, prediction in labelled(rows, predictions, "label")
+            if row.get(GROUP) is not None
         ]
         if not ranked:
             return {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from statistics import fmean, pstdev
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal, Self, cast
+from typing import Any, ClassVar, Final, Literal, Self
 
 import torch
 from pydantic import BaseModel
@@ -40,6 +40,7 @@ from bert_tasks.tasks.base import (
     Prediction,
     Task,
     label_places,
+    labelled,
     sole_prediction,
 )
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, needed_tokens
@@ -374,15 +375,14 @@ class TextClassification(Task[SequencePrediction]):
         return predictions
 
     def with_logits(
-        self, predictions: Sequence[Prediction], reduced: Sequence[Tensor], features: Sequence[Feature]
-    ) -> Sequence[Prediction]:
+        self, predictions: Sequence[SequencePrediction], reduced: Sequence[Tensor], features: Sequence[Feature]
+    ) -> Sequence[SequencePrediction]:
         if not predictions:
             return predictions
-        typed = cast("Sequence[SequencePrediction]", predictions)
         logits = _row_logits(reduced, features).tolist()
-        return [replace(one, logits=tuple(values)) for one, values in zip(typed, logits, strict=True)]
+        return [replace(one, logits=tuple(values)) for one, values in zip(predictions, logits, strict=True)]
 
-    def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
+    def metrics(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> dict[str, float]:
         pairs = self._labelled_pairs(predictions, rows)
         if self.problem_type == _REGRESSION:
             return regression_metrics(
@@ -409,17 +409,16 @@ class TextClassification(Task[SequencePrediction]):
             return ("pearson", "spearmanr")
         return ("micro_f1", "f1") if self.problem_type == _MULTI_LABEL else ("accuracy", "macro_f1")
 
-    def report_sections(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> ReportSections:
+    def report_sections(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> ReportSections:
         """See ``Task``: classes, labels or numbers, by the problem type."""
-        given = zip(rows, cast("Sequence[SequencePrediction]", predictions), strict=True)
-        pairs = [(row, one) for row, one in given if row.get(_LABEL_COLUMNS[self.problem_type].name) is not None]
+        pairs = labelled(rows, predictions, _LABEL_COLUMNS[self.problem_type].name)
         if self.problem_type == _REGRESSION:
             return report.regression_sections(pairs)
         return (report.multilabel_sections if self.problem_type == _MULTI_LABEL else report.class_sections)(
             pairs, self.labels
         )
 
-    def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
+    def collapse(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``. Numbers count as equal if they differ by less than a hundredth of the labels' range."""
         pairs = self._labelled_pairs(predictions, rows)
         if self.problem_type == _REGRESSION:
@@ -447,15 +446,15 @@ class TextClassification(Task[SequencePrediction]):
             else ('class_weights = "balanced"',)
         )
 
-    def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
+    def same_predictions(
+        self, predictions: Sequence[SequencePrediction], others: Sequence[SequencePrediction]
+    ) -> list[bool]:
         """See ``Task``. A number stays the same if it moves by at most 0.1 standard deviations of the numbers.
 
         Raises:
             DataError: all predicted numbers are alike.
         """
-        pairs = list(
-            zip(*(cast("Sequence[SequencePrediction]", given) for given in (predictions, others)), strict=True)
-        )
+        pairs = list(zip(predictions, others, strict=True))
         if self.problem_type != _REGRESSION:
             return [
                 one.label == other.label if one.labels is None else one.labels == other.labels for one, other in pairs
@@ -471,7 +470,7 @@ class TextClassification(Task[SequencePrediction]):
         kinds: dict[str, type[BaseModel]] = {"regression": NumberJson, "multi_label_classification": LabelsJson}
         return kinds.get(self.problem_type, LabelJson)
 
-    def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
+    def tuned_on(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> Self:
         """Several labels: the threshold of each label that gives it the best F1 on these rows."""
         pairs = self._labelled_pairs(predictions, rows)
         if self.problem_type != _MULTI_LABEL or not pairs:
@@ -481,13 +480,11 @@ class TextClassification(Task[SequencePrediction]):
         return replace(self, thresholds=tune_thresholds(labels, probabilities))
 
     def _labelled_pairs(
-        self, predictions: Sequence[Prediction], rows: Sequence[Row]
+        self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]
     ) -> list[tuple[SequencePrediction, Any]]:
         """Predictions beside their labels, for the rows that have one."""
-        typed = cast("Sequence[SequencePrediction]", predictions)
         name = _LABEL_COLUMNS[self.problem_type].name
-        pairs = zip(typed, rows, strict=True)
-        return [(prediction, row[name]) for prediction, row in pairs if row.get(name) is not None]
+        return [(prediction, row[name]) for row, prediction in labelled(rows, predictions, name)]
 
 
 @dataclass(frozen=True, kw_only=True)

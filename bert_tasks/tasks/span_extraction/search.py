@@ -201,9 +201,18 @@ def merge_windows(
         own = firsts[questions].unsqueeze(1) + torch.arange(count)  # [Q, M] windows of each question
         begins = sizes[own].cumsum(1) - sizes[own]  # where the offsets of each window start among the question's
         ranking = _rank(table[own], begins, n_best=n_best, with_null=with_null)
-        for question, first, *ranked in zip(questions.tolist(), own[:, 0].tolist(), *ranking, strict=True):
+        ranked = zip(questions.tolist(), own[:, 0].tolist(), *ranking, strict=True)
+        for question, first, found, places, numbers, null_at, odds in ranked:
+            context = contexts[question]
+            if not found:
+                results[question] = RankedSpans(SpanList("", (0, 0), np.zeros((1, 3))), 0, None, None)
+                continue
             joined = offsets[first] if count == 1 else list(chain(*offsets[first : first + count]))
-            results[question] = _cut(contexts[question], joined, *ranked)
+            characters = itemgetter(*places[: 2 * found])(joined)
+            with_text = (place for place in range(found) if characters[2 * place] < characters[2 * place + 1])
+            best_at = next(with_text, 0 if null_at is None else null_at)
+            null_odds = None if null_at is None else float(odds[best_at])
+            results[question] = RankedSpans(SpanList(context, characters, numbers), best_at, null_at, null_odds)
     return [results[question] for question in range(len(windows))]
 
 
@@ -253,29 +262,6 @@ def _rank(table: Tensor, begins: Tensor, *, n_best: int, with_null: bool) -> _Ra
         nulls=is_null.long().argmax(1).tolist() if with_null else [None] * len(table),
         odds=torch.where(is_null, null_scores.unsqueeze(1), odds).numpy(),
     )
-
-
-def _cut(
-    context: str,
-    offsets: Sequence[int],
-    count: int,
-    places: list[int],
-    numbers: npt.NDArray[np.float64],
-    null_at: int | None,
-    odds: npt.NDArray[np.float32],
-) -> RankedSpans:
-    """One item of a ranking, with the characters of its spans."""
-    if not count:
-        return RankedSpans(SpanList("", (0, 0), np.zeros((1, 3))), 0, None, None)
-    characters = itemgetter(*places[: 2 * count])(offsets)
-    n_best = SpanList(context, characters, numbers)
-    with_text = (place for place in range(count) if characters[2 * place] < characters[2 * place + 1])
-    best_at = next(with_text, None)
-    if null_at is None:
-        return RankedSpans(n_best, 0 if best_at is None else best_at, None, None)
-    if best_at is None:
-        best_at = null_at
-    return RankedSpans(n_best, best_at, null_at, float(odds[best_at]))
 
 
 def _best(scores: Tensor, count: int, *, excluded: Tensor | None = None) -> Tensor:

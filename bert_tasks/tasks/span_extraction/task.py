@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isfinite
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import BaseModel
@@ -30,7 +30,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_table, squad_v1_metrics, squad_v2_metrics, tune_null_threshold
 from bert_tasks.metrics.tables import MetricTable
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.span_extraction import report
@@ -327,8 +327,8 @@ class SpanExtraction(Task[SpanPrediction]):
         return predictions
 
     def with_logits(
-        self, predictions: Sequence[Prediction], reduced: Sequence[Tensor], features: Sequence[Feature]
-    ) -> Sequence[Prediction]:
+        self, predictions: Sequence[SpanPrediction], reduced: Sequence[Tensor], features: Sequence[Feature]
+    ) -> Sequence[SpanPrediction]:
         """The same: ``n_best`` has the start and end logit of every span."""
         return predictions
 
@@ -339,19 +339,19 @@ class SpanExtraction(Task[SpanPrediction]):
                 _refuse_unanswerable(number, row)
         return self
 
-    def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
+    def metrics(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> dict[str, float]:
         """SQuAD's, 0 to 100: 2.0's with ``version_2_with_negative``, else 1.1's.
 
         Raises:
             DataError: a question has no answer and the settings do not expect that, or no row has answers.
         """
-        labelled, labels = _labelled(predictions, rows)
+        answered, labels = _answered_rows(predictions, rows)
         if self.version_2_with_negative:
-            spans, odds = [one.best.text for one in labelled], list(map(_null_odds, labelled))
+            spans, odds = [one.best.text for one in answered], list(map(_null_odds, answered))
             return squad_v2_metrics(labels, spans, odds, threshold=self.null_threshold)
         for number, row in enumerate(rows):
             _refuse_unanswerable(number, row)
-        return squad_v1_metrics(labels, [one.answer for one in labelled])
+        return squad_v1_metrics(labels, [one.answer for one in answered])
 
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """With ``version_2_with_negative`` a row for questions with an answer and one for those without."""
@@ -361,20 +361,19 @@ class SpanExtraction(Task[SpanPrediction]):
     def curve_metrics(self) -> tuple[str, ...]:
         return ("exact" if self.version_2_with_negative else "exact_match", "f1")
 
-    def report_sections(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> ReportSections:
+    def report_sections(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> ReportSections:
         """See ``Task``; with ``version_2_with_negative`` the scores by threshold, too."""
-        given = zip(rows, cast("Sequence[SpanPrediction]", predictions), strict=True)
-        pairs = [(row, one) for row, one in given if row.get("answers") is not None]
+        pairs = labelled(rows, predictions, "answers")
         return report.answer_sections(pairs, self.null_threshold if self.version_2_with_negative else None)
 
-    def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
+    def collapse(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``: "no answer" to every question although some have one."""
-        labelled, labels = _labelled(predictions, rows)
-        is_silent = len(labelled) > 1 and any(labels) and not any(one.answer for one in labelled)
+        answered, labels = _answered_rows(predictions, rows)
+        is_silent = len(answered) > 1 and any(labels) and not any(one.answer for one in answered)
         return 'predicts "no answer" for every question' if is_silent else None
 
-    def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
-        pairs = zip(*(cast("Sequence[SpanPrediction]", given) for given in (predictions, others)), strict=True)
+    def same_predictions(self, predictions: Sequence[SpanPrediction], others: Sequence[SpanPrediction]) -> list[bool]:
+        pairs = zip(predictions, others, strict=True)
         return [(one.start, one.answer) == (other.start, other.answer) for one, other in pairs]
 
     @property
@@ -393,12 +392,12 @@ class SpanExtraction(Task[SpanPrediction]):
             {"question": "Who founded the library?", "context": notice},
         ]
 
-    def tuned_on(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Self:
+    def tuned_on(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> Self:
         """With ``version_2_with_negative``: the threshold that gives the best F1 on these rows."""
-        labelled, labels = _labelled(predictions, rows)
-        if not self.version_2_with_negative or not labelled:
+        answered, labels = _answered_rows(predictions, rows)
+        if not self.version_2_with_negative or not answered:
             return self
-        spans, odds = [one.best.text for one in labelled], list(map(_null_odds, labelled))
+        spans, odds = [one.best.text for one in answered], list(map(_null_odds, answered))
         return replace(self, null_threshold=tune_null_threshold(labels, spans, odds))
 
     def cut_notes(self, cuts: Cuts) -> tuple[str, ...]:
@@ -424,7 +423,7 @@ class SpanExtraction(Task[SpanPrediction]):
         _file_ids(row.get("id") for row in rows)
         return ()
 
-    def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
+    def render(self, extension: str, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> Mapping[str, str]:
         """The official files: answers by id, and beside them ``nbest.json`` and ``null_odds.json`` (2.0 only).
 
         Rows without an id have their number, from 0.
@@ -434,8 +433,7 @@ class SpanExtraction(Task[SpanPrediction]):
         """
         if extension not in self.file_formats:
             return super().render(extension, predictions, rows)
-        spans = cast("Sequence[SpanPrediction]", predictions)
-        named = dict(zip(_file_ids(prediction.id for prediction in spans), spans, strict=True))
+        named = dict(zip(_file_ids(prediction.id for prediction in predictions), predictions, strict=True))
         official = ("text", "probability", "start_logit", "end_logit")
         files: dict[str, Mapping[str, Any]] = {
             "": {name: prediction.answer for name, prediction in named.items()},
@@ -462,13 +460,12 @@ def _null_odds(prediction: SpanPrediction) -> float:
     return prediction.null_odds
 
 
-def _labelled(predictions: Sequence[Prediction], rows: Sequence[Row]) -> tuple[list[SpanPrediction], list[list[str]]]:
+def _answered_rows(
+    predictions: Sequence[SpanPrediction], rows: Sequence[Row]
+) -> tuple[list[SpanPrediction], list[list[str]]]:
     """The predictions for the rows that have answers, and the texts of these answers."""
-    typed = cast("Sequence[SpanPrediction]", predictions)
-    pairs = [
-        (one, row["answers"]["text"]) for one, row in zip(typed, rows, strict=True) if row.get("answers") is not None
-    ]
-    return [one for one, _ in pairs], [texts for _, texts in pairs]
+    pairs = labelled(rows, predictions, "answers")
+    return [one for _, one in pairs], [row["answers"]["text"] for row, _ in pairs]
 
 
 def _refuse_unanswerable(number: int, row: Row) -> None:

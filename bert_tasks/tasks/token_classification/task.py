@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, chain, pairwise
 from statistics import fmean
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import BaseModel
@@ -43,7 +43,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.metrics.tagging import check_names, tagging_metrics, tagging_table
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, sole_prediction
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.token_classification import report
@@ -344,16 +344,15 @@ class TokenClassification(Task[TokenPrediction]):
         return logits.index_select(0, torch.tensor(firsts, dtype=torch.bool).nonzero().squeeze(1))
 
     def with_logits(
-        self, predictions: Sequence[Prediction], reduced: Sequence[Tensor], features: Sequence[Feature]
-    ) -> Sequence[Prediction]:
+        self, predictions: Sequence[TokenPrediction], reduced: Sequence[Tensor], features: Sequence[Feature]
+    ) -> Sequence[TokenPrediction]:
         """See ``Task``. Raises UsageError for a CRF, which scores sequences of tags."""
         if self.crf:
             raise UsageError("a tagger with crf = true scores sequences of tags, not words: predict without logits")
         if not predictions:
             return predictions
-        typed = cast("Sequence[TokenPrediction]", predictions)
         words = iter(self._word_logits(reduced, features).tolist())
-        return [replace(one, logits=tuple(tuple(next(words)) for _ in one.words)) for one in typed]
+        return [replace(one, logits=tuple(tuple(next(words)) for _ in one.words)) for one in predictions]
 
     def _crf_labels(
         self, reduced: Sequence[Tensor], features: Sequence[Feature], counts: Sequence[int]
@@ -377,13 +376,13 @@ class TokenClassification(Task[TokenPrediction]):
             scores += crf.marginals(logits, lengths).gather(1, labels[:, None]).squeeze(1).tolist()
         return best, scores
 
-    def metrics(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> dict[str, float]:
+    def metrics(self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> dict[str, float]:
         """Metrics over words, whatever was trained. Entities are compared in IOB2; see ``tagging_metrics``.
 
         Raises:
             DataError: no row has tags, or the model has a label for none of them.
         """
-        pairs = _tag_pairs(predictions, rows)
+        pairs = [(row["tags"], one.tags) for row, one in labelled(rows, predictions, "tags")]
         self._check_known([tags for tags, _ in pairs])
         labels = [self._as_compared(tags) for tags, _ in pairs]
         found = tagging_metrics(labels, [self._in_iob2(tags) for _, tags in pairs], raw=self._label_scheme == "raw")
@@ -404,20 +403,19 @@ class TokenClassification(Task[TokenPrediction]):
             return ("overall_accuracy", "macro_f1")
         return ("overall_f1", "overall_precision", "overall_recall")
 
-    def report_sections(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> ReportSections:
+    def report_sections(self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> ReportSections:
         """See ``Task``: entities, or words where the labels are raw."""
-        given = zip(rows, cast("Sequence[TokenPrediction]", predictions), strict=True)
-        return report.tag_sections([(row, one) for row, one in given if row.get("tags") is not None], self.labels)
+        return report.tag_sections(labelled(rows, predictions, "tags"), self.labels)
 
-    def collapse(self, predictions: Sequence[Prediction], rows: Sequence[Row]) -> str | None:
+    def collapse(self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``; here it is the words that all have one tag."""
-        pairs = _tag_pairs(predictions, rows)
+        pairs = [(row["tags"], one.tags) for row, one in labelled(rows, predictions, "tags")]
         tag = sole_prediction(chain.from_iterable(p for _, p in pairs), chain.from_iterable(tags for tags, _ in pairs))
         return None if tag is None else f"predicts {tag!r} for every word"
 
-    def same_predictions(self, predictions: Sequence[Prediction], others: Sequence[Prediction]) -> list[bool]:
+    def same_predictions(self, predictions: Sequence[TokenPrediction], others: Sequence[TokenPrediction]) -> list[bool]:
         """See ``Task``: one value for each word."""
-        pairs = zip(*(cast("Sequence[TokenPrediction]", given) for given in (predictions, others)), strict=True)
+        pairs = zip(predictions, others, strict=True)
         return [tag == other_tag for one, other in pairs for tag, other_tag in zip(one.tags, other.tags, strict=True)]
 
     @property
@@ -495,7 +493,7 @@ class TokenClassification(Task[TokenPrediction]):
             f"has _ in its place ({_column(example)} for {shortened(example)}, ...); .jsonl keeps words as they are",
         )
 
-    def render(self, extension: str, predictions: Sequence[Prediction], rows: Sequence[Row]) -> Mapping[str, str]:
+    def render(self, extension: str, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> Mapping[str, str]:
         """Columns that conlleval reads: word, its tag if all rows have tags, predicted tag; entities in IOB2.
 
         A blank line ends each row. White space within a word, which would separate columns, becomes ``_``, as does an
@@ -503,10 +501,9 @@ class TokenClassification(Task[TokenPrediction]):
         """
         if extension not in self.file_formats:
             return super().render(extension, predictions, rows)
-        typed = cast("Sequence[TokenPrediction]", predictions)
         with_tags = all(row.get("tags") is not None for row in rows)
         lines: list[str] = []
-        for prediction, row in zip(typed, rows, strict=True):
+        for prediction, row in zip(predictions, rows, strict=True):
             given = [self._as_compared(row["tags"])] if with_tags else []
             columns = zip(map(_column, prediction.words), *given, self._in_iob2(prediction.tags), strict=True)
             lines += [*map(" ".join, columns), ""]
@@ -535,12 +532,6 @@ def entity_spans(
         )
         for entity in entities(tags)
     )
-
-
-def _tag_pairs(predictions: Sequence[Prediction], rows: Sequence[Row]) -> list[tuple[Sequence[str], Sequence[str]]]:
-    """The tags of the rows that have tags, each with the predicted ones."""
-    typed = cast("Sequence[TokenPrediction]", predictions)
-    return [(row["tags"], one.tags) for one, row in zip(typed, rows, strict=True) if row.get("tags") is not None]
 
 
 def _column(word: str) -> str:
