@@ -51,75 +51,71 @@ class Format:
     hub_validation: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Glue:
-    """What differs between GLUE tasks; see `Format`."""
-
-    columns: tuple[str, ...]  # of the files: text, text_pair for pairs, label
-    labels: tuple[str, ...] = ()
-    hub_columns: tuple[str, ...] = ("sentence1", "sentence2", "label")
-    headless: tuple[str, ...] = ()
-    skips_short_rows: bool = False
-    validation_sets: tuple[str, ...] = ()
-
-
-def _glue(name: str, task: _Glue) -> Format:
+def _glue(
+    name: str,
+    columns: tuple[str, ...],
+    *,
+    labels: tuple[str, ...] = (),
+    hub_columns: tuple[str, ...] = ("sentence1", "sentence2", "label"),
+    headless: tuple[str, ...] = (),
+    skips_short_rows: bool = False,
+    validation_sets: tuple[str, ...] = (),
+) -> Format:
+    """A format of GLUE; ``columns`` are those of the files: the text or the two texts of a pair, and the label."""
+    ours = ("text", "label") if len(columns) == 2 else ("text", "text_pair", "label")
     return Format(
         name=f"glue/{name}",
         extensions=(".tsv",),
         delimiter="\t",
         quoted=False,
-        headless=task.headless,
-        skips_short_rows=task.skips_short_rows,
-        columns=_task_columns(task.columns),
-        hub_columns=_task_columns(task.hub_columns),
-        label_names={str(number): label for number, label in enumerate(task.labels)},
-        validation={name: f"dev_{name}.tsv" for name in task.validation_sets},
-        hub_validation={name: f"validation_{name}" for name in task.validation_sets},
+        headless=headless,
+        skips_short_rows=skips_short_rows,
+        columns=dict(zip(ours, columns, strict=True)),
+        hub_columns=dict(zip(ours, hub_columns, strict=True)),
+        label_names={str(number): label for number, label in enumerate(labels)},
+        validation={part: f"dev_{part}.tsv" for part in validation_sets},
+        hub_validation={part: f"validation_{part}" for part in validation_sets},
     )
 
 
-def _task_columns(names: tuple[str, ...]) -> dict[str, str]:
-    ours = ("text", "label") if len(names) == 2 else ("text", "text_pair", "label")
-    return dict(zip(ours, names, strict=True))
-
-
 _ENTAILMENT = ("entailment", "neutral", "contradiction")
-_GLUE = {
-    "sst2": _Glue(columns=("sentence", "label"), hub_columns=("sentence", "label"), labels=("negative", "positive")),
-    "cola": _Glue(
-        columns=("sentence", "label"),
+_GLUE = (
+    _glue("sst2", ("sentence", "label"), hub_columns=("sentence", "label"), labels=("negative", "positive")),
+    _glue(
+        "cola",
+        ("sentence", "label"),
         hub_columns=("sentence", "label"),
         labels=("unacceptable", "acceptable"),
         headless=("source", "label", "mark", "sentence"),
     ),
-    "mrpc": _Glue(columns=("#1 String", "#2 String", "Quality"), labels=("not_equivalent", "equivalent")),
-    "stsb": _Glue(columns=("sentence1", "sentence2", "score")),
-    "qqp": _Glue(
-        columns=("question1", "question2", "is_duplicate"),
+    _glue("mrpc", ("#1 String", "#2 String", "Quality"), labels=("not_equivalent", "equivalent")),
+    _glue("stsb", ("sentence1", "sentence2", "score")),
+    _glue(
+        "qqp",
+        ("question1", "question2", "is_duplicate"),
         hub_columns=("question1", "question2", "label"),
         labels=("not_duplicate", "duplicate"),
         skips_short_rows=True,
     ),
-    "mnli": _Glue(
-        columns=("sentence1", "sentence2", "gold_label"),
+    _glue(
+        "mnli",
+        ("sentence1", "sentence2", "gold_label"),
         hub_columns=("premise", "hypothesis", "label"),
         labels=_ENTAILMENT,
         validation_sets=("matched", "mismatched"),
     ),
-    "qnli": _Glue(
-        columns=("question", "sentence", "label"),
+    _glue(
+        "qnli",
+        ("question", "sentence", "label"),
         hub_columns=("question", "sentence", "label"),
         labels=("entailment", "not_entailment"),
     ),
-    "rte": _Glue(columns=("sentence1", "sentence2", "label"), labels=("entailment", "not_entailment")),
-    "wnli": _Glue(columns=("sentence1", "sentence2", "label"), labels=("not_entailment", "entailment")),
-    "ax": _Glue(
-        columns=("sentence1", "sentence2", "label"),
-        hub_columns=("premise", "hypothesis", "label"),
-        labels=_ENTAILMENT,
+    _glue("rte", ("sentence1", "sentence2", "label"), labels=("entailment", "not_entailment")),
+    _glue("wnli", ("sentence1", "sentence2", "label"), labels=("not_entailment", "entailment")),
+    _glue(
+        "ax", ("sentence1", "sentence2", "label"), hub_columns=("premise", "hypothesis", "label"), labels=_ENTAILMENT
     ),
-}
+)
 _ALL = (
     Format(name="csv", extensions=(".csv",), delimiter=","),
     Format(name="tsv", extensions=(".tsv",), delimiter="\t"),
@@ -141,7 +137,7 @@ _ALL = (
         hub_columns={"words": "tokens", "tags": "upos"},
     ),
     Format(name="squad", extensions=(".json",), file_names=("{split}-v*.json",)),
-    *(_glue(name, task) for name, task in _GLUE.items()),
+    *_GLUE,
 )
 FORMATS: Mapping[str, Format] = MappingProxyType({row.name: row for row in _ALL})
 

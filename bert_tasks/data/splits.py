@@ -6,8 +6,9 @@ spreads evenly and keeps together.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from bert_tasks.data.columns import LABEL_SEPARATOR, Column, column_of
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
-from bert_tasks.data.problems import SKIP_HINT, BadRowsError, Problems, missing_path
+from bert_tasks.data.problems import SKIP_HINT, BadRowsError, Problems, first_few, missing_path
 from bert_tasks.data.readers import ReadOptions, hub_splits, read_hub, read_table, training_reading
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import CONTEXT
@@ -39,13 +40,19 @@ def train_validation_split(
         DataError: if there are too few rows or contexts.
     """
     keys = row_keys(table, columns)["text"].tolist()
-    if column_of(columns, "answers") is not None:
+    answers = column_of(columns, "answers")
+    if answers is not None:
         groups = _linked(list(table.rows[CONTEXT]), keys, share)
-        train, validation = grouped_split(groups, _answerable(table, columns), share, seed)
+        answerable = [str(len(value["text"]) > 0) for value in table.rows[answers.name]]
+        train, validation = grouped_split(groups, answerable, share, seed)
         parts = "on different contexts"
     elif column_of(columns, "tags") is not None:
-        documents = _documents(table, share)
-        groups = keys if documents is None else _linked(documents, keys, share)
+        groups = keys
+        documents = list(table.rows[_DOCUMENT]) if _DOCUMENT in table.rows.column_names else []
+        if len(set(documents)) * share >= 1:
+            # A sentence of no document is its own.
+            own = [index if document is None else document for index, document in enumerate(documents)]
+            groups = _linked(own, keys, share)
         train, validation = grouped_split(groups, [""] * len(groups), share, seed)
         parts = "with different words"
     elif _GROUP in table.rows.column_names:
@@ -97,24 +104,21 @@ def stratified_split(
         strata.setdefault(labels[indices[0]], []).append(indices)
     validation: set[int] = set()
     for stratum in strata.values():
-        for indices in _some_of(stratum, share, chance):
-            validation.update(indices)
+        rows = sum(map(len, stratum))
+        if rows == len(stratum):
+            count = min(max(round(rows * share), 1), len(stratum) - 1)
+            chosen = chance.sample(stratum, count)
+        else:  # random groups that hold about a share of all rows: at least one, and not all
+            chosen, missing = [], rows * share
+            for indices in chance.sample(stratum, len(stratum)):
+                nears = len(indices) < 2 * missing  # it brings the rows nearer to their share
+                if nears and len(chosen) + 1 < len(stratum):
+                    chosen.append(indices)
+                    missing -= len(indices)
+            if not chosen and len(stratum) > 1:
+                chosen = [min(stratum, key=len)]
+        validation.update(chain.from_iterable(chosen))
     return [index for index in range(len(labels)) if index not in validation], sorted(validation)
-
-
-def _some_of(groups: Sequence[list[int]], share: float, chance: random.Random) -> list[list[int]]:
-    """Random groups that hold about a share of all rows: at least one, and not all; none of a single group."""
-    rows = sum(map(len, groups))
-    count = min(max(round(rows * share), 1), len(groups) - 1)
-    if rows == len(groups):
-        return chance.sample(groups, count)
-    chosen: list[list[int]] = []
-    missing = rows * share
-    for group in chance.sample(groups, len(groups)):
-        if len(chosen) + 1 < len(groups) and len(group) < 2 * missing:  # that brings the rows nearer to their share
-            chosen.append(group)
-            missing -= len(group)
-    return chosen if chosen or len(groups) == 1 else [min(groups, key=len)]
 
 
 def grouped_split(
@@ -134,9 +138,11 @@ def grouped_split(
     missing = dict(wanted)
     chosen: set[Hashable] = set()
     for group in order:
-        if _brings_nearer(sizes[group], missing, wanted):
+        # Whether it reduces the deviations more than it adds to them, relative to what each stratum wants.
+        counts = sizes[group].items()
+        if sum((abs(missing[part]) - abs(missing[part] - count)) / wanted[part] for part, count in counts) > 0:
             chosen.add(group)
-            for part, count in sizes[group].items():
+            for part, count in counts:
                 missing[part] -= count
     smallest = {min(order, key=lambda group: sizes[group][None])} if len(order) > 1 else set()
     if not chosen:
@@ -145,31 +151,6 @@ def grouped_split(
         chosen -= smallest if smallest else chosen
     validation = [index for index, group in enumerate(groups) if group in chosen]
     return [index for index, group in enumerate(groups) if group not in chosen], validation
-
-
-def _brings_nearer(
-    sizes: Counter[str | None], missing: Mapping[str | None, float], wanted: Mapping[str | None, float]
-) -> bool:
-    """Whether a group reduces the deviations more than it adds to them, relative to what each stratum wants."""
-    gains = (
-        (abs(missing[stratum]) - abs(missing[stratum] - count)) / wanted[stratum] for stratum, count in sizes.items()
-    )
-    return sum(gains) > 0
-
-
-def _answerable(table: RowTable, columns: Sequence[Column]) -> list[str]:
-    column = column_of(columns, "answers")
-    return [] if column is None else [str(len(value["text"]) > 0) for value in table.rows[column.name]]
-
-
-def _documents(table: RowTable, share: float) -> list[Hashable] | None:
-    """What each sentence must stay together with: its document, or its own number; None: too few documents."""
-    if _DOCUMENT not in table.rows.column_names:
-        return None
-    documents = list(table.rows[_DOCUMENT])
-    if len(set(documents)) * share < 1:
-        return None
-    return [index if document is None else document for index, document in enumerate(documents)]
 
 
 def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Sequence[Hashable]:
@@ -310,64 +291,51 @@ def load_splits(
         of_hub: dict[str, Any] = {"config": spec.config, "revision": spec.revision, "format": spec.format}
         return read_hub(spec.dataset, split=place, names=spec.columns, **of_hub, **shared)
 
-    tables = _read_all(read, [train, *validation.values()], hint=SKIP_HINT if spec.on_error == "fail" else None)
+    tables: list[RowTable] = []
+    bad: list[Problems] = []
+    for place in (train, *validation.values()):
+        try:
+            tables.append(read(place).without_faults())
+        except BadRowsError as error:
+            bad += error.found
+    if bad:
+        raise BadRowsError(bad, SKIP_HINT if spec.on_error == "fail" else None)
     if not validation:
         train_rows, validation_rows = train_validation_split(tables[0], columns, spec.validation_share, seed)
         return Splits(train=train_rows, validation={"": validation_rows})
     return Splits(train=tables[0], validation=dict(zip(validation, tables[1:], strict=True)))
 
 
-def _read_all(read: Callable[[str], RowTable], places: Iterable[str], *, hint: str | None) -> list[RowTable]:
-    tables: list[RowTable] = []
-    bad: list[Problems] = []
-    for place in places:
-        try:
-            tables.append(read(place).without_faults())
-        except BadRowsError as error:
-            bad.extend(error.found)
-    if bad:
-        raise BadRowsError(bad, hint)
-    return tables
-
-
 def _places(spec: DataSpec) -> tuple[str, dict[str, str]]:
     """Where training and validation rows are read: split names of a hub data set, else paths."""
     stated = {"": spec.validation} if isinstance(spec.validation, str) else spec.validation
+    layout = None if spec.format is None else named_format(spec.format)
     if spec.train is not None:
         return spec.train, {} if stated is None else stated
     if spec.dataset is not None:
-        return "train", _hub_validation(spec) if stated is None else stated
-    folder = _existing_folder(Path(str(spec.dir)))
-    train = _file_in(folder, ("train",), spec.format)
-    if train is None:
-        raise DataError(f"{folder}: no file {expected_files('train', spec.format)}; {_contents(folder)}")
-    named = _usual_validation(spec.format, folder) if stated is None else stated
-    if named is not None:
-        return str(train), {name: str(folder / place) for name, place in named.items()}
-    found = _file_in(folder, _VALIDATION_NAMES, spec.format)
-    return str(train), {} if found is None else {"": str(found)}
-
-
-def _usual_validation(format: str | None, folder: Path) -> Mapping[str, str] | None:
-    """The format's named sets, if the folder holds any of them."""
-    usual = {} if format is None else named_format(format).validation
-    return usual if any(is_file(folder / place) for place in usual.values()) else None
-
-
-def _hub_validation(spec: DataSpec) -> dict[str, str]:
-    usual = {} if spec.format is None else named_format(spec.format).hub_validation
-    if usual:
-        return dict(usual)
-    splits = hub_splits(str(spec.dataset), config=spec.config, revision=spec.revision)
-    return {"": "validation"} if "validation" in splits else {}
-
-
-def _existing_folder(folder: Path) -> Path:
+        if stated is None and layout is not None and layout.hub_validation:
+            stated = dict(layout.hub_validation)
+        if stated is None:
+            names = hub_splits(spec.dataset, config=spec.config, revision=spec.revision)
+            stated = {"": "validation"} if "validation" in names else {}
+        return "train", stated
+    folder = Path(str(spec.dir))
     if is_file(folder):
         raise DataError(f"{folder}: a file where a folder was expected; give it as data.train")
     if not is_folder(folder):
         raise DataError(f"{folder}: {missing_path(folder, 'folder')}")
-    return folder
+    train = _file_in(folder, ("train",), spec.format)
+    if train is None:
+        names = sorted(entry.name for entry in folder.iterdir())
+        contents = f"the folder holds {first_few(names, 10)}" if names else "the folder is empty"
+        raise DataError(f"{folder}: no file {expected_files('train', spec.format)}; {contents}")
+    usual = {} if layout is None else layout.validation
+    if stated is None and any(is_file(folder / place) for place in usual.values()):
+        stated = dict(usual)
+    if stated is not None:
+        return str(train), {name: str(folder / place) for name, place in stated.items()}
+    found = _file_in(folder, _VALIDATION_NAMES, spec.format)
+    return str(train), {} if found is None else {"": str(found)}
 
 
 def _file_in(folder: Path, splits: Sequence[str], format: str | None) -> Path | None:
@@ -376,9 +344,3 @@ def _file_in(folder: Path, splits: Sequence[str], format: str | None) -> Path | 
         names = ", ".join(path.name for path in found)
         raise DataError(f"{folder}: {names} all match; state data.train and data.validation")
     return found[0] if found else None
-
-
-def _contents(folder: Path) -> str:
-    names = sorted(entry.name for entry in folder.iterdir())
-    shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    return f"the folder holds {shown}" if names else "the folder is empty"

@@ -159,13 +159,6 @@ _MARK = "'"
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-def check_extension(path: Path, *, others: Sequence[str] = ()) -> None:
-    """Raises UsageError for an extension that is neither one of ``FORMS`` nor of ``others``."""
-    known = (*(f".{form}" for form in FORMS), *others)
-    if path.suffix not in known:
-        raise UsageError(f"{path}: the output's extension must be {', '.join(known[:-1])} or {known[-1]}")
-
-
 def check_place(path: Path) -> None:
     """Refuses the place of a file before any work is done for it.
 

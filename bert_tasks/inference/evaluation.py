@@ -114,7 +114,13 @@ def _evaluation(
 ) -> Evaluation:
     """Decodes and scores in row order, whatever the order in which batches came back."""
     ordered = sorted(results, key=lambda result: result.samples[0])
-    reduced = _by_feature(samples, ordered)
+    seen = sorted(sample for result in ordered for sample in result.samples)
+    if seen != list(range(len(samples))):
+        raise BertTasksError(f"evaluation saw {len(seen)} of {len(samples)} samples: please report this")
+    by_feature: dict[int, Tensor] = {}
+    for result in ordered:
+        by_feature |= zip(samples.indices(result.samples), result.summaries, strict=True)
+    reduced = [by_feature[index] for index in range(len(by_feature))]
     rows = list(table)
     task, predictions = model.task, _decoded(model.task, samples, reduced, rows)
     extra: dict[str, float] = {}
@@ -128,17 +134,6 @@ def _evaluation(
     loss = {LOSS: sum(means)} if means else {}
     metrics = merged(loss, task.metrics(predictions, rows), extra)
     return Evaluation(metrics=metrics, predictions=predictions, task=task, collapse=task.collapse(predictions, rows))
-
-
-def _by_feature(samples: Samples, results: Sequence[_BatchResult]) -> list[Tensor]:
-    """All summaries in feature order."""
-    seen = sorted(sample for result in results for sample in result.samples)
-    if seen != list(range(len(samples))):
-        raise BertTasksError(f"evaluation saw {len(seen)} of {len(samples)} samples: please report this")
-    by_feature: dict[int, Tensor] = {}
-    for result in results:
-        by_feature |= zip(samples.indices(result.samples), result.summaries, strict=True)
-    return [by_feature[i] for i in range(len(by_feature))]
 
 
 def _decoded(task: Task, samples: Samples, reduced: Sequence[Tensor], rows: Sequence[Row]) -> list[Prediction]:

@@ -11,9 +11,10 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -21,12 +22,12 @@ from bert_tasks.checkpoints.load import tensors_digest
 from bert_tasks.data.columns import FAULT, PassthroughColumns
 from bert_tasks.data.features import tokenizer_content
 from bert_tasks.data.problems import counted, first_few
+from bert_tasks.data.records import is_encodable
 from bert_tasks.data.table import RowTable, read_batches
 from bert_tasks.data.writers import (
     DELIMITERS,
     FORMS,
     TableWriter,
-    check_extension,
     check_place,
     flat,
     is_special,
@@ -57,7 +58,7 @@ from bert_tasks.storage import (
     sibling_path,
 )
 from bert_tasks.tasks import TASKS
-from bert_tasks.tasks.base import Prediction, Task
+from bert_tasks.tasks.base import Task
 
 LINE = "line"
 Progress = Callable[[int, int | None], None]  # gets the number of completed rows, and of all rows where it is known
@@ -88,39 +89,6 @@ class WriteOptions:
     def __post_init__(self) -> None:
         if isinstance(self.keep_columns, str) and self.keep_columns not in ("all", "none"):
             raise UsageError(f"keep_columns is {self.keep_columns!r}, expected 'all', 'none' or a list of names")
-
-    @property
-    def skips(self) -> bool:
-        """Whether rows that cannot be used are left out."""
-        return self.on_error == "skip"
-
-
-def output_row(
-    given: Mapping[str, Any], prediction: Prediction, *, repeated: Sequence[str], line: int | None
-) -> dict[str, Any]:
-    """The row of the output.
-
-    Args:
-        given: the columns to keep.
-        repeated: names of columns whose values the prediction repeats in a field of the same name.
-        line: the line of the row in its file; None: not written.
-    """
-    predicted = prediction.to_json()
-    names = {field.name for field in fields(prediction)}.union(predicted)  # type: ignore[arg-type]
-    row: dict[str, Any] = {} if line is None else {LINE: line}
-    for name, value in given.items():
-        if name in predicted and name in repeated:
-            continue
-        taken = name in names or name.partition(".")[0] in names or name.startswith(INPUT) or name in row
-        row[INPUT + name if taken else name] = value
-    return row | predicted
-
-
-def repeated_columns(task: Task, names: Mapping[str, str] | None) -> list[str]:
-    """The columns without labels that the task reads under their own name."""
-    renamed = {} if names is None else names
-    read = [column.name for column in task.columns if not column.is_label]
-    return [name for name in read if renamed.get(name, name) == name]
 
 
 class StreamWriter:
@@ -225,20 +193,30 @@ class OutputDestination:
             check_place(self.path)
         if self.rejects is not None and not is_special(self.rejects):
             check_place(self.rejects)
-        _check_apart([("output", self.path), ("input", _source(data)), ("rejects", self.rejects)])
+        self._check_apart("output", self.path, data)
 
     def check_task(self, task: Task, data: Data, *, logits: bool = False) -> None:
         """Raises UsageError if the extension is another task's or has no logits, or a file beside the output would
         overwrite one."""
         if self.path is None or not self.rendered:
             return
+        forms = ", ".join(f".{form}" for form in FORMS)
         if self.form not in task.file_formats:
-            raise UsageError(f"{self.path}: {task.name} has no output format {self.form!r}; use {_names(FORMS)}")
+            raise UsageError(f"{self.path}: {task.name} has no output format {self.form!r}; use {forms}")
         if logits:
-            raise UsageError(f"{self.path}: {self.form} has no place for logits; use {_names(FORMS)}")
+            raise UsageError(f"{self.path}: {self.form} has no place for logits; use {forms}")
         for name in filter(None, task.render(self.form, [], [])):
-            beside = sibling_output(self.path, name)
-            _check_apart([(f"{name} of the output", beside), ("input", _source(data)), ("rejects", self.rejects)])
+            self._check_apart(f"{name} of the output", sibling_output(self.path, name), data)
+
+    def _check_apart(self, what: str, path: Path | None, data: Data) -> None:
+        """Raises UsageError if a file of the output, the input and the rejects are not three files."""
+        source = Path(data) if isinstance(data, str | Path) and data != STANDARD else None
+        places = [(what, path), ("input", source), ("rejects", self.rejects)]
+        named = [(name, place) for name, place in places if place is not None]
+        for (other, second), (name, place) in combinations(named, 2):
+            both_exist = exists(place) and exists(second)
+            if os.path.samefile(place, second) if both_exist else resolved(place) == resolved(second):
+                raise UsageError(f"{place} is both {other} and {name}: choose another name for the output")
 
 
 def sibling_output(path: Path, name: str) -> Path:
@@ -261,61 +239,36 @@ def output_destination(
         raise UsageError(f"on_error is {writing.on_error!r}, expected 'fail' or 'skip'")
     if writing.format is not None and writing.format not in FORMS:
         raise UsageError(f"there is no output format {writing.format!r}; choose {', '.join(FORMS)}")
+    stream: IO[bytes] | None = None
+    path: Path | None = None
+    rendered = False
     if output == STANDARD or not isinstance(output, str | Path):
-        return _stream_destination(sys.stdout.buffer if isinstance(output, str | Path) else output, data, writing)
-    path = Path(output)
-    kinds = [*TASKS.values(), *([] if task is None else [task])]
-    known = sorted({extension for kind in kinds for extension in kind.file_formats})
-    if writing.format is None:
-        check_extension(path, others=known)
-    rendered = writing.format is None and path.suffix in known
-    form = path.suffix if rendered else path.suffix[1:] if writing.format is None else writing.format
-    rejects = _rejects(sibling_path(path, suffix=".rejects.jsonl"), data, writing)
-    return OutputDestination(path=linked(path), stream=None, form=form, rendered=rendered, rejects=rejects)
-
-
-def _stream_destination(stream: IO[bytes], data: Data, writing: WriteOptions) -> OutputDestination:
-    form = "jsonl" if writing.format is None else writing.format
-    if form not in ("jsonl", *DELIMITERS):
-        raise UsageError(
-            f"{form} cannot be written to a stream: give a file, or the format {_names(DELIMITERS)}, jsonl"
-        )
-    return OutputDestination(path=None, stream=stream, form=form, rendered=False, rejects=_rejects(None, data, writing))
-
-
-def _rejects(usual: Path | None, data: Data, writing: WriteOptions) -> Path | None:
-    if writing.on_error == "fail":
-        if writing.rejects is not None:
-            raise UsageError("a file of rejects is only written with on_error = 'skip' (--on-error skip)")
-        return None
-    if not isinstance(data, str | Path):
-        raise UsageError("on_error = 'skip' is for files; remove bad rows from rows in memory")
-    chosen = usual if writing.rejects is None else writing.rejects
-    if chosen is None:
-        raise UsageError("name a file for the rows that are left out: --rejects FILE")
-    return linked(chosen)
-
-
-def _source(data: Data) -> Path | None:
-    return Path(data) if isinstance(data, str | Path) and data != STANDARD else None
-
-
-def _check_apart(places: Sequence[tuple[str, Path | None]]) -> None:
-    named = [(what, place) for what, place in places if place is not None]
-    for number, (what, place) in enumerate(named):
-        for other, second in named[:number]:
-            if _same(place, second):
-                raise UsageError(f"{place} is both {other} and {what}: choose another name for the output")
-
-
-def _same(left: Path, right: Path) -> bool:
-    if exists(left) and exists(right):
-        return os.path.samefile(left, right)
-    return resolved(left) == resolved(right)
-
-
-def _names(forms: Iterable[str]) -> str:
-    return ", ".join(f".{form}" for form in forms)
+        stream = sys.stdout.buffer if isinstance(output, str | Path) else output
+        form = "jsonl" if writing.format is None else writing.format
+        if form not in ("jsonl", *DELIMITERS):
+            forms = ", ".join(f".{form}" for form in DELIMITERS)
+            raise UsageError(f"{form} cannot be written to a stream: give a file, or the format {forms}, jsonl")
+    else:
+        path = Path(output)
+        kinds = [*TASKS.values(), *([] if task is None else [task])]
+        of_tasks = sorted({extension for kind in kinds for extension in kind.file_formats})
+        known = [*(f".{form}" for form in FORMS), *of_tasks]
+        if writing.format is None and path.suffix not in known:
+            raise UsageError(f"{path}: the output's extension must be {', '.join(known[:-1])} or {known[-1]}")
+        rendered = writing.format is None and path.suffix in of_tasks
+        form = path.suffix if rendered else path.suffix[1:] if writing.format is None else writing.format
+    rejects = writing.rejects
+    if writing.on_error == "fail" and rejects is not None:
+        raise UsageError("a file of rejects is only written with on_error = 'skip' (--on-error skip)")
+    if writing.on_error == "skip":
+        if not isinstance(data, str | Path):
+            raise UsageError("on_error = 'skip' is for files; remove bad rows from rows in memory")
+        if rejects is None and path is not None:
+            rejects = sibling_path(path, suffix=".rejects.jsonl")
+        if rejects is None:
+            raise UsageError("name a file for the rows that are left out: --rejects FILE")
+    path, rejects = (place if place is None else linked(place) for place in (path, rejects))
+    return OutputDestination(path=path, stream=stream, form=form, rendered=rendered, rejects=rejects)
 
 
 def finalize_output(lines: Path, target: Path, *, form: str, raw: bool) -> None:
@@ -342,24 +295,15 @@ def write_rejects(table: RowTable, target: Path) -> None:
         UsageError: the file cannot be written.
     """
     with target.open("w", encoding="utf-8") if is_special(target) else whole_file(target) as file:
-        file.writelines(map(reject_line, _faults(table)))
+        if table.file is not None and FAULT in table.rows.column_names:
+            for batch in read_batches(table.file, [FAULT]):
+                file.writelines(reject_line(row[FAULT]) for row in batch if row[FAULT] is not None)
 
 
 def reject_line(fault: str) -> str:
     """A fault as a line of a reject file; half a character stays an escape, as it has no other form in JSON."""
     line = json.dumps(json.loads(fault), ensure_ascii=False)
-    return f"{line if _is_encodable(line) else fault}\n"
-
-
-def _is_encodable(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _faults(table: RowTable) -> Iterator[str]:
-    if table.file is None or FAULT not in table.rows.column_names:
-        return
-    for batch in read_batches(table.file, [FAULT]):
-        yield from (row[FAULT] for row in batch if row[FAULT] is not None)
+    return f"{line if is_encodable(line) else fault}\n"
 
 
 _VERSIONED = ("bert-tasks", "torch", "transformers", "tokenizers", "onnxruntime")
@@ -382,7 +326,6 @@ def prediction_metadata(model: TaskModel, rows: str, dtype: DType, **settings: A
 
 
 ROWS, LOG, MANIFEST = "rows.jsonl", "parts.jsonl", "manifest.json"  # of the folder of an unfinished output
-_READ = 2**20
 
 _log = logging.getLogger("bert_tasks")
 
@@ -427,20 +370,18 @@ class UnfinishedOutput:
     def __init__(self, output: Path, entries: Sequence[_ChunkEntry]) -> None:
         self.output = output
         self.lines = unfinished_folder(output) / ROWS
-        self.resumed = sum(entry.rows for entry in entries)
-        self._entries = list(entries)
+        self.entries = list(entries)
+        self.resumed = self.total("rows")
         try:
-            self._rows = _open_at(self.lines, sum(entry.size for entry in entries))
-            self._entry_lines = _open_at(unfinished_folder(output) / LOG, sum(len(entry.line()) for entry in entries))
+            self._rows, self._log = self.lines.open("ab"), (unfinished_folder(output) / LOG).open("ab")
+            self._rows.truncate(self.total("size"))
+            self._log.truncate(sum(len(entry.line()) for entry in entries))
         except OSError as error:
             raise write_failure(error, output) from None
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def total(self, name: str) -> int:
-        """The sum of a count over all chunks."""
-        return sum(getattr(entry, name) for entry in self._entries)
+        """The sum of a number over all chunks."""
+        return sum(getattr(entry, name) for entry in self.entries)
 
     def append(self, chunks: Sequence[Chunk]) -> None:
         """Raises UsageError if they cannot be written; those before them stay."""
@@ -455,16 +396,16 @@ class UnfinishedOutput:
             try:
                 self._rows.write(chunk.content)
                 self._rows.flush()
-                self._entry_lines.write(entry.line())
-                self._entry_lines.flush()
+                self._log.write(entry.line())
+                self._log.flush()
             except OSError as error:
                 reason = write_failure(explained_disk_full(error, self.lines), self.output)
                 raise UsageError(f"{reason}; the same command resumes from {self.lines.parent}") from None
-            self._entries.append(entry)
+            self.entries.append(entry)
 
     def close(self) -> None:
         """Closes the files."""
-        for file in (self._rows, self._entry_lines):
+        for file in (self._rows, self._log):
             try:
                 file.close()
             except OSError as error:  # what a full disk did not take, of a chunk that does not count
@@ -484,8 +425,8 @@ def unfinished_output(output: Path, metadata: Mapping[str, Any]) -> Iterator[Unf
     try:
         with locked(folder):
             entries = _completed_entries(folder, metadata)
-            if not entries:
-                _remove(folder, ROWS, LOG)  # before there is a new manifest, which would be theirs
+            if not entries:  # before there is a new manifest, which would be theirs
+                _remove(folder, ROWS, LOG)
             try:
                 with atomic_path(folder / MANIFEST) as temporary:
                     temporary.write_text(json.dumps(metadata, indent=2) + "\n", "utf-8")
@@ -501,12 +442,17 @@ def unfinished_output(output: Path, metadata: Mapping[str, Any]) -> Iterator[Unf
                 raise
             finally:
                 unfinished.close()
-                if (is_over or len(unfinished) == 0) and is_folder(folder):
+                if (is_over or not unfinished.entries) and is_folder(folder):
                     remove_temporaries(folder)
                     _remove(folder, ROWS, LOG, MANIFEST)  # the manifest last: it says that the others are ours
     finally:
         with suppress(OSError):  # it is not empty, or another process has just come
             folder.rmdir()
+
+
+def _remove(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
 
 
 def _completed_entries(folder: Path, metadata: Mapping[str, Any]) -> list[_ChunkEntry]:
@@ -530,32 +476,13 @@ def _completed_entries(folder: Path, metadata: Mapping[str, Any]) -> list[_Chunk
     entries: list[_ChunkEntry] = []
     try:
         with (folder / ROWS).open("rb") as rows, (folder / LOG).open("rb") as lines:
+            size = os.fstat(rows.fileno()).st_size
             for line in lines:
                 entry = _ChunkEntry(**json.loads(line))
-                if sha256(_parts(rows, entry.size)) != entry.sha256:
+                if sha256(rows.read(min(entry.size, size))) != entry.sha256:
                     break
                 entries.append(entry)
     except (OSError, ValueError, RecursionError, TypeError) as error:  # the last line may be incomplete
         _log.debug("%s: %s", folder, error)
     _log.warning("%s: resuming after %s", folder, counted(sum(entry.rows for entry in entries), "row"))
     return entries
-
-
-def _parts(file: IO[bytes], size: int) -> Iterator[bytes]:
-    """The next ``size`` bytes of a file, piece by piece."""
-    while size > 0 and (part := file.read(min(size, _READ))):
-        yield part
-        size -= len(part)
-
-
-def _open_at(path: Path, size: int) -> IO[bytes]:
-    """A file that is cut to a size, for writing at its end."""
-    file = path.open("r+b" if exists(path) else "w+b")
-    file.truncate(size)
-    file.seek(size)
-    return file
-
-
-def _remove(folder: Path, *names: str) -> None:
-    for name in names:
-        (folder / name).unlink(missing_ok=True)

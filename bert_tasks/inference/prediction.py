@@ -6,7 +6,7 @@ or in a stream as they come. A format of a task, such as CoNLL columns, is made 
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,7 @@ from bert_tasks.inference.predictor import (
     predict_stream,
     stored_input,
 )
+from bert_tasks.model import task_model
 from bert_tasks.model.inputs import Data, as_trained, in_memory, load_table
 from bert_tasks.model.onnx import DType, logits_of
 from bert_tasks.model.task_model import TaskModel
@@ -219,20 +220,25 @@ def predict_file(
     loaded = load_trained(model, data=data, reading=options, **stated).to(accelerator.device)
     destination.check_task(loaded.task, data, logits=writing.logits)
     predictor = Predictor(model=loaded, run=logits_of(loaded, dtype), writing=writing, names=options.columns)
-    run = _OutputRun(
-        accelerator=accelerator, predictor=predictor, destination=destination, dtype=dtype, progress=progress
-    )
-    if not is_standard:
-        return run.predict_table(data, options, "rows")
-    if destination.stream is not None and format not in WHOLE_FORMATS and can_open(STDIN):
-        return run.predict_stream(options, destination.stream)
-    with stored_input(sys.stdin.buffer, format) as path:
-        return run.predict_table(path, detected(options, path, loaded), STDIN_NAME)
+    if is_standard and destination.stream is not None and format not in WHOLE_FORMATS and can_open(STDIN):
+        writer = StreamWriter(destination.stream, form=destination.form, raw=writing.csv_raw)
+        predicted = predict_stream(predictor, options, writer, destination.rejects, STDIN, progress)
+    else:
+        run = _TableRun(
+            accelerator=accelerator, predictor=predictor, destination=destination, dtype=dtype, progress=progress
+        )
+        with stored_input(sys.stdin.buffer, format) if is_standard else nullcontext() as stored:
+            if stored is None:
+                predicted = run.predict(data, options, "rows")
+            else:
+                predicted = run.predict(stored, detected(options, stored, loaded), STDIN_NAME)
+    cuts = loaded.task.cut_notes(Cuts(rows=predicted.rows, cut_rows=predicted.truncated))
+    return replace(predicted, rejects=destination.rejects, cuts=cuts)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OutputRun:
-    """One prediction with an output: the model at work, where its rows go, and the processes that share them."""
+class _TableRun:
+    """One prediction of a table: the model at work, where its rows go, and the processes that share them."""
 
     accelerator: Accelerator
     predictor: Predictor
@@ -240,13 +246,7 @@ class _OutputRun:
     dtype: DType
     progress: Progress
 
-    def predict_stream(self, options: ReadOptions, stream: IO[bytes]) -> Predicted:
-        """Predicts the rows of standard input as they come."""
-        writer = StreamWriter(stream, form=self.destination.form, raw=self.predictor.writing.csv_raw)
-        counts = predict_stream(self.predictor, options, writer, self.destination.rejects, STDIN, self.progress)
-        return self._summary(Predicted(rows=counts.rows, truncated=counts.truncated, rejected=counts.rejected))
-
-    def predict_table(self, data: Data, options: ReadOptions, name: str) -> Predicted:
+    def predict(self, data: Data, options: ReadOptions, name: str) -> Predicted:
         """Predicts the rows of a file or of memory; ``name`` is theirs in messages."""
         predictor, destination, task = self.predictor, self.destination, self.predictor.model.task
         given = None
@@ -254,35 +254,31 @@ class _OutputRun:
             data = given = in_memory(data, task)
         data, options = as_trained(predictor.model, data, options, read_labels=False)
         run = replace(self, predictor=replace(predictor, given=given, names=options.columns))
-
-        def load() -> RowTable:
-            return load_table(
-                data,
-                task,
-                reading=options,
-                labels="optional" if destination.rendered and task.renders_labels else "unread",
-                name=name,
-                passthrough="none" if destination.rendered else predictor.writing.keep_columns,
-                skip_faulty=predictor.writing.skips,
-            )
-
+        load = partial(
+            load_table,
+            data,
+            task,
+            reading=options,
+            labels="optional" if destination.rendered and task.renders_labels else "unread",
+            name=name,
+            passthrough="none" if destination.rendered else predictor.writing.keep_columns,
+            skip_faulty=predictor.writing.on_error == "skip",
+        )
         table = main_process_first(self.accelerator, load)
         check_same_rows(self.accelerator, table)
+        # Where a row's features depend on the rows around it, all rows are one chunk.
+        size = max(len(table), 1) if task.reads_neighbours else task_model.CHUNK_ROWS
         if destination.stream is not None:
-            predicted = run._to_stream(table, destination.stream)
+            predicted = run._to_stream(table, size, destination.stream)
         elif destination.path is None:
             raise UsageError("an output is a file or a stream")
         elif destination.rendered:
-            predicted = run._to_rendered_files(table, destination.path)
+            predicted = run._to_rendered_files(table, size, destination.path)
         else:
-            predicted = run._to_file(table, destination.path)
-        return run._summary(replace(predicted, notes=(*table.notes, *predicted.notes)))
+            predicted = run._to_file(table, size, destination.path)
+        return replace(predicted, notes=(*table.notes, *predicted.notes))
 
-    def _summary(self, predicted: Predicted) -> Predicted:
-        cuts = self.predictor.model.task.cut_notes(Cuts(rows=predicted.rows, cut_rows=predicted.truncated))
-        return replace(predicted, rejects=self.destination.rejects, cuts=cuts)
-
-    def _to_stream(self, table: RowTable, stream: IO[bytes]) -> Predicted:
+    def _to_stream(self, table: RowTable, size: int, stream: IO[bytes]) -> Predicted:
         """The first process writes chunks as they come, in row order."""
         writer = StreamWriter(stream, form=self.destination.form, raw=self.predictor.writing.csv_raw)
         rows = truncated = 0
@@ -297,15 +293,12 @@ class _OutputRun:
         if self.destination.rejects is not None:
             broadcast_from_main(self.accelerator, partial(write_rejects, table, self.destination.rejects))
         self.progress(0, len(table))
-        map_chunks_distributed(
-            self.accelerator, table, size=self.predictor.chunk_rows(table), work=self.predictor.output_chunk, take=write
-        )
+        map_chunks_distributed(self.accelerator, table, size=size, work=self.predictor.output_chunk, take=write)
         return Predicted(rows=rows, truncated=truncated, rejected=len(table) - rows)
 
-    def _to_file(self, table: RowTable, path: Path) -> Predicted:
+    def _to_file(self, table: RowTable, size: int, path: Path) -> Predicted:
         """The first process keeps completed chunks beside the output until all of them are there."""
         predictor, accelerator, writing = self.predictor, self.accelerator, self.predictor.writing
-        size = predictor.chunk_rows(table)
         keep = writing.keep_columns if isinstance(writing.keep_columns, str) else list(writing.keep_columns)
         names = None if predictor.names is None else dict(predictor.names)
         # The names are those of manifests on disk.
@@ -319,7 +312,7 @@ class _OutputRun:
                 )
                 opened.append(stack.enter_context(unfinished_output(path, metadata)))
                 self.progress(opened[0].total("rows"), len(table))
-                return len(opened[0])
+                return len(opened[0].entries)
 
             completed = broadcast_from_main(accelerator, open_unfinished)
 
@@ -341,7 +334,7 @@ class _OutputRun:
 
             return broadcast_from_main(accelerator, finalize)
 
-    def _to_rendered_files(self, table: RowTable, path: Path) -> Predicted:
+    def _to_rendered_files(self, table: RowTable, size: int, path: Path) -> Predicted:
         """Writes the files of a task's format, made of all predictions; the one asked for appears last.
 
         Raises:
@@ -357,9 +350,7 @@ class _OutputRun:
         usable = (row for row in table if row.get(FAULT) is None)
         notes = broadcast_from_main(self.accelerator, lambda: task.check_render(destination.form, usable))
         self.progress(0, len(table))
-        map_chunks_distributed(
-            self.accelerator, table, size=self.predictor.chunk_rows(table), work=self.predictor.predict, take=collect
-        )
+        map_chunks_distributed(self.accelerator, table, size=size, work=self.predictor.predict, take=collect)
 
         def write() -> Predicted:
             if destination.rejects is not None:

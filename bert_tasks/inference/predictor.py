@@ -11,9 +11,9 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -22,24 +22,24 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from bert_tasks.data.columns import FAULT, PASSTHROUGH, Row
-from bert_tasks.data.formats import Format, named_format
+from bert_tasks.data.formats import named_format
 from bert_tasks.data.problems import BadRowsError, Problems
 from bert_tasks.data.readers import ReadOptions, file_records, known_names, peeked, with_columns, with_file_options
-from bert_tasks.data.records import Records, detected_format, detected_records
+from bert_tasks.data.records import detected_format, detected_records
 from bert_tasks.data.table import RowTable, cache_folder
-from bert_tasks.data.validator import ColumnMapping, RowValidator, is_passthrough, make_column_mapping, plain
+from bert_tasks.data.validator import RowValidator, is_passthrough, make_column_mapping, plain
 from bert_tasks.data.writers import json_line
 from bert_tasks.distributed import broadcast_from_main
 from bert_tasks.errors import BertTasksError, DataError
 from bert_tasks.inference.output import (
+    INPUT,
     LINE,
     Chunk,
+    Predicted,
     Progress,
     StreamWriter,
     WriteOptions,
-    output_row,
     reject_line,
-    repeated_columns,
 )
 from bert_tasks.model import task_model
 from bert_tasks.model.task_model import Logits, TaskModel
@@ -76,15 +76,14 @@ class Predictor:
     def predict(self, first: int, rows: Sequence[Row]) -> ChunkResult:
         """Predicts the usable ones of some rows; ``first`` is the number of the first one, for messages."""
         usable = [row for row in rows if row.get(FAULT) is None]
-        truncated = 0
+        truncated: list[int] = []
 
         def count(features: Sequence[Feature]) -> None:
-            nonlocal truncated
-            truncated += len({feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0})
+            truncated.append(len({feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0}))
 
         logits = self.writing.logits
         predictions = list(self.model.predict_rows(usable, run=self.run, first=first, note=count, logits=logits))
-        return ChunkResult(rows=usable, predictions=predictions, truncated=truncated)
+        return ChunkResult(rows=usable, predictions=predictions, truncated=sum(truncated))
 
     def output_chunk(self, first: int, rows: Sequence[Row]) -> Chunk:
         """Predicts some rows, and makes their output."""
@@ -94,8 +93,14 @@ class Predictor:
         return Chunk(content=content.encode(), rows=len(result.rows), truncated=result.truncated, rejected=rejected)
 
     def output_rows(self, result: ChunkResult, first: int) -> list[dict[str, Any]]:
-        """What is written for the rows of a chunk."""
-        keep, repeated = self.writing.keep_columns, repeated_columns(self.model.task, self.names)
+        """What is written for the rows of a chunk: the columns to keep, then the prediction.
+
+        A column that the prediction repeats in a field of the same name is left out; any other one with such a name is
+        called ``input.NAME``.
+        """
+        keep, names = self.writing.keep_columns, {} if self.names is None else self.names
+        read = [column.name for column in self.model.task.columns if not column.is_label]
+        repeated = {name for name in read if names.get(name, name) == name}
         written = []
         for number, (row, prediction) in enumerate(zip(result.rows, result.predictions, strict=True), start=first):
             if keep == "none":
@@ -106,13 +111,16 @@ class Predictor:
                 cells = row if self.given is None else self.given[number]
                 own = LINE if self.given is None else None
                 kept = {k: plain(v) for k, v in cells.items() if k != own and is_passthrough(k, keep)}
-            line = row[LINE] if self.writing.skips else None
-            written.append(output_row(kept, prediction, repeated=repeated, line=line))
+            predicted = prediction.to_json()
+            taken = {field.name for field in fields(prediction)}.union(predicted)
+            output: dict[str, Any] = {LINE: row[LINE]} if self.writing.on_error == "skip" else {}
+            for name, value in kept.items():
+                if name in predicted and name in repeated:
+                    continue
+                is_taken = name in taken or name.partition(".")[0] in taken or name in output
+                output[f"{INPUT}{name}" if is_taken or name.startswith(INPUT) else name] = value
+            written.append(output | predicted)
         return written
-
-    def chunk_rows(self, table: RowTable) -> int:
-        """Rows of a chunk; all of them where a row's features depend on the rows around it."""
-        return max(len(table), 1) if self.model.task.reads_neighbours else task_model.CHUNK_ROWS
 
 
 Result = TypeVar("Result")
@@ -209,15 +217,6 @@ def stored_input(source: IO[bytes], format: str | None) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-@dataclass
-class StreamCounts:
-    """What went through a stream: rows that were predicted, that were truncated, and that were left out."""
-
-    rows: int = 0
-    truncated: int = 0
-    rejected: int = 0
-
-
 def predict_stream(
     predictor: Predictor,
     reading: ReadOptions,
@@ -225,7 +224,7 @@ def predict_stream(
     rejects: Path | None,
     source: Path,
     progress: Progress = lambda completed, total: None,
-) -> StreamCounts:
+) -> Predicted:
     """Predicts rows as they come; a chunk is written before the next one is predicted.
 
     Raises:
@@ -234,22 +233,21 @@ def predict_stream(
         DataError: there are no rows, or a column is missing.
         ClosedPipeError: the output's reader has closed it.
     """
-    writing, reader = predictor.writing, _Reader(predictor, reading, source)
+    skips, reader = predictor.writing.on_error == "skip", _Reader(predictor, reading, source)
     most = None if predictor.model.task.reads_neighbours else task_model.CHUNK_ROWS
-    counts = StreamCounts()
-    with ExitStack() as stack:
-        file = None if rejects is None else stack.enter_context(rejects.open("w", encoding="utf-8"))
+    rows = truncated = rejected = 0
+    with nullcontext() if rejects is None else rejects.open("w", encoding="utf-8") as file:
         while chunk := reader.chunk(most):
             faulty = [row for row in chunk if row.get(FAULT) is not None]
-            usable = chunk[: chunk.index(faulty[0])] if faulty and not writing.skips else chunk
+            usable = chunk[: chunk.index(faulty[0])] if faulty and not skips else chunk
             predictor = replace(predictor, names=reader.names)
-            result = predictor.predict(counts.rows, usable)
-            writer.write(predictor.output_rows(result, counts.rows))
-            counts.rows += len(result.rows)
-            counts.truncated += result.truncated
-            counts.rejected += len(usable) - len(result.rows)
-            progress(counts.rows, None)
-            if faulty and not writing.skips:
+            result = predictor.predict(rows, usable)
+            writer.write(predictor.output_rows(result, rows))
+            rows += len(result.rows)
+            truncated += result.truncated
+            rejected += len(usable) - len(result.rows)
+            progress(rows, None)
+            if faulty and not skips:
                 problems = Problems(source=STDIN_NAME)
                 for row in faulty:
                     problems.add(row[LINE], json.loads(row[FAULT])["reason"])
@@ -258,7 +256,7 @@ def predict_stream(
                 file.writelines(reject_line(row[FAULT]) for row in faulty)
                 file.flush()
     reader.check()
-    return counts
+    return Predicted(rows=rows, truncated=truncated, rejected=rejected)
 
 
 class _Reader:
@@ -297,37 +295,32 @@ class _Reader:
         if not self._complete:
             raise BertTasksError(f"{STDIN_NAME}: reading ended before the input did: please report this")
 
-    def _records(self, how: ReadOptions, layout: Format) -> AbstractContextManager[Records]:
-        if how.format is not None:
-            return file_records(self._source, layout, how)
-        headers = _headers(self._predictor.model)
-        return detected_records(self._source, encoding=how.encoding, headers=headers, name=STDIN_NAME)
-
-    def _mapping(self, reading: ReadOptions, layout: Format, present: Collection[str]) -> ColumnMapping:
-        """``present``: the columns that are there, as far as the first row tells."""
+    def _read(self) -> None:
         model = self._predictor.model
         columns = [column for column in model.task.columns if not column.is_label]
-        names = with_columns(reading, model.reading, columns, present).columns
-        known = {column.name for column in columns}
-        self.names = {} if names is None else {task: name for task, name in names.items() if task in known}
-        return make_column_mapping(
-            columns,
-            self.names,
-            usual_names=layout.columns,
-            layout=layout,
-            source=STDIN_NAME,
-            passthrough=self._predictor.writing.keep_columns,
-            skip_faulty=True,
-        )
-
-    def _read(self) -> None:
-        how = with_file_options(self._reading, self._predictor.model.reading, None)
+        how = with_file_options(self._reading, model.reading, None)
         # What is detected has the columns that it names: no format's own names or labels apply.
         layout = named_format("jsonl" if how.format is None else how.format)
         try:
-            with self._records(how, layout) as found:
+            source = file_records(self._source, layout, how)
+            if how.format is None:
+                headers = _headers(model)
+                source = detected_records(self._source, encoding=how.encoding, headers=headers, name=STDIN_NAME)
+            with source as found:
                 records, present = peeked(found)
-                validator = RowValidator(self._mapping(how, layout, present), records.columns)
+                names = with_columns(how, model.reading, columns, present).columns
+                known = {column.name for column in columns}
+                self.names = {} if names is None else {task: name for task, name in names.items() if task in known}
+                mapping = make_column_mapping(
+                    columns,
+                    self.names,
+                    usual_names=layout.columns,
+                    layout=layout,
+                    source=STDIN_NAME,
+                    passthrough=self._predictor.writing.keep_columns,
+                    skip_faulty=True,
+                )
+                validator = RowValidator(mapping, records.columns)
                 for row in validator.rows(records.rows):
                     self._rows.put(row)
             validator.finish()

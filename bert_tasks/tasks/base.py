@@ -107,6 +107,7 @@ class FeatureKeys:
         return np.random.default_rng((self.seed, self.epoch, self.numbers[i]))
 
 
+@dataclass(frozen=True)
 class Prediction(ABC):
     """What a task predicts for one row: a frozen dataclass whose ``to_json`` can be written as one JSON line."""
 
