@@ -11,8 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ TELEMETRY_OFF: Mapping[str, str] = {
     "WANDB_ERROR_REPORTING": "false",  # wandb: its own crashes
     "GRADIO_ANALYTICS_ENABLED": "False",  # gradio, which trackio imports
 }
+_LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 _ASSIGNED = re.compile(r"^(--?[\w.\-]+|[\w.\-]+)=(.*)$", re.DOTALL)
 
 
@@ -94,23 +95,46 @@ def environment(*, devices: bool = True) -> dict[str, Any]:
     Args:
         devices: whether to ask torch, which takes seconds to import.
     """
+    system = ""
+    with suppress(OSError):
+        system = platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    offline = [os.environ.get(name, "").strip().upper() for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")]
+    # The cache folders of Hugging Face's libraries, by their documented rules.
+    home = Path(os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"))
+    folders = {"HF_HOME": home, "HF_HUB_CACHE": home / "hub", "HF_DATASETS_CACHE": home / "datasets"}
     return {
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "versions": {name: installed_version(name) for name in PACKAGES},
         "commit": _known(_commit),
-        "system": _known(_system),
-        "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "usable_cores": _known(_usable_cores)},
+        "system": f"{platform.platform()} {system}".strip(),
+        "cpu": {
+            "name": cpu_name(),
+            "cores": os.cpu_count(),
+            "usable_cores": _known(lambda: len(os.sched_getaffinity(0))),
+        },
         "memory": _known(_memory),
         "torch": _known(_torch) if devices else "not asked",
-        "offline": any(_is_on(os.environ.get(name)) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")),
-        "folders": {name: _folder(path) for name, path in _folders().items()},
+        "offline": any(value in ("1", "ON", "YES", "TRUE") for value in offline),
+        "folders": {name: _folder(Path(os.environ.get(name, path)).expanduser()) for name, path in folders.items()},
         "variables": shown_variables(os.environ),
     }
 
 
-def environment_lines(content: Mapping[str, Any]) -> list[str]:
+def environment_lines(content: Mapping[str, Any], indent: str = "") -> list[str]:
     """The environment for a terminal: one line per value, indented below its heading."""
-    return list(_lines(content, ""))
+    width = max((len(name) for name in content), default=0)
+    lines = []
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            lines += [f"{indent}{name}:", *environment_lines(value, f"{indent}  ")]
+            continue
+        text = "-" if value is None else str(value)
+        if isinstance(value, list):
+            text = "; ".join(map(str, value))
+        elif isinstance(value, bool):
+            text = "yes" if value else "no"
+        lines.append(f"{indent}{name:<{width}}  {text}")
+    return lines
 
 
 def installed_version(name: str) -> str | None:
@@ -123,10 +147,9 @@ def installed_version(name: str) -> str | None:
 
 def cpu_name() -> str:
     """The model name of the processor."""
-    try:
+    lines: list[str] = []
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
     return next(named, platform.processor() or platform.machine())
 
@@ -152,19 +175,13 @@ def masked_arguments(arguments: Iterable[str]) -> list[str]:
     shown: list[str] = []
     hide_next = False
     for argument in arguments:
-        shown.append("***" if hide_next else _masked_argument(argument))
+        names, rest = "", argument
+        while not hide_next and (assigned := _ASSIGNED.match(rest)) is not None:  # may hold another: --set=run.token=X
+            names, rest = f"{names}{assigned[1]}=", assigned[2]
+            hide_next = _may_be_secret(assigned[1])
+        shown.append(f"{names}***" if hide_next else names + masked(rest))
         hide_next = argument.startswith("--") and "=" not in argument and _may_be_secret(argument)
     return shown
-
-
-def _masked_argument(argument: str) -> str:
-    """An assignment may contain another one: ``--set=run.token=X``."""
-    names, rest = "", argument
-    while (assigned := _ASSIGNED.match(rest)) is not None:
-        names, rest = f"{names}{assigned[1]}=", assigned[2]
-        if _may_be_secret(assigned[1]):
-            return f"{names}***"
-    return names + masked(rest)
 
 
 def _may_be_secret(name: str) -> bool:
@@ -191,18 +208,6 @@ def _commit() -> str | None:
     return f"{commit} (changed)" if changed else str(commit)
 
 
-def _system() -> str:
-    try:
-        name = platform.freedesktop_os_release().get("PRETTY_NAME", "")
-    except OSError:
-        name = ""
-    return f"{platform.platform()} {name}".strip()
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def _memory() -> dict[str, str]:
     page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
     found = {"total": _gib(page * pages), "free": _gib(page * os.sysconf("SC_AVPHYS_PAGES"))}
@@ -214,45 +219,28 @@ def _memory() -> dict[str, str]:
 def _torch() -> dict[str, Any]:
     import torch
 
-    cuda = torch.cuda.is_available()
     found: dict[str, Any] = {
         "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.version.cuda,
-        "devices": [_device(number) for number in range(torch.cuda.device_count())] if cuda else ["cpu"],
+        "devices": ["cpu"],
     }
-    if cuda:
-        found |= {"driver": _known(_driver), "cudnn": _known(_cudnn)}
-        found |= {"bf16": torch.cuda.is_bf16_supported()}
+    if torch.cuda.is_available():
+        devices = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+        found["devices"] = [
+            f"cuda:{number} {one.name}, {_gib(one.total_memory)}, compute capability {one.major}.{one.minor}"
+            for number, one in enumerate(devices)
+        ]
+        found["driver"] = _known(_driver)
+        found["cudnn"] = _known(torch.backends.cudnn.version)
+        found["bf16"] = torch.cuda.is_bf16_supported()
     return found
-
-
-def _device(number: int) -> str:
-    import torch
-
-    device = torch.cuda.get_device_properties(number)
-    return f"cuda:{number} {device.name}, {_gib(device.total_memory)}, compute capability {device.major}.{device.minor}"
-
-
-def _cudnn() -> int | None:
-    import torch
-
-    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]  # torch does not type it
-    return version
 
 
 def _driver() -> str:
     first = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
     found = re.search(r"\b\d+\.\d+(\.\d+)?\b", first)
     return first if found is None else found[0]
-
-
-def _folders() -> dict[str, Path]:
-    """The cache folders of Hugging Face's libraries, by their documented rules."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
-    home = Path(os.environ.get("HF_HOME", cache / "huggingface"))
-    named = {"HF_HOME": home, "HF_HUB_CACHE": home / "hub", "HF_DATASETS_CACHE": home / "datasets"}
-    return {name: Path(os.environ.get(name, path)).expanduser() for name, path in named.items()}
 
 
 def _folder(path: Path) -> str:
@@ -265,40 +253,11 @@ def _folder(path: Path) -> str:
     return f"{path} ({', '.join([*state, free])})"
 
 
-def _is_on(value: str | None) -> bool:
-    return value is not None and value.strip().upper() in ("1", "ON", "YES", "TRUE")
-
-
 def _gib(size: float) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
-def _lines(content: Mapping[str, Any], indent: str) -> Iterator[str]:
-    width = max((len(name) for name in content), default=0)
-    for name, value in content.items():
-        if isinstance(value, Mapping):
-            yield f"{indent}{name}:"
-            yield from _lines(value, f"{indent}  ")
-        else:
-            yield f"{indent}{name:<{width}}  {_text(value)}"
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return "; ".join(map(str, value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value is None else str(value)
-
-
 def return_freed_memory() -> None:
     """Returns what the heap holds of freed tensors; does nothing where the C library is not glibc."""
-    library = _glibc()
-    if library is not None:
-        library.malloc_trim(0)
-
-
-@cache
-def _glibc() -> Any:
-    library = ctypes.CDLL(None) if sys.platform == "linux" else None
-    return library if hasattr(library, "malloc_trim") else None
+    if hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)

@@ -8,7 +8,7 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -206,10 +206,10 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: 
 
 def resolved_toml(recipe: Recipe) -> str:
     """The recipe as TOML; ``load_recipe`` reads an equal recipe from it, in any folder."""
-    document = recipe.model_dump()
+    document = recipe.model_dump(exclude_none=True)  # TOML has no null, and an absent key means the same
     if recipe.optim.max_grad_norm is None:
         document["optim"]["max_grad_norm"] = "none"
-    return to_toml(_without_none(document))
+    return to_toml(document)
 
 
 def sections(**settings: object) -> tuple[OptimSection, RunSection]:
@@ -240,32 +240,14 @@ def load_task_class(name: str) -> "type[Task]":
     Raises:
         RecipeError: there is no such task, or it cannot be imported.
     """
-    if ":" in name:
-        return _imported_task_class(name)
     from bert_tasks.tasks import named_task
-
-    try:
-        return named_task(name)
-    except UsageError as error:
-        raise RecipeError(f"{error} (your own: 'module:Class')") from None
-
-
-def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> "Task":
-    """The recipe's task; ``labels``, if given, replace those of the settings.
-
-    Raises:
-        RecipeError: The task rejects its settings.
-    """
-    settings = recipe.settings if labels is None else {**recipe.settings, "labels": labels}
-    try:
-        return load_task_class(recipe.task)(**settings)
-    except ValueError as error:
-        raise RecipeError(f"[settings] of {recipe.task}: {error}") from error
-
-
-def _imported_task_class(name: str) -> "type[Task]":
     from bert_tasks.tasks.base import Task
 
+    if ":" not in name:
+        try:
+            return named_task(name)
+        except UsageError as error:
+            raise RecipeError(f"{error} (your own: 'module:Class')") from None
     if not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
         raise RecipeError(f"task '{name}': expected 'module:Class', such as 'my_package.my_task:MyTask'")
     module_name, _, class_name = name.partition(":")
@@ -281,6 +263,19 @@ def _imported_task_class(name: str) -> "type[Task]":
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise RecipeError(f"task '{name}': {class_name} does not define {missing}")
     return found
+
+
+def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> "Task":
+    """The recipe's task; ``labels``, if given, replace those of the settings.
+
+    Raises:
+        RecipeError: The task rejects its settings.
+    """
+    settings = recipe.settings if labels is None else {**recipe.settings, "labels": labels}
+    try:
+        return load_task_class(recipe.task)(**settings)
+    except ValueError as error:
+        raise RecipeError(f"[settings] of {recipe.task}: {error}") from error
 
 
 def _validated(document: Document, sources: KeySources) -> Recipe:
@@ -352,12 +347,3 @@ def _checked_settings(settings: Document, task_class: "type[Task]", known: Known
             path = ("settings",) if named is None else ("settings", named)
             problems.append(Problem(path=path, text=f"[settings]: {error}"))
     return checked, problems
-
-
-def _without_none(document: Mapping[str, Any]) -> Document:
-    """Without None: TOML has no null, and an absent key means the same."""
-    return {
-        key: _without_none(value) if isinstance(value, Mapping) else value
-        for key, value in document.items()
-        if value is not None
-    }

@@ -118,14 +118,14 @@ def _statements(text: str) -> Iterator[tuple[int, list[str]]]:
 
 def parse_key(text: str) -> tuple[str, ...]:
     """The parts of a dotted key, which may be quoted. Raises tomllib.TOMLDecodeError when it is no key."""
-    return _only_path(parse_document(f"{text.strip()} = 0"))
-
-
-def _only_path(document: Mapping[str, Any]) -> tuple[str, ...]:
-    if len(document) != 1:
-        raise tomllib.TOMLDecodeError("expected one key")
-    ((key, value),) = document.items()
-    return (key, *_only_path(value)) if isinstance(value, Mapping) else (key,)
+    value: Any = parse_document(f"{text.strip()} = 0")
+    path: tuple[str, ...] = ()
+    while isinstance(value, Mapping):
+        if len(value) != 1:
+            raise tomllib.TOMLDecodeError("expected one key")
+        ((key, value),) = value.items()
+        path = (*path, key)
+    return path
 
 
 def parse_value(text: str) -> Any:
@@ -201,13 +201,6 @@ class Override:
     path: tuple[str, ...]
     value: Any
 
-    @property
-    def document(self) -> Document:
-        nested: Document = {self.path[-1]: self.value}
-        for key in reversed(self.path[:-1]):
-            nested = {key: nested}
-        return nested
-
 
 def read_text(file: Path) -> str:
     try:
@@ -248,22 +241,30 @@ def parse_override(text: str) -> Override:
 
 
 def combined(document: Document, folder: Path, changes: Sequence[Override]) -> Document:
-    """The file's document with the overrides; every path becomes absolute from the place where it was written."""
-    document = _without_replaced_source(document, [change.path for change in changes])
-    layers = [(document, folder), *((change.document, Path()) for change in changes)]
+    """The file's document with the overrides; every path becomes absolute from the place where it was written.
+
+    An override that sets another kind of source of data removes the document's.
+    """
+    data = section_of(document, "data")
+    if any(change.path == ("data", source) and source not in data for source in _SOURCES for change in changes):
+        document = {**document, "data": {key: value for key, value in data.items() if key not in _SOURCE_KEYS}}
+    layers = [(document, folder)]
+    for change in changes:
+        nested = change.value
+        for key in reversed(change.path):
+            nested = {key: nested}
+        layers.append((nested, Path()))
     with_files = any("train" in section_of(layer, "data") for layer, _ in layers)
     result: Document = {}
     for layer, start in layers:
-        result = _merged(result, _with_absolute_paths(layer, start, with_files=with_files))
+        for section, key in (*_PATHS, *_NAMES_OR_FOLDERS):
+            value = section_of(layer, section).get(key)
+            # Beside a folder or a data set of the hub, ``validation`` is a name.
+            if value is not None and (key != "validation" or with_files):
+                path = _absolute(value, start, only_folders=(section, key) in _NAMES_OR_FOLDERS)
+                layer = {**layer, section: {**layer[section], key: path}}
+        result = _merged(result, layer)
     return result
-
-
-def _without_replaced_source(document: Document, changed: Sequence[tuple[str, ...]]) -> Document:
-    """The document without its source of data, if an override sets another kind of source."""
-    data = section_of(document, "data")
-    if not any(("data", source) in changed and source not in data for source in _SOURCES):
-        return document
-    return {**document, "data": {key: value for key, value in data.items() if key not in _SOURCE_KEYS}}
 
 
 def section_of(document: Document, name: str) -> Document:
@@ -279,20 +280,9 @@ def _merged(below: Document, above: Document) -> Document:
     return merged
 
 
-def _with_absolute_paths(document: Document, start: Path, *, with_files: bool) -> Document:
-    """The document with paths joined to ``start``; beside a folder or hub data set, ``validation`` is a name."""
-    for section, key in (*_PATHS, *_NAMES_OR_FOLDERS):
-        value = section_of(document, section).get(key)
-        if value is None or (key == "validation" and not with_files):
-            continue
-        only_folders = (section, key) in _NAMES_OR_FOLDERS
-        document = {**document, section: {**document[section], key: _absolute(value, start, only_folders)}}
-    return document
-
-
-def _absolute(value: Any, start: Path, only_folders: bool) -> Any:
+def _absolute(value: Any, start: Path, *, only_folders: bool) -> Any:
     if isinstance(value, dict):
-        return {key: _absolute(item, start, only_folders) for key, item in value.items()}
+        return {key: _absolute(item, start, only_folders=only_folders) for key, item in value.items()}
     if not isinstance(value, str) or not value:
         return value
     path = os.path.abspath(start / os.path.expanduser(value))
