@@ -5,7 +5,7 @@ Owns the choice of the parser, an even sample of the rows, and the reading optio
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from bert_tasks.data.formats import FORMATS, Format, file_format
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.readers import ReadOptions, existing_file, file_records
-from bert_tasks.data.records import Record, found_encoding, is_encodable
+from bert_tasks.data.records import found_encoding, is_encodable
 from bert_tasks.errors import DataError
 
 _MOST_ROWS = 20_000
@@ -80,45 +80,47 @@ def read_source(path: Path, given: ReadOptions) -> Source:
     if layout.name in ("csv", "tsv") and given.header is None:
         source = _with_header(path, layout, stated)
     else:
-        source = _read_better(_read_leniently(path, layout, stated))
-    source = replace(source, is_given=given.format is not None)
+        source = _read_best(path, layout, stated)
     if source.count == 0 or len(source.faults) >= source.count:
         first = source.faults[0] if source.faults else "no rows"
         raise DataError(f"{path}: cannot be read as {layout.name}: {first}; name its format with --format")
-    _check_encoding(source, "utf-8" if encoding is None else encoding)
-    return source
+    for row in source.rows:
+        for name, value in row.items():
+            if not is_encodable(name) or _UNKNOWN_BYTE.search(str(value)):
+                raise DataError(
+                    f"{path}: column {name!r} has bytes that are not {'utf-8' if encoding is None else encoding}; "
+                    "name the file's encoding, such as --encoding latin-1"
+                )
+    return replace(source, is_given=given.format is not None)
 
 
 def _with_header(path: Path, layout: Format, stated: Stated) -> Source:
     """The file with its first line as the header, or as a row if it resembles the other rows."""
-    without = {**stated, "header": False}
+    notes = (
+        'the first line is a row like the others, so there is no header and the columns are named "0", "1" and so on',
+    )
     try:
-        source = _read_better(_read_leniently(path, layout, stated))
+        source = _read_best(path, layout, stated)
     except DataError:  # names that appear twice: is the first line a row?
-        rows = _read_better(_read_leniently(path, layout, without))
-        if not _begins_with_a_row(rows):
+        rows = _read_best(path, layout, {**stated, "header": False})
+        if len(rows.rows) < 2 or not _is_row(rows.rows[0], rows.rows[1:]):
             raise
-        return _headless(rows)
+        return replace(rows, notes=(*rows.notes, *notes))
     names = {name: name for row in source.rows for name in row}
-    if _are_numbered(names):
-        return source
+    # Names that count the columns, as pandas calls those without names; an index before them has no name.
+    numbers = [name.strip() for name in names if name.strip()]
+    if len(numbers) > 1 and numbers[0] in ("0", "1"):
+        first = int(numbers[0])
+        if numbers == [str(number) for number in range(first, first + len(numbers))]:
+            return source
     if _is_row(names, source.rows):
-        return _headless(_read_better(_read_leniently(path, layout, without)))
+        rows = _read_best(path, layout, {**stated, "header": False})
+        return replace(rows, notes=(*rows.notes, *notes))
     odd = next((name for name in names if name.strip().isdecimal() or len(name.split()) > _LONGEST_HEADER), None)
     if odd is None:
         return source
     note = f"the first line gives the columns' names, but {shortened(odd)} looks like a value: is the header missing? "
     return replace(source, notes=(*source.notes, f"{note}Then add --no-header"))
-
-
-def _begins_with_a_row(source: Source) -> bool:
-    return len(source.rows) > 1 and _is_row(source.rows[0], source.rows[1:])
-
-
-def _are_numbered(names: Iterable[str]) -> bool:
-    """Whether the names count the columns, as pandas calls those without names; an index before them has no name."""
-    given = [name.strip() for name in names if name.strip()]
-    return len(given) > 1 and given[0] in ("0", "1") and given == [str(int(given[0]) + i) for i in range(len(given))]
 
 
 def _is_row(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:
@@ -130,13 +132,14 @@ def _is_row(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bo
     return False
 
 
-def _headless(source: Source) -> Source:
-    note = 'the first line is a row like the others, so there is no header and the columns are named "0", "1" and so on'
-    return replace(source, notes=(*source.notes, note))
-
-
-def _read_better(source: Source) -> Source:
-    """The file with another delimiter if that gives columns, or without quoting if that gives fewer faults."""
+def _read_best(path: Path, layout: Format, stated: Stated) -> Source:
+    """The file, with another delimiter if that gives columns, or without quoting if that gives fewer faults."""
+    try:
+        source = _read(path, layout, stated)
+    except DataError:  # the first line of a tab file may break csv's rules of quoting
+        if layout.name != "tsv" or "format" in stated:
+            raise
+        source = replace(_read_plain(path, stated), notes=(_PLAIN,))
     if source.layout.name not in ("csv", "tsv"):
         return source
     if "delimiter" not in source.stated:
@@ -145,20 +148,9 @@ def _read_better(source: Source) -> Source:
     mark = source.stated.get("delimiter", source.layout.delimiter)
     if "format" in source.stated or mark != "\t" or not (source.faults or wrapped):
         return source
-    plain = _read(source.path, FORMATS["tsv/plain"], {**source.stated, "format": "tsv/plain"})
+    plain = _read_plain(path, source.stated)
     is_better = len(plain.faults) < len(source.faults) or (wrapped and not plain.faults)
     return replace(plain, notes=(*source.notes, _PLAIN)) if is_better else source
-
-
-def _read_leniently(path: Path, layout: Format, stated: Stated) -> Source:
-    """The file; a tab file whose first line breaks csv's rules of quoting is read without them."""
-    try:
-        return _read(path, layout, stated)
-    except DataError:
-        if layout.name != "tsv" or "format" in stated:
-            raise
-        plain = _read(path, FORMATS["tsv/plain"], {**stated, "format": "tsv/plain"})
-        return replace(plain, notes=(_PLAIN,))
 
 
 def _with_delimiter(source: Source) -> Source:
@@ -169,63 +161,49 @@ def _with_delimiter(source: Source) -> Source:
         return source
     usual = source.layout.delimiter
     line = str(usual).join(map(str, names))
-    tried = []
+    best: Source | None = None
     for mark in _DELIMITERS:
-        if mark != usual and mark in line:
-            with suppress(DataError):  # by this mark the header has names that appear twice
-                tried.append(_with_mark(mark, source))
-    columned = [other for other in tried if other.rows and len(other.columns) > 1]
-    best = min(columned, key=lambda other: len(other.faults), default=None)
+        if mark == usual or mark not in line:
+            continue
+        with suppress(DataError):  # by this mark the header has names that appear twice
+            try:
+                tried = _read(source.path, source.layout, {**source.stated, "delimiter": mark})
+                is_broken = len(tried.faults) * 2 > tried.count
+            except DataError:
+                if mark != "\t":
+                    raise
+                is_broken = True
+            if mark == "\t" and is_broken:  # it breaks csv's rules of quoting
+                tried = _read_plain(source.path, source.stated)
+            if tried.rows and len(tried.columns) > 1 and (best is None or len(tried.faults) < len(best.faults)):
+                best = tried
     if best is None or (len(names) != 1 and len(best.faults) >= len(source.faults)):
         return source
     return replace(best, notes=(f"the delimiter is {best.stated.get('delimiter', best.layout.delimiter)!r}",))
 
 
-def _with_mark(mark: str, source: Source) -> Source:
-    """The file with a delimiter; a file with tabs that breaks csv's quoting rules is read without them."""
-    try:
-        cut = _read(source.path, source.layout, {**source.stated, "delimiter": mark})
-        if mark != "\t" or len(cut.faults) * 2 <= cut.count:
-            return cut
-    except DataError:
-        if mark != "\t":
-            raise
-    return _read(source.path, FORMATS["tsv/plain"], {**source.stated, "format": "tsv/plain"})
+def _read_plain(path: Path, stated: Stated) -> Source:
+    """A file with tabs, in which quotes are ordinary characters."""
+    return _read(path, FORMATS["tsv/plain"], {**stated, "format": "tsv/plain"})
 
 
 def _read(path: Path, layout: Format, stated: Stated) -> Source:
-    faults: list[str] = []
-    with file_records(path, layout, ReadOptions(**{**stated, "format": layout.name})) as records:
-        rows, count = _sample(records.rows, faults)
-        first = rows[0] if rows else {}
-        columns = tuple(first) if records.columns is None else records.columns
-    return Source(path=path, layout=layout, columns=columns, rows=rows, count=count, faults=faults, stated=stated)
-
-
-def _sample(records: Iterator[Record], faults: list[str]) -> tuple[list[Mapping[str, Any]], int]:
-    """A uniform sample of up to ``_MOST_ROWS`` rows in file order, and the number of all rows."""
+    """The file, with a uniform sample of up to ``_MOST_ROWS`` rows in their order."""
     chance = random.Random(0)
+    faults: list[str] = []
     kept: list[tuple[int, Mapping[str, Any]]] = []
     count = 0
-    for record in records:
-        if record.skip:
-            continue
-        if record.fault is not None:
-            faults.append(f"line {record.line}: {record.fault}")
-            continue
-        place = len(kept) if count < _MOST_ROWS else chance.randint(0, count)
-        if place < _MOST_ROWS:
-            kept[place : place + 1] = [(count, record.cells)]
-        count += 1
-    return [cells for _, cells in sorted(kept, key=lambda row: row[0])], count
-
-
-def _check_encoding(source: Source, encoding: str) -> None:
-    """Raises DataError if the file has bytes that are not valid in the encoding."""
-    for row in source.rows:
-        for name, value in row.items():
-            if not is_encodable(name) or _UNKNOWN_BYTE.search(str(value)):
-                raise DataError(
-                    f"{source.path}: column {name!r} has bytes that are not {encoding}; name the file's encoding, "
-                    "such as --encoding latin-1"
-                )
+    with file_records(path, layout, ReadOptions(**{**stated, "format": layout.name})) as records:
+        for record in records.rows:
+            if record.skip:
+                continue
+            if record.fault is not None:
+                faults.append(f"line {record.line}: {record.fault}")
+                continue
+            place = len(kept) if count < _MOST_ROWS else chance.randint(0, count)
+            if place < _MOST_ROWS:
+                kept[place : place + 1] = [(count, record.cells)]
+            count += 1
+    rows = [cells for _, cells in sorted(kept, key=lambda row: row[0])]
+    columns = (tuple(rows[0]) if rows else ()) if records.columns is None else records.columns
+    return Source(path=path, layout=layout, columns=columns, rows=rows, count=count, faults=faults, stated=stated)
