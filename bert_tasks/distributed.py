@@ -26,6 +26,7 @@ Result = TypeVar("Result")
 
 # The kinds of processes that are tested; accelerate may be configured for others.
 _PLAIN = ("NO", "MULTI_CPU", "MULTI_GPU")
+_LONGEST_TIMEOUT = 10**9  # seconds; torch cannot represent much more
 _LONGEST_VALUE = 80  # characters of a value in a message
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -38,8 +39,8 @@ def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = Non
     GPUs).
 
     Raises:
-        UsageError: the launcher started more processes than take part, fp16 without a GPU, or an accelerate
-            configuration that would change the training (accumulation, FSDP, DeepSpeed, ...).
+        UsageError: a timeout out of range, a launcher that started more processes than take part, fp16 without a GPU,
+            or an accelerate configuration that would change the training (accumulation, FSDP, DeepSpeed, ...).
     """
     cuda = torch.cuda.is_available()
     if mixed_precision == "fp16" and not cuda:
@@ -48,6 +49,8 @@ def make_accelerator(mixed_precision: str = "no", *, timeout: float | None = Non
     if stored.get("_mixed_precision", mixed_precision) != mixed_precision:
         # Accelerate keeps its first choice and has no public way to change it. The process group is stored elsewhere.
         stored.clear()
+    if timeout is not None and not 1 <= timeout <= _LONGEST_TIMEOUT:
+        raise UsageError(f"a timeout of {timeout:g} s: expected 1 to {_LONGEST_TIMEOUT:,} seconds (--dist-timeout)")
     group = [] if timeout is None else [InitProcessGroupKwargs(timeout=timedelta(seconds=timeout))]
     accelerator = Accelerator(cpu=not cuda, mixed_precision=mixed_precision, kwargs_handlers=group)
     launched = int(os.environ.get("WORLD_SIZE", "1"))

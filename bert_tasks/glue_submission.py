@@ -24,7 +24,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _LOWEST, _HIGHEST = 0.0, 5.0  # STS-B's scale
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TestSet:
     """The test rows of one file of a submission.
 
@@ -47,26 +47,19 @@ AX = "AX.tsv"
 # Format of a run's data -> file of the submission -> its test rows.
 TEST_SETS: Mapping[str, Mapping[str, TestSet]] = MappingProxyType(
     {
-        "glue/cola": {"CoLA.tsv": TestSet(format="glue/cola")},
-        "glue/sst2": {"SST-2.tsv": TestSet(format="glue/sst2")},
-        "glue/mrpc": {"MRPC.tsv": TestSet(format="glue/mrpc")},
-        "glue/stsb": {"STS-B.tsv": TestSet(format="glue/stsb")},
-        "glue/qqp": {"QQP.tsv": TestSet(format="glue/qqp")},
+        "glue/cola": {"CoLA.tsv": TestSet("glue/cola")},
+        "glue/sst2": {"SST-2.tsv": TestSet("glue/sst2")},
+        "glue/mrpc": {"MRPC.tsv": TestSet("glue/mrpc")},
+        "glue/stsb": {"STS-B.tsv": TestSet("glue/stsb")},
+        "glue/qqp": {"QQP.tsv": TestSet("glue/qqp")},
         "glue/mnli": {
-            "MNLI-m.tsv": TestSet(format="glue/mnli", files=("test_matched.tsv",), split="test_matched", words=True),
-            "MNLI-mm.tsv": TestSet(
-                format="glue/mnli", files=("test_mismatched.tsv",), split="test_mismatched", words=True
-            ),
-            AX: TestSet(
-                format="glue/ax",
-                files=("../AX/diagnostic.tsv", "../diagnostic/diagnostic.tsv"),
-                config="ax",
-                words=True,
-            ),
+            "MNLI-m.tsv": TestSet("glue/mnli", ("test_matched.tsv",), split="test_matched", words=True),
+            "MNLI-mm.tsv": TestSet("glue/mnli", ("test_mismatched.tsv",), split="test_mismatched", words=True),
+            AX: TestSet("glue/ax", ("../AX/diagnostic.tsv", "../diagnostic/diagnostic.tsv"), config="ax", words=True),
         },
-        "glue/qnli": {"QNLI.tsv": TestSet(format="glue/qnli", words=True)},
-        "glue/rte": {"RTE.tsv": TestSet(format="glue/rte", words=True)},
-        "glue/wnli": {"WNLI.tsv": TestSet(format="glue/wnli")},
+        "glue/qnli": {"QNLI.tsv": TestSet("glue/qnli", words=True)},
+        "glue/rte": {"RTE.tsv": TestSet("glue/rte", words=True)},
+        "glue/wnli": {"WNLI.tsv": TestSet("glue/wnli")},
     }
 )
 FILES = tuple(name for sets in TEST_SETS.values() for name in sets)
@@ -121,10 +114,16 @@ def glue_submission(runs: Sequence[str | Path], output: str | Path) -> Submissio
     plans = [(run, _spec(run)) for run in map(Path, runs)]
     texts: dict[str, str] = {}
     for run, name, test_set, spec in _planned(plans):
-        text = _predicted(run, test_set, spec)
-        if text is not None:
-            texts[name] = text
-    _write_zip(texts, target)
+        model = TaskModel.from_pretrained(run / "model")
+        table = _test_rows(spec, test_set, model)
+        if table is not None:
+            texts[name] = _text([prediction.to_json() for prediction in predict(model, table)], test_set)
+    try:
+        with atomic_path(target) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, text in sorted(texts.items()):
+                archive.writestr(zipfile.ZipInfo(name, date_time=_DATE), text)
+    except OSError as error:
+        raise UsageError(f"{target}: cannot write the submission ({error.strerror})") from None
     return Submission(output=target, rows={name: text.count("\n") - 1 for name, text in texts.items()})
 
 
@@ -150,15 +149,6 @@ def _planned(plans: Sequence[tuple[Path, DataSpec]]) -> list[tuple[Path, str, Te
             raise UsageError(f"{run}: {made[taken[0]][0]} already predicts {taken[0]}; give one run per task")
         made |= {name: (run, name, test_set, spec) for name, test_set in sets.items() if not taken or name == AX}
     return list(made.values())
-
-
-def _predicted(run: Path, test_set: TestSet, spec: DataSpec) -> str | None:
-    """The content of a file of the submission; None if the rows of AX are missing."""
-    model = TaskModel.from_pretrained(run / "model")
-    table = _test_rows(spec, test_set, model)
-    if table is None:
-        return None
-    return _text([prediction.to_json() for prediction in predict(model, table)], test_set)
 
 
 def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable | None:
@@ -200,12 +190,3 @@ def _text(predictions: Sequence[Mapping[str, Any]], test_set: TestSet) -> str:
             value = label if test_set.words else numbers[label]
         lines.append(f"{index}\t{value}")
     return "\n".join(lines) + "\n"
-
-
-def _write_zip(texts: Mapping[str, str], target: Path) -> None:
-    try:
-        with atomic_path(target) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, text in sorted(texts.items()):
-                archive.writestr(zipfile.ZipInfo(name, date_time=_DATE), text)
-    except OSError as error:
-        raise UsageError(f"{target}: cannot write the submission ({error.strerror})") from None

@@ -54,12 +54,12 @@ os.environ.update(
 
 pytest.register_assert_rewrite("support.task_contract")
 
-import torch  # noqa: E402
-from hypothesis import settings  # noqa: E402
-from transformers import AutoTokenizer, PreTrainedTokenizerBase  # noqa: E402
+import torch  # noqa: E402  # only now that the environment is set
+from hypothesis import settings  # noqa: E402  # only now that the environment is set
+from transformers import AutoTokenizer, PreTrainedTokenizerBase  # noqa: E402  # only now that the environment is set
 
-from support.small_tokenizers import train_bpe, train_unigram  # noqa: E402
-from support.training_runs import save_checkpoint  # noqa: E402
+from support.small_tokenizers import train_bpe, train_unigram  # noqa: E402  # only now that the environment is set
+from support.training_runs import save_checkpoint  # noqa: E402  # only now that the environment is set
 
 # Two runs of the suite try the same examples. `pytest --hypothesis-profile=default` draws new ones.
 settings.register_profile("repeatable", derandomize=True)

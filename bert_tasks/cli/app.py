@@ -27,64 +27,57 @@ from bert_tasks.terminal import message_stream, printable, printable_json, write
 CUT = "\u2026"  # what rich puts where it cuts a word
 
 
-def _without_flag_types(params: list[Any]) -> list[Any]:
-    """The parameters as ``--help`` shows them: a flag takes no value, so no type is shown."""
-    for param in params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-    return params
+class _HelpPage:
+    """The help of a command or of the application; a mix-in for typer's classes."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters as ``--help`` shows them: a flag takes no value, so no type is shown."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the typer class beside it
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
 
-def _format_whole_help(command: Any, formats: Callable[[Any, Any], None], ctx: Any, formatter: Any) -> None:
-    """Prints the page in boxes, or as plain text if boxes would cut words on a narrow terminal."""
-    with redirect_stdout(io.StringIO()) as drafted:
-        formats(ctx, formatter)
-    if CUT not in drafted.getvalue():
-        with _write_errors_raised():
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Prints the page in boxes, or as plain text if boxes would cut words on a narrow terminal."""
+        formats = super().format_help  # type: ignore[misc]  # of the typer class beside it
+        with redirect_stdout(io.StringIO()) as drafted:
             formats(ctx, formatter)
-        return
-    command.rich_markup_mode = None
-    formatter.width = max(shutil.get_terminal_size().columns - 1, 20)
-    formatter.write_dl = partial(formatter.write_dl, col_max=max(formatter.width // 4, 6))
-    formats(ctx, formatter)
+        if CUT in drafted.getvalue():
+            self.rich_markup_mode = None
+            formatter.width = max(shutil.get_terminal_size().columns - 1, 20)
+            formatter.write_dl = partial(formatter.write_dl, col_max=max(formatter.width // 4, 6))
+            formats(ctx, formatter)
+        else:
+            with _write_errors_raised():
+                formats(ctx, formatter)
+
+
+class _Command(_HelpPage, TyperCommand):
+    pass
+
+
+class _Group(_HelpPage, TyperGroup):
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _parser_errors():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _parser_errors():
+            return super().invoke(ctx)
 
 
 @contextmanager
-def _printable_errors() -> Iterator[None]:
-    """Escapes the parser's errors, which quote what was typed."""
+def _parser_errors() -> Iterator[None]:
+    """Escapes the parser's errors, which quote what was typed, and reports Ctrl-C."""
     try:
         yield
     except TyperException as error:
         error.message = printable(error.message)
         raise
-
-
-class _Command(TyperCommand):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_flag_types(super().get_params(ctx))
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        _format_whole_help(self, super().format_help, ctx, formatter)
-
-
-class _Group(TyperGroup):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_flag_types(super().get_params(ctx))
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        _format_whole_help(self, super().format_help, ctx, formatter)
-
-    def make_context(self, *arguments: Any, **options: Any) -> Any:
-        with _printable_errors():
-            return super().make_context(*arguments, **options)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _printable_errors():
-            try:
-                return super().invoke(ctx)
-            except KeyboardInterrupt:
-                print_err("interrupted")
-                raise typer.Exit(128 + signal.SIGINT) from None
+    except KeyboardInterrupt:
+        print_err("interrupted")
+        raise typer.Exit(128 + signal.SIGINT) from None
 
 
 class _App(typer.Typer):

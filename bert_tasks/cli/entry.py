@@ -65,7 +65,10 @@ def _message(error: Exception, *, debug: bool) -> str:
     rank, several = int(os.environ.get("RANK", "0")), process_count() > 1
     prefix = f"process {rank} of {process_count()}: " if several else ""
     if isinstance(error, StoppedError):
-        return f"{error}\n{_resume_line()}" if rank == 0 else ""
+        # The command that resumes the run: this one, without the option that would replace the saved run.
+        command = shlex.join(["bert-tasks", *(given for given in sys.argv[1:] if given != "--overwrite")])
+        how = "start the same processes again, without --overwrite" if several else command
+        return f"{error}\nresume: {how}\n" if rank == 0 else ""
     if isinstance(error, BertTasksError):
         if rank == 0:
             return f"error: {error}\n"
@@ -79,14 +82,6 @@ def _message(error: Exception, *, debug: bool) -> str:
     path = write_crash_file(error)
     crash = "" if path is None else f"  traceback and versions, for the report: {path}\n"
     return f"{prefix}internal error: {type(error).__name__}: {reason}\n{hint}{crash}"
-
-
-def _resume_line() -> str:
-    """The command that resumes a stopped run: this one, without the option that would replace the saved run."""
-    if process_count() > 1:
-        return "resume: start the same processes again, without --overwrite\n"
-    arguments = [argument for argument in sys.argv[1:] if argument != "--overwrite"]
-    return f"resume: {shlex.join(['bert-tasks', *arguments])}\n"
 
 
 _CRASH_NOTE = (

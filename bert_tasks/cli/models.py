@@ -169,50 +169,38 @@ _PROGRESS_INTERVAL = 0.2  # seconds between two states of the line
 def rows_progress(*, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
     """A line on the terminal with the number of predicted rows and the rows per second.
 
-    Nothing is shown if ``quiet``, if standard error is no terminal, and by all processes but the first.
+    Nothing is shown if ``quiet``, if standard error is no terminal, and by all processes but the first. Speed counts
+    from the first call, because the model is loaded before it.
 
     Yields:
         A function of the number of rows so far and of all rows (None if it is not known).
     """
-    if quiet or not message_stream().isatty() or not is_first_process():
+    stream = message_stream()
+    if quiet or not stream.isatty() or not is_first_process():
         yield lambda rows, total: None
         return
-    line = _ProgressLine()
-    try:
-        yield line.show
-    finally:
-        line.clear()
+    first: tuple[float, int] | None = None
+    last_shown, width = 0.0, 0
 
-
-class _ProgressLine:
-    """A line that each state overwrites. Speed counts from the first state, because the model is loaded before it."""
-
-    def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None
-        self._last_shown = 0.0
-        self._width = 0
-
-    def show(self, rows: int, total: int | None) -> None:
+    def show(rows: int, total: int | None) -> None:
+        nonlocal first, last_shown, width
         now = time.monotonic()
-        if self._first is None:
-            self._first = now, rows
-        if now - self._last_shown < _PROGRESS_INTERVAL and rows != total:
+        first = (now, rows) if first is None else first
+        if now - last_shown < _PROGRESS_INTERVAL and rows != total:
             return
-        self._last_shown = now
-        start, before = self._first
+        last_shown, (start, before) = now, first
         speed = f", {(rows - before) / (now - start):,.0f} rows/s" if rows > before and now > start else ""
         text = (f"{rows:,} rows" if total is None else f"{rows:,} of {total:,} rows") + speed
-        self._write("\r" + text.ljust(self._width))
-        self._width = max(self._width, len(text))
-
-    def clear(self) -> None:
-        if self._width:
-            self._write("\r" + " " * self._width + "\r")
-
-    def _write(self, text: str) -> None:
-        stream = message_stream()
-        stream.write(text)
+        stream.write("\r" + text.ljust(width))
         stream.flush()
+        width = max(width, len(text))
+
+    try:
+        yield show
+    finally:
+        if width:
+            stream.write("\r" + " " * width + "\r")
+            stream.flush()
 
 
 @app.command("serve")

@@ -108,16 +108,16 @@ def _train_seeds(
     *lines, last = result.lines()
     if page is not None:
         lines.append(f"report: {page}")
-    tasks = [run.result.task for run in result.runs if run.result is not None]
-    print_result(result.to_json(), [*lines, last, *(_stock_note(tasks[0]) if tasks else [])], as_json=as_json)
+    task = next((run.result.task for run in result.runs if run.result is not None), None)
+    print_result(result.to_json(), [*lines, last, *_stock_note(task)], as_json=as_json)
     if result.failed:
         raise typer.Exit(DivergedError.exit_code)
 
 
-def _stock_note(task: "Task") -> list[str]:
+def _stock_note(task: "Task | None") -> list[str]:
     from bert_tasks.tasks.base import NO_STOCK_HEAD
 
-    return [] if task.is_stock_head else [f"note: {NO_STOCK_HEAD}"]
+    return [] if task is None or task.is_stock_head else [f"note: {NO_STOCK_HEAD}"]
 
 
 def write_report(folder: Path) -> str | None:

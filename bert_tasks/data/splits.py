@@ -236,6 +236,8 @@ class DataSpec:
         if len(given) != 1:
             stated = " and ".join(given) if given else "none of them"
             raise ValueError(f"expected exactly one of dataset, dir, train; {stated} given")
+        if not sources[given[0]]:
+            raise ValueError(f"{given[0]} is empty: name a {'data set' if given[0] == 'dataset' else 'path'}")
         for name in ("config", "revision"):
             if getattr(self, name) is not None and self.dataset is None:
                 raise ValueError(f"{name} belongs to dataset, and {given[0]} is given")

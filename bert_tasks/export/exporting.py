@@ -134,7 +134,14 @@ def export(
         dtypes = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
         if dtypes:
             raise UsageError(f"the weights are {', '.join(dtypes)}, expected float32: convert the model with .float()")
-        rows = [] if data is None else _rows(loaded, data, how)
+        rows: list[Row] = []
+        if data is not None:  # its first rows in canonical form, without labels
+            data, how = as_trained(loaded, data, how, read_labels=False)
+            table = load_table(data, loaded.task, reading=how, labels="unread")
+            if len(table) == 0:
+                raise DataError(f"{table.source}: no rows to verify the graph with")
+            inputs = [column for column in loaded.task.columns if not column.is_label]
+            rows = valid_rows(islice(table, VERIFIED_ROWS), inputs)
         content, measured = verified_graph(loaded, rows, int8=to == "int8")
         disable_telemetry()  # before the libraries are imported
         modules = {name: str(import_module(name).__version__) for name in ("torch", *LIBRARIES)}
@@ -170,16 +177,6 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
     if existing and not overwrite:
         raise UsageError(f"{target} already holds an export: choose another folder, or replace it with --overwrite")
     check_writable(target.absolute().parent)
-
-
-def _rows(model: TaskModel, data: Data, how: ReadOptions) -> list[Row]:
-    """The first rows in canonical form, without labels."""
-    data, how = as_trained(model, data, how, read_labels=False)
-    table = load_table(data, model.task, reading=how, labels="unread")
-    if len(table) == 0:
-        raise DataError(f"{table.source}: no rows to verify the graph with")
-    inputs = [column for column in model.task.columns if not column.is_label]
-    return valid_rows(islice(table, VERIFIED_ROWS), inputs)
 
 
 @contextmanager

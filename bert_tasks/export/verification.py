@@ -3,7 +3,7 @@
 Shape legend: N tokens, B sequences, L labels, R rows that a head reads.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from statistics import fmean
 from typing import Any
@@ -43,7 +43,14 @@ def verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tupl
         DataError: the model's predictions on ``rows`` cannot tell a good int8 graph from a bad one.
         CheckpointError: the graph is too large, or differs from the model by more than the tolerance.
     """
-    expected = _int8_baseline(model, rows) if int8 else []
+    expected = list(model.predict_rows(rows)) if int8 else []
+    if int8:
+        try:
+            if not model.task.same_predictions(expected, expected):
+                raise DataError(f"the first {len(rows)} rows have nothing to predict: their sentences have no words")
+        except DataError as error:
+            reason = f"int8 export compares predictions, but {error}; pass a file of other rows (--data)"
+            raise DataError(reason) from None
     graph = exported_graph(model)
     if graph.ByteSize() > _LARGEST_GRAPH:
         raise CheckpointError(
@@ -61,17 +68,6 @@ def verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tupl
             raise CheckpointError("the logits of the int8 graph are not finite; nothing was written. Use --to onnx")
         measured["int8"]["max_difference"] = worst
     return content, measured
-
-
-def _int8_baseline(model: TaskModel, rows: Sequence[Row]) -> list[Prediction]:
-    """The model's predictions, which an int8 graph must leave unchanged."""
-    predictions = list(model.predict_rows(rows))
-    try:
-        if not model.task.same_predictions(predictions, predictions):
-            raise DataError(f"the first {len(rows)} rows have nothing to predict: their sentences have no words")
-    except DataError as error:
-        raise DataError(f"int8 export compares predictions, but {error}; pass a file of other rows (--data)") from None
-    return predictions
 
 
 def _compare_logits(model: TaskModel, graph: GraphModel, windows: Sequence[Feature], *, rows: int) -> dict[str, Any]:
@@ -133,19 +129,15 @@ def _largest_differences(
 ) -> tuple[float, float]:
     """The largest difference of a logit over all batches of each size, and the model's largest logit; NaN if one is."""
     # max() would pass over a NaN that does not come first.
-    found = [_difference(model, graph, batch) for size in sizes for batch in _batches(sequences, size)]
-    differences, logits = torch.tensor(found, dtype=torch.float64).amax(dim=0).tolist()
-    return differences, logits
-
-
-def _batches(sequences: Sequence[Feature], size: int) -> Iterator[list[Feature]]:
-    """Neighbouring sequences together, whatever their lengths, with heads reading all of their tokens."""
     whole: list[Feature] = [
         {"row": i, "input_ids": sequence["input_ids"], "token_type_ids": sequence["token_type_ids"]}
         for i, sequence in enumerate(sequences)
     ]
-    for batch in token_batches(range(len(whole)), [1] * len(whole), max_tokens=size):
-        yield [whole[i] for i in batch]
+    # Neighbouring sequences together, whatever their lengths, with heads reading all of their tokens.
+    batches = [b for size in sizes for b in token_batches(range(len(whole)), [1] * len(whole), max_tokens=size)]
+    found = [_difference(model, graph, [whole[i] for i in batch]) for batch in batches]
+    differences, logits = torch.tensor(found, dtype=torch.float64).amax(dim=0).tolist()
+    return differences, logits
 
 
 def _difference(model: TaskModel, graph: GraphModel, batch: list[Feature]) -> tuple[float, float]:

@@ -86,8 +86,11 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        raise UsageError(f"{path} is damaged: choose another folder, or --overwrite to train again") from None
+        whole = isinstance(summary["metrics"], dict) and isinstance(summary["best_step"], int)
+    except (ValueError, RecursionError, LookupError, TypeError):
+        whole = False
+    if not whole:
+        raise UsageError(f"{path} is damaged: choose another folder, or --overwrite to train again")
     return summary
 
 

@@ -489,7 +489,11 @@ class Trainer:
         self.model.task = task = self._on_main(lambda: TaskModel.from_pretrained(folder, task=kind).task)
         self._load_best()
         sets = tuple(self.splits.validation)
-        return FitResult.from_summary(summary, output_dir=self.output_dir, task=task, validation_sets=sets)
+        try:
+            return FitResult.from_summary(summary, output_dir=self.output_dir, task=task, validation_sets=sets)
+        except (LookupError, TypeError, AttributeError):
+            path = self.output_dir / outputs.SUMMARY
+            raise UsageError(f"{path} is damaged: choose another folder, or --overwrite to train again") from None
 
     def _load_best(self) -> None:
         """Loads the weights of ``model/``, which only the main process needs to see."""

@@ -139,7 +139,7 @@ class _Finder(ast.NodeVisitor):
         self.visit_all(node.body)
         self.scope.pop()
 
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815  # the name that ast.NodeVisitor looks for
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self.scope.append(node.name)
@@ -216,10 +216,10 @@ class _Finder(ast.NodeVisitor):
         self.replace(node, "pass", "dropped statement")
         self.generic_visit(node)
 
-    visit_AugAssign = dropped  # noqa: N815
-    visit_Raise = dropped  # noqa: N815
-    visit_Continue = dropped  # noqa: N815
-    visit_Break = dropped  # noqa: N815
+    visit_AugAssign = dropped  # noqa: N815  # the name that ast.NodeVisitor looks for
+    visit_Raise = dropped  # noqa: N815  # the name that ast.NodeVisitor looks for
+    visit_Continue = dropped  # noqa: N815  # the name that ast.NodeVisitor looks for
+    visit_Break = dropped  # noqa: N815  # the name that ast.NodeVisitor looks for
 
     # Expressions.
 

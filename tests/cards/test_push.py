@@ -42,7 +42,7 @@ def full(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished_run(folder: Path, model: Path) -> Path:
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps({"settings": {}}))
-    (folder / "metrics.json").write_text("{}")
+    (folder / "metrics.json").write_text(json.dumps({"metrics": {}, "best_step": 1}))
     copied(model, folder / "model")
     return folder
 

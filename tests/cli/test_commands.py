@@ -549,3 +549,9 @@ def test_an_empty_name_of_a_column_is_refused(text: str, run: Run) -> None:
     result = run("predict", "model", "--text", "x", "--keep-columns", text)
     assert result.code == 2
     assert "--keep-columns" in result.err
+
+
+@pytest.mark.parametrize("timeout", ["nan", "inf", "1e10", "9" * 400])
+def test_a_timeout_that_torch_cannot_represent_is_refused(timeout: str, run: Run) -> None:
+    message = failure(run("predict", "model", "--text", "x", "--dist-timeout", timeout), 2)
+    assert "--dist-timeout" in message

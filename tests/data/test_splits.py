@@ -47,6 +47,8 @@ def load(folder: Path, task_columns: tuple[Column, ...] = COLUMNS, seed: int = 1
     [
         ({}, "expected exactly one of dataset, dir, train; none of them given"),
         ({"dir": "a", "train": "b"}, "expected exactly one of dataset, dir, train; dir and train given"),
+        ({"dataset": ""}, "dataset is empty: name a data set"),
+        ({"train": ""}, "train is empty: name a path"),
         ({"dir": "a", "config": "b"}, "config belongs to dataset"),
         ({"train": "a", "revision": "b"}, "revision belongs to dataset"),
         ({"train": "a", "validation_share": 1.0}, "validation_share = 1.0"),

@@ -29,7 +29,7 @@ def run_folder(tmp_path):
     append_event(folder, {"event": "step"})
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text("{}", "utf-8")
-    write_json(folder / "metrics.json", {"best_step": 3})
+    write_json(folder / "metrics.json", {"metrics": {}, "best_step": 3})
     (folder / "notes.txt").write_text("mine", "utf-8")
     (folder / "figures").mkdir()
     return folder

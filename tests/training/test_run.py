@@ -93,9 +93,12 @@ def test_a_metric_that_was_not_a_number_comes_back_as_one(folder):
 
 def test_a_damaged_summary_is_named(folder):
     train(recipe(folder), progress=False)
-    (folder / "out" / "metrics.json").write_text("{", "utf-8")
-    with pytest.raises(UsageError, match=r"metrics\.json is damaged: .* --overwrite"):
-        train(recipe(folder), progress=False)
+    whole = json.loads((folder / "out" / "metrics.json").read_text("utf-8"))
+    part = {"metrics": {}, "best_step": 1}
+    for content in ("{", "{}", "[]", "3", "null", "", json.dumps(part), json.dumps(whole | {"notes": None})):
+        (folder / "out" / "metrics.json").write_text(content, "utf-8")
+        with pytest.raises(UsageError, match=r"metrics\.json is damaged: .* --overwrite"):
+            train(recipe(folder), progress=False)
 
 
 def test_changed_rows_are_noticed_on_a_finished_run(folder):
