@@ -27,7 +27,6 @@ from bert_tasks.families import (
     head_kind,
     parameter_map,
     pooler_is_there,
-    second_segment,
 )
 from bert_tasks.families.base import Family
 from bert_tasks.paths import is_file
@@ -141,7 +140,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     tokenizer, refusals = None, []
     try:
         tokenizer = load_tokenizer(folder, vocab_size=config.vocab_size, required=False)
-        tokenizer = None if tokenizer is None else with_segments(tokenizer, second=second_segment(hf_config))
+        tokenizer = None if tokenizer is None else with_segments(tokenizer, second=config.second_segment)
     except CheckpointError as error:
         tokenizer, refusals = None, [str(error)]
     numbers = {key: shape.numel() for key, shape in shapes.items()}

@@ -86,8 +86,8 @@ def with_segments(tokenizer: PreTrainedTokenizerBase, *, second: int) -> PreTrai
     is stored in the tokenizer's files, and stock transformers then gives the same ids.
 
     Args:
-        second: the segment of the second text of a pair, 0 or 1 (``registry.second_segment``). 0: the tokenizer gives
-            stock models no segment ids, which they take for zeros.
+        second: the segment of the second text of a pair, 0 or 1 (``EncoderConfig.second_segment``). 0: the tokenizer
+            gives stock models no segment ids, which they take for zeros.
 
     Raises:
         CheckpointError: the tokenizer gives other ids, and they cannot be changed.

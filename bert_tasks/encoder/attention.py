@@ -143,7 +143,7 @@ _pad: Callable[[Tensor, Tensor, Tensor], Tensor] = _Pad.apply
 _unpad: Callable[[Tensor, Tensor], Tensor] = _Unpad.apply
 
 
-def attention_with_dropout(qkv: Tensor, mask: Tensor | None, p: float) -> Tensor:
+class _AttentionWithDropout(torch.autograd.Function):
     """Attention whose weights are dropped with probability ``p``, as ``scaled_dot_product_attention`` computes it.
 
     It works in pieces whose weights stay in the processor's cache, and keeps each weight with its random bits for the
@@ -152,15 +152,12 @@ def attention_with_dropout(qkv: Tensor, mask: Tensor | None, p: float) -> Tensor
     Args:
         qkv: ``[B, T, 3, A, D]`` queries, keys and values on the CPU, float32 or float64.
         mask: ``[B, 1, 1, T]`` True at keys that may be attended to; None: all.
+        p: the probability.
 
     Returns:
         ``[B, T, A, D]`` context.
     """
-    context: Tensor = _AttentionWithDropout.apply(qkv, mask, p)  # type: ignore[no-untyped-call]  # torch
-    return context
 
-
-class _AttentionWithDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, mask: Tensor | None, p: float) -> Tensor:
         batch, length, _, heads, size = qkv.shape
@@ -209,3 +206,6 @@ class _AttentionWithDropout(torch.autograd.Function):
             torch.bmm(of_score.transpose(1, 2), q, out=of_k)
         gradients[:2] *= 1 / math.sqrt(size)
         return gradients.view(3, batch, heads, length, size).permute(1, 3, 0, 2, 4).contiguous(), None, None
+
+
+attention_with_dropout: Callable[[Tensor, Tensor | None, float], Tensor] = _AttentionWithDropout.apply

@@ -41,6 +41,7 @@ class EncoderConfig:
         hidden_dropout_prob: after the embeddings; the layers have the next two.
         attention_output_dropout: after the attention's output projection (0 in DistilBERT).
         feed_forward_dropout: after the feed-forward's second linear layer (0 in ALBERT).
+        second_segment: the segment id of the second text of a pair.
         has_pooler: the base model of this family ends in a linear layer on the first token (BERT, ALBERT, RoBERTa).
         norm: whether a layer normalises after each residual connection or before attention and feed-forward.
         positions: how attention knows the order of tokens: from a table of absolute positions, or from distances.
@@ -75,12 +76,7 @@ class EncoderConfig:
     mlp: Literal["dense", "gated"] = "dense"
     attention_window: tuple[int | None, ...] | None = None
     bias: bool = True
-
-    def __post_init__(self) -> None:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
-            )
+    second_segment: Literal[0, 1] = 0
 
     @property
     def head_size(self) -> int:

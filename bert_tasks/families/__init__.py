@@ -53,9 +53,12 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
         )
     if values["pad_token_id"] >= values["vocab_size"]:
         raise CheckpointError(f"config.json: pad_token_id = {values['pad_token_id']!r} is not below vocab_size")
+    size, heads = values["hidden_size"], values["num_attention_heads"]
+    if size % heads:
+        raise CheckpointError(f"config.json: hidden_size {size} is not a multiple of num_attention_heads {heads}")
     layers = values.pop("num_hidden_layers")
     groups = values.pop("num_hidden_groups", layers)
-    embedding_size = values.setdefault("embedding_size", values["hidden_size"])
+    embedding_size = values.setdefault("embedding_size", size)
     dropout = {}
     for kind in ("sequence_dropout", "token_dropout", "span_dropout"):
         options: Mapping[str, float | None] = getattr(family, kind)
@@ -63,11 +66,12 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
         default = options[stated[0]] if stated else None
         dropout[kind] = float(_value(hf_config, stated[0], 0.0 if default is None else default)) if stated else 0.0
     derived = {
-        "project_embeddings": embedding_size != values["hidden_size"],
+        "project_embeddings": embedding_size != size,
         "layer_order": tuple(int(i / (layers / groups)) for i in range(layers)),
         "position_offset": values["pad_token_id"] + 1 if family.positions_after_padding else 0,
         "attention_output_dropout": values["hidden_dropout_prob"],
         "feed_forward_dropout": values["hidden_dropout_prob"],
+        "second_segment": int(family.has_segments and values["type_vocab_size"] >= 2),
         "has_pooler": family.pooler is not None,
         "head": HeadConfig(
             activation=family.head_activation,
@@ -75,10 +79,7 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
             **dropout,
         ),
     }
-    try:
-        return EncoderConfig(**{**values, **derived, **family.options})
-    except ValueError as error:
-        raise CheckpointError(f"config.json: {error}") from None
+    return EncoderConfig(**{**values, **derived, **family.options})
 
 
 def _value(hf_config: Mapping[str, Any], name: str, default: Any) -> Any:
@@ -90,16 +91,6 @@ def _value(hf_config: Mapping[str, Any], name: str, default: Any) -> Any:
     if isinstance(value, int | float) and value < least:
         raise CheckpointError(f"config.json: {name} = {value!r}, expected at least {least}")
     return value
-
-
-def second_segment(hf_config: Mapping[str, Any]) -> int:
-    """The segment id of the second text of a pair: 1 where the family has segments and the model a row for it, else 0.
-
-    Raises:
-        CheckpointError: as for ``encoder_config``.
-    """
-    has_two = family_of(hf_config).has_segments and encoder_config(hf_config).type_vocab_size >= 2
-    return 1 if has_two else 0
 
 
 def parameter_map(family: Family, config: EncoderConfig, *, head: str, pooler: bool) -> dict[str, tuple[str, ...]]:

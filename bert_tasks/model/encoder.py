@@ -28,7 +28,6 @@ from bert_tasks.families import (
     family_of,
     parameter_map,
     pooler_is_there,
-    second_segment,
 )
 
 
@@ -107,7 +106,29 @@ def default_positions(config: EncoderConfig, input_ids: Tensor) -> Tensor:
     return real.cumsum(1) * real + config.pad_token_id
 
 
-class Encoder(nn.Module):
+class PretrainedModule(nn.Module):
+    """What ``Encoder`` and ``TaskModel`` have in common: a configuration, the encoder's modules and a tokenizer."""
+
+    def __init__(self, hf_config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.hf_config = dict(hf_config)
+        self.config: EncoderConfig = encoder_config(hf_config)
+        self.load_report: LoadReport | None = None
+        self.tokenizer = None
+        self.stack = TransformerEncoder(self.config)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer, with the segment ids of the model's family; setting one that gives others stores a copy."""
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        fits = None if tokenizer is None else with_segments(tokenizer, second=self.config.second_segment)
+        self._tokenizer: PreTrainedTokenizerBase | None = fits
+
+
+class Encoder(PretrainedModule):
     """The encoder of any family.
 
     Attributes:
@@ -118,13 +139,8 @@ class Encoder(nn.Module):
     """
 
     def __init__(self, hf_config: Mapping[str, Any], *, pooler: bool = False) -> None:
-        super().__init__()
-        self.hf_config = dict(hf_config)
-        self.config: EncoderConfig = encoder_config(hf_config)
-        self.stack = TransformerEncoder(self.config)
+        super().__init__(hf_config)
         self.pooler = nn.Linear(self.config.hidden_size, self.config.hidden_size) if pooler else None
-        self.tokenizer = None
-        self.load_report: LoadReport | None = None
         initialize(self, std=self.config.initializer_range)
 
     @classmethod
@@ -152,16 +168,6 @@ class Encoder(nn.Module):
         model.load_report = matched.report
         model.tokenizer = load_tokenizer(folder, vocab_size=config.vocab_size, required=False)
         return model.eval()
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer, with the segment ids of the model's family; setting one that gives others stores a copy."""
-        return self._tokenizer
-
-    @tokenizer.setter
-    def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        fits = None if tokenizer is None else with_segments(tokenizer, second=second_segment(self.hf_config))
-        self._tokenizer: PreTrainedTokenizerBase | None = fits
 
     def forward(
         self,

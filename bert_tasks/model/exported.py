@@ -85,7 +85,7 @@ class ExportedModel(TaskModel[PredictionT]):
         graph, folder = _checked_graph(path), CheckpointFolder.open(path)
         model = cls(folder.hf_config, stated_task(folder, task, settings), graph=graph)
         model._load_head(path)
-        model.reading = folder.reading()
+        model.reading = folder.reading
         model.tokenizer = load_tokenizer(path, vocab_size=model.config.vocab_size)
         return model
 

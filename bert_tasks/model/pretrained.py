@@ -55,6 +55,8 @@ class CheckpointFolder:
         head: the kind of head that ``architectures`` names; None for classes this package does not know.
         labels: the names of the head's outputs, in order; empty if config.json has none.
         stored: what config.json holds under our key; None if this package did not write it.
+        task: the task's name there.
+        reading: how the training data were read, as far as config.json says it.
     """
 
     path: Path
@@ -62,6 +64,8 @@ class CheckpointFolder:
     head: str | None
     labels: tuple[str, ...]
     stored: dict[str, Any] | None
+    task: Any
+    reading: ReadOptions
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -72,26 +76,22 @@ class CheckpointFolder:
         """
         hf_config = read_config(path)
         entry = hf_config.get(CONFIG_KEY)
+        stored = entry if isinstance(entry, dict) else None
+        try:
+            reading = ReadOptions()
+            if stored is not None and READING_KEY in stored:
+                reading = loaded_options(stored[READING_KEY])
+        except ValueError as error:
+            raise CheckpointError(f"{path}: config.json, key {CONFIG_KEY}: {error}") from None
         return cls(
             path=path,
             hf_config=hf_config,
             head=head_kind(hf_config),
             labels=label_names(hf_config),
-            stored=entry if isinstance(entry, dict) else None,
+            stored=stored,
+            task=None if stored is None else stored.get("task"),
+            reading=reading,
         )
-
-    def states(self, kind: type[Task]) -> bool:
-        """Whether we stored a task of this class here."""
-        return self.stored is not None and self.stored.get("task") == registered_name(kind)
-
-    def reading(self) -> ReadOptions:
-        """How the training data were read, as far as config.json says it. Raises CheckpointError if that is damaged."""
-        if self.stored is None or READING_KEY not in self.stored:
-            return ReadOptions()
-        try:
-            return loaded_options(self.stored[READING_KEY])
-        except ValueError as error:
-            raise CheckpointError(f"{self.path}: config.json, key {CONFIG_KEY}: {error}") from None
 
 
 def folder_task(
@@ -115,17 +115,16 @@ def folder_task(
         if given:
             raise UsageError("pass either a task, or a task's name with labels and settings")
         return task, False
-    stored = None if folder.stored is None else folder.stored.get("task")
     example = f"pass task={next(iter(TASKS))!r} (or another)"
     if isinstance(task, type):
         kind = task
-    elif folder.stored is not None and (task is None or (task == stored and task not in TASK_NAMES)):
-        if not isinstance(stored, str) or stored not in TASKS:
+    elif folder.stored is not None and (task is None or (task == folder.task and task not in TASK_NAMES)):
+        if not isinstance(folder.task, str) or folder.task not in TASKS:
             raise CheckpointError(
-                f"{folder.path}: config.json says its task is {stored!r}, which is not built in; pass the class: "
+                f"{folder.path}: config.json says its task is {folder.task!r}, which is not built in; pass the class: "
                 "TaskModel.from_pretrained(folder, task=YourTask), or --task module:YourTask"
             )
-        kind = TASKS[stored]
+        kind = TASKS[folder.task]
     elif task is not None:
         kind = named_task(task)
     elif served := tasks_with_head(folder.head):
@@ -137,7 +136,7 @@ def folder_task(
             f"{folder.path} has no task head this package knows (architectures: "
             f"{folder.hf_config.get('architectures')}); {example} for a new one"
         )
-    return _merged_task(folder, kind, given), task is None or (not given and folder.states(kind))
+    return _merged_task(folder, kind, given), task is None or (not given and folder.task == registered_name(kind))
 
 
 def stated_task(
@@ -156,10 +155,9 @@ def stated_task(
     """
     if folder.stored is not None and not isinstance(task, Task):
         found, _ = folder_task(folder, task, given)
-        if folder.states(type(found)):
+        if folder.task == registered_name(type(found)):
             return found
-    stated = None if folder.stored is None else folder.stored.get("task")
-    raise CheckpointError(f"{folder.path}: config.json says its task is {stated!r}; only that one can be run")
+    raise CheckpointError(f"{folder.path}: config.json says its task is {folder.task!r}; only that one can be run")
 
 
 def _merged_task(folder: CheckpointFolder, kind: type[Task], given: Mapping[str, Any]) -> Task:
@@ -173,7 +171,7 @@ def _merged_task(folder: CheckpointFolder, kind: type[Task], given: Mapping[str,
         CheckpointError: what the folder states is damaged.
         UsageError: a given field is not one of the task's, or does not fit the others.
     """
-    is_own = folder.states(kind)
+    is_own = folder.task == registered_name(kind)
     implied = kind.from_hf(folder.hf_config, folder.labels, encoder_config(folder.hf_config).usable_length)
     if not is_own and kind not in tasks_with_head(folder.head):  # of a new head only the lengths are implied
         implied = {name: value for name, value in implied.items() if isinstance(value, int)}

@@ -15,25 +15,23 @@ from pathlib import Path
 from typing import Any, Generic, Self, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.hub import Origin, origin, resolve
-from bert_tasks.checkpoints.load import LoadReport
 from bert_tasks.checkpoints.save import hf_tensors, save_folder
-from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
+from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.columns import Row, as_rows
 from bert_tasks.data.features import longest_first
 from bert_tasks.data.readers import ReadOptions, known_names
 from bert_tasks.data.validator import valid_rows
-from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead
-from bert_tasks.encoder.layers import TransformerEncoder, initialize
+from bert_tasks.encoder.layers import initialize
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import return_freed_memory
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.families import encoder_config, family_of, parameter_map, second_segment
-from bert_tasks.model.encoder import PaddedInputs, padded_inputs
+from bert_tasks.families import family_of, parameter_map
+from bert_tasks.model.encoder import PaddedInputs, PretrainedModule, padded_inputs
 from bert_tasks.model.pretrained import (
     CheckpointFolder,
     first_names,
@@ -53,7 +51,7 @@ CPU_BATCH_TOKENS = 4096  # the activations of so many tokens stay in a processor
 _BATCH_LOGITS = 2**25
 
 
-class TaskModel(nn.Module, Generic[PredictionT]):
+class TaskModel(PretrainedModule, Generic[PredictionT]):
     """An encoder of any family with the head of one task.
 
     Attributes:
@@ -70,19 +68,15 @@ class TaskModel(nn.Module, Generic[PredictionT]):
     def __init__(
         self, hf_config: Mapping[str, Any], task: Task[PredictionT], *, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> None:
-        super().__init__()
-        self.hf_config = dict(hf_config)
-        self.config: EncoderConfig = encoder_config(hf_config)
+        super().__init__(hf_config)
         if task.max_length > self.config.usable_length:
             raise UsageError(
                 f"max_length = {task.max_length}, but the checkpoint has {self.config.usable_length} positions"
             )
         self.task = task
         self.tokenizer = tokenizer
-        self.load_report: LoadReport | None = None
         self.origin: Origin | None = None
         self.reading = ReadOptions()
-        self.stack = TransformerEncoder(self.config)
         self._encoder_shapes = {f"stack.{name}": value.shape for name, value in self.stack.state_dict().items()}
         initialize(self.stack, std=self.config.initializer_range)
         self.head = task.head(self.config)
@@ -156,7 +150,7 @@ class TaskModel(nn.Module, Generic[PredictionT]):
         model.mark_drawn(set(model.state_dict()) - set(matched.tensors))
         model.load_report = matched.report
         model.origin = origin(name, folder.path, revision=revision)
-        model.reading = folder.reading()
+        model.reading = folder.reading
         model.tokenizer = load_tokenizer(folder.path, vocab_size=model.config.vocab_size)
         return model.eval()
 
@@ -228,16 +222,6 @@ class TaskModel(nn.Module, Generic[PredictionT]):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer, with the segment ids of the model's family; setting one that gives others stores a copy."""
-        return self._tokenizer
-
-    @tokenizer.setter
-    def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        fits = None if tokenizer is None else with_segments(tokenizer, second=second_segment(self.hf_config))
-        self._tokenizer: PreTrainedTokenizerBase | None = fits
 
     def require_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer.
