@@ -6,7 +6,7 @@ ratio 0/0 counts as 0; a correlation with a constant has no value and is nan.
 Shape legend: S rows, L label names, G groups that have a relevant row.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 from bert_tasks.errors import DataError
 from bert_tasks.metrics import formulas
 from bert_tasks.metrics.formulas import Flags, Floats, LabelCounts
-from bert_tasks.metrics.tables import MetricTable, metric_table
 
 
 def classification_metrics(labels: Sequence[int], predictions: Sequence[int], names: Sequence[str]) -> dict[str, float]:
@@ -97,13 +96,6 @@ def _by_label(counts: LabelCounts, names: Sequence[str]) -> dict[str, float]:
     return {f"{metric}_{name}": float(values[index]) for index, name in enumerate(names) for metric, values in columns}
 
 
-def label_table(
-    metrics: Mapping[str, float], names: Sequence[str], *, word: str, repeated: Mapping[str, str]
-) -> MetricTable:
-    """The metrics above as a table with a row for each label; see ``metric_table``."""
-    return metric_table(metrics, names, lambda name, score: f"{score}_{name}", word=word, repeated=repeated)
-
-
 def _aligned(labels: ArrayLike, predictions: ArrayLike) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
     true, predicted = np.asarray(labels), np.asarray(predictions)
     if true.shape != predicted.shape:
@@ -118,15 +110,12 @@ def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
     sides = [values.astype(np.float64) for values in _aligned(labels, predictions)]
     if any(not np.isfinite(side).all() or side.min() == side.max() for side in sides):
         return float("nan")
-    true, predicted = map(_standardized, sides)
-    return float(np.clip((true * predicted).sum(), -1.0, 1.0))
-
-
-def _standardized(values: Floats) -> Floats:
-    scaled = values / np.abs(values).max()  # squares neither overflow nor vanish
-    centred: Floats = scaled - scaled.mean()
-    norm = float(np.sqrt(np.square(centred).sum()))  # a dot product's digits would depend on threads
-    return centred / norm
+    standardized: list[Floats] = []
+    for side in sides:
+        scaled = side / np.abs(side).max()  # squares neither overflow nor vanish
+        centred = scaled - scaled.mean()
+        standardized.append(centred / np.sqrt(np.square(centred).sum()))  # a dot product's digits depend on threads
+    return float(np.clip((standardized[0] * standardized[1]).sum(), -1.0, 1.0))
 
 
 def spearmanr(labels: ArrayLike, predictions: ArrayLike) -> float:
@@ -134,13 +123,11 @@ def spearmanr(labels: ArrayLike, predictions: ArrayLike) -> float:
     sides = [values.astype(np.float64) for values in _aligned(labels, predictions)]
     if not all(np.isfinite(side).all() for side in sides):
         return float("nan")
-    return pearson(*map(_mean_ranks, sides))
-
-
-def _mean_ranks(values: Floats) -> Floats:
-    _, place, repeats = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(repeats)
-    return (last - (repeats - 1) / 2)[place]
+    ranks = []
+    for side in sides:
+        _, place, repeats = np.unique(side, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(repeats) - (repeats - 1) / 2)[place])
+    return pearson(*ranks)
 
 
 def tune_thresholds(labels: ArrayLike, probabilities: ArrayLike) -> tuple[float, ...]:

@@ -7,14 +7,13 @@ scripts (Python's sum rounds differently over ints and floats), so that the last
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from math import inf, isinf, isnan, nextafter
 from typing import NamedTuple
 
 from bert_tasks.errors import DataError
 from bert_tasks.metrics.formulas import percentage
-from bert_tasks.metrics.tables import MetricTable, metric_table
 
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -117,10 +116,13 @@ def squad_v2_metrics(
     """
     _check_lengths(labels, predictions, null_odds)
     answerable = [bool(texts) for texts in labels]
-    scanned = answer_scores(labels, predictions, version_2=True)
-    final = scanned
-    if null_odds is not None:
-        final = AnswerScores(*(_blanked(scores, answerable, null_odds, threshold) for scores in scanned))
+    scanned = final = answer_scores(labels, predictions, version_2=True)
+    if null_odds is not None:  # "" is predicted wherever the null odds exceed the threshold
+        is_blank = [odds > threshold for odds in null_odds]
+        blank_score = [float(not has_answer) for has_answer in answerable]
+        final = AnswerScores(
+            *([blank_score[i] if is_blank[i] else score for i, score in enumerate(scores)] for scores in scanned)
+        )
     metrics: dict[str, float] = {}
     for prefix, kinds in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
         rows = [row for row, has_answer in enumerate(answerable) if has_answer in kinds]
@@ -133,14 +135,6 @@ def squad_v2_metrics(
             best = _best_threshold(scores, answerable, predictions, null_odds)
             metrics[f"best_{name}"], metrics[f"best_{name}_thresh"] = best
     return metrics
-
-
-def _blanked(
-    scores: Sequence[float], answerable: Sequence[bool], null_odds: Sequence[float], threshold: float
-) -> list[float]:
-    """The scores if "" is predicted wherever the null odds exceed the threshold."""
-    rows = zip(scores, answerable, null_odds, strict=True)
-    return [float(not has_answer) if odds > threshold else score for score, has_answer, odds in rows]
 
 
 def _best_threshold(
@@ -161,16 +155,6 @@ def _best_threshold(
         if current > best:
             best, threshold = current, null_odds[row]
     return percentage(best, len(scores)), threshold
-
-
-def squad_table(metrics: Mapping[str, float]) -> MetricTable:
-    """The metrics above as a table with a row for each kind of question; one kind alone is all questions."""
-    kinds = [kind for kind in ("HasAns", "NoAns") if f"{kind}_total" in metrics]
-    key = "{}_{}".format
-    table = metric_table(metrics, kinds, key, word="questions", columns=("exact", "f1"), support="total")
-    if len(kinds) == 1:
-        return MetricTable(overall=table.overall)
-    return table
 
 
 def tune_null_threshold(

@@ -6,7 +6,7 @@ counts as 0. Sentences are the tags of words (not of sub-words), already in IOB2
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -16,7 +16,7 @@ from bert_tasks.errors import DataError
 from bert_tasks.metrics import formulas
 from bert_tasks.metrics.classification import class_counts
 from bert_tasks.metrics.formulas import LabelCounts
-from bert_tasks.metrics.tables import MetricTable, merged, metric_table
+from bert_tasks.metrics.tables import merged
 
 Sentences = Sequence[Sequence[str]]
 
@@ -28,10 +28,9 @@ _ENTITY_KEYS = (
     *("overall_precision", "overall_recall", "overall_f1", "overall_accuracy"),
     *("strict_overall_precision", "strict_overall_recall", "strict_overall_f1", "invalid_transitions"),
 )
-_OTHER_CHUNKS = re.compile(r"[ELMSU]-.+", re.DOTALL)
 
 
-def tagging_metrics(labels: Sentences, predictions: Sentences, *, raw: bool | None = None) -> dict[str, float]:
+def tagging_metrics(labels: Sentences, predictions: Sentences, *, raw: bool = False) -> dict[str, float]:
     """Metrics over the words of all sentences.
 
     IOB2 tags: ``overall_precision``, ``overall_recall``, ``overall_f1`` and, for each type, ``TYPE_precision``,
@@ -45,27 +44,23 @@ def tagging_metrics(labels: Sentences, predictions: Sentences, *, raw: bool | No
     Args:
         labels: the tags in the data, sentence by sentence.
         predictions: the predicted tags, as many.
-        raw: whether tags are classes of words. By default they are if any of them is no chunk tag; pass it where the
-            label names are known, since a file may happen to hold only ``O``.
+        raw: whether tags are classes of words.
 
     Raises:
         DataError: if sentences differ in number or length, no word is given, a tag is not IOB2 where it has to be, or
             the name of a type or tag gives it the key of another metric, such as the type "overall".
     """
     _check_lengths(labels, predictions)
-    if raw is None:
-        raw = _looks_raw(labels, predictions)
     if raw:
-        return _word_metrics(list(chain.from_iterable(labels)), list(chain.from_iterable(predictions)))
+        true, predicted = list(chain.from_iterable(labels)), list(chain.from_iterable(predictions))
+        names = sorted({*true, *predicted})
+        place = {name: index for index, name in enumerate(names)}
+        counts = class_counts([place[tag] for tag in true], [place[tag] for tag in predicted], len(names))
+        overall = {"overall_accuracy": float(formulas.accuracy(counts)), "macro_f1": float(formulas.macro_f1(counts))}
+        return merged(_by_name(names, counts, formulas.f1), overall)
     for name, sentences in (("labels", labels), ("predictions", predictions)):
         _check_iob2(name, sentences)
     return _entity_metrics([list(tags) for tags in labels], [list(tags) for tags in predictions])
-
-
-def tagging_table(metrics: Mapping[str, float], *, word: str) -> MetricTable:
-    """The metrics above as a table with a row for each type or tag."""
-    names = [name.removesuffix(f"_{_NUMBER}") for name in metrics if name.endswith(f"_{_NUMBER}")]
-    return metric_table(metrics, names, lambda name, score: f"{name}_{score}", word=word, support=_NUMBER)
 
 
 def check_names(tags: Iterable[str], *, raw: bool) -> None:
@@ -95,11 +90,6 @@ def _check_lengths(labels: Sentences, predictions: Sentences) -> None:
         raise DataError("Tagging metrics: no words to compare; expected at least one word with a tag.")
 
 
-def _looks_raw(*sides: Sentences) -> bool:
-    seen = set(chain.from_iterable(chain.from_iterable(sides)))
-    return not all(_IOB2.fullmatch(tag) or _OTHER_CHUNKS.fullmatch(tag) for tag in seen)
-
-
 def _check_iob2(name: str, sentences: Sentences) -> None:
     wrong = {tag for tag in set(chain.from_iterable(sentences)) if _IOB2.fullmatch(tag) is None}
     if not wrong:
@@ -113,16 +103,6 @@ def _check_iob2(name: str, sentences: Sentences) -> None:
     raise DataError(
         f"Tagging metrics: {name}, sentence {number}, word {word}: {tag!r}, expected O, B-TYPE or I-TYPE; "
         "convert other schemes to IOB2 first."
-    )
-
-
-def _word_metrics(labels: Sequence[str], predictions: Sequence[str]) -> dict[str, float]:
-    names = sorted({*labels, *predictions})
-    place = {name: index for index, name in enumerate(names)}
-    counts = class_counts([place[tag] for tag in labels], [place[tag] for tag in predictions], len(names))
-    return merged(
-        _by_name(names, counts, formulas.f1),
-        {"overall_accuracy": float(formulas.accuracy(counts)), "macro_f1": float(formulas.macro_f1(counts))},
     )
 
 

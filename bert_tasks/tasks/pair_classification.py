@@ -49,7 +49,21 @@ class PairClassification(TextClassification):
         return detect_texts(cls.name, 2, profiles, rows, hints)
 
     def metrics(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> dict[str, float]:
-        return merged(super().metrics(predictions, rows), self._ranking(predictions, rows))
+        found = super().metrics(predictions, rows)
+        if self.problem_type != "single_label_classification" or len(self.labels) != 2:
+            return found
+        relevant = self.labels[1]
+        ranked = [
+            (row[GROUP], row["label"] == relevant, prediction.scores[relevant])
+            for row, prediction in labelled(rows, predictions, "label")
+            if row.get(GROUP) is not None
+        ]
+        if not ranked:
+            return found
+        groups, hits, scores = zip(*ranked, strict=True)
+        if any(hits):
+            return merged(found, ranking_metrics(groups, hits, scores))
+        return merged(found, {"map": math.nan, "mrr": math.nan, "ranked_groups": 0.0})
 
     @property
     def example_rows(self) -> Sequence[Row]:
@@ -59,19 +73,3 @@ class PairClassification(TextClassification):
             ("Two dogs run through the snow.", "Animals are outdoors."),
         )
         return [{"text": text, "text_pair": other} for text, other in pairs]
-
-    def _ranking(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> dict[str, float]:
-        if self.problem_type != "single_label_classification" or len(self.labels) != 2:
-            return {}
-        relevant = self.labels[1]
-        ranked = [
-            (row[GROUP], row["label"] == relevant, prediction.scores[relevant])
-            for row, prediction in labelled(rows, predictions, "label")
-            if row.get(GROUP) is not None
-        ]
-        if not ranked:
-            return {}
-        groups, hits, scores = zip(*ranked, strict=True)
-        if not any(hits):
-            return {"map": math.nan, "mrr": math.nan, "ranked_groups": 0.0}
-        return ranking_metrics(groups, hits, scores)

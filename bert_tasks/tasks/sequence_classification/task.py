@@ -28,12 +28,11 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.classification import (
     classification_metrics,
-    label_table,
     multilabel_metrics,
     regression_metrics,
     tune_thresholds,
 )
-from bert_tasks.metrics.tables import MetricTable
+from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.tasks.base import (
     Feature,
     LossTerm,
@@ -211,7 +210,12 @@ class TextClassification(Task[SequencePrediction]):
         labels = given.get("labels", known_labels)
         if labels == known_labels:
             return compatible
-        return {**compatible, **_per_label(compatible, label_places(known_labels, labels))}
+        places = label_places(known_labels, labels)
+        for name, nothing in (("class_weights", None), ("balanced_weights", ()), ("thresholds", ())):
+            values = compatible.get(name)
+            if isinstance(values, tuple) and values:
+                compatible[name] = nothing if places is None else tuple(values[place] for place in places)
+        return compatible
 
     def head(self, config: EncoderConfig) -> Head:
         if self.problem_type != _REGRESSION and not self.labels:
@@ -398,10 +402,12 @@ class TextClassification(Task[SequencePrediction]):
 
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """``f1`` and ``macro_f1`` are one number unless there are two classes; the more telling name stays."""
+        word, repeated = "class", {"f1": "macro_f1"}
         if self.problem_type == _MULTI_LABEL:  # f1 picks the best model, and untuned_f1 is compared with it
-            return label_table(metrics, self.labels, word="label", repeated={"macro_f1": "f1"})
-        repeated = {} if len(self.labels) == 2 or "macro_f1" not in metrics else {"f1": "macro_f1"}
-        return label_table(metrics, self.labels, word="class", repeated=repeated)
+            word, repeated = "label", {"macro_f1": "f1"}
+        elif len(self.labels) == 2 or "macro_f1" not in metrics:
+            repeated = {}
+        return metric_table(metrics, self.labels, lambda name, score: f"{score}_{name}", word=word, repeated=repeated)
 
     @property
     def curve_metrics(self) -> tuple[str, ...]:
@@ -537,16 +543,6 @@ class SequenceClassification(TextClassification):
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         """The windows of each text; only the first one has the labels."""
         return self._features(rows, tokenizer, overlap=self.doc_stride if self.long_texts == "windows" else None)
-
-
-def _per_label(known: Mapping[str, Any], places: Sequence[int] | None) -> dict[str, Any]:
-    """The fields with a value for each label in another order of the labels; empty where the labels are others."""
-    moved: dict[str, Any] = {}
-    for name, nothing in (("class_weights", None), ("balanced_weights", ()), ("thresholds", ())):
-        values = known.get(name)
-        if isinstance(values, tuple) and values:
-            moved[name] = nothing if places is None else tuple(values[place] for place in places)
-    return moved
 
 
 def _chosen(prediction: SequencePrediction) -> tuple[str, ...]:

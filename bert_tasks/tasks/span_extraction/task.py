@@ -28,8 +28,8 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.metrics.squad import squad_table, squad_v1_metrics, squad_v2_metrics, tune_null_threshold
-from bert_tasks.metrics.tables import MetricTable
+from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics, tune_null_threshold
+from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion
 from bert_tasks.tasks.report_data import ReportSections
@@ -355,7 +355,10 @@ class SpanExtraction(Task[SpanPrediction]):
 
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """With ``version_2_with_negative`` a row for questions with an answer and one for those without."""
-        return squad_table(metrics)
+        kinds = [kind for kind in ("HasAns", "NoAns") if f"{kind}_total" in metrics]
+        key = "{}_{}".format
+        table = metric_table(metrics, kinds, key, word="questions", columns=("exact", "f1"), support="total")
+        return MetricTable(overall=table.overall) if len(kinds) == 1 else table  # one kind alone is all questions
 
     @property
     def curve_metrics(self) -> tuple[str, ...]:

@@ -41,8 +41,8 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.metrics.tables import MetricTable
-from bert_tasks.metrics.tagging import check_names, tagging_metrics, tagging_table
+from bert_tasks.metrics.tables import MetricTable, metric_table
+from bert_tasks.metrics.tagging import check_names, tagging_metrics
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
 from bert_tasks.tasks.report_data import ReportSections
@@ -395,7 +395,9 @@ class TokenClassification(Task[TokenPrediction]):
 
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """A row for each entity type, or for each tag where the labels mark no entities."""
-        return tagging_table(metrics, word="tag" if self._label_scheme == "raw" else "type")
+        names = [name.removesuffix("_number") for name in metrics if name.endswith("_number")]
+        word = "tag" if self._label_scheme == "raw" else "type"
+        return metric_table(metrics, names, "{}_{}".format, word=word, support="number")
 
     @property
     def curve_metrics(self) -> tuple[str, ...]:
