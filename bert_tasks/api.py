@@ -17,10 +17,10 @@ from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.readers import ReadOptions, training_reading
 from bert_tasks.data.splits import Splits, train_validation_split
 from bert_tasks.data.table import RowTable
+from bert_tasks.distributed import is_first_process, main_process_first, make_accelerator
 from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.experiments import seeds as experiments
 from bert_tasks.experiments.summary import SeedsResult
-from bert_tasks.inference import is_first_process, main_process_first, make_accelerator
 from bert_tasks.model.inputs import Data, load_table, renamed
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import exists

@@ -252,8 +252,8 @@ def exit_without_shutdown(code: str | int | None) -> NoReturn:
     In a run of several processes, a communication thread that is still alive at shutdown would abort the process and
     replace its exit code; in a server, Python would wait for the thread that loads a model.
     """
-    if "bert_tasks.inference" in sys.modules:
-        from bert_tasks.inference import leave_process_group
+    if "bert_tasks.distributed" in sys.modules:
+        from bert_tasks.distributed import leave_process_group
 
         leave_process_group()
     with suppress(OSError, ValueError):

@@ -108,7 +108,8 @@ def predict(
 
     Example: bert-tasks predict runs/first --text "a fine film"
     """
-    from bert_tasks.inference import WriteOptions, make_accelerator, predict_file
+    from bert_tasks.distributed import make_accelerator
+    from bert_tasks.inference import WriteOptions, predict_file
 
     if data is not None and text:
         raise typer.BadParameter("--data and --text exclude each other: give only one of them")

@@ -50,8 +50,8 @@ def train(
 
     Example: bert-tasks train recipes/quickstart.toml --set optim.epochs=1 --output-dir runs/first
     """
+    from bert_tasks.distributed import make_accelerator
     from bert_tasks.experiments.seeds import dry_run_seeds, parse_seeds
-    from bert_tasks.inference import make_accelerator
     from bert_tasks.recipe.schema import load_recipe
     from bert_tasks.training.run import dry_run as dry_run_once
 

@@ -20,7 +20,7 @@ from bert_tasks.storage import sha256_json
 from bert_tasks.terminal import message_stream
 
 if TYPE_CHECKING:
-    from datasets import Dataset, Features
+    from datasets import Dataset
 
 MakeFeatures = Callable[[list[dict[str, Any]], Any], Sequence[Mapping[str, Any]]]
 _VERSION = 4  # part of the key: raise it when the schema changes
@@ -46,9 +46,16 @@ def cached_features(
         batch_size: rows per call of ``features``; None: all at once.
     """
     import datasets
+    from datasets import Features, List, Value
 
+    numbers = List(Value("int32"))
+    schema = Features(
+        {"row": Value("int64"), "input_ids": numbers, "token_type_ids": List(Value("int8"))}
+        | {"labels": List(Value("float64")), "gather_positions": numbers, "word_ids": numbers, "offsets": numbers}
+        | {"lost_tokens": Value("int32"), "lost_answers": Value("int32")}
+    )
     if len(table) == 0:
-        return datasets.Dataset.from_dict({name: [] for name in features_schema()}, features=features_schema())
+        return datasets.Dataset.from_dict({name: [] for name in schema}, features=schema)
     fingerprint = sha256_json(table.fingerprint, tokenizer_content(tokenizer), dict(key), _VERSION)
 
     def make(batch: Mapping[str, Sequence[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
@@ -74,7 +81,7 @@ def cached_features(
                 batch_size=batch_size,
                 with_indices=True,
                 remove_columns=table.rows.column_names,
-                features=features_schema(),
+                features=schema,
                 new_fingerprint=fingerprint,
                 cache_file_name=str(path),
                 load_from_cache_file=False,
@@ -85,24 +92,6 @@ def cached_features(
                 datasets.enable_progress_bars()
 
     return store(cache_folder(cache_dir, "features"), fingerprint, write).rows
-
-
-def features_schema() -> "Features":
-    from datasets import Features, List, Value
-
-    return Features(
-        {
-            "row": Value("int64"),
-            "input_ids": List(Value("int32")),
-            "token_type_ids": List(Value("int8")),
-            "labels": List(Value("float64")),
-            "gather_positions": List(Value("int32")),
-            "word_ids": List(Value("int32")),
-            "offsets": List(Value("int32")),
-            "lost_tokens": Value("int32"),
-            "lost_answers": Value("int32"),
-        }
-    )
 
 
 def tokenizer_content(tokenizer: Any) -> str:

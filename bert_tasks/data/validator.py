@@ -471,14 +471,9 @@ def check_columns(present: Sequence[str], mapping: ColumnMapping) -> None:
     raise DataError("\n".join(lines))
 
 
-def is_passthrough(column: str, chosen: PassthroughColumns) -> bool:
-    """Whether rows carry a column along."""
-    return chosen == "all" or (chosen != "none" and column in chosen)
-
-
 def passthrough_json(cells: Mapping[str, Any], chosen: PassthroughColumns) -> str:
     """The chosen cells of a row as a JSON object."""
-    carried = {name: value for name, value in cells.items() if is_passthrough(name, chosen)}
+    carried = {name: value for name, value in cells.items() if chosen == "all" or name in chosen}
     try:
         text = json.dumps(carried, ensure_ascii=False, allow_nan=False)
         text.encode()

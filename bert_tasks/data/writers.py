@@ -17,8 +17,6 @@ from bert_tasks.paths import (
     exists,
     is_file,
     is_folder,
-    is_link,
-    resolved,
 )
 from bert_tasks.storage import atomic_path
 
@@ -179,11 +177,6 @@ def check_place(path: Path) -> None:
 def is_special(path: Path) -> bool:
     """Whether a device, a pipe or a socket is there."""
     return exists(path) and not is_file(path) and not is_folder(path)
-
-
-def linked(path: Path) -> Path:
-    """The file itself, where the path is a link to it: the link is to stay."""
-    return resolved(path) if is_link(path) else path
 
 
 def json_line(row: Mapping[str, Any]) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from bert_tasks.data.problems import shortened
+from bert_tasks.distributed import broadcast_from_main, make_accelerator
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
 from bert_tasks.experiments.summary import SeedRun, SeedsResult
-from bert_tasks.inference import broadcast_from_main, make_accelerator
 from bert_tasks.metrics.tables import metric_key
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.paths import exists, is_folder

@@ -9,7 +9,6 @@ import io
 import json
 import logging
 import os
-import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -32,19 +31,16 @@ from bert_tasks.data.writers import (
     flat,
     is_special,
     json_line,
-    linked,
     whole_file,
     write_failure,
     write_parquet,
     write_table,
 )
-from bert_tasks.environment import installed_version
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError
 from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.inputs import Data
-from bert_tasks.model.onnx import DType
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.paths import exists, is_folder, resolved
+from bert_tasks.paths import exists, is_folder, is_link, resolved
 from bert_tasks.storage import (
     LOCK,
     atomic_path,
@@ -267,7 +263,8 @@ def output_destination(
             rejects = sibling_path(path, suffix=".rejects.jsonl")
         if rejects is None:
             raise UsageError("name a file for the rows that are left out: --rejects FILE")
-    path, rejects = (place if place is None else linked(place) for place in (path, rejects))
+    # The file itself, where the path is a link to it: the link is to stay.
+    path, rejects = (resolved(place) if place is not None and is_link(place) else place for place in (path, rejects))
     return OutputDestination(path=path, stream=stream, form=form, rendered=rendered, rejects=rejects)
 
 
@@ -306,9 +303,6 @@ def reject_line(fault: str) -> str:
     return f"{line if is_encodable(line) else fault}\n"
 
 
-_VERSIONED = ("bert-tasks", "torch", "transformers", "tokenizers", "onnxruntime")
-
-
 def model_fingerprint(model: TaskModel) -> str:
     """A sha256 over weights or graph, task, configuration and tokenizer."""
     weights = [tensors_digest(model.state_dict()), model.graph_sha256 if isinstance(model, ExportedModel) else None]
@@ -316,13 +310,6 @@ def model_fingerprint(model: TaskModel) -> str:
     tuned = {name: getattr(task, name) for name in task.tuned}
     about = [f"{type(task).__module__}:{type(task).__qualname__}", task.labels, task.settings(), tuned]
     return sha256_json(weights, about, model.hf_config, tokenizer_content(model.require_tokenizer()))
-
-
-def prediction_metadata(model: TaskModel, rows: str, dtype: DType, **settings: Any) -> dict[str, Any]:
-    """What must be equal for two attempts to write the same output; the number of processes does not count."""
-    settings |= {"dtype": dtype, "device": model.device.type}
-    versions = {name: installed_version(name) for name in _VERSIONED} | {"python": platform.python_version()}
-    return {"input": rows, "model": model_fingerprint(model), "settings": settings, "versions": versions}
 
 
 ROWS, LOG, MANIFEST = "rows.jsonl", "parts.jsonl", "manifest.json"  # of the folder of an unfinished output
@@ -350,9 +337,6 @@ class _ChunkEntry:
     truncated: int
     rejected: int
 
-    def line(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
-
 
 def unfinished_folder(output: Path) -> Path:
     """The folder beside an output where its completed chunks are kept until it is finished."""
@@ -373,9 +357,9 @@ class UnfinishedOutput:
         self.entries = list(entries)
         self.resumed = self.total("rows")
         try:
-            self._rows, self._log = self.lines.open("ab"), (unfinished_folder(output) / LOG).open("ab")
-            self._rows.truncate(self.total("size"))
-            self._log.truncate(sum(len(entry.line()) for entry in entries))
+            self.files = self.lines.open("ab"), (unfinished_folder(output) / LOG).open("ab")
+            self.files[0].truncate(self.total("size"))
+            self.files[1].truncate(sum(len(json_line(asdict(entry))) for entry in entries))
         except OSError as error:
             raise write_failure(error, output) from None
 
@@ -394,22 +378,13 @@ class UnfinishedOutput:
                 rejected=chunk.rejected,
             )
             try:
-                self._rows.write(chunk.content)
-                self._rows.flush()
-                self._log.write(entry.line())
-                self._log.flush()
+                for file, content in zip(self.files, (chunk.content, json_line(asdict(entry)).encode()), strict=True):
+                    file.write(content)
+                    file.flush()
             except OSError as error:
                 reason = write_failure(explained_disk_full(error, self.lines), self.output)
                 raise UsageError(f"{reason}; the same command resumes from {self.lines.parent}") from None
             self.entries.append(entry)
-
-    def close(self) -> None:
-        """Closes the files."""
-        for file in (self._rows, self._log):
-            try:
-                file.close()
-            except OSError as error:  # what a full disk did not take, of a chunk that does not count
-                _log.debug("%s: %s", self.output, error)
 
 
 @contextmanager
@@ -425,8 +400,8 @@ def unfinished_output(output: Path, metadata: Mapping[str, Any]) -> Iterator[Unf
     try:
         with locked(folder):
             entries = _completed_entries(folder, metadata)
-            if not entries:  # before there is a new manifest, which would be theirs
-                _remove(folder, ROWS, LOG)
+            for name in () if entries else (ROWS, LOG):  # before there is a new manifest, which would be theirs
+                (folder / name).unlink(missing_ok=True)
             try:
                 with atomic_path(folder / MANIFEST) as temporary:
                     temporary.write_text(json.dumps(metadata, indent=2) + "\n", "utf-8")
@@ -441,18 +416,18 @@ def unfinished_output(output: Path, metadata: Mapping[str, Any]) -> Iterator[Unf
                 is_over = True
                 raise
             finally:
-                unfinished.close()
+                for file in unfinished.files:
+                    try:
+                        file.close()
+                    except OSError as error:  # what a full disk did not take, of a chunk that does not count
+                        _log.debug("%s: %s", output, error)
                 if (is_over or not unfinished.entries) and is_folder(folder):
                     remove_temporaries(folder)
-                    _remove(folder, ROWS, LOG, MANIFEST)  # the manifest last: it says that the others are ours
+                    for name in (ROWS, LOG, MANIFEST):  # the manifest last: it says that the others are ours
+                        (folder / name).unlink(missing_ok=True)
     finally:
         with suppress(OSError):  # it is not empty, or another process has just come
             folder.rmdir()
-
-
-def _remove(folder: Path, *names: str) -> None:
-    for name in names:
-        (folder / name).unlink(missing_ok=True)
 
 
 def _completed_entries(folder: Path, metadata: Mapping[str, Any]) -> list[_ChunkEntry]:

@@ -10,10 +10,12 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from platform import python_version
 from typing import IO, Any, Literal, cast, overload
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 from bert_tasks.data.columns import FAULT, PassthroughColumns
 from bert_tasks.data.features import Cuts
@@ -22,7 +24,8 @@ from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.writers import whole_file
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
-from bert_tasks.errors import UsageError
+from bert_tasks.environment import installed_version
+from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference.output import (
     STANDARD,
     Chunk,
@@ -33,8 +36,8 @@ from bert_tasks.inference.output import (
     UnfinishedOutput,
     WriteOptions,
     finalize_output,
+    model_fingerprint,
     output_destination,
-    prediction_metadata,
     sibling_output,
     unfinished_output,
     write_rejects,
@@ -46,7 +49,6 @@ from bert_tasks.inference.predictor import (
     ChunkResult,
     Predictor,
     can_open,
-    check_same_rows,
     detected,
     map_chunks_distributed,
     predict_stream,
@@ -58,6 +60,9 @@ from bert_tasks.model.onnx import DType, logits_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.tasks.base import PredictionT, Task
+
+# The packages whose versions must be equal for an output to be resumed.
+_VERSIONED = ("bert-tasks", "torch", "transformers", "tokenizers", "onnxruntime")
 
 
 @overload
@@ -265,7 +270,14 @@ class _TableRun:
             skip_faulty=predictor.writing.on_error == "skip",
         )
         table = main_process_first(self.accelerator, load)
-        check_same_rows(self.accelerator, table)
+        fingerprints = gather_object([table.fingerprint])
+        other = next((rank for rank, one in enumerate(fingerprints) if one != fingerprints[0]), None)
+        if other is not None:
+            error = DataError(
+                f"{table.source}: process {other} reads other rows than process 0; give all processes the same file"
+            )
+            error.collective = True
+            raise error
         # Where a row's features depend on the rows around it, all rows are one chunk.
         size = max(len(table), 1) if task.reads_neighbours else task_model.CHUNK_ROWS
         if destination.stream is not None:
@@ -299,17 +311,27 @@ class _TableRun:
     def _to_file(self, table: RowTable, size: int, path: Path) -> Predicted:
         """The first process keeps completed chunks beside the output until all of them are there."""
         predictor, accelerator, writing = self.predictor, self.accelerator, self.predictor.writing
-        keep = writing.keep_columns if isinstance(writing.keep_columns, str) else list(writing.keep_columns)
-        names = None if predictor.names is None else dict(predictor.names)
-        # The names are those of manifests on disk.
-        settings = {"part_rows": size, "keep_columns": keep, "on_error": writing.on_error, "logits": writing.logits}
+        keep = writing.keep_columns
         opened: list[UnfinishedOutput] = []  # on the first process: it cannot be sent to others
         with ExitStack() as stack:
 
             def open_unfinished() -> int:
-                metadata = prediction_metadata(
-                    predictor.model, table.fingerprint, self.dtype, columns=names, **settings
-                )
+                settings = {
+                    "columns": None if predictor.names is None else dict(predictor.names),
+                    "part_rows": size,
+                    "keep_columns": keep if isinstance(keep, str) else list(keep),
+                    "on_error": writing.on_error,
+                    "logits": writing.logits,
+                    "dtype": self.dtype,
+                    "device": predictor.model.device.type,
+                }
+                # What must be equal for two attempts to write the same output; the number of processes does not count.
+                metadata = {
+                    "input": table.fingerprint,
+                    "model": model_fingerprint(predictor.model),
+                    "settings": settings,
+                    "versions": {name: installed_version(name) for name in _VERSIONED} | {"python": python_version()},
+                }
                 opened.append(stack.enter_context(unfinished_output(path, metadata)))
                 self.progress(opened[0].total("rows"), len(table))
                 return len(opened[0].entries)

@@ -27,7 +27,7 @@ from bert_tasks.data.problems import BadRowsError, Problems
 from bert_tasks.data.readers import ReadOptions, file_records, known_names, peeked, with_columns, with_file_options
 from bert_tasks.data.records import detected_format, detected_records
 from bert_tasks.data.table import RowTable, cache_folder
-from bert_tasks.data.validator import RowValidator, is_passthrough, make_column_mapping, plain
+from bert_tasks.data.validator import RowValidator, make_column_mapping, plain
 from bert_tasks.data.writers import json_line
 from bert_tasks.distributed import broadcast_from_main
 from bert_tasks.errors import BertTasksError, DataError
@@ -110,7 +110,7 @@ class Predictor:
             else:  # rows in memory, of which none is ever left out
                 cells = row if self.given is None else self.given[number]
                 own = LINE if self.given is None else None
-                kept = {k: plain(v) for k, v in cells.items() if k != own and is_passthrough(k, keep)}
+                kept = {k: plain(v) for k, v in cells.items() if k != own and (keep == "all" or k in keep)}
             predicted = prediction.to_json()
             taken = {field.name for field in fields(prediction)}.union(predicted)
             output: dict[str, Any] = {LINE: row[LINE]} if self.writing.on_error == "skip" else {}
@@ -125,20 +125,6 @@ class Predictor:
 
 Result = TypeVar("Result")
 Rows = list[dict[str, Any]]
-
-
-def check_same_rows(accelerator: Accelerator, table: RowTable) -> None:
-    """Raises DataError, on every process, if processes read different rows."""
-    if accelerator.num_processes == 1:
-        return
-    fingerprints = gather_object([table.fingerprint])
-    other = next((rank for rank, one in enumerate(fingerprints) if one != fingerprints[0]), None)
-    if other is not None:
-        error = DataError(
-            f"{table.source}: process {other} reads other rows than process 0; give all processes the same file"
-        )
-        error.collective = True
-        raise error
 
 
 def map_chunks_distributed(

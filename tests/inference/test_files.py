@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.features import longest_first
 from bert_tasks.data.table import RowTable
+from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
-from bert_tasks.inference import evaluate, evaluation, make_accelerator, predict
+from bert_tasks.inference import evaluate, evaluation, predict
 from bert_tasks.inference import predictor as work
 from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from bert_tasks import fit
+from bert_tasks.distributed import leave_process_group
 from bert_tasks.errors import BertTasksError
-from bert_tasks.inference import leave_process_group
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from support.training_runs import LABELS, load_model, make_rows
 

@@ -13,7 +13,8 @@ import torch
 
 from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.data.table import RowTable
-from bert_tasks.inference import evaluate_samples, make_accelerator
+from bert_tasks.distributed import make_accelerator
+from bert_tasks.inference import evaluate_samples
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.training.objectives import Objective, Supervised
 from support.training_runs import (

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from bert_tasks import TaskModel, fit
+from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import StoppedError
-from bert_tasks.inference import make_accelerator
 from bert_tasks.training.state import FitResult
 from bert_tasks.training.step import OptimizerSteps, StepResult
 from support.task_examples import EXAMPLES

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks import TaskModel
 from bert_tasks.data.features import Samples
 from bert_tasks.data.table import RowTable
+from bert_tasks.distributed import make_accelerator
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.inference import make_accelerator
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks.base import Feature, LossTerm, Task

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrainedTokenizerBase
 
+from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import UsageError
-from bert_tasks.inference import evaluate, make_accelerator
+from bert_tasks.inference import evaluate
 from bert_tasks.model.inputs import load_table
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import collate

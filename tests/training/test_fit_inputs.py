@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bert_tasks import TaskModel, evaluate, fit
+from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import DataError, DivergedError, UsageError
-from bert_tasks.inference import make_accelerator
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.training.step import OptimizerSteps
 from support.training_runs import LABELS, load_model, make_rows, weights_of
