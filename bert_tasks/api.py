@@ -6,6 +6,7 @@ and loses nothing, and the same call writes them again.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -160,14 +161,7 @@ def fit(
     optim, run = sections(**settings, output_dir=str(output_dir))
     prepare_model(model, seed=run.seed)
     check_installed(run.trackers)
-    options = ReadOptions(
-        columns=columns,
-        format=format,
-        delimiter=delimiter,
-        encoding=encoding,
-        header=header,
-        label_separator=label_separator,
-    )
+    options = ReadOptions(**{field.name: arguments[field.name] for field in fields(ReadOptions)})
     load = partial(_load_splits, model, train, validation, options, validation_share, on_error, run.seed)
     splits = main_process_first(make_accelerator(optim.mixed_precision), load)
     trainer = Trainer(

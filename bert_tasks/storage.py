@@ -38,22 +38,14 @@ def atomic_path(path: Path, *, folder: Path | None = None, durable: bool = True)
     Raises:
         OSError: the file cannot be written. For a full disk the reason states the bytes written and free.
     """
-    with temporary_path(path if folder is None else folder / path.name) as temporary:
-        yield temporary
-        move(temporary, path, durable=durable)
-
-
-@contextmanager
-def temporary_path(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` under which its content can be written; a file that still has it at the end is removed.
-
-    Raises:
-        OSError: as in ``atomic_path``.
-    """
     # A random number, because processes of several machines may write to one folder.
-    temporary = sibling_path(path, prefix=".", suffix=f".tmp-{secrets.randbelow(2**32)}")
+    suffix = f".tmp-{secrets.randbelow(2**32)}"
+    temporary = sibling_path(path if folder is None else folder / path.name, prefix=".", suffix=suffix)
     try:
         yield temporary
+        if durable:
+            sync(temporary)
+        os.replace(temporary, path)
     except OSError as error:
         raise explained_disk_full(error, temporary) from error.__cause__
     finally:
@@ -104,10 +96,9 @@ def flush_files(folder: Path) -> None:
     sync(folder)
 
 
-def move(source: Path, target: Path, *, durable: bool = True) -> None:
-    """Renames a file or folder, flushed to the disk first if ``durable``. A file at ``target`` is replaced."""
-    if durable:
-        sync(source)
+def move(source: Path, target: Path) -> None:
+    """Flushes a file or folder to the disk and renames it. A file at ``target`` is replaced."""
+    sync(source)
     os.replace(source, target)
 
 

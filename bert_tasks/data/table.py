@@ -6,6 +6,7 @@ processes that write and read at the same time never meet an unfinished one.
 """
 
 import json
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from bert_tasks.data.records import Record, rows_of
 from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.errors import DataError
 from bert_tasks.paths import exists
-from bert_tasks.storage import atomic_path, move, sha256_file, sha256_json, temporary_path
+from bert_tasks.storage import atomic_path, sha256_file, sha256_json
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -72,12 +73,11 @@ def store(folder: Path, key: str | None, write: Write) -> StoredRows:
             if sha256_file(path) == entry["sha256"] and len(rows := Dataset.from_file(str(path))) == entry["rows"]:
                 return StoredRows(rows, path, entry["sha256"], tuple(entry["notes"]))
     try:
-        with temporary_path(folder / "rows.arrow") as temporary:
+        path = folder / f"{secrets.token_hex(16) if key is None else key}.arrow"
+        with atomic_path(path, durable=False) as temporary:  # reading compares the digest
             written = write(temporary)
-            notes = () if written is None else tuple(written)
             content = sha256_file(temporary)
-            path = folder / f"{content}.arrow"
-            move(temporary, path, durable=False)  # reading compares the digest
+        notes = () if written is None else tuple(written)
         rows = Dataset.from_file(str(path))
         if key is not None:
             entry = {"file": path.name, "rows": len(rows), "sha256": content, "notes": notes}

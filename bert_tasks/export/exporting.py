@@ -6,7 +6,7 @@ The graph and its quantization are made in model/onnx.py, which ``predict --dtyp
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
@@ -26,7 +26,7 @@ from bert_tasks.model.inputs import Data, as_trained, load_table
 from bert_tasks.model.onnx import LIBRARIES, OPSET, check_libraries, input_names, output_names
 from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.paths import check_writable, exists, is_folder, resolved
+from bert_tasks.paths import exists, is_folder, resolved
 from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.storage import atomic_folder, locked, sha256, sibling_path, weights_write_error
 from bert_tasks.tasks.base import Task
@@ -114,6 +114,7 @@ def export(
         CheckpointError: the model cannot be loaded, the graph differs by more than the tolerance, or the folder cannot
             be written. Nothing is left behind.
     """
+    arguments = locals()
     if to not in get_args(ExportFormat):
         raise UsageError(f"to is {to!r}, expected one of {', '.join(map(repr, get_args(ExportFormat)))}")
     if to == "int8" and data is None:
@@ -122,14 +123,7 @@ def export(
     target = Path(output)
     _check_output(target, overwrite=overwrite)
     with _locked_workspace(target) as workspace:
-        how = ReadOptions(
-            columns=columns,
-            format=format,
-            delimiter=delimiter,
-            encoding=encoding,
-            header=header,
-            label_separator=label_separator,
-        )
+        how = ReadOptions(**{field.name: arguments[field.name] for field in fields(ReadOptions)})
         loaded = load_trained(model, task=task, settings=settings, data=data, reading=how, revision=revision)
         dtypes = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
         if dtypes:
@@ -176,7 +170,6 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
         raise UsageError(f"{target} holds an export and other files ({foreign[0]}): choose another folder")
     if existing and not overwrite:
         raise UsageError(f"{target} already holds an export: choose another folder, or replace it with --overwrite")
-    check_writable(target.absolute().parent)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _DEEPEST = 50
+_MOST_BYTES = 2**22  # of a recipe
 _TOO_DEEP = f"tables and lists are nested more than {_DEEPEST} deep"
 _TOO_LARGE = "an integer has more than 64 bits, which no setting takes"
 _LONG_INTEGER = re.compile(r"[0-9][0-9_]{4299,}")
@@ -203,8 +204,17 @@ class Override:
 
 
 def read_text(file: Path) -> str:
+    """The text of a recipe.
+
+    Raises:
+        RecipeError: it cannot be read, is not UTF-8, or is larger than any recipe, as a device is.
+    """
     try:
-        return file.read_text(encoding="utf-8-sig")
+        with file.open("rb") as opened:
+            content = opened.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise RecipeError(f"{file}: more than {_MOST_BYTES:,} bytes; expected a recipe, a TOML file")
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise RecipeError(f"no recipe {file}: {missing_path(file, pattern='*.toml')}") from None
     except UnicodeDecodeError as error:

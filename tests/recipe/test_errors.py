@@ -113,6 +113,8 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
         load_recipe(tmp_path / "nowhere" / "recipe.toml")
     with pytest.raises(RecipeError, match="cannot be read"):
         load_recipe(tmp_path)
+    with pytest.raises(RecipeError, match="/dev/zero: more than 4,194,304 bytes; expected a recipe"):
+        load_recipe("/dev/zero")
     (tmp_path / "latin.toml").write_bytes("# für\n".encode("latin-1"))
     with pytest.raises(RecipeError, match=r"latin.toml: not UTF-8 \(byte 3\)"):
         load_recipe(tmp_path / "latin.toml")
