@@ -197,7 +197,8 @@ def _chart(lines: Sequence[Line], run: Run | None, unit: str, title: str, *, fro
     if not values:
         return None
     last = float(max(x for line in lines for x, _ in line.points))
-    ends = "; ".join(f"{line.name} {text}" for line in lines if (text := _ends(line.points)))
+    known = {line.name: [y for _, y in line.points if y is not None] for line in lines}
+    ends = "; ".join(f"{name} from {found[0]:.3g} to {found[-1]:.3g}" for name, found in known.items() if found)
     return Chart(
         title=title,
         description=f"{title} by step: {ends}.",
@@ -210,11 +211,6 @@ def _chart(lines: Sequence[Line], run: Run | None, unit: str, title: str, *, fro
 
 def _points(run: Run, metric: str) -> list[Point]:
     return [(event["step"], event["metrics"].get(metric)) for event in run.evaluations]
-
-
-def _ends(points: Sequence[Point]) -> str:
-    known = [y for _, y in points if y is not None]
-    return f"from {known[0]:.3g} to {known[-1]:.3g}" if known else ""
 
 
 def calibration_chart(calibration: Calibration, confidence_in: str) -> Chart:

@@ -130,7 +130,16 @@ def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]
     Raises:
         UsageError: a folder holds no run, or one is given twice.
     """
-    found = [run for folder in folders for run in _runs_in(folder)]
+    found: list[Path] = []
+    for folder in folders:
+        if not is_file(folder / SEEDS):
+            found.append(folder)
+            continue
+        try:
+            runs = json.loads((folder / SEEDS).read_text(encoding="utf-8"))["runs"]
+            found += [folder / f"seed-{int(run['seed'])}" for run in runs if run["failure"] is None]
+        except (ValueError, RecursionError, KeyError, TypeError):
+            raise UsageError(f"{folder / SEEDS} is damaged: name the runs, {folder}/seed-N") from None
     if not found:
         raise UsageError(f"{', '.join(map(str, folders))}: no run has finished there yet")
     places = [resolved(folder) for folder in found]
@@ -148,16 +157,6 @@ def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]
             raise UsageError(f"{folder}: {what}; give the output folder of `bert-tasks train`")
         metadata.append(known)
     return [_run(folder, name, known, given) for folder, name, known in zip(found, names, metadata, strict=True)]
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    if not is_file(folder / SEEDS):
-        return [folder]
-    try:
-        runs = json.loads((folder / SEEDS).read_text(encoding="utf-8"))["runs"]
-        return [folder / f"seed-{int(run['seed'])}" for run in runs if run["failure"] is None]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        raise UsageError(f"{folder / SEEDS} is damaged: name the runs, {folder}/seed-N") from None
 
 
 def _run(folder: Path, name: str, metadata: dict[str, Any], given: GivenRows | None) -> Run:

@@ -1,7 +1,6 @@
 """How words become windows of tokens: sub-words, windows cut at word borders, the document around them.
 
-Owns which sub-words a word has, which window holds it, and in which window it is read. Must not know tags, labels or
-predictions.
+Owns which sub-words a word has, which window holds it, and in which window it is read.
 
 Shape legend: W words of a row, N tokens of a window.
 """
@@ -150,27 +149,22 @@ def document_windows(document: Sequence[SubWords], rules: WindowRules) -> Iterat
     stream = [token for row in document for token in row.ids]
     before = 0
     for row in document:
-        yield _row_windows(row, stream, before, rules)
-        before += len(row.ids)
-
-
-def _row_windows(row: SubWords, stream: Sequence[int], before: int, rules: WindowRules) -> list[WordWindow]:
-    starts, windows = row.starts, []
-    held = cut(starts, room=rules.room, overlap=rules.overlap)
-    for words, read in zip(held, read_words(starts, held), strict=True):
-        if len(held) > 1 and not read:
-            continue  # its words have more context elsewhere
-        first, end = before + starts[words.start], before + starts[words.stop]
-        left, right = context_sizes(first, end, length=len(stream), room=rules.room, context=rules.context)
-        shift = len(rules.prefix) + left - starts[words.start]
-        windows.append(
-            WordWindow(
+        starts, windows = row.starts, []
+        held = cut(starts, room=rules.room, overlap=rules.overlap)
+        for words, read in zip(held, read_words(starts, held), strict=True):
+            if len(held) > 1 and not read:
+                continue  # its words have more context elsewhere
+            first, end = before + starts[words.start], before + starts[words.stop]
+            left, right = context_sizes(first, end, length=len(stream), room=rules.room, context=rules.context)
+            shift = len(rules.prefix) + left - starts[words.start]
+            window = WordWindow(
                 ids=[*rules.prefix, *stream[first - left : end + right], *rules.suffix],
                 words=read,
                 spans=[range(starts[word] + shift, starts[word + 1] + shift) for word in read],
             )
-        )
-    return windows
+            windows.append(window)
+        yield windows
+        before += len(row.ids)
 
 
 def cut(starts: Sequence[int], *, room: int, overlap: int) -> list[range]:

@@ -54,6 +54,10 @@ def detect_texts(
         names = label.names if several else tuple(sorted(value for value, _ in label.common))
         columns = dict(zip(("text", "text_pair"), (column.name for column in chosen), strict=False))
         others = [column for column in candidates if column is not label]
+        spare: tuple[tuple[str, str, str], ...] = ()
+        first = chosen[0]
+        if count == 2 and first.distinct <= first.rows / 2 and label.distinct == 2:  # it repeats with two labels
+            spare = (("group", first.name, "ranks the rows of each, by the second label, and reports map and mrr"),)
         return Guess(
             task=task,
             columns=columns | {"labels" if several else "label": label.name},
@@ -62,7 +66,7 @@ def detect_texts(
             labels=() if problem == "regression" else names,
             reasons=tuple(_reasons(chosen, label, problem, reason)),
             alternatives=tuple(_alternatives(texts, chosen, label, others, hints)),
-            spare=_group(chosen, label),
+            spare=spare,
             separator=label.separator if several and label.lists < 1 else LABEL_SEPARATOR,
         )
     return None
@@ -149,11 +153,3 @@ def _alternatives(
     for column in others:
         if _is_named(column) or not _is_named(label):
             yield f'label = "{column.name}" ({column.described()})'
-
-
-def _group(chosen: Sequence[ColumnProfile], label: ColumnProfile) -> tuple[tuple[str, str, str], ...]:
-    """The first text of a pair as the column of groups, where it repeats with one of two labels each time."""
-    first = chosen[0]
-    if len(chosen) < 2 or first.distinct > first.rows / 2 or label.distinct != 2:
-        return ()
-    return (("group", first.name, "ranks the rows of each, by the second label, and reports map and mrr"),)

@@ -277,12 +277,8 @@ def _best(scores: Tensor, count: int, *, excluded: Tensor | None = None) -> Tens
     keys = torch.arange(size, device=scores.device).sub(ranks, alpha=1 << shift)  # the best is the smallest
     if excluded is not None:
         keys = torch.where(excluded, 1 << 62 | size, keys)
-    return _smallest(keys, min(count, size)).bitwise_and_((1 << shift) - 1)
-
-
-def _smallest(keys: Tensor, count: int) -> Tensor:
-    """The smallest integers of the last dimension, ascending. On the CPU numpy is 3 times as fast as topk."""
-    if keys.device.type != "cpu":
-        return keys.topk(count, dim=-1, largest=False).values
-    smallest = np.partition(keys.numpy(), count - 1, axis=-1)[..., :count]
-    return torch.from_numpy(np.sort(smallest, axis=-1))
+    count = min(count, size)
+    if keys.device.type == "cpu":  # there numpy is 3 times as fast as topk
+        smallest = np.partition(keys.numpy(), count - 1, axis=-1)[..., :count]
+        return torch.from_numpy(np.sort(smallest, axis=-1)).bitwise_and_((1 << shift) - 1)
+    return keys.topk(count, dim=-1, largest=False).values.bitwise_and_((1 << shift) - 1)

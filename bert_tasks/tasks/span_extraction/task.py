@@ -42,7 +42,7 @@ from bert_tasks.tasks.span_extraction.windows import (
     answer_characters,
     answer_tokens,
     richest_windows,
-    token_ids,
+    tokenized,
     tokenized_contexts,
     window_offsets,
     window_ranges,
@@ -234,7 +234,7 @@ class SpanExtraction(Task[SpanPrediction]):
         if problem is not None:
             raise UsageError(f"{self.name}: {problem}")
         contexts = tokenized_contexts([row["context"] for row in rows], tokenizer)
-        questions = token_ids([row["question"].lstrip() for row in rows], tokenizer)
+        questions = tokenized([row["question"].lstrip() for row in rows], tokenizer)["input_ids"]
         return [
             feature
             for number, (row, ids) in enumerate(zip(rows, questions, strict=True))
@@ -253,7 +253,8 @@ class SpanExtraction(Task[SpanPrediction]):
         question = question[: self.max_query_length]
         capacity = self.max_length - len(question) - frame.size
         windows = window_ranges(len(context.ids), capacity=capacity, overlap=self.doc_stride)
-        richest, place = richest_windows(windows), frame.context_place(question)
+        richest = richest_windows(windows)
+        place = len(frame.before.ids) + len(question) + len(frame.between.ids)  # where the context begins
         is_answered = answers is not None and len(answers["text"]) > 0
         characters = None
         if is_answered:

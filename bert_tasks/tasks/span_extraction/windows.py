@@ -7,7 +7,7 @@ every question, and windows of a context differ only in where it is cut. Must no
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -73,10 +73,6 @@ class Frame:
             [*before.segments, *first, *between.segments, *second, *after.segments],
         )
 
-    def context_place(self, question: Sequence[int]) -> int:
-        """Where the context begins in a window with this question."""
-        return len(self.before.ids) + len(question) + len(self.between.ids)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ContextTokens:
@@ -93,36 +89,25 @@ class ContextTokens:
     ends: Numbers
 
 
-def token_ids(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Without special tokens; those written in a text stay plain characters."""
-    encoding = tokenizer(
+def tokenized(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, offsets: bool = False) -> Any:
+    """Tokens without special ones; those written in a text stay plain characters."""
+    return tokenizer(
         list(texts),
         add_special_tokens=False,
         truncation=False,
         padding=False,
         return_token_type_ids=False,
         return_attention_mask=False,
+        return_offsets_mapping=offsets,
         split_special_tokens=True,
         verbose=False,
     )
-    ids: list[list[int]] = encoding["input_ids"]
-    return ids
 
 
 def tokenized_contexts(contexts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, ContextTokens]:
     """Each different text once."""
     texts = list(dict.fromkeys(contexts))
-    encoding = tokenizer(
-        texts,
-        add_special_tokens=False,
-        truncation=False,
-        padding=False,
-        return_token_type_ids=False,
-        return_attention_mask=False,
-        return_offsets_mapping=True,
-        split_special_tokens=True,
-        verbose=False,
-    )
+    encoding = tokenized(texts, tokenizer, offsets=True)
     found = {}
     for text, ids, offsets in zip(texts, encoding["input_ids"], encoding["offset_mapping"], strict=True):
         trimmed = np.array([_trimmed(text, start, end) for start, end in offsets], dtype=np.int64).reshape(-1, 2)

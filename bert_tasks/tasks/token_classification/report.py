@@ -1,6 +1,6 @@
 """What a report shows of token classification: entities, or tags where the labels mark none."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -61,7 +61,10 @@ def tag_sections(pairs: Sequence[tuple[Row, TokenPrediction]], names: tuple[str,
         measure = entity_measure(
             [one.labels for one in sentences], [one.predictions for one in sentences], sorted(types)
         )
-    words, predicted_words = _classes(tags, raw=raw), _classes(predicted_tags, raw=raw)
+    # Of chunk tags the types: prefixes differ between schemes.
+    words, predicted_words = (
+        [tag if raw else _type(tag) for tag in chain.from_iterable(side)] for side in (tags, predicted_tags)
+    )
     occurring = {*words, *predicted_words}
     shown = tuple(label for label in measure.labels if label in occurring)
     # A word's score is the probability of its tag, prefix and type; labels are written as the model's, whatever the
@@ -82,11 +85,6 @@ def tag_sections(pairs: Sequence[tuple[Row, TokenPrediction]], names: tuple[str,
         confidence_in="tag",
         examples=_examples(sentences, [label for label in shown if label in measure.support()]),
     )
-
-
-def _classes(sentences: Iterable[Sequence[str]], *, raw: bool) -> list[str]:
-    """The class of each word: raw tags, or the type of chunk tags, whose prefixes differ between schemes."""
-    return [tag if raw else _type(tag) for tag in chain.from_iterable(sentences)]
 
 
 def _type(tag: str) -> str:
