@@ -104,25 +104,21 @@ def schema_problems(error: ValidationError, value: Any, prefix: KeyPath, known: 
     Yields:
         One problem per key.
     """
-    found = [(prefix + _path(details, value), details) for details in error.errors()]
+    found: list[tuple[KeyPath, ErrorDetails]] = []
+    for details in error.errors():
+        path, inside = list(prefix), value
+        for part in details["loc"]:  # the keys that lead to the failure, and names of the types that pydantic tried
+            if part in inside if isinstance(inside, Mapping) else isinstance(part, int):
+                inside = inside[part]
+            elif details["type"] != "missing":
+                continue
+            path.append(part)
+        found.append((tuple(path), details))
     for _, field in groupby(found, key=lambda pair: pair[0][:2]):
         failures = list(field)
         deepest = max(len(path) for path, _ in failures)
-        for path in dict.fromkeys(path for path, _ in failures if len(path) == deepest):
-            yield _problem(path, [details for other, details in failures if other == path], known)
-
-
-def _path(details: ErrorDetails, value: Any) -> KeyPath:
-    """The keys that lead to the failure; pydantic puts the names of the types it tried between them."""
-    path: list[str | int] = []
-    for part in details["loc"]:
-        is_key = part in value if isinstance(value, Mapping) else isinstance(part, int)
-        if is_key:
-            value = value[part]
-        elif details["type"] != "missing":
-            continue
-        path.append(part)
-    return tuple(path)
+        for key in dict.fromkeys(key for key, _ in failures if len(key) == deepest):
+            yield _problem(key, [details for other, details in failures if other == key], known)
 
 
 def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known: KnownKeys) -> Problem:
@@ -133,12 +129,16 @@ def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known: KnownKeys) 
         return Problem(path=path, text=missing_key(path, known))
     if first["type"] == "value_error":
         return Problem(path=path, text=f"[{_dotted(path)}]: {first['ctx']['error']}")
-    expected = " or ".join(dict.fromkeys(map(_expected, failures)))
+    expected: dict[str, None] = {}
+    for details in failures:
+        wording = _EXPECTED.get(details["type"])
+        quotes = " without quotes" if details["type"] == "float_type" and isinstance(details["input"], str) else ""
+        expected[details["msg"] if wording is None else wording.format(**details.get("ctx", {})) + quotes] = None
     # The key as it is written inside its section; a number after it is an index in a list.
     key = _dotted(path[1:]) if len(path) > 1 and isinstance(path[1], str) else _dotted(path)
     value = str(first["input"]).lower() if isinstance(first["input"], bool) else repr(first["input"])
     value = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
-    return Problem(path=path, text=f"{key} = {value}: expected {expected}")
+    return Problem(path=path, text=f"{key} = {value}: expected {' or '.join(expected)}")
 
 
 def unknown_key(path: KeyPath, known: KnownKeys, *, is_table: bool = False) -> str:
@@ -158,14 +158,6 @@ def missing_key(path: KeyPath, known: KnownKeys) -> str:
     if len(path) > 1:
         return f"missing key '{path[-1]}' in [{path[0]}]"
     return f"missing section [{path[0]}]" if path[0] in known else f"missing key '{path[0]}'"
-
-
-def _expected(details: ErrorDetails) -> str:
-    wording = _EXPECTED.get(details["type"])
-    if wording is None:
-        return details["msg"]
-    quotes = " without quotes" if details["type"] == "float_type" and isinstance(details["input"], str) else ""
-    return wording.format(**details.get("ctx", {})) + quotes
 
 
 def _dotted(path: KeyPath) -> str:

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,13 +89,33 @@ def save_checkpoint(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_folder(target, staging=staging, replaced=replaced):
-            _write(staging, state, {**metadata, "best_step": best_step})
-        _point(folder, LATEST, target.name)
+            _write_json(staging / _STATE, state.progress)
+            for name, tensors in ((_WEIGHTS, state.weights), (_OPTIMIZER, state.optimizer)):
+                save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, staging / name)
+            written = [staging / name for name in _FILES]
+            files = {path.name: {"sha256": sha256_file(path), "size": path.stat().st_size} for path in written}
+            _write_json(staging / MANIFEST, {"step": state.step, **metadata, "best_step": best_step, "files": files})
+        pointers = {LATEST: target.name}  # for people and scripts; resuming reads the manifests
         if is_folder(folder / f"ckpt-{best_step}"):
-            _point(folder, BEST, f"ckpt-{best_step}")
-        _prune(folder, step=state.step, keep_last=keep_last)
+            pointers[BEST] = f"ckpt-{best_step}"
+        for name, pointed in pointers.items():
+            with atomic_path(folder / name) as temporary:
+                temporary.write_text(f"{pointed}\n", encoding="utf-8")
+        # All but the newest and the best of each are removed. Those after this step stay.
+        known = [path for path in checkpoints(folder) if int(path.name.removeprefix("ckpt-")) <= state.step]
+        best: set[str] = set()
+        for path in known[-keep_last:]:
+            with suppress(CheckpointError):
+                manifest = read_json(checked_file(path, MANIFEST), max_bytes=_MOST_JSON_BYTES)
+                best.add(f"ckpt-{manifest.get('best_step')}")
+        for path in known[:-keep_last]:
+            if path.name not in best:
+                _remove(path)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{target}: cannot be written: {_reason(error, folder, state)}") from error
+        size = sum(tensor.nbytes for tensor in (*state.weights.values(), *state.optimizer.values()))
+        reason, saved = weights_write_error(error, folder, size), checkpoints(folder)
+        resumable = f". The run can be resumed from {saved[-1].name}" if saved else ""
+        raise CheckpointError(f"{target}: cannot be written: {reason}{resumable}") from error
     return target
 
 
@@ -166,31 +187,8 @@ def read_weights(folder: Path, step: int) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _write(staging: Path, state: RunState, metadata: Mapping[str, Any]) -> None:
-    progress = json.dumps(state.progress, indent=1, ensure_ascii=False, allow_nan=False)
-    (staging / _STATE).write_text(progress + "\n", encoding="utf-8")
-    for name, tensors in ((_WEIGHTS, state.weights), (_OPTIMIZER, state.optimizer)):
-        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, staging / name)
-    files = {name: {"sha256": sha256_file(staging / name), "size": (staging / name).stat().st_size} for name in _FILES}
-    manifest = {"step": state.step, **metadata, "files": files}
-    text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False)
-    (staging / MANIFEST).write_text(text + "\n", encoding="utf-8")
-
-
-def _prune(folder: Path, *, step: int, keep_last: int) -> None:
-    """Removes all but the newest ``keep_last`` and the best of each. Those after ``step`` stay."""
-    known = [path for path in checkpoints(folder) if int(path.name.removeprefix("ckpt-")) <= step]
-    best = {f"ckpt-{_best_step(path)}" for path in known[-keep_last:]}
-    for path in known[:-keep_last]:
-        if path.name not in best:
-            _remove(path)
-
-
-def _best_step(path: Path) -> object:
-    try:
-        return read_json(checked_file(path, MANIFEST), max_bytes=_MOST_JSON_BYTES).get("best_step")
-    except CheckpointError:
-        return None
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _remove(path: Path) -> None:
@@ -198,12 +196,6 @@ def _remove(path: Path) -> None:
     doomed = path.with_name(f"{path.name}.old-{os.getpid()}")
     move(path, doomed)
     shutil.rmtree(doomed)
-
-
-def _point(folder: Path, name: str, target: str) -> None:
-    """Writes a file that names a checkpoint, for people and scripts; resuming reads the manifests."""
-    with atomic_path(folder / name) as temporary:
-        temporary.write_text(target + "\n", encoding="utf-8")
 
 
 def _verified(path: Path) -> RunState:
@@ -221,11 +213,3 @@ def _verified(path: Path) -> RunState:
         optimizer=read_safetensors(path / _OPTIMIZER),
         progress=read_json(path / _STATE, max_bytes=_MOST_JSON_BYTES),
     )
-
-
-def _reason(error: OSError | SafetensorError, folder: Path, state: RunState) -> str:
-    """Why it failed, and the checkpoint from which the run can be resumed."""
-    size = sum(tensor.nbytes for tensor in (*state.weights.values(), *state.optimizer.values()))
-    reason = weights_write_error(error, folder, size)
-    saved = checkpoints(folder)
-    return f"{reason}. The run can be resumed from {saved[-1].name}" if saved else reason

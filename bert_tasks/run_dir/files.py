@@ -258,14 +258,9 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+def _finite(value: Mapping[str, Any]) -> Any:
+    """The value as JSON has it, with null for numbers that are not finite."""
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def without_folders(value: Any) -> Any:
