@@ -21,7 +21,7 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.distributed import is_first_process, main_process_first, make_accelerator
 from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.experiments import seeds as experiments
-from bert_tasks.experiments.summary import SeedsResult
+from bert_tasks.experiments.seeds import SeedsResult
 from bert_tasks.model.inputs import Data, load_table, renamed
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import exists
@@ -31,9 +31,8 @@ from bert_tasks.report import make_report
 from bert_tasks.report.collect import GivenRows
 from bert_tasks.run_dir.files import REPORT
 from bert_tasks.training import run as training
-from bert_tasks.training.loop import Trainer
+from bert_tasks.training.loop import Trainer, prepare_model
 from bert_tasks.training.progress import Callback, check_installed
-from bert_tasks.training.run import prepare_model
 from bert_tasks.training.state import FitResult
 
 # The keyword arguments of ``fit`` that are keys of a recipe.

@@ -46,11 +46,6 @@ if TYPE_CHECKING:
 _CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
 
 
-def _none_if_off(value: object) -> object:
-    """TOML has no null: 0 and "none" disable a limit."""
-    return None if value == "none" or (value == 0 and not isinstance(value, bool)) else value
-
-
 def _without_repeats(seeds: tuple[int, ...]) -> tuple[int, ...]:
     repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if repeated:
@@ -75,8 +70,12 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_without_repeats)]
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Trackers = Annotated[tuple[TrackerName, ...], BeforeValidator(_tracker_names)]
-_NORM_SCHEMA = {"anyOf": [{"type": "number", "minimum": 0}, {"const": "none"}]}
-Norm = Annotated[Positive | None, BeforeValidator(_none_if_off), WithJsonSchema(_NORM_SCHEMA)]
+# TOML has no null: 0 and "none" disable the limit.
+Norm = Annotated[
+    Positive | None,
+    BeforeValidator(lambda value: None if value == "none" or (value == 0 and value is not False) else value),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"const": "none"}]}),
+]
 
 
 class ModelSection(BaseModel):

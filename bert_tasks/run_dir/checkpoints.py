@@ -150,8 +150,15 @@ def checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(named, key=lambda pair: int(pair[0][1]))]
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Removes half-written checkpoints of killed runs. Call it only while holding the lock of the run."""
+def remove_checkpoints(folder: Path, *, only_leftovers: bool = False) -> None:
+    """Removes the checkpoints of an earlier run; the folder stays if it holds other files.
+
+    Call it only while holding the lock of the run.
+
+    Args:
+        folder: of the checkpoints; it need not exist.
+        only_leftovers: remove half-written checkpoints of killed runs only.
+    """
     if not is_folder(folder):
         return
     for path in folder.iterdir():
@@ -160,18 +167,14 @@ def remove_leftovers(folder: Path) -> None:
             move(path, folder / replaced[1])  # killed between the two renames: its successor never got the name
         elif replaced or _LEFTOVER.fullmatch(path.name) or is_temporary(path.name, (LATEST, BEST)):
             shutil.rmtree(path) if is_folder(path) and not is_link(path) else path.unlink()
-
-
-def remove_all(folder: Path) -> None:
-    """Removes the checkpoints of an earlier run; the folder stays if it holds other files."""
-    remove_leftovers(folder)
+    if only_leftovers:
+        return
     for path in checkpoints(folder):
         _remove(path)
-    if is_folder(folder):
-        for name in (LATEST, BEST):
-            (folder / name).unlink(missing_ok=True)
-        if not any(folder.iterdir()) and not is_link(folder):
-            folder.rmdir()
+    for name in (LATEST, BEST):
+        (folder / name).unlink(missing_ok=True)
+    if not any(folder.iterdir()) and not is_link(folder):
+        folder.rmdir()
 
 
 def read_weights(folder: Path, step: int) -> dict[str, Tensor]:

@@ -169,7 +169,7 @@ def clear(folder: Path) -> None:
             (folder / name).unlink()
         elif exists(folder / name):
             shutil.rmtree(folder / name)
-    checkpointing.remove_all(folder / checkpointing.FOLDER)
+    checkpointing.remove_checkpoints(folder / checkpointing.FOLDER)
     for name in (EVENTS, RECIPE, TRACKERS, REPORT, REJECTS):
         (folder / name).unlink(missing_ok=True)
 
@@ -206,13 +206,18 @@ def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:
     write_text(path, "".join(f"{line}\n" for line in remaining))
 
 
+def finite(value: Any) -> Any:
+    """The value as JSON has it, with null for numbers that are not finite."""
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
+
+
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
     """Adds a record to metrics.jsonl. Numbers that are not finite become null, because JSON has none.
 
     Raises:
         CheckpointError: it cannot be written.
     """
-    line = json.dumps(_finite(event), ensure_ascii=False, allow_nan=False) + "\n"
+    line = json.dumps(finite(event), ensure_ascii=False, allow_nan=False) + "\n"
     try:
         with (folder / EVENTS).open("a", encoding="utf-8") as file:
             file.write(line)
@@ -222,7 +227,7 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON file atomically; see ``write_text``."""
-    write_text(path, json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -256,11 +261,6 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "versions": {name: version(name) for name in _VERSIONED},
     }
-
-
-def _finite(value: Mapping[str, Any]) -> Any:
-    """The value as JSON has it, with null for numbers that are not finite."""
-    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def without_folders(value: Any) -> Any:

@@ -35,6 +35,7 @@ from bert_tasks.distributed import (
 from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.metrics.tables import check_set_names, metric_key, metrics_by_set, split_key
+from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection, RunSection
@@ -509,6 +510,23 @@ class Trainer:
         self.objective.zero_grad(set_to_none=True)
         self.model.stack.gradient_checkpointing = False
         self.accelerator.unwrap_model(self.objective, keep_fp32_wrapper=False).eval()
+
+
+def prepare_model(model: TaskModel, *, seed: int) -> None:
+    """Makes a model ready for a run: a head that is new is drawn from the run's seed.
+
+    Raises:
+        UsageError: it cannot be trained and saved: it is exported, wrapped by another library, or no ``TaskModel``.
+    """
+    if isinstance(model, ExportedModel):
+        raise UsageError("an exported model has no weights to train: train the model that it was made from")
+    if not isinstance(model, TaskModel):
+        raise UsageError(
+            f"expected a TaskModel, got a {type(model).__name__}. Of a model that another library has wrapped, pass "
+            "the TaskModel inside; adapters of peft are merged by model = peft_model.merge_and_unload()"
+        )
+    model.check_parameters()
+    model.draw_new_head(seed)
 
 
 def _is_multiple(step: int, every: int | None) -> bool:

@@ -13,15 +13,14 @@ from bert_tasks.data.features import Cuts, token_lengths
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.splits import Splits, load_splits, stored_reading
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
-from bert_tasks.errors import RecipeError, UsageError
-from bert_tasks.model.exported import ExportedModel
+from bert_tasks.errors import RecipeError
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import Recipe, build_task, load_recipe, resolved_toml
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.run_dir.checkpoints import checkpoints
 from bert_tasks.tasks.base import Task
-from bert_tasks.training.loop import Trainer
+from bert_tasks.training.loop import Trainer, prepare_model
 from bert_tasks.training.progress import check_installed
 from bert_tasks.training.sampling import epoch_batches
 from bert_tasks.training.state import FitResult
@@ -52,23 +51,6 @@ def prepare(recipe: Recipe) -> Prepared:
     splits = load_splits(recipe.data, columns=draft.columns, seed=recipe.run.seed, labels=stated)
     labels = check_splits(splits, columns=draft.columns, labels=stated)
     return Prepared(recipe=recipe, task=build_task(recipe, labels) if labels else draft, splits=splits)
-
-
-def prepare_model(model: TaskModel, *, seed: int) -> None:
-    """Makes a model ready for a run: a head that is new is drawn from the run's seed.
-
-    Raises:
-        UsageError: it cannot be trained and saved: it is exported, wrapped by another library, or no ``TaskModel``.
-    """
-    if isinstance(model, ExportedModel):
-        raise UsageError("an exported model has no weights to train: train the model that it was made from")
-    if not isinstance(model, TaskModel):
-        raise UsageError(
-            f"expected a TaskModel, got a {type(model).__name__}. Of a model that another library has wrapped, pass "
-            "the TaskModel inside; adapters of peft are merged by model = peft_model.merge_and_unload()"
-        )
-    model.check_parameters()
-    model.draw_new_head(seed)
 
 
 def make_trainer(prepared: Prepared) -> Trainer:

@@ -100,11 +100,7 @@ class TrainerState:
 
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON, which has no NaN and no infinity: null stands for them."""
-        stored = {name: value for name, value in vars(self).items() if name != "task"}
-        for name in _METRICS:
-            stored[name] = {key: value if math.isfinite(value) else None for key, value in stored[name].items()}
-        for name in _RANK:
-            stored[name] = stored[name] if math.isfinite(stored[name]) else None
+        stored = outputs.finite({name: value for name, value in vars(self).items() if name != "task"})
         return {**stored, "tuned": {name: getattr(self.task, name) for name in self.task.tuned}}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
@@ -159,8 +155,8 @@ class FitResult:
 
     def metric_tables(self) -> dict[str, MetricTable]:
         """For each validation set the metrics of the best model, arranged for people."""
-        found = metrics_by_set(self.metrics, self.validation_sets)
-        return {name: self.task.metric_table(metrics) for name, metrics in found.items()}
+        by_set = metrics_by_set(self.metrics, self.validation_sets)
+        return {name: self.task.metric_table(metrics) for name, metrics in by_set.items()}
 
     @classmethod
     def from_summary(
@@ -320,7 +316,7 @@ class RunFolder:
             CheckpointError: there are checkpoints and none can be used.
             UsageError: the checkpoint is beyond the end of the run, or the run is finished and has no checkpoint.
         """
-        checkpointing.remove_leftovers(self.checkpoints)
+        checkpointing.remove_checkpoints(self.checkpoints, only_leftovers=True)
         remove_temporaries(self.path, outputs.WRITTEN)
         newest = checkpointing.newest_checkpoint(self.checkpoints)
         if newest is None and existing.summary is not None:

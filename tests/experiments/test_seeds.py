@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 from bert_tasks import fit, load_recipe, train
 from bert_tasks.errors import RecipeError, UsageError
 from bert_tasks.experiments import seeds as module
-from bert_tasks.experiments.seeds import dry_run_seeds, parse_seeds, seed_recipes, train_seeds
-from bert_tasks.experiments.summary import SeedRun, SeedsResult, spreads
+from bert_tasks.experiments.seeds import (
+    SeedRun,
+    SeedsResult,
+    dry_run_seeds,
+    parse_seeds,
+    seed_recipes,
+    spreads,
+    train_seeds,
+)
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.training.state import FitResult
 from support.training_runs import load_model, make_rows

@@ -16,8 +16,7 @@ from bert_tasks.run_dir.checkpoints import (
     RunState,
     checkpoints,
     newest_checkpoint,
-    remove_all,
-    remove_leftovers,
+    remove_checkpoints,
     save_checkpoint,
 )
 
@@ -88,9 +87,9 @@ def test_foreign_files_stay(tmp_path):
     (tmp_path / "ckpt-1.old-9").mkdir()
     for step in (1, 2, 3):
         save(tmp_path, step, keep_last=1)
-    remove_leftovers(tmp_path)
+    remove_checkpoints(tmp_path, only_leftovers=True)
     assert names(tmp_path) == ["ckpt-3", "ckpt-mine", "latest", "notes"]
-    remove_all(tmp_path)
+    remove_checkpoints(tmp_path)
     assert names(tmp_path) == ["ckpt-mine", "notes"]
 
 
@@ -140,17 +139,17 @@ def test_a_death_at_any_point_leaves_a_good_checkpoint(tmp_path, monkeypatch, po
             with contextlib.suppress(Death):
                 save(tmp_path, 2 + at)
         assert newest_checkpoint(tmp_path).state.step >= 2
-        remove_leftovers(tmp_path)
+        remove_checkpoints(tmp_path, only_leftovers=True)
 
 
 def test_a_checkpoint_whose_successor_never_got_its_name_comes_back(tmp_path):
     save(tmp_path, 3)
     (tmp_path / "ckpt-3").rename(tmp_path / "ckpt-3.replaced-9")
-    remove_leftovers(tmp_path)
+    remove_checkpoints(tmp_path, only_leftovers=True)
     assert newest_checkpoint(tmp_path).state.step == 3
     save(tmp_path, 3)
     (tmp_path / "ckpt-3.replaced-9").mkdir()
-    remove_leftovers(tmp_path)
+    remove_checkpoints(tmp_path, only_leftovers=True)
     assert names(tmp_path) == ["ckpt-3", "latest"]
 
 
