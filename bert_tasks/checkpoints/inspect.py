@@ -35,23 +35,12 @@ _MOST_LABELS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Dimensions, and numbers of parameters as this package builds the model."""
-
-    hidden: int
-    layers: int
-    heads: int
-    vocabulary: int
-    parameters: int
-    embedding_parameters: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Inspection:
     """What was found in a folder.
 
     Attributes:
         head: base, sequence, token or span, as ``architectures`` says; base for classes unknown here.
+        sizes: dimensions, and numbers of parameters as this package builds the model.
         usable_length: the longest input in tokens, special tokens included.
         dtypes: of the file's tensors, which are float32 once loaded.
         report: what loading does with every key.
@@ -67,7 +56,7 @@ class Inspection:
     family: str
     architectures: tuple[str, ...]
     head: str
-    sizes: Sizes
+    sizes: Mapping[str, int]
     usable_length: int
     dtypes: tuple[str, ...]
     report: LoadReport
@@ -93,9 +82,9 @@ class Inspection:
             "head": self.head,
             "task": self.task,
             "labels": ", ".join(self.labels),
-            "sizes": f"hidden {sizes.hidden}, layers {sizes.layers}, heads {sizes.heads}",
-            "vocabulary": f"{sizes.vocabulary} tokens",
-            "parameters": f"{sizes.parameters:,} ({sizes.embedding_parameters:,} of them in the embeddings)",
+            "sizes": f"hidden {sizes['hidden']}, layers {sizes['layers']}, heads {sizes['heads']}",
+            "vocabulary": f"{sizes['vocabulary']} tokens",
+            "parameters": f"{sizes['parameters']:,} ({sizes['embedding_parameters']:,} of them in the embeddings)",
             "usable length": f"{self.usable_length} tokens",
             "stored as": ", ".join(self.dtypes),
             "tokenizer": tokenizer,
@@ -153,14 +142,14 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
         family=family.model_type,
         architectures=tuple(map(str, architectures)) if isinstance(architectures, list) else (),
         head=head,
-        sizes=Sizes(
-            hidden=config.hidden_size,
-            layers=len(config.layer_order),
-            heads=config.num_attention_heads,
-            vocabulary=config.vocab_size,
-            parameters=sum(numbers.values()),
-            embedding_parameters=sum(numbers[key] for key in numbers if key.startswith("stack.embeddings.")),
-        ),
+        sizes={
+            "hidden": config.hidden_size,
+            "layers": len(config.layer_order),
+            "heads": config.num_attention_heads,
+            "vocabulary": config.vocab_size,
+            "parameters": sum(numbers.values()),
+            "embedding_parameters": sum(numbers[key] for key in numbers if key.startswith("stack.embeddings.")),
+        },
         usable_length=config.usable_length,
         dtypes=tuple(sorted(dtype.removeprefix("torch.") for dtype in dtypes)),
         report=matched.report,

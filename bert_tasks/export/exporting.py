@@ -21,9 +21,8 @@ from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.export.verification import verified_graph
-from bert_tasks.model.exported import GRAPH, RECORD
 from bert_tasks.model.inputs import Data, as_trained, load_table
-from bert_tasks.model.onnx import LIBRARIES, OPSET, check_libraries, input_names, output_names
+from bert_tasks.model.onnx import GRAPH, LIBRARIES, OPSET, RECORD, check_libraries, input_names, output_names
 from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.paths import exists, is_folder, resolved

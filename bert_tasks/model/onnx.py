@@ -1,15 +1,16 @@
 """A model as an ONNX graph: exported, quantized to int8, checked, and run by onnxruntime in place of torch.
 
-Prediction runs such a graph and export writes it to a folder, so both use this module. The libraries of the ``export``
-extra are imported on first use. To run a graph onnxruntime alone is enough; therefore a file is searched for external
-data without the ``onnx`` library.
+Prediction runs such a graph and export writes it to a folder, so both use this module. ``ExportedModel`` is such a
+folder as a model that predicts; prediction, evaluation and batching are those of any other model. The libraries of the
+``export`` extra are imported on first use. To run a graph onnxruntime alone is enough; therefore a file is searched for
+external data without the ``onnx`` library.
 
 Shape legend: N tokens, B sequences, T padded length, L labels, R rows that a head reads.
 """
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,23 +18,41 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
+from bert_tasks.checkpoints.hub import resolve
+from bert_tasks.checkpoints.load import checked_file, checked_tensors, read_json
+from bert_tasks.checkpoints.save import read_head_tensors
+from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.problems import shortened
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, Head, PerTokenHead
 from bert_tasks.encoder.packing import Packed, PackedBatch
 from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import Logits, TaskModel
-from bert_tasks.paths import os_error_message
+from bert_tasks.paths import is_file, os_error_message, with_home
+from bert_tasks.storage import sha256
+from bert_tasks.tasks.base import PredictionT, Task
 
 if TYPE_CHECKING:
     import onnx
     import onnxruntime
+
+DType = Literal["float32", "int8"]
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+OPSET = 20  # the first with Gelu
+RECTANGLE_TOKENS = 2048
+LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
+GRAPH, RECORD = "model.onnx", "export.json"
+_MAX_RECORD_BYTES = 2**20
+# Settings that the graph depends on.
+_FIXED = frozenset({"crf", "labels", "pooling", "problem_type"})
 
 # Message -> its fields that can contain a tensor, by number (onnx.proto of ONNX 1.22); other fields are skipped.
 _MESSAGES: Mapping[str, Mapping[int, str]] = MappingProxyType(
@@ -120,14 +139,6 @@ def _varint(message: memoryview, place: int) -> tuple[int, int]:
     raise ValueError("it has a number of more than ten bytes")
 
 
-DType = Literal["float32", "int8"]
-
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-OPSET = 20  # the first with Gelu
-RECTANGLE_TOKENS = 2048
-LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
-
-
 class _PaddedCall(nn.Module):
     """The padded call of a model, with the inputs and outputs of the graph only."""
 
@@ -187,26 +198,19 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
     finally:
         model.train(was_training)
     graph: onnx.ModelProto = program.model_proto  # type: ignore[union-attr]  # dynamo=True always gives a program
-    _tidy(graph)
-    return graph
-
-
-def _tidy(graph: "onnx.ModelProto") -> None:
-    """Names the free sizes, and removes the metadata of nodes, which contain paths of this machine.
-
-    Intermediate shapes are removed too: they would be wrong after the quantizer has transposed weights.
-    """
-    free = [size.dim_param for size in graph.graph.input[0].type.tensor_type.shape.dim]
-    names = dict(zip(free, ("batch", "sequence"), strict=True))
+    sizes = [size.dim_param for size in graph.graph.input[0].type.tensor_type.shape.dim]
+    names = dict(zip(sizes, ("batch", "sequence"), strict=True))
     for value in (*graph.graph.input, *graph.graph.output):
         for size in value.type.tensor_type.shape.dim:
             if size.dim_param in names:
                 size.dim_param = names[size.dim_param]
+    # The metadata of nodes contain paths of this machine.
     for part in (graph, graph.graph, *graph.graph.node, *graph.graph.input, *graph.graph.output, *graph.functions):
         del part.metadata_props[:]
     for weights in graph.graph.initializer:
         del weights.metadata_props[:]
-    del graph.graph.value_info[:]
+    del graph.graph.value_info[:]  # intermediate shapes, which are wrong after the quantizer has transposed weights
+    return graph
 
 
 def quantized_graph(graph: "onnx.ModelProto") -> bytes:
@@ -221,35 +225,26 @@ def quantized_graph(graph: "onnx.ModelProto") -> bytes:
         UsageError: the quantizer's temporary files cannot be written.
     """
     quantization = import_onnxruntime("onnxruntime.quantization")
-    with _temporary_file_errors(graph.ByteSize()), TemporaryDirectory() as folder, _quiet():
-        path = Path(folder) / "int8.onnx"
-        quantization.quantize_dynamic(
-            graph,
-            path,
-            op_types_to_quantize=["MatMul", "Gemm"],
-            per_channel=True,
-            reduce_range=True,
-            weight_type=quantization.QuantType.QInt8,
-            nodes_to_exclude=_head_products(graph),
-        )
-        return path.read_bytes()
-
-
-@contextmanager
-def _temporary_file_errors(size: int) -> Iterator[None]:
+    # The products of the head, also under the names that the quantizer gives them first.
+    head = [node.name for node in graph.graph.node if any(name.startswith("model.head.") for name in node.input)]
     try:
-        yield
+        with TemporaryDirectory() as folder, _quiet():
+            path = Path(folder) / "int8.onnx"
+            quantization.quantize_dynamic(
+                graph,
+                path,
+                op_types_to_quantize=["MatMul", "Gemm"],
+                per_channel=True,
+                reduce_range=True,
+                weight_type=quantization.QuantType.QInt8,
+                nodes_to_exclude=[*head, *(f"{name}_MatMul" for name in head)],
+            )
+            return path.read_bytes()
     except OSError as error:
         raise UsageError(
-            f"int8 needs temporary files of about {2 * size} bytes, which cannot be written "
+            f"int8 needs temporary files of about {2 * graph.ByteSize()} bytes, which cannot be written "
             f"({os_error_message(error)}): free some space there, or set TMPDIR to another folder"
         ) from None
-
-
-def _head_products(graph: "onnx.ModelProto") -> list[str]:
-    """The matrix products of the head, also under the names that the quantizer gives them first."""
-    found = [node.name for node in graph.graph.node if any(name.startswith("model.head.") for name in node.input)]
-    return [*found, *(f"{name}_MatMul" for name in found)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,18 +268,29 @@ class GraphModel:
         Raises:
             CheckpointError: onnxruntime rejects it, or its inputs and outputs are not those of the model.
         """
+        onnxruntime = import_onnxruntime()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 4  # errors are raised; log lines would show the names in a graph unescaped
+        # Never onnxruntime's own format, which it would detect.
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         with _graph_errors("rejects"):
-            session = _session(content)
-            _check_values("inputs", session.get_inputs(), input_names(model.config), "tensor(int64)")
-            _check_values("outputs", session.get_outputs(), output_names(model), "tensor(float)")
+            # The fallback would try the same again, and print the reason on standard output.
+            session = onnxruntime.InferenceSession(
+                content, options, providers=["CPUExecutionProvider"], enable_fallback=0
+            )
+            checks = (
+                ("inputs", session.get_inputs(), input_names(model.config), "tensor(int64)"),
+                ("outputs", session.get_outputs(), output_names(model), "tensor(float)"),
+            )
+            for what, found, names, kind in checks:
+                if [(value.name, value.type) for value in found] != [(name, kind) for name in names]:
+                    given = ", ".join(shortened(f"{value.name} {value.type}") for value in found)
+                    raise CheckpointError(
+                        f"the graph's {what} are {given}, expected {', '.join(names)}, each {kind}: "
+                        "export the model again"
+                    )
         return cls(session=session, head=model.head, pad_token_id=model.config.pad_token_id)
-
-    @property
-    def labels(self) -> int | None:
-        """L of the graph's logits; None if the graph does not state it."""
-        outputs = self.session.get_outputs()
-        *_, last = (None, *outputs[0].shape) if len(outputs) == 1 else (len(outputs),)
-        return last if isinstance(last, int) else None
 
     def packed_logits(self, batch: PackedBatch) -> Tensor:
         """As ``TaskModel.packed_logits``: logits ``[B, L]``, or ``[R, L]`` for the tokens that the head reads."""
@@ -343,18 +349,6 @@ def logits_of(model: TaskModel, dtype: DType) -> Logits:
     return GraphModel.of(model, quantized_graph(exported_graph(model))).packed_logits
 
 
-def _session(content: bytes) -> "onnxruntime.InferenceSession":
-    onnxruntime = import_onnxruntime()
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 4  # errors are raised; log lines would show the names in a graph unescaped
-    options.add_session_config_entry(
-        "session.load_model_format", "ONNX"
-    )  # never onnxruntime's own format, which it would detect
-    # The fallback would try the same again, and print the reason on standard output.
-    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"], enable_fallback=0)
-
-
 @contextmanager
 def _graph_errors(what: str) -> Iterator[None]:
     """Raises CheckpointError for errors of onnxruntime when it loads or runs a graph."""
@@ -372,15 +366,6 @@ def _graph_errors(what: str) -> Iterator[None]:
         UnicodeDecodeError,  # of a message, or the name of an input
     ) as error:
         raise CheckpointError(f"onnxruntime {what} the graph: {str(error).partition(chr(10))[0][:300]}") from None
-
-
-def _check_values(what: str, found: "Sequence[onnxruntime.NodeArg]", names: Sequence[str], kind: str) -> None:
-    """Raises CheckpointError unless the graph's inputs or outputs have the names and the type of the model's."""
-    if [(value.name, value.type) for value in found] != [(name, kind) for name in names]:
-        given = ", ".join(shortened(f"{value.name} {value.type}") for value in found)
-        raise CheckpointError(
-            f"the graph's {what} are {given}, expected {', '.join(names)}, each {kind}: export the model again"
-        )
 
 
 def import_onnxruntime(module: str = "onnxruntime") -> Any:
@@ -420,3 +405,118 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def is_exported(name: str | Path) -> bool:
+    """Whether the name of a model is a folder that an export wrote."""
+    return is_file(with_home(name) / RECORD)
+
+
+class ExportedModel(TaskModel[PredictionT]):
+    """A model that predicts as ``TaskModel`` does, but cannot be trained or saved, because it has no weights.
+
+    Only the head is built: it states which tokens are read, and holds the transitions of a CRF, which are not in the
+    graph.
+    """
+
+    def __init__(self, hf_config: Mapping[str, Any], task: Task[PredictionT], *, graph: bytes) -> None:
+        with torch.device("meta"):
+            super().__init__(hf_config, task)
+        del self.stack
+        self.head = task.head(self.config)
+        for parameter in self.head.parameters():  # unread values are the same in each copy
+            parameter.detach().zero_()
+        self.graph = GraphModel.of(self, graph)
+        self.graph_sha256 = sha256(graph)
+        self.eval()
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path,
+        *,
+        task: str | Task[PredictionT] | type[Task[PredictionT]] | None,
+        revision: str | None,
+        given: Mapping[str, Any],
+        served_as: Callable[[type[Task]], type[Task]] | None = None,
+    ) -> Self:
+        """Loads an exported folder.
+
+        Args:
+            name, revision: see ``from_pretrained``.
+            task: the class of a task that is not built in.
+            given: fields of the task to change, except those that the graph fixes.
+            served_as: not used, because the folder states its task.
+
+        Raises:
+            UsageError: onnxruntime is not installed, or the graph fixes a given setting.
+            CheckpointError: a file is missing or damaged, or the files do not belong together.
+        """
+        check_libraries(("onnxruntime",))
+        if fixed := sorted(given.keys() & _FIXED):
+            raise UsageError(f"{name} is exported, which fixes {', '.join(fixed)}: export the model again to change it")
+        path = resolve(name, revision=revision)
+        graph, folder = _checked_graph(path), CheckpointFolder.open(path)
+        model = cls(folder.hf_config, stated_task(folder, task, given), graph=graph)
+        outputs = model.graph.session.get_outputs()
+        found = (None, *outputs[0].shape)[-1] if len(outputs) == 1 else len(outputs)
+        found, expected = found if isinstance(found, int) else None, model.head.output.out_features
+        if found != expected:
+            raise CheckpointError(f"{path}: {GRAPH} returns {found} logits, but config.json states {expected} labels")
+        if isinstance(model.head, CRFHead):  # its transitions are not in the graph
+            tensors = read_head_tensors(path)
+            transitions = None if tensors is None else tensors.get("head.transitions")
+            if transitions is None or transitions.shape != model.head.transitions.shape:
+                raise CheckpointError(f"{path}: task_head.safetensors is missing or does not belong to the stored task")
+            checked = checked_tensors({"head.transitions": transitions}, {"head.transitions": torch.float32})
+            model.load_state_dict(checked, strict=False)
+        model.reading = folder.reading
+        model.tokenizer = load_tokenizer(path, vocab_size=model.config.vocab_size)
+        return model
+
+    def packed_logits(self, batch: PackedBatch) -> Tensor:
+        return self.graph.packed_logits(batch)
+
+    def forward(self, input_ids: Tensor | PackedBatch, *_: Any, **__: Any) -> Tensor:
+        if not isinstance(input_ids, PackedBatch):
+            raise UsageError(f"an exported model takes packed batches; for padded tensors run {GRAPH} with onnxruntime")
+        return self.packed_logits(input_ids)
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            _refuse("trained")
+        return super().train(mode)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        _refuse("saved: copy its folder")
+
+    def restore(self, folder: str | Path) -> None:
+        _refuse("given other weights")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise UsageError(f"an exported model has no weights and cannot be {what}; use the model from which it was exported")
+
+
+def _checked_graph(path: Path) -> bytes:
+    """The content of the graph's file, after checking its digest and that it contains all of its tensors.
+
+    Raises:
+        CheckpointError: the file is damaged or was changed, or a tensor is in another file.
+    """
+    stated = read_json(checked_file(path, RECORD), max_bytes=_MAX_RECORD_BYTES).get("sha256")
+    content = checked_file(path, GRAPH).read_bytes()
+    if sha256(content) != stated:
+        raise CheckpointError(
+            f"{path / GRAPH}: damaged or changed, its sha256 is not that of {RECORD}: export the model again"
+        )
+    try:
+        external = external_tensor(content)
+    except ValueError as error:
+        raise CheckpointError(f"{path / GRAPH}: not an ONNX graph ({error}): export the model again") from None
+    if external is not None:
+        raise CheckpointError(
+            f"{path / GRAPH}: the values of the tensor {shortened(external)} are in another file (external data), "
+            "which is refused, because a graph could name any file of this machine: export the model again"
+        )
+    return content

@@ -6,9 +6,8 @@ functions take and return plain parts, of which ``TaskModel`` builds itself.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +26,7 @@ from bert_tasks.checkpoints.load import (
     read_weights,
 )
 from bert_tasks.checkpoints.save import read_head_tensors
+from bert_tasks.data.problems import did_you_mean, first_few
 from bert_tasks.data.readers import ReadOptions, loaded_options, stored_options
 from bert_tasks.encoder.heads import reordered
 from bert_tasks.errors import CheckpointError, UsageError
@@ -204,11 +204,8 @@ def _merged_task(folder: CheckpointFolder, kind: type[Task], given: Mapping[str,
 
 def _build(kind: type[Task], entries: Mapping[str, Any]) -> Task:
     known = {field.name for field in fields(kind)}
-    for key in entries:
-        if key not in known:
-            close = get_close_matches(key, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise UsageError(f"{kind.name} has no setting {key!r}{hint}")
+    if unknown := next((key for key in entries if key not in known), None):
+        raise UsageError(f"{kind.name} has no setting {unknown!r}{did_you_mean(unknown, known)}")
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in entries.items()}
     construct: Callable[..., Task] = kind  # its fields are checked by the task itself
     try:
@@ -244,7 +241,7 @@ def match_folder(
     names = parameter_map(family, encoder_config(hf_config), head="base" if kind is None else kind, pooler=False)
     if unknown := sorted(names.keys() - state.keys()):
         raise UsageError(
-            f"{type(task).__name__}: hf_head is {kind!r}, but the head has no {first_names(unknown)}; hf_head is None "
+            f"{type(task).__name__}: hf_head is {kind!r}, but the head has no {first_few(unknown, 3)}; hf_head is None "
             "for a head that is not one of transformers"
         )
     matched = match_weights(
@@ -324,12 +321,6 @@ def _with_label_order(
         notes.append(f"head reordered from labels {', '.join(named)} to {', '.join(labels)}")
     moved = {key: reordered(tensors[key], torch.tensor(places), dims[key]) for key in dims}
     return Matched(tensors=tensors | moved, report=replace(report, notes=(*report.notes, *notes)))
-
-
-def first_names(names: Sequence[str], most: int = 3) -> str:
-    """A few names for a message, and how many there are besides."""
-    more = [f"and {len(names) - most} more"] if len(names) > most else []
-    return ", ".join([*names[:most], *more])
 
 
 def saved_config(hf_config: Mapping[str, Any], task: Task, reading: ReadOptions) -> dict[str, Any]:

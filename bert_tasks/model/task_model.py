@@ -23,6 +23,7 @@ from bert_tasks.checkpoints.save import hf_tensors, save_folder
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.columns import Row, as_rows
 from bert_tasks.data.features import longest_first
+from bert_tasks.data.problems import first_few
 from bert_tasks.data.readers import ReadOptions, known_names
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.heads import CRFHead
@@ -34,7 +35,6 @@ from bert_tasks.families import family_of, parameter_map
 from bert_tasks.model.encoder import PaddedInputs, PretrainedModule, padded_inputs
 from bert_tasks.model.pretrained import (
     CheckpointFolder,
-    first_names,
     folder_task,
     match_folder,
     saved_config,
@@ -212,7 +212,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             "of another shape": {key for key in expected.keys() & found.keys() if expected[key] != found[key]},
         }
         if any(differences.values()):
-            listed = "; ".join(f"{kind}: {first_names(sorted(names))}" for kind, names in differences.items() if names)
+            listed = "; ".join(f"{kind}: {first_few(sorted(names), 3)}" for kind, names in differences.items() if names)
             raise UsageError(
                 "the model can be neither trained nor saved: its parameters are not those of its configuration and "
                 f"task ({listed}). A library has wrapped or replaced modules: undo that first. Adapters of peft "
@@ -255,16 +255,12 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
     def parameter_depths(self) -> dict[str, int]:
         """The place of each parameter from the input: embeddings 0, layer i (its last use) i + 1, the head one more."""
-        last_use = {index: position + 1 for position, index in enumerate(self.stack.layer_order)}
-        head = len(self.stack.layer_order) + 1
-        depths = {}
-        for name, _ in self.named_parameters():
-            parts = name.split(".")
-            if parts[0] == "head":
-                depths[name] = head
-            else:
-                depths[name] = last_use[int(parts[2])] if parts[1] == "layers" else 0
-        return depths
+        depths = {"head": len(self.stack.layer_order) + 1, "stack.embeddings": 0}
+        depths |= {f"stack.layers.{index}": place for place, index in enumerate(self.stack.layer_order, start=1)}
+        return {
+            name: next(depth for prefix, depth in depths.items() if name.startswith(f"{prefix}."))
+            for name, _ in self.named_parameters()
+        }
 
     def forward(
         self,

@@ -7,8 +7,8 @@ from typing import Any
 from bert_tasks.data.readers import ReadOptions, column_names, rows_in_memory
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.model.exported import ExportedModel, is_exported
 from bert_tasks.model.inputs import Data
+from bert_tasks.model.onnx import ExportedModel, is_exported
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import Task, tasks_with_head
 
@@ -37,9 +37,7 @@ def load_trained(
                 "settings change a model that is loaded from files; of a model in memory replace model.task"
             )
         return model
-    if is_exported(model):
-        return ExportedModel.from_pretrained(model, task=task, **({} if settings is None else settings))
-    loaded = TaskModel.load(
+    loaded = (ExportedModel if is_exported(model) else TaskModel).load(
         model,
         task=task,
         revision=revision,

@@ -35,8 +35,8 @@ from bert_tasks.distributed import (
 from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.metrics.tables import check_set_names, metric_key, metrics_by_set, split_key
-from bert_tasks.model.exported import ExportedModel
 from bert_tasks.model.inputs import tokenized
+from bert_tasks.model.onnx import ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.run_dir import files as outputs

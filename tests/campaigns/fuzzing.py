@@ -29,8 +29,7 @@ from onnx import TensorProto, helper
 
 from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.errors import BertTasksError, DataError
-from bert_tasks.model.exported import GRAPH, RECORD, ExportedModel
-from bert_tasks.model.onnx import INPUTS, OPSET
+from bert_tasks.model.onnx import GRAPH, INPUTS, OPSET, RECORD, ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.run_dir import checkpoints as checkpointing

