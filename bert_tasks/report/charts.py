@@ -1,7 +1,6 @@
-"""Charts as inline SVG, and the charts of a run: learning curves and calibration.
+"""The charts of a run (learning curves and calibration), and where a chart's values are in its picture.
 
-Colours, dashes and fonts are the page's style sheet (classes ``s0`` to ``s7``), so that one picture serves light and
-dark. Everything is escaped, and every chart says in words what it shows.
+Every chart says in words what it shows. The SVG is in ``templates/charts.html``.
 """
 
 import math
@@ -12,110 +11,40 @@ from markupsafe import Markup
 from bert_tasks.metrics.classification import Calibration
 from bert_tasks.metrics.tables import LOSS, metric_key, metrics_by_set, split_key
 from bert_tasks.report.collect import Run
-from bert_tasks.tasks.report_data import Axis, Chart, Line, Point, thinned
+from bert_tasks.tasks.report_data import Axis, Chart, Line, Point
 
-WIDTH, HEIGHT = 480, 290
-LEFT, RIGHT, TOP, BOTTOM = 50, 14, 24, 44  # above the plot there is room for one line of text
-STYLES = 8
-_MARKED = 40  # lines with at most so many points show each of them
+STYLES = 8  # of lines
 
 
-def draw(chart: Chart) -> Markup:
-    """The chart as an SVG element."""
-    circle = Markup('<circle class="point" cx="{}" cy="{}" r="{}"/>')
-    rule = Markup("") if chart.rule is None else _rule(*chart.rule, chart)
-    lines = Markup("").join(_line(line, chart) for line in chart.lines)
-    points = Markup("").join(
-        circle.format(_text(_across(x, chart.x)), _text(_up(y, chart.y)), _text(radius))
-        for x, y, radius in chart.points
-    )
-    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, HEIGHT, chart.description, _grid(chart) + rule + lines + points
-    )
+class Plot:
+    """The size of a chart's picture, and the place of a value in it."""
+
+    width, height = 480, 290
+    left, top, right, bottom = 50, 24, width - 14, height - 44  # above the plot there is room for one line of text
+    most_marked = 40  # lines with at most so many points show each of them
+
+    @classmethod
+    def across(cls, x: float, axis: Axis) -> float:
+        return cls.left + (x - axis.low) / (axis.high - axis.low) * (cls.right - cls.left)
+
+    @classmethod
+    def up(cls, y: float, axis: Axis) -> float:
+        return cls.bottom - (y - axis.low) / (axis.high - axis.low) * (cls.bottom - cls.top)
+
+    @classmethod
+    def path(cls, points: Sequence[Point], chart: Chart) -> Markup:
+        """The path of a line, with a gap where a point has no value."""
+        steps, pen = [], "M"
+        for x, y in points:
+            if y is not None:
+                steps.append(f"{pen}{coordinate(cls.across(x, chart.x))} {coordinate(cls.up(y, chart.y))}")
+            pen = "M" if y is None else "L"
+        return Markup("".join(steps))
 
 
-def interval(value: float | None, low: float | None, high: float | None, *, top: float = 1.0) -> Markup:
-    """A small picture of an estimate on a scale from 0; the numbers are beside it, so screen readers skip it."""
-    if value is None or low is None or high is None:
-        return Markup("")
-    left, right, middle = (4 + 112 * max(0.0, min(1.0, number / top)) for number in (low, high, value))
-    return Markup(
-        '<svg class="interval" viewBox="0 0 120 16" aria-hidden="true" focusable="false">'
-        '<line class="scale" x1="4" y1="8" x2="116" y2="8"/><line class="range" x1="{0}" y1="8" x2="{1}" y2="8"/>'
-        '<line class="value" x1="{2}" y1="2" x2="{2}" y2="14"/></svg>'
-    ).format(_text(left), _text(right), _text(middle))
-
-
-def sample(style: int) -> Markup:
-    """A short piece of a line, for legends."""
-    return Markup(
-        '<svg class="sample" viewBox="0 0 28 8" aria-hidden="true" focusable="false">'
-        '<line class="line s{}" x1="1" y1="4" x2="27" y2="4"/></svg>'
-    ).format(style % STYLES)
-
-
-def _across(x: float, axis: Axis) -> float:
-    return LEFT + (x - axis.low) / (axis.high - axis.low) * (WIDTH - LEFT - RIGHT)
-
-
-def _up(y: float, axis: Axis) -> float:
-    return HEIGHT - BOTTOM - (y - axis.low) / (axis.high - axis.low) * (HEIGHT - TOP - BOTTOM)
-
-
-def _text(value: float) -> str:
+def coordinate(value: float) -> str:
+    """A number of the picture."""
     return f"{value:.1f}".removesuffix(".0")
-
-
-def _tick_text(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
-
-
-def _grid(chart: Chart) -> Markup:
-    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    drawn = Markup("")
-    for value in chart.y.ticks:
-        y = _up(value, chart.y)
-        drawn += Markup('<line class="grid" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(LEFT, _text(y), right, _text(y))
-        drawn += Markup('<text class="tick" x="{}" y="{}" text-anchor="end">{}</text>').format(
-            LEFT - 7, _text(y + 4), _tick_text(value)
-        )
-    for value in chart.x.ticks:
-        drawn += Markup('<text class="tick" x="{}" y="{}" text-anchor="middle">{}</text>').format(
-            _text(_across(value, chart.x)), bottom + 17, _tick_text(value)
-        )
-    drawn += Markup('<line class="axis" x1="{}" y1="{}" x2="{}" y2="{}"/>').format(LEFT, bottom, right, bottom)
-    drawn += Markup('<text class="name" x="{}" y="{}" text-anchor="end">{}</text>').format(
-        right, HEIGHT - 8, chart.x.name
-    )
-    middle = (TOP + bottom) / 2
-    return drawn + Markup(
-        '<text class="name" transform="translate(13 {}) rotate(-90)" text-anchor="middle">{}</text>'
-    ).format(_text(middle), chart.y.name)
-
-
-def _line(line: Line, chart: Chart) -> Markup:
-    points = thinned(line.points)
-    placed = [None if y is None else (_text(_across(x, chart.x)), _text(_up(y, chart.y))) for x, y in points]
-    steps, pen = [], "M"
-    for place in placed:
-        if place is not None:
-            steps.append(f"{pen}{place[0]} {place[1]}")
-        pen = "M" if place is None else "L"
-    drawn = Markup('<path class="line s{}" d="{}"/>').format(line.style % STYLES, "".join(steps))
-    if line.marked and len(points) <= _MARKED:
-        dot = Markup('<circle class="mark s{}" cx="{}" cy="{}" r="3"/>')
-        drawn += Markup("").join(dot.format(line.style % STYLES, *place) for place in placed if place is not None)
-    return drawn
-
-
-def _rule(x: float, name: str, chart: Chart) -> Markup:
-    """The name is above the plot, where no line can be."""
-    across = _across(x, chart.x)
-    anchor, shift = ("end", 4) if across > WIDTH / 2 else ("start", -4)
-    return Markup(
-        '<line class="rule" x1="{0}" y1="{1}" x2="{0}" y2="{2}"/>'
-        '<text class="note" x="{3}" y="{4}" text-anchor="{5}">{6}</text>'
-    ).format(_text(across), TOP, HEIGHT - BOTTOM, _text(across + shift), TOP - 10, anchor, name)
 
 
 def overall_metrics(run: Run) -> dict[str, float | None]:

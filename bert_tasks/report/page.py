@@ -19,7 +19,7 @@ from bert_tasks.report.collect import Run
 from bert_tasks.report.comparison import ASSUMPTIONS, Comparison
 from bert_tasks.report.results import FileResults, Results
 from bert_tasks.report.statistics import LEVEL, REPLICATES, Estimate
-from bert_tasks.tasks.report_data import Chart, cut
+from bert_tasks.tasks.report_data import Chart, cut, thinned
 
 _MOST_EVALUATIONS = 60  # of their table
 _MOST_METRICS = 300  # of the table of recorded metrics
@@ -57,7 +57,7 @@ def _run_page(run: Run, results: Mapping[str, Results], on_file: FileResults | N
     subtitle.append(f"{run.metadata['rows']:,} training rows")
     subtitle += [f"{one.rows:,} validation {one.sections.unit} {name}".rstrip() for name, one in results.items()]
     return (
-        _environment()
+        page_environment()
         .get_template("run.html")
         .render(
             title=f"{run.name} · bert-tasks report",
@@ -119,7 +119,7 @@ def _comparison_page(
             ]
             tables.append({"name": name, "word": first.sections.label_word, "rows": labels})
     return (
-        _environment()
+        page_environment()
         .get_template("comparison.html")
         .render(
             title=f"{len(runs)} runs · bert-tasks report",
@@ -215,7 +215,8 @@ def _charts(results: Results, fitted_on: str) -> list[Chart]:
 
 
 @cache
-def _environment() -> Environment:
+def page_environment() -> Environment:
+    """What the templates of pages are rendered with."""
     environment = Environment(
         loader=PackageLoader("bert_tasks.report"),
         autoescape=True,
@@ -232,11 +233,14 @@ def _environment() -> Environment:
         "title_case": title_case,
         "cut": cut,
         "label": lambda label: cut(label, _MOST_LABEL),
+        "coordinate": charts.coordinate,
+        "tick": lambda value: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}",
+        "thinned": thinned,
     }
     environment.globals |= {
-        "draw": charts.draw,
-        "interval": charts.interval,
-        "sample": charts.sample,
+        "plot": charts.Plot,
+        "styles": charts.STYLES,
+        "scaled": lambda value, top: charts.coordinate(4 + 112 * max(0.0, min(1.0, value / top))),
         "level": LEVEL,
         "replicates": REPLICATES,
     }

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.report.charts import WIDTH, draw
+from bert_tasks.report.charts import Plot
+from bert_tasks.report.page import page_environment
 from bert_tasks.tasks.report_data import Axis, Chart, Line, ticks
+
+
+def drawn(chart: Chart) -> str:
+    return str(page_environment().get_template("charts.html").module.draw(chart))
 
 
 @pytest.mark.parametrize(
@@ -21,7 +26,7 @@ def test_values_that_agree_up_to_rounding_are_in_the_middle(low, high):
     assert axis.low < low <= high < axis.high
     assert len(axis.ticks) == len(set(axis.ticks)) > 1
     line = Line(name="one", points=((low, low), (high, high)))
-    draw(Chart(title="", description="equal", x=axis, y=axis, lines=(line,)))
+    drawn(Chart(title="", description="equal", x=axis, y=axis, lines=(line,)))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.81, 0.93), (-3.0, 12.5), (0.5, 0.5 + 1e-8), (1e15, 3e15)])
@@ -47,10 +52,10 @@ def test_the_name_of_a_rule_is_above_all_that_is_drawn(points, share, is_round):
         lines=(Line(name="one", points=points),),
         rule=(share * max(across), "best model"),
     )
-    svg = draw(chart)
+    svg = drawn(chart)
     name = re.search(r'class="note" x="([-\d.]+)" y="([-\d.]+)" text-anchor="(start|end)"', svg)
     x, baseline = float(name[1]), float(name[2])
-    drawn = [float(y) for y in re.findall(r'cy="([-\d.]+)"', svg)]
-    assert baseline + 4 < min(drawn) - 3  # descenders of 4, marks with a radius of 3
+    marks = [float(y) for y in re.findall(r'cy="([-\d.]+)"', svg)]
+    assert baseline + 4 < min(marks) - 3  # descenders of 4, marks with a radius of 3
     assert baseline > 11  # and it is inside the picture
-    assert 80 < x < WIDTH if name[3] == "end" else 0 < x < WIDTH - 80
+    assert 80 < x < Plot.width if name[3] == "end" else 0 < x < Plot.width - 80
