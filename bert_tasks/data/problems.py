@@ -42,11 +42,6 @@ class Problem:
         lines = sorted({*self.others, line} | ({self.line} if self.count > times else set()))
         self.line, self.others = lines[0], lines[1:_LINES_SHOWN]
 
-    @property
-    def reason(self) -> str:
-        """What is wrong, without the place, as in reject files."""
-        return self.what if self.column is None else f"column {self.column!r}: {self.what}"
-
     def __str__(self) -> str:
         parts = [f"{self.source}:{self.line}"]
         if self.column is not None:
@@ -86,12 +81,6 @@ class Problems:
                 del self.groups[last]
             self.groups[key] = Problem(source=self.source, line=line, what=what, column=column, value=shown)
         self.groups[key].add(line, times)
-
-    def extend(self, others: "Problems") -> None:
-        """Adds the problems of later lines of the same file."""
-        for problem in others.first:
-            self.add(problem.line, problem.what, column=problem.column, value=problem.value, times=problem.count)
-        self.count += others.count - sum(problem.count for problem in others.first)
 
 
 class BadRowsError(DataError):

@@ -194,44 +194,11 @@ class RowTable:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if self.file is not None and exists(self.file):
-            batches = read_batches(self.file, self.rows.column_names)
+            for batch in read_batches(self.file, self.rows.column_names):
+                yield from batch
         else:
-            batches = self.batches(_BATCH)
-        for batch in batches:
-            yield from batch
-
-    def chunks(self, size: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-        """The wanted ones of the chunks of ``size`` rows, each with its number, in order.
-
-        Args:
-            size: rows of a chunk; the last one may have fewer.
-            wanted: whether the chunk of a number is wanted; nothing is made of the others.
-        """
-        if self.file is None or not exists(self.file):
-            for number in filter(wanted, range(-(-len(self) // size))):
-                yield number, rows_of(self.rows[number * size : min((number + 1) * size, len(self))])
-            return
-        import pyarrow
-
-        number, parts, room = 0, [], size
-        with pyarrow.OSFile(str(self.file), "rb") as file, pyarrow.ipc.open_stream(file) as batches:
-            for batch in batches:
-                rest = batch.select(self.rows.column_names)
-                while rest.num_rows:
-                    parts.append(rest.slice(0, room))
-                    rest = rest.slice(parts[-1].num_rows)
-                    room -= parts[-1].num_rows
-                    if room == 0:
-                        if wanted(number):
-                            yield number, [row for part in parts for row in part.to_pylist()]
-                        number, parts, room = number + 1, [], size
-        if parts and wanted(number):
-            yield number, [row for part in parts for row in part.to_pylist()]
-
-    def batches(self, size: int) -> Iterator[list[dict[str, Any]]]:
-        """All rows in order, ``size`` at a time."""
-        for batch in self.rows.iter(batch_size=size):
-            yield rows_of(batch)
+            for columns in self.rows.iter(batch_size=_BATCH):
+                yield from rows_of(columns)
 
     def without_faults(self) -> "RowTable":
         """The rows that can be used, without the column ``FAULT``; the others are counted in a note."""

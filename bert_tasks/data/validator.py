@@ -345,7 +345,12 @@ class RowValidator:
                 if self._census is not None:
                     self._census.add(row.get(self._census.column.name), record.line)
                 if carried != "none":
-                    row[PASSTHROUGH] = passthrough_json(record.cells, carried)
+                    kept = {k: value for k, value in record.cells.items() if carried == "all" or k in carried}
+                    try:
+                        row[PASSTHROUGH] = json.dumps(kept, ensure_ascii=False, allow_nan=False)
+                        row[PASSTHROUGH].encode()
+                    except (ValueError, TypeError):  # UnicodeError is a ValueError
+                        row[PASSTHROUGH] = json.dumps(plain(kept), ensure_ascii=False)
             for fault in faults:
                 what = fault.what if record.name is None else f"{fault.what} (question {record.name!r})"
                 self._problems.add(record.line, what, column=fault.column, value=fault.value)
@@ -469,17 +474,6 @@ def check_columns(present: Sequence[str], mapping: ColumnMapping) -> None:
     options = " or ".join(f"--column {name}=NAME" for name in wanted)
     lines += [f"  the columns are: {there}", f"  say which one to read: [data.columns] {keys}, or {options}"]
     raise DataError("\n".join(lines))
-
-
-def passthrough_json(cells: Mapping[str, Any], chosen: PassthroughColumns) -> str:
-    """The chosen cells of a row as a JSON object."""
-    carried = {name: value for name, value in cells.items() if chosen == "all" or name in chosen}
-    try:
-        text = json.dumps(carried, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except (ValueError, TypeError):  # UnicodeError is a ValueError
-        text = json.dumps(plain(carried), ensure_ascii=False)
-    return text
 
 
 def plain(value: Any) -> Any:

@@ -7,8 +7,8 @@ import csv
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -56,54 +56,28 @@ def write_parquet(lines: Path, target: Path) -> None:
 def _schema(lines: Path) -> "pyarrow.Schema":
     import pyarrow
 
-    types: dict[str, pyarrow.DataType | None] = {}
+    types: dict[str, pyarrow.DataType | None] = {}  # None: the values have no type in common
     unified: set[str] = set()
     for block in _blocks(lines):
         for name in dict.fromkeys(name for row in block for name in row):
-            found = _type(row.get(name) for row in block)
+            found = None
+            with suppress(pyarrow.ArrowException, OverflowError):
+                found = pyarrow.array([row.get(name) for row in block]).type
             if name in types and found != types[name]:
-                found = _common(types[name], found)
                 unified.add(name)
+                both = [pyarrow.schema([("", kind)]) for kind in (types[name], found) if kind is not None]
+                found = None
+                if len(both) == 2:
+                    with suppress(pyarrow.ArrowException):
+                        found = pyarrow.unify_schemas(both, promote_options="permissive").field(0).type
             types[name] = found
-    if unified:
-        types |= dict.fromkeys(_refused(lines, {name: types[name] for name in unified}))
-    return pyarrow.schema([(name, _stored(kind)) for name, kind in types.items()])
-
-
-def _type(values: Iterable[Any]) -> "pyarrow.DataType | None":
-    """The values' type; None if they have none in common."""
-    import pyarrow
-
-    try:
-        return pyarrow.array(list(values)).type
-    except (pyarrow.ArrowException, OverflowError):
-        return None
-
-
-def _common(left: "pyarrow.DataType | None", right: "pyarrow.DataType | None") -> "pyarrow.DataType | None":
-    import pyarrow
-
-    if left is None or right is None:
-        return None
-    schemas = [pyarrow.schema([("", kind)]) for kind in (left, right)]
-    try:
-        return pyarrow.unify_schemas(schemas, promote_options="permissive").field(0).type
-    except pyarrow.ArrowException:
-        return None
-
-
-def _refused(lines: Path, types: Mapping[str, "pyarrow.DataType | None"]) -> set[str]:
-    """The columns with a value that the common type cannot hold: a whole number above 2^53 beside fractions."""
-    import pyarrow
-
-    found = set()
-    for block in _blocks(lines):
-        for name, kind in types.items():
+    for block in _blocks(lines) if unified else ():
+        for name in unified:
             try:
-                _column(block, name, _stored(kind))
-            except pyarrow.ArrowException:
-                found.add(name)
-    return found
+                _column(block, name, _stored(types[name]))
+            except pyarrow.ArrowException:  # the common type cannot hold a whole number above 2^53 beside fractions
+                types[name] = None
+    return pyarrow.schema([(name, _stored(kind)) for name, kind in types.items()])
 
 
 def _stored(kind: "pyarrow.DataType | None") -> "pyarrow.DataType":

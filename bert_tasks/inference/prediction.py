@@ -178,18 +178,13 @@ def predict(
     )
     if output is not None:
         return predict_file(model, data, output, dtype=dtype, writing=writing, reading=how, **options).rows
-    return _in_memory(load_trained(model, data=data, reading=how, **options), data, how, dtype, logits=logits)
-
-
-def _in_memory(
-    model: TaskModel[PredictionT], data: Data, reading: ReadOptions, dtype: DType, *, logits: bool
-) -> list[PredictionT]:
+    loaded = load_trained(model, data=data, reading=how, **options)
     if torch.cuda.is_available():
-        model.to("cuda")
-    run = logits_of(model, dtype)
-    data, reading = as_trained(model, data, reading, read_labels=False)
-    table = load_table(data, model.task, reading=reading, labels="unread")
-    return cast("list[PredictionT]", list(model.predict_rows(table, run=run, logits=logits)))
+        loaded.to("cuda")
+    run = logits_of(loaded, dtype)
+    data, how = as_trained(loaded, data, how, read_labels=False)
+    table = load_table(data, loaded.task, reading=how, labels="unread")
+    return cast("list[PredictionT]", list(loaded.predict_rows(table, run=run, logits=logits)))
 
 
 def predict_file(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -145,9 +146,11 @@ def map_chunks_distributed(
         completed: the number of first chunks that are left out.
     """
     rank, world = accelerator.process_index, accelerator.num_processes
-    chunks = table.chunks(size, lambda number: number >= completed and (number - completed) % world == rank)
-    for _ in range(completed, -(-len(table) // size), world):
-        chunk = next(chunks, None)
+    rows, count = iter(table), -(-len(table) // size)
+    chunks = ((number, list(islice(rows, size))) for number in range(count))
+    own = (chunk for chunk in chunks if chunk[0] >= completed and (chunk[0] - completed) % world == rank)
+    for _ in range(completed, count, world):
+        chunk = next(own, None)
         results = gather_object([] if chunk is None else [work(chunk[0] * size, chunk[1])])
         broadcast_from_main(accelerator, partial(take, results))
 

@@ -44,7 +44,6 @@ def test_rows_carry_the_tasks_names_and_the_line(read: Read) -> None:
     ]
     assert table.source == "rows.csv"
     assert table[1]["text"] == "dull"
-    assert [len(batch) for batch in table.batches(1)] == [1, 1]
     assert texts(table.select([1])) == ["dull"]
     assert table.select([1]).fingerprint != table.fingerprint
 
