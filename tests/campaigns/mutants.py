@@ -32,7 +32,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -277,21 +277,18 @@ def equivalent() -> dict[tuple[str, str, str], str]:
     return {(entry["file"], entry["function"], entry["change"]): entry["reason"] for entry in entries}
 
 
-def time_limits(units: Iterable[str], copy: Copy) -> dict[str, float]:
-    """Seconds for a stage of each part: half a minute and four times what all of them take without a fault.
+def time_limit(unit: str, copy: Copy) -> float:
+    """Seconds for a stage of a part: half a minute and four times what all of its tests take without a fault.
 
     Raises:
         SystemExit: A test fails without a fault.
     """
-    limits = {}
-    for unit in sorted(set(units)):
-        began = time.monotonic()
-        failed = copy.run([*own_tests(unit), *neighbours(unit)], LONGEST)
-        if failed is not None:
-            raise SystemExit(f"{unit}, without a fault: {failed}")
-        limits[unit] = 30 + 4 * (time.monotonic() - began)
-        print(f"{unit or '__init__'}: {time.monotonic() - began:.0f} s without a fault", flush=True)
-    return limits
+    began = time.monotonic()
+    failed = copy.run([*own_tests(unit), *neighbours(unit)], LONGEST)
+    if failed is not None:
+        raise SystemExit(f"{unit}, without a fault: {failed}")
+    print(f"{unit or '__init__'}: {time.monotonic() - began:.0f} s without a fault", flush=True)
+    return 30 + 4 * (time.monotonic() - began)
 
 
 def campaign(mutants: Sequence[Mutant], workers: int) -> list[Result]:
@@ -302,20 +299,28 @@ def campaign(mutants: Sequence[Mutant], workers: int) -> list[Result]:
             copy = Copy(Path(root) / str(number))
             ended.callback(copy.close)
             copies.put(copy)
-        first = copies.get()
-        limits = time_limits((mutant.unit for mutant in mutants), first)
-        copies.put(first)
 
-        def test(mutant: Mutant) -> Result:
+        @contextlib.contextmanager
+        def free_copy() -> Iterator[Copy]:
             copy = copies.get()
             try:
-                result = copy.test(mutant, limits)
+                yield copy
             finally:
                 copies.put(copy)
+
+        def limit(unit: str) -> float:
+            with free_copy() as copy:
+                return time_limit(unit, copy)
+
+        def test(mutant: Mutant) -> Result:
+            with free_copy() as copy:
+                result = copy.test(mutant, limits)
             print(f"{result.verdict:10} {result.seconds:4.0f} s  {mutant}  [{result.reason}]", flush=True)
             return result
 
         with ThreadPoolExecutor(workers) as pool:
+            units = sorted({mutant.unit for mutant in mutants})
+            limits = dict(zip(units, pool.map(limit, units), strict=True))
             return list(pool.map(test, mutants))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from campaigns import mutants
-from campaigns.mutants import Copy, Mutant, Result, draw, own_tests, report, sources_of, stages, time_limits, unit_of
+from campaigns.mutants import Copy, Mutant, Result, draw, own_tests, report, sources_of, stages, time_limit, unit_of
 from campaigns.mutations import mutations_of
 
 LEFT_ALONE = '''
@@ -126,7 +126,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copy]:
 
 def test_a_fault_is_killed_or_equivalent_or_survives(toy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {mutant.mutation.kind: mutant for mutant in draw(sources_of([]), count=10, seed=0)}
-    limits = time_limits({"sizes"}, toy)
+    limits = {"sizes": time_limit("sizes", toy)}
     wrong = toy.test(found["negated condition"], limits)
     assert (wrong.verdict, wrong.reason.rpartition("::")[2]) == ("killed", "test_largest")
     assert toy.test(found["return value"], limits).verdict == "killed"
@@ -160,7 +160,7 @@ def test_programs_that_a_fault_left_running_are_ended(toy: Copy, tmp_path: Path)
 def test_tests_that_fail_without_a_fault_end_the_campaign(toy: Copy) -> None:
     (mutants.TESTS / "test_sizes.py").write_text("def test_wrong():\n    assert False\n")
     with pytest.raises(SystemExit, match="test_wrong"):
-        time_limits({"sizes"}, toy)
+        time_limit("sizes", toy)
 
 
 def test_equivalent_faults_are_not_counted() -> None:
