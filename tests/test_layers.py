@@ -35,7 +35,7 @@ RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
 
 # Libraries that only the modules named here may import (a folder stands for all of its modules).
 CONFINED: dict[str, tuple[str, ...]] = {
-    "accelerate": ("experiments", "training", "inference", "distributed"),
+    "accelerate": ("training", "inference", "distributed"),
     "huggingface_hub": ("checkpoints.hub", "data.readers", "cards"),
     "onnxruntime": ("model.onnx",),
 }

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -50,13 +50,6 @@ class Problem:
     text: str
 
 
-class Place(NamedTuple):
-    """Where a key was set. Options sort after all lines of the file."""
-
-    line: int
-    name: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class KeySources:
     """Where the keys of a recipe were set: in lines of a file, or by options that override it."""
@@ -65,21 +58,21 @@ class KeySources:
     lines: Mapping[KeyPath, int]
     options: Mapping[KeyPath, str]
 
-    def find(self, path: KeyPath) -> Place:
-        """The option or line that set the key, or the table that contains it."""
+    def find(self, path: KeyPath) -> tuple[int, str]:
+        """The line and the name of what set the key, or the table that contains it; options are after all lines."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.options:
-                return Place(sys.maxsize, self.options[path[:length]])
+                return sys.maxsize, self.options[path[:length]]
             if path[:length] in self.lines:
                 line = self.lines[path[:length]]
-                return Place(line, f"{self.file}:{line}")
-        return Place(0, self.file)
+                return line, f"{self.file}:{line}"
+        return 0, self.file
 
 
 def recipe_error(problems: Iterable[Problem], sources: KeySources) -> RecipeError:
     """One error with all problems, in the order of the lines."""
-    placed = sorted(((sources.find(problem.path), problem.text) for problem in problems), key=lambda pair: pair[0].line)
-    return RecipeError("\n".join(f"{place.name}: {text}" for place, text in placed))
+    placed = sorted(((sources.find(problem.path), problem.text) for problem in problems), key=lambda pair: pair[0][0])
+    return RecipeError("\n".join(f"{place}: {text}" for (_, place), text in placed))
 
 
 def nearest_or_all(word: str, known: Iterable[str]) -> str:

@@ -197,12 +197,8 @@ def load_state(loaded: RunState, objective: Objective, optimizer: Any, scaler: A
         CheckpointError: it belongs to another model.
     """
     parameters = objective.checkpoint_parameters()
-    different = sorted(parameters.keys() ^ loaded.weights.keys())
-    different += [
-        name
-        for name in parameters.keys() & loaded.weights.keys()
-        if parameters[name].shape != loaded.weights[name].shape
-    ]
+    own, stored = ({name: value.shape for name, value in part.items()} for part in (parameters, loaded.weights))
+    different = sorted(name for name in own.keys() | stored.keys() if own.get(name) != stored.get(name))
     if different:
         raise CheckpointError(
             f"ckpt-{loaded.step} is of another model: {', '.join(different[:5])} differ. "
@@ -212,11 +208,10 @@ def load_state(loaded: RunState, objective: Objective, optimizer: Any, scaler: A
         for name, parameter in parameters.items():
             parameter.copy_(loaded.weights[name])
     for name, parameter in parameters.items():
-        moments = {key: loaded.optimizer.get(f"{name}/{key}") for key in _MOMENTS}
-        if parameter.requires_grad and all(value is not None for value in moments.values()):
-            optimizer.optimizer.state[parameter] = {
-                key: value.to(parameter.device) for key, value in moments.items() if value is not None
-            }
+        found = {key: loaded.optimizer.get(f"{name}/{key}") for key in _MOMENTS}
+        moments = {key: value.to(parameter.device) for key, value in found.items() if value is not None}
+        if parameter.requires_grad and len(moments) == len(_MOMENTS):
+            optimizer.optimizer.state[parameter] = moments
     if scaler is not None and loaded.progress["scaler"] is not None:
         scaler.load_state_dict(loaded.progress["scaler"])
     state.load_state_dict(loaded.progress["course"])

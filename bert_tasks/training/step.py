@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from bert_tasks.data.features import Samples, token_batches
 from bert_tasks.errors import DivergedError, UsageError
+from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks.base import Feature, FeatureKeys, collate
 from bert_tasks.training.objectives import Objective
@@ -226,21 +227,8 @@ def read_step_metrics(
     )
 
 
-class LayeredModel(Protocol):
-    """An ``nn.Module`` that knows its depths: 0 embeddings, 1 to n the layers, n + 1 the head.
-
-    A parameter that several layers share has the depth of the last of them.
-    """
-
-    def parameter_depths(self) -> dict[str, int]: ...
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
-
-    def modules(self) -> Iterator[nn.Module]: ...
-
-
 def parameter_groups(
-    model: LayeredModel,
+    model: Objective | TaskModel,
     *,
     learning_rate: float,
     weight_decay: float,
@@ -299,7 +287,7 @@ def clip_and_scale(parameters: Iterable[nn.Parameter], *, factor: Tensor, max_no
     return norm
 
 
-def freeze(model: LayeredModel, *, embeddings: bool, layers: int) -> None:
+def freeze(model: Objective | TaskModel, *, embeddings: bool, layers: int) -> None:
     """Stop the embeddings or the first ``layers`` layers from being trained.
 
     Raises:
