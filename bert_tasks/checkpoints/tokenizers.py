@@ -17,12 +17,11 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from bert_tasks.checkpoints.hub import TOKENIZER_SETTINGS, VOCABULARIES
 from bert_tasks.checkpoints.load import checked_file, read_json
 from bert_tasks.errors import CheckpointError
 from bert_tasks.paths import exists, lexists
 
-_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
-_COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 _MAX_BYTES = 200 * 2**20
 _SLOW = "a slow tokenizer without offsets; expected a tokenizer.json"
 # Ordinary text: every real vocabulary has a letter, a digit or a mark of it. Hardly any has the cuneiform sign:
@@ -41,12 +40,12 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
     Raises:
         CheckpointError: a file is missing or damaged, or the tokenizer does not fit the model.
     """
-    vocabularies = [name for name in _VOCABULARIES if lexists(folder / name)]
+    vocabularies = [name for name in VOCABULARIES if lexists(folder / name)]
     if not vocabularies:
         if not required:
             return None
-        raise CheckpointError(f"{folder}: no tokenizer; looked for {', '.join(_VOCABULARIES)}")
-    for name in (*vocabularies, *_COMPANIONS):
+        raise CheckpointError(f"{folder}: no tokenizer; looked for {', '.join(VOCABULARIES)}")
+    for name in (*vocabularies, *TOKENIZER_SETTINGS):
         if lexists(folder / name):
             path = checked_file(folder, name)
             if path.suffix == ".json":

@@ -1,17 +1,12 @@
 """ELECTRA (Clark et al., 2020): BERT without a pooler, in small models with narrower embeddings."""
 
-from bert_tasks.families.base import (
-    BERT_FIELDS,
-    BERT_LAYER_KEYS,
-    CLASSIFIER_DROPOUT,
-    EMBEDDING_KEYS,
-    Family,
-    KeyRow,
-    architectures,
-    head_keys,
-)
+from dataclasses import replace
 
-FAMILY = Family(
+from bert_tasks.families.base import BERT_FIELDS, KeyRow, architectures, head_keys
+from bert_tasks.families.bert import FAMILY as BERT
+
+FAMILY = replace(
+    BERT,
     model_type="electra",
     prefix="electra.",
     fields={
@@ -22,9 +17,8 @@ FAMILY = Family(
         "intermediate_size": ("intermediate_size", 1024),
     },
     keys=(
-        *EMBEDDING_KEYS,
+        *BERT.keys,
         KeyRow("stack.embeddings.projection", ("embeddings_project",), only_with="project_embeddings"),
-        *BERT_LAYER_KEYS,
     ),
     pooler=None,
     heads=head_keys(dense="classifier.dense", output="classifier.out_proj"),
@@ -32,6 +26,4 @@ FAMILY = Family(
     pretraining=("discriminator_predictions.", "generator_predictions.", "generator_lm_head."),
     head_activation="gelu",
     dropout_before_dense=True,
-    sequence_dropout=CLASSIFIER_DROPOUT,
-    token_dropout=CLASSIFIER_DROPOUT,
 )

@@ -51,7 +51,6 @@ def padded_inputs(
     attention_mask: Tensor | None,
     token_type_ids: Tensor | None,
     position_ids: Tensor | None,
-    *,
     output_attentions: bool,
 ) -> PaddedInputs:
     """Fills in the defaults of an HF call: without a mask all tokens are real, segments are 0, positions the family's.
@@ -187,14 +186,7 @@ class Encoder(PretrainedModule):
             ValueError: a mask that is not ``[B, T]``, an input that is too long, an id that has no embedding, or
                 ``output_attentions``.
         """
-        inputs = padded_inputs(
-            self.config,
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            output_attentions=output_attentions,
-        )
+        inputs = padded_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, output_attentions)
         states: list[Tensor] | None = [] if output_hidden_states else None
         hidden = self.stack(
             inputs.input_ids, inputs.position_ids, inputs.token_type_ids, inputs.layout, hidden_states=states

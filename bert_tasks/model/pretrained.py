@@ -15,18 +15,13 @@ from typing import Any, Self
 
 import torch
 from pydantic import ValidationError
-from torch import Tensor
 
 from bert_tasks.checkpoints.load import (
     Matched,
-    checked_tensors,
     label_names,
-    match_weights,
     read_config,
-    read_weights,
 )
-from bert_tasks.checkpoints.save import read_head_tensors
-from bert_tasks.data.problems import did_you_mean, first_few
+from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.readers import ReadOptions, loaded_options, stored_options
 from bert_tasks.encoder.heads import reordered
 from bert_tasks.errors import CheckpointError, UsageError
@@ -35,7 +30,6 @@ from bert_tasks.families import (
     encoder_config,
     family_of,
     head_kind,
-    parameter_map,
 )
 from bert_tasks.tasks import TASK_NAMES, TASKS, Task, named_task, tasks_with_head
 from bert_tasks.tasks.base import label_places, typed_setting
@@ -214,62 +208,7 @@ def _build(kind: type[Task], entries: Mapping[str, Any]) -> Task:
         raise UsageError(f"{kind.name}: {error}") from None
 
 
-def match_folder(
-    folder: CheckpointFolder,
-    task: Task,
-    hf_config: Mapping[str, Any],
-    state: Mapping[str, Tensor],
-    *,
-    label_dims: Mapping[str, tuple[int, ...]],
-    head_may_be_new: bool,
-    dtype: torch.dtype = torch.float32,
-) -> Matched:
-    """The folder's tensors for every parameter of a model; a head of another kind is not read even where shapes fit.
-
-    Args:
-        task, hf_config: of the model.
-        state: the model's parameters, of which only names, shapes and (of buffers) dtypes are used.
-        label_dims: see ``Head``.
-        head_may_be_new: whether parameters of the head may be missing or of another shape.
-        dtype: of the parameters that are returned.
-
-    Raises:
-        CheckpointError: naming every tensor that is missing, unknown, of another shape or not finite.
-        UsageError: the head lacks a parameter of the head of transformers that the task names.
-    """
-    family, kind = family_of(hf_config), task.hf_head
-    names = parameter_map(family, encoder_config(hf_config), head="base" if kind is None else kind, pooler=False)
-    if unknown := sorted(names.keys() - state.keys()):
-        raise UsageError(
-            f"{type(task).__name__}: hf_head is {kind!r}, but the head has no {first_few(unknown, 3)}; hf_head is None "
-            "for a head that is not one of transformers"
-        )
-    matched = match_weights(
-        read_weights(folder.path),
-        names,
-        shapes={key: state[key].shape for key in names},
-        family=family,
-        head_may_be_new=head_may_be_new,
-        ignore_head=folder.head != kind,
-        dtype=dtype,
-    )
-    tensors, report = matched.tensors, matched.report
-    # What transformers has no name for is in task_head.safetensors.
-    own = {key: value for key, value in state.items() if key not in names}
-    if own:
-        found = read_head_tensors(folder.path)
-        fits = found is not None and {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in own.items()}
-        if found is not None and fits:
-            tensors = tensors | checked_tensors(found, {key: value.dtype for key, value in own.items()})
-            report = replace(report, loaded=tuple(sorted([*report.loaded, *own])))
-        elif head_may_be_new:
-            report = replace(report, new=tuple(sorted([*report.new, *own])))
-        else:
-            raise CheckpointError(f"{folder.path}: task_head.safetensors is missing or does not fit the stored task")
-    return _with_label_order(Matched(tensors=tensors, report=report), folder.labels, task.labels, label_dims, names)
-
-
-def _with_label_order(
+def with_label_order(
     matched: Matched,
     file_labels: tuple[str, ...],
     labels: tuple[str, ...],
@@ -279,8 +218,10 @@ def _with_label_order(
     """Brings what the head knows of labels into the task's label order, by name.
 
     Args:
+        matched: the tensors of a folder.
         file_labels: of the file's head, in its order.
         labels: of the task.
+        label_dims: see ``Head``.
         names: our parameter name -> transformers' names, which the report uses.
     """
     tensors, report = matched.tensors, matched.report

@@ -9,7 +9,8 @@ results back in order, so that memory depends on the chunk and not on the number
 Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R tokens that the head reads.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Self, cast
@@ -19,7 +20,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.hub import Origin, origin, resolve
-from bert_tasks.checkpoints.save import hf_tensors, save_folder
+from bert_tasks.checkpoints.load import Matched, checked_tensors, match_weights, read_weights
+from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.columns import Row, as_rows
 from bert_tasks.data.features import longest_first
@@ -36,8 +38,8 @@ from bert_tasks.model.encoder import PaddedInputs, PretrainedModule, padded_inpu
 from bert_tasks.model.pretrained import (
     CheckpointFolder,
     folder_task,
-    match_folder,
     saved_config,
+    with_label_order,
 )
 from bert_tasks.tasks.base import Feature, PredictionT, Task, checked_features, collate
 
@@ -80,6 +82,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         self._encoder_shapes = {f"stack.{name}": value.shape for name, value in self.stack.state_dict().items()}
         initialize(self.stack, std=self.config.initializer_range)
         self.head = task.head(self.config)
+        # Parameters and buffers that no file has given, with the values they were drawn with.
         self._drawn: dict[str, Tensor] = {}
 
     @classmethod
@@ -134,20 +137,14 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         built, is_own = folder_task(folder, task, given, served_as)
         with torch.device("meta"):
             model = cls(folder.hf_config, cast("Task[PredictionT]", built))
-        matched = match_folder(
-            folder,
-            built,
-            folder.hf_config,
-            model.state_dict(),
-            label_dims=model.head.label_dims,
-            head_may_be_new=not is_own,
-        )
+        matched = model.match(folder, head_may_be_new=not is_own)
         model.head = built.head(model.config)  # with the initial weights that its constructor gives it
         of_head = {key: value for key, value in matched.tensors.items() if key.startswith("head.")}
         of_encoder = {key: value for key, value in matched.tensors.items() if key not in of_head}
         model.load_state_dict(of_encoder, strict=False, assign=True)
         model.load_state_dict(of_head, strict=False)  # copied, because parameters of an own head may be tied
-        model.mark_drawn(set(model.state_dict()) - set(matched.tensors))
+        state = model.state_dict()
+        model._drawn = {name: value.clone() for name, value in state.items() if name not in matched.tensors}
         model.load_report = matched.report
         model.origin = origin(name, folder.path, revision=revision)
         model.reading = folder.reading
@@ -184,16 +181,55 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             UsageError: as for ``save_pretrained``.
         """
         self.check_parameters()
-        matched = match_folder(
-            CheckpointFolder.open(Path(folder)),
-            self.task,
-            self.hf_config,
-            self.state_dict(),
-            label_dims=self.head.label_dims,
-            head_may_be_new=False,
-            dtype=self.stack.embeddings.word.weight.dtype,
-        )
+        dtype = self.stack.embeddings.word.weight.dtype
+        matched = self.match(CheckpointFolder.open(Path(folder)), head_may_be_new=False, dtype=dtype)
         self.load_state_dict(matched.tensors)
+
+    def match(self, folder: CheckpointFolder, *, head_may_be_new: bool, dtype: torch.dtype = torch.float32) -> Matched:
+        """The folder's tensors for every parameter; a head of another kind is not read even where shapes fit.
+
+        Args:
+            folder: what to read.
+            head_may_be_new: whether parameters of the head may be missing or of another shape.
+            dtype: of the parameters that are returned.
+
+        Raises:
+            CheckpointError: naming every tensor that is missing, unknown, of another shape or not finite.
+            UsageError: the head lacks a parameter of the head of transformers that the task names.
+        """
+        state, family, kind = self.state_dict(), family_of(self.hf_config), self.task.hf_head
+        names = parameter_map(family, self.config, head="base" if kind is None else kind, pooler=False)
+        if unknown := sorted(names.keys() - state.keys()):
+            raise UsageError(
+                f"{type(self.task).__name__}: hf_head is {kind!r}, but the head has no {first_few(unknown, 3)}; "
+                "hf_head is None for a head that is not one of transformers"
+            )
+        matched = match_weights(
+            read_weights(folder.path),
+            names,
+            shapes={key: state[key].shape for key in names},
+            family=family,
+            head_may_be_new=head_may_be_new,
+            ignore_head=folder.head != kind,
+            dtype=dtype,
+        )
+        tensors, report = matched.tensors, matched.report
+        # What transformers has no name for is in task_head.safetensors.
+        own = {key: value for key, value in state.items() if key not in names}
+        if own:
+            found = read_head_tensors(folder.path)
+            fits = found is not None and {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in own.items()}
+            if found is not None and fits:
+                tensors = tensors | checked_tensors(found, {key: value.dtype for key, value in own.items()})
+                report = replace(report, loaded=tuple(sorted([*report.loaded, *own])))
+            elif head_may_be_new:
+                report = replace(report, new=tuple(sorted([*report.new, *own])))
+            else:
+                raise CheckpointError(
+                    f"{folder.path}: task_head.safetensors is missing or does not fit the stored task"
+                )
+        matched = Matched(tensors=tensors, report=report)
+        return with_label_order(matched, folder.labels, self.task.labels, self.head.label_dims, names)
 
     def check_parameters(self) -> None:
         """Compares the model's parameters with those that its configuration and its task need.
@@ -233,10 +269,6 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             raise UsageError("the model has no tokenizer: load one with tokenizer files, or set model.tokenizer")
         return self.tokenizer
 
-    def mark_drawn(self, names: Collection[str]) -> None:
-        """Remembers parameters (and buffers) that no file has given, with the values they were drawn with."""
-        self._drawn = {name: value.detach().clone() for name, value in self.state_dict().items() if name in names}
-
     @torch.no_grad()
     def draw_new_head(self, seed: int) -> None:
         """Draws the weights of a new head again, from a seed and independent of torch's global generator.
@@ -251,7 +283,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             head = self.task.head(self.config).state_dict()
         for name in self._drawn:
             state[name].copy_(head[name.removeprefix("head.")])
-        self.mark_drawn(self._drawn.keys())
+        self._drawn = {name: state[name].clone() for name in self._drawn}
 
     def parameter_depths(self) -> dict[str, int]:
         """The place of each parameter from the input: embeddings 0, layer i (its last use) i + 1, the head one more."""
@@ -284,12 +316,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             inputs = input_ids
         else:
             inputs = padded_inputs(
-                self.config,
-                input_ids,
-                attention_mask,
-                token_type_ids,
-                position_ids,
-                output_attentions=output_attentions,
+                self.config, input_ids, attention_mask, token_type_ids, position_ids, output_attentions
             )
         selection = self.head.select(inputs.layout)
         hidden = self.stack(
