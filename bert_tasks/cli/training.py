@@ -233,7 +233,7 @@ def schema(
 
     Example: bert-tasks schema > recipe.schema.json
     """
-    from bert_tasks.recipe.json_schema import recipe_schema, schema_text
+    from bert_tasks.recipe.schema import recipe_schema, schema_text
 
     print_out(schema_text(recipe_schema(task)).rstrip("\n"))
 

@@ -14,7 +14,6 @@ from jsonschema import Draft202012Validator
 
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.errors import RecipeError
-from bert_tasks.recipe.json_schema import recipe_schema
 from bert_tasks.recipe.schema import (
     OptimSection,
     Recipe,
@@ -22,6 +21,7 @@ from bert_tasks.recipe.schema import (
     build_task,
     load_recipe,
     load_task_class,
+    recipe_schema,
     resolved_toml,
     sections,
 )

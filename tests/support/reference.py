@@ -19,8 +19,15 @@ from pydantic import BaseModel
 import bert_tasks
 import bert_tasks.errors as errors
 from bert_tasks.cli.app import app
-from bert_tasks.recipe.json_schema import field_descriptions, recipe_schema, schema_text
-from bert_tasks.recipe.schema import ModelSection, OptimSection, Recipe, RunSection
+from bert_tasks.recipe.schema import (
+    ModelSection,
+    OptimSection,
+    Recipe,
+    RunSection,
+    field_descriptions,
+    recipe_schema,
+    schema_text,
+)
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
