@@ -95,40 +95,35 @@ class StreamWriter:
         self._text = io.StringIO()
         self._table: TableWriter | None = None
 
-    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Raises ClosedPipeError if the output's reader has closed it; UsageError if the rows cannot be written."""
-        self._send("".join(map(json_line, rows)) if self._form == "jsonl" else self._lines(rows))
+    def write(self, lines: bytes) -> None:
+        """Writes rows that are JSON lines.
 
-    def write_lines(self, lines: bytes) -> None:
-        """Writes rows that are JSON lines; see ``write``."""
-        text = lines.decode()
-        self._send(text if self._form == "jsonl" else self._lines(list(map(json.loads, text.split("\n")[:-1]))))
-
-    def _send(self, text: str) -> None:
+        Raises:
+            ClosedPipeError: the output's reader has closed it.
+            UsageError: the rows cannot be written.
+        """
+        if self._form != "jsonl":
+            rows = [flat(json.loads(line)) for line in lines.splitlines()]
+            if self._table is None:
+                names = list(dict.fromkeys(name for row in rows for name in row))
+                self._table = TableWriter(self._text, names, DELIMITERS[self._form], raw=self._raw)
+            for row in rows:
+                new = [name for name in row if name not in self._table.names]
+                if new:
+                    raise UsageError(
+                        f"a row has the column {new[0]!r}, which the header lacks: write jsonl, or write to a file"
+                    )
+                self._table.write(row)
+            lines = self._text.getvalue().encode()
+            self._text.seek(0)
+            self._text.truncate()
         try:
-            self._stream.write(text.encode())
+            self._stream.write(lines)
             self._stream.flush()
         except BrokenPipeError:
             raise ClosedPipeError("the output's reader has closed it") from None
         except OSError as error:
             raise UsageError(f"cannot write the output ({error.strerror})") from None
-
-    def _lines(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        columns = [flat(row) for row in rows]
-        if self._table is None:
-            names = list(dict.fromkeys(name for row in columns for name in row))
-            self._table = TableWriter(self._text, names, DELIMITERS[self._form], raw=self._raw)
-        for row in columns:
-            new = [name for name in row if name not in self._table.names]
-            if new:
-                raise UsageError(
-                    f"a row has the column {new[0]!r}, which the header lacks: write jsonl, or write to a file"
-                )
-            self._table.write(row)
-        text = self._text.getvalue()
-        self._text.seek(0)
-        self._text.truncate()
-        return text
 
 
 STANDARD = "-"  # standard input, or standard output

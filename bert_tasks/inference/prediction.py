@@ -293,7 +293,7 @@ class _TableRun:
         def write(chunks: Sequence[Chunk]) -> None:
             nonlocal rows, truncated
             for chunk in chunks:
-                writer.write_lines(chunk.content)
+                writer.write(chunk.content)
                 rows, truncated = rows + chunk.rows, truncated + chunk.truncated
                 self.progress(rows, len(table))
 

@@ -87,22 +87,16 @@ class Predictor:
         return ChunkResult(rows=usable, predictions=predictions, truncated=sum(truncated))
 
     def output_chunk(self, first: int, rows: Sequence[Row]) -> Chunk:
-        """Predicts some rows, and makes their output."""
-        result = self.predict(first, rows)
-        content = "".join(map(json_line, self.output_rows(result, first)))
-        rejected = len(rows) - len(result.rows)
-        return Chunk(content=content.encode(), rows=len(result.rows), truncated=result.truncated, rejected=rejected)
-
-    def output_rows(self, result: ChunkResult, first: int) -> list[dict[str, Any]]:
-        """What is written for the rows of a chunk: the columns to keep, then the prediction.
+        """Predicts some rows, and makes their output: of each row the columns to keep, then the prediction.
 
         A column that the prediction repeats in a field of the same name is left out; any other one with such a name is
         called ``input.NAME``.
         """
+        result = self.predict(first, rows)
         keep, names = self.writing.keep_columns, {} if self.names is None else self.names
         read = [column.name for column in self.model.task.columns if not column.is_label]
         repeated = {name for name in read if names.get(name, name) == name}
-        written = []
+        lines = []
         for number, (row, prediction) in enumerate(zip(result.rows, result.predictions, strict=True), start=first):
             if keep == "none":
                 kept: Mapping[str, Any] = {}
@@ -120,8 +114,13 @@ class Predictor:
                     continue
                 is_taken = name in taken or name.partition(".")[0] in taken or name in output
                 output[f"{INPUT}{name}" if is_taken or name.startswith(INPUT) else name] = value
-            written.append(output | predicted)
-        return written
+            lines.append(json_line(output | predicted))
+        return Chunk(
+            content="".join(lines).encode(),
+            rows=len(result.rows),
+            truncated=result.truncated,
+            rejected=len(rows) - len(result.rows),
+        )
 
 
 Result = TypeVar("Result")
@@ -229,12 +228,9 @@ def predict_stream(
         while chunk := reader.chunk(most):
             faulty = [row for row in chunk if row.get(FAULT) is not None]
             usable = chunk[: chunk.index(faulty[0])] if faulty and not skips else chunk
-            predictor = replace(predictor, names=reader.names)
-            result = predictor.predict(rows, usable)
-            writer.write(predictor.output_rows(result, rows))
-            rows += len(result.rows)
-            truncated += result.truncated
-            rejected += len(usable) - len(result.rows)
+            made = replace(predictor, names=reader.names).output_chunk(rows, usable)
+            writer.write(made.content)
+            rows, truncated, rejected = rows + made.rows, truncated + made.truncated, rejected + made.rejected
             progress(rows, None)
             if faulty and not skips:
                 problems = Problems(source=STDIN_NAME)
