@@ -40,48 +40,34 @@ def run_page(run: Run, results: Mapping[str, Results], on_file: FileResults | No
         results: of its validation sets, by name.
         on_file: of its model on a labelled file.
     """
-    return _fitting(lambda share: _run_page(run, results, on_file, share))
-
-
-def _run_page(run: Run, results: Mapping[str, Results], on_file: FileResults | None, share: int) -> str:
-    results = {name: _part(one, share) for name, one in results.items()}
-    sets = [_set_section(run, name, one) for name, one in results.items()]
-    if on_file is not None:
-        sets.append(_file_section(run, on_file, share))
-    curves = [chart for chart in (charts.loss_chart(run), charts.metric_chart(run)) if chart is not None]
-    recorded, loss, metrics = overall_metrics(run), metric_key(run.sets[0], LOSS), drawn_metrics(run)
-    items, half = list(recorded.items()), _MOST_METRICS // 2
-    shown = items if len(items) <= _MOST_METRICS else items[:half] + items[-half:]  # the overall ones are at both ends
+    items, half = list(overall_metrics(run).items()), _MOST_METRICS // 2
+    recorded = items if len(items) <= _MOST_METRICS else items[:half] + items[-half:]  # both ends hold overall ones
+    metrics = drawn_metrics(run)
     model = run.metadata["settings"].get("model.name")
     subtitle = [str(run.metadata["task"]), *([] if model is None else [f"from {model}"])]
     subtitle.append(f"{run.metadata['rows']:,} training rows")
     subtitle += [f"{one.rows:,} validation {one.sections.unit} {name}".rstrip() for name, one in results.items()]
-    return (
-        page_environment()
-        .get_template("run.html")
-        .render(
-            title=f"{run.name} · bert-tasks report",
-            run=run,
-            sets=sets,
-            subtitle=subtitle,
-            curves=curves,
-            evaluations=[
-                (
-                    event["step"],
-                    event["epoch"],
-                    event["metrics"].get(loss),
-                    [event["metrics"].get(key) for key in metrics],
-                )
-                for event in run.evaluations[-_MOST_EVALUATIONS:]
-            ],
-            evaluated=[spoken_key(key, run.sets) for key in metrics],
-            recorded=[(cut(name, _MOST_NAME), value) for name, value in shown],
-            unrecorded=len(recorded) - len(shown),
-            properties=_properties(run),
-            recipe=None if run.recipe is None else escape(run.recipe[:_MOST_RECIPE]),
-            is_whole=share == 1,
-        )
-    )
+    content = {
+        "title": f"{run.name} · bert-tasks report",
+        "run": run,
+        "subtitle": subtitle,
+        "curves": [chart for chart in (charts.loss_chart(run), charts.metric_chart(run)) if chart is not None],
+        "evaluations": run.evaluations[-_MOST_EVALUATIONS:],
+        "loss": metric_key(run.sets[0], LOSS),
+        "metrics": [(key, spoken_key(key, run.sets)) for key in metrics],
+        "recorded": [(cut(name, _MOST_NAME), value) for name, value in recorded],
+        "unrecorded": len(items) - len(recorded),
+        "properties": _properties(run),
+        "recipe": None if run.recipe is None else escape(run.recipe[:_MOST_RECIPE]),
+    }
+
+    def render(share: int) -> str:
+        sets = [_set_section(run, name, _part(one, share)) for name, one in results.items()]
+        if on_file is not None:
+            sets.append(_file_section(run, on_file, share))
+        return page_environment().get_template("run.html").render(content, sets=sets, is_whole=share == 1)
+
+    return _fitting(render)
 
 
 def comparison_page(
@@ -94,13 +80,6 @@ def comparison_page(
         results: of each run, by validation set.
         comparisons: one for each validation set.
     """
-    return _fitting(lambda share: _comparison_page(runs, results, comparisons, share))
-
-
-def _comparison_page(
-    runs: Sequence[Run], results: Sequence[Mapping[str, Results]], comparisons: Sequence[Comparison], share: int
-) -> str:
-    results = [{name: _part(one, share) for name, one in each.items()} for each in results]
     names = list(dict.fromkeys(name for run in runs for name in drawn_metrics(run)))
     losses = [key for key in (metric_key(name, LOSS) for name in runs[0].sets) if key in runs[0].metrics]
     curves = [charts.runs_chart(runs, key) for key in [*losses[:1], *names[:1]]]
@@ -109,31 +88,31 @@ def _comparison_page(
         (name, [one.get(name, _NOTHING) for one in properties])
         for name in dict.fromkeys(name for one in properties for name in one)
     ]
-    tables = []
-    for name, first in results[0].items():  # F1 of every label in every run
-        if all(name in other for other in results):
-            scores = [{row.name: row.scores["f1"] for row in each[name].table} for each in results]
-            labels = [
-                (row.name, row.count, [table.get(row.name, Estimate(value=None)) for table in scores])
-                for row in first.table
-            ]
-            tables.append({"name": name, "word": first.sections.label_word, "rows": labels})
-    return (
-        page_environment()
-        .get_template("comparison.html")
-        .render(
-            title=f"{len(runs)} runs · bert-tasks report",
-            runs=runs,
-            comparisons=comparisons,
-            assumptions=ASSUMPTIONS,
-            curves=[chart for chart in curves if chart is not None],
-            metrics=[(name, spoken_key(name, runs[0].sets)) for name in [*names, *losses]],
-            tables=tables,
-            same=[(name, values[0]) for name, values in rows if len(set(values)) == 1],
-            different=[(name, values) for name, values in rows if len(set(values)) > 1],
-            is_whole=share == 1,
-        )
-    )
+    content = {
+        "title": f"{len(runs)} runs · bert-tasks report",
+        "runs": runs,
+        "comparisons": comparisons,
+        "assumptions": ASSUMPTIONS,
+        "curves": [chart for chart in curves if chart is not None],
+        "metrics": [(name, spoken_key(name, runs[0].sets)) for name in [*names, *losses]],
+        "same": [(name, values[0]) for name, values in rows if len(set(values)) == 1],
+        "different": [(name, values) for name, values in rows if len(set(values)) > 1],
+    }
+
+    def render(share: int) -> str:
+        tables = []
+        for name in results[0]:  # F1 of every label in every run
+            if all(name in other for other in results):
+                parts = [_part(each[name], share) for each in results]
+                scores = [{row.name: row.scores["f1"] for row in part.table} for part in parts]
+                labels = [
+                    (row.name, row.count, [table.get(row.name, Estimate(value=None)) for table in scores])
+                    for row in parts[0].table
+                ]
+                tables.append({"name": name, "word": parts[0].sections.label_word, "rows": labels})
+        return page_environment().get_template("comparison.html").render(content, tables=tables, is_whole=share == 1)
+
+    return _fitting(render)
 
 
 def _fitting(render: Callable[[int], str]) -> str:

@@ -118,7 +118,7 @@ class Results:
         return {
             "rows": self.rows,
             "unit": sections.unit,
-            "mistakes": sections.mistakes,
+            "mistakes": sum(not one.is_correct for one in sections.results),
             **{name: value for name, value in optional.items() if value},
             "estimates": _plain({name: one for name, one in self.estimates.items() if "\0" not in name}),
         }

@@ -34,11 +34,6 @@ class Matrix:
     labels: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
 
-    @property
-    def digits(self) -> int:
-        """The number of digits of the largest count."""
-        return max((len(str(count)) for row in self.counts for count in row), default=1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Confusion:
@@ -283,11 +278,6 @@ class ReportSections:
     charts: tuple[Chart, ...] = ()
     examples: Examples | None = None
     figures: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def mistakes(self) -> int:
-        """The number of rows whose prediction is not the label."""
-        return sum(not result.is_correct for result in self.results)
 
 
 def cut(text: str, most: int = MOST_CHARACTERS) -> str:
