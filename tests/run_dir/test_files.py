@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -159,3 +160,12 @@ def test_the_environment_says_nothing_of_the_user(monkeypatch):
     assert set(found) == {"python", "platform", "cpu", "threads", "versions"}
     assert "xyzzy" not in json.dumps(found)
     assert {"bert-tasks", "torch", "transformers", "accelerate"} <= found["versions"].keys()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "{}", "[]", "3", "null", '{"metrics": []}', '{"metrics": {}, "best_step": "3"}']
+)
+def test_a_file_that_is_not_the_summary_of_a_run_is_damaged(content: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text(content, "utf-8")
+    with pytest.raises(UsageError, match=r"metrics\.json is damaged"):
+        read_summary(tmp_path)
