@@ -18,11 +18,12 @@ from onnx.external_data_helper import set_external_data
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
+from bert_tasks import export as exporting
 from bert_tasks import storage
 from bert_tasks.api import fit
 from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, DataError, UsageError
-from bert_tasks.export import Export, export, verification
+from bert_tasks.export import Export, export
 from bert_tasks.inference import evaluate, predict
 from bert_tasks.inference.output import model_fingerprint
 from bert_tasks.model import onnx
@@ -69,7 +70,7 @@ def case(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.
         return made[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verification, "exported_graph", graph)
+        patch.setattr(exporting, "exported_graph", graph)
         exported = export(folder / "model", to="onnx", output=folder / "onnx", data=SENTENCES)
     return Case(source=folder / "model", model=model, graph=made[0], exported=exported)
 
@@ -77,7 +78,7 @@ def case(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.
 @pytest.fixture
 def again(case: Case, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Export]:
     """Exports the same model with the graph that is there already."""
-    monkeypatch.setattr(verification, "exported_graph", lambda _: case.graph)
+    monkeypatch.setattr(exporting, "exported_graph", lambda _: case.graph)
     return lambda output, **options: export(case.source, **{"to": "onnx", "output": output, **options})
 
 
@@ -221,7 +222,7 @@ def disturbed(graph: Any) -> Any:
 def test_a_graph_above_the_tolerance_is_not_written(
     case: Case, tmp_path: Path, again: Callable[..., Export], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification, "exported_graph", lambda _: disturbed(case.graph))
+    monkeypatch.setattr(exporting, "exported_graph", lambda _: disturbed(case.graph))
     for rows in (None, SENTENCES):
         with pytest.raises(CheckpointError, match=r"its logits differ by .*, allowed is .*nothing was written"):
             again(tmp_path / "onnx", data=rows)
@@ -273,7 +274,7 @@ def test_int8_is_verified_by_its_predictions(
     expected = [one.tags for one in predict(case.model, SENTENCES)]
     equal = [a == b for x, y in zip(same, expected, strict=True) for a, b in zip(x, y, strict=True)]
     assert sum(equal) / len(equal) == int8["kept"]
-    monkeypatch.setattr(verification, "REQUIRED_AGREEMENT", 1.01)
+    monkeypatch.setattr(exporting, "REQUIRED_AGREEMENT", 1.01)
     with pytest.raises(CheckpointError, match=r"int8 changes too many predictions: .*nothing was written"):
         again(tmp_path / "worse", to="int8", data=SENTENCES)
     assert [path.name for path in tmp_path.iterdir()] == ["int8"]
@@ -282,15 +283,15 @@ def test_int8_is_verified_by_its_predictions(
 def test_an_int8_graph_that_gives_nan_in_a_later_batch_is_not_written(
     case: Case, tmp_path: Path, again: Callable[..., Export], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    difference, graphs = verification._difference, dict[int, object]()
+    difference, graphs = exporting._difference, dict[int, object]()
 
     def differs(model: TaskModel, graph: Any, batch: Any) -> tuple[float, float]:
         graphs[id(graph)] = graph
         worst, largest = difference(model, graph, batch)
         return (float("nan") if len(graphs) == 2 and batch[0]["row"] > 0 else worst), largest
 
-    monkeypatch.setattr(verification, "quantized_graph", lambda graph: graph.SerializeToString())
-    monkeypatch.setattr(verification, "_difference", differs)
+    monkeypatch.setattr(exporting, "quantized_graph", lambda graph: graph.SerializeToString())
+    monkeypatch.setattr(exporting, "_difference", differs)
     with pytest.raises(CheckpointError, match="logits of the int8 graph are not finite; nothing was written"):
         again(tmp_path / "int8", to="int8", data=SENTENCES)
     assert list(tmp_path.iterdir()) == []

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.export import Export, export
-from bert_tasks.export.verification import TOLERANCE
+from bert_tasks.export import TOLERANCE, Export, export
 from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
 from support.hf_models import FAMILIES, Head
