@@ -44,7 +44,7 @@ from bert_tasks.model.onnx import (
 )
 from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.paths import exists, is_folder, resolved
+from bert_tasks.paths import check_writable, exists, is_folder, resolved
 from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.storage import atomic_folder, locked, sha256, sibling_path, weights_write_error
 from bert_tasks.tasks.base import Feature, Prediction, Task, checked_features
@@ -193,6 +193,7 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
         raise UsageError(f"{target} holds an export and other files ({foreign[0]}): choose another folder")
     if existing and not overwrite:
         raise UsageError(f"{target} already holds an export: choose another folder, or replace it with --overwrite")
+    check_writable(target.absolute().parent)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from bert_tasks.errors import PathError
+from bert_tasks.errors import PathError, UsageError
 
 _LONGEST_SHOWN = 300  # characters
 
@@ -60,6 +60,20 @@ def with_home(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise PathError(f"{_printable(path)}: {error} Write the path without ~") from None
+
+
+def check_writable(folder: Path) -> None:
+    """Checks that files can be written to a folder, which may still have to be created.
+
+    Raises:
+        UsageError: a file is in the way, or the folder, or the one to create it in, is not writable.
+        PathError: the folder cannot be examined.
+    """
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if exists(path))
+    if not is_folder(existing):
+        raise UsageError(f"{existing} is a file, expected a folder: choose another output folder")
+    if not os.access(existing, os.W_OK):
+        raise UsageError(f"{existing} is not writable: choose another output folder")
 
 
 def os_error_message(error: OSError) -> str:

@@ -6,7 +6,6 @@ which settings may differ when a run is resumed: some silently, some with a noti
 
 import json
 import math
-import os
 import platform
 import re
 import shutil
@@ -24,7 +23,7 @@ from bert_tasks.data.checks import named_splits
 from bert_tasks.data.splits import Splits
 from bert_tasks.environment import cpu_name
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.paths import exists, is_file, is_folder, is_link
+from bert_tasks.paths import check_writable, exists, is_file, is_folder, is_link
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.run_dir import checkpoints as checkpointing
 from bert_tasks.storage import LOCK, atomic_path, is_temporary, remove_temporaries, sha256
@@ -124,11 +123,7 @@ def check_folder(folder: Path) -> None:
         raise UsageError(
             f"{folder} is not empty and holds no run ({', '.join(foreign[:3] or existing[:3])}): choose another folder"
         )
-    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if exists(path))
-    if not is_folder(nearest):
-        raise UsageError(f"{nearest} is a file, expected a folder: choose another output folder")
-    if not os.access(nearest, os.W_OK):
-        raise UsageError(f"{nearest} is not writable: choose another output folder")
+    check_writable(folder)
 
 
 def read_run_metadata(folder: Path) -> dict[str, Any] | None:
