@@ -140,13 +140,14 @@ class Trainer:
             self._begin(existing, stack, progress=progress)
             state, steps = self.state, self.steps
             if state.step and self._evaluation_is_due() and state.evaluated_step != state.step:
-                self._evaluate()
+                self._evaluate()  # the run was stopped during this evaluation
             pending, self.clock = None, Clock()
             for step, batch in steps.batches(state.step):
                 if state.stopped:
                     break
                 sums = steps.accumulate(step, batch)
                 self.clock.tokens += int(steps.samples.lengths[batch].sum())
+                # The step before is read only now, while the device computes this one.
                 if pending is not None and self._log_step(pending):  # a process was asked to stop before this step
                     steps.optimizer.zero_grad(set_to_none=True)
                     state.seconds += self.clock.seconds
