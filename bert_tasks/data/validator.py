@@ -1,4 +1,4 @@
-"""The row validator: which of a source's columns a task reads, and whether each value can be used.
+"""The row validator: which of a source's columns a task reads, whether each value can be used, and which labels occur.
 
 Every row passes through `RowValidator`: rows of files and of hub data sets, tables in memory, the rows that
 `TaskModel.predict` is given, and the rows of the server's requests. So a fault has the same message everywhere, apart
@@ -296,6 +296,7 @@ class RowValidator:
             The values by the task's names, without those that are missing or refused, and the faults.
         """
         mapping, row, faults = self.mapping, {}, []
+        label_names = mapping.label_names.values()
         if self._words is not None:
             cells = with_words(cells, self._columns, self._names)
         for field in mapping.fields:
@@ -307,8 +308,11 @@ class RowValidator:
                     there = first_few((shortened(str(name)) for name in cells), _COLUMNS_SHOWN)
                     raise BadValueError(f"missing {field.column.kind}; the row has {there if cells else 'no columns'}")
                 value = canonical(raw, field.column.kind, mapping.label_separator)
-                if mapping.label_names and field.column.kind == "label":
-                    value = self._label_name(value)
+                if mapping.label_names and field.column.kind == "label" and value not in label_names:
+                    if value is not None and value != "-1" and value not in mapping.label_names:
+                        expected = f"{', '.join(mapping.label_names)}, or {', '.join(label_names)}"
+                        raise BadValueError(f"expected one of {expected}")
+                    value = mapping.label_names.get(value)  # -1 says that the label is hidden
                 if value is None and field.needed:
                     raise BadValueError(f"missing {field.column.kind}")
             except BadValueError as error:
@@ -391,15 +395,6 @@ class RowValidator:
         if self._problems.count > 0:
             raise BadRowsError([self._problems])
         return notes
-
-    def _label_name(self, value: str | None) -> str | None:
-        """The name of a label id; -1 says that the label is hidden."""
-        names = self.mapping.label_names
-        if value is None or value in names.values():
-            return value
-        if value != "-1" and value not in names:
-            raise BadValueError(f"expected one of {', '.join(names)}, or {', '.join(names.values())}")
-        return names.get(value)
 
     def _placed_answers(self, column: str, answers: Answers, context: str | None, faults: list[Fault]) -> Answers:
         """The answers, those without a start at the first place where the context has them; adds to ``faults``."""
