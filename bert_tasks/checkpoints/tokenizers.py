@@ -178,16 +178,13 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     with _quiet(), ExitStack() as stack:
         stack.push(lambda kind, error, trace: _raise_write_error(error))
         tokenizer.save_pretrained(folder)
-    _rewrite(folder / "tokenizer.json", {"truncation": None, "padding": None}, without=())
-    _rewrite(folder / "tokenizer_config.json", {}, without=_NOT_SETTINGS)
-
-
-def _rewrite(path: Path, changes: dict[str, None], *, without: tuple[str, ...]) -> None:
-    if not exists(path):
-        return
-    content = json.loads(path.read_text("utf-8")) | changes
-    kept = {key: value for key, value in content.items() if key not in without}
-    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    changes = {"tokenizer.json": {"truncation": None, "padding": None}, "tokenizer_config.json": {}}
+    for name, changed in changes.items():
+        path = folder / name
+        if exists(path):
+            content = json.loads(path.read_text("utf-8")) | changed
+            kept = {key: value for key, value in content.items() if key not in _NOT_SETTINGS}
+            path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 @contextmanager

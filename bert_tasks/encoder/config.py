@@ -42,7 +42,6 @@ class EncoderConfig:
         attention_output_dropout: after the attention's output projection (0 in DistilBERT).
         feed_forward_dropout: after the feed-forward's second linear layer (0 in ALBERT).
         second_segment: the segment id of the second text of a pair.
-        has_pooler: the base model of this family ends in a linear layer on the first token (BERT, ALBERT, RoBERTa).
         norm: whether a layer normalises after each residual connection or before attention and feed-forward.
         positions: how attention knows the order of tokens: from a table of absolute positions, or from distances.
         mlp: the feed-forward: two linear layers, or with a gate.
@@ -69,7 +68,6 @@ class EncoderConfig:
     attention_output_dropout: float
     feed_forward_dropout: float
     initializer_range: float
-    has_pooler: bool
     head: HeadConfig
     norm: Literal["post", "pre"] = "post"
     positions: Literal["absolute", "rotary", "relative", "disentangled"] = "absolute"

@@ -72,7 +72,6 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
         "attention_output_dropout": values["hidden_dropout_prob"],
         "feed_forward_dropout": values["hidden_dropout_prob"],
         "second_segment": int(family.has_segments and values["type_vocab_size"] >= 2),
-        "has_pooler": family.pooler is not None,
         "head": HeadConfig(
             activation=family.head_activation,
             dropout_before_dense=family.dropout_before_dense,

@@ -1,17 +1,12 @@
 """ALBERT (Lan et al., 2020): narrow embeddings that are always projected, and layers that share their parameters."""
 
-from bert_tasks.families.base import (
-    BERT_FIELDS,
-    BERT_ONLY_VALUES,
-    EMBEDDING_KEYS,
-    Family,
-    KeyRow,
-    architectures,
-    head_keys,
-    layer_keys,
-)
+from dataclasses import replace
 
-FAMILY = Family(
+from bert_tasks.families.base import BERT_FIELDS, EMBEDDING_KEYS, KeyRow, architectures, head_keys, layer_keys
+from bert_tasks.families.bert import FAMILY as BERT
+
+FAMILY = replace(
+    BERT,
     model_type="albert",
     prefix="albert.",
     fields={
@@ -43,9 +38,8 @@ FAMILY = Family(
     heads=head_keys(dense="albert.pooler", output="classifier"),
     architectures=architectures("Albert"),
     pretraining=("predictions.", "sop_classifier."),
-    head_activation="tanh",
     sequence_dropout={"classifier_dropout_prob": 0.1},
     token_dropout={"classifier_dropout_prob": 0.1, "hidden_dropout_prob": 0.0},
     options={"project_embeddings": True, "feed_forward_dropout": 0.0},
-    only_values={**BERT_ONLY_VALUES, "inner_group_num": 1},
+    only_values={**BERT.only_values, "inner_group_num": 1},
 )

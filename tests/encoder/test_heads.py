@@ -45,7 +45,6 @@ CONFIG = EncoderConfig(
     feed_forward_dropout=0.1,
     attention_probs_dropout_prob=0.1,
     initializer_range=0.3,
-    has_pooler=True,
     head=HeadConfig(activation="tanh", dropout_before_dense=False, sequence_dropout=0.1, token_dropout=0.1),
 )
 TABLE = torch.zeros(50, 12)  # word embeddings, which these heads do not use
