@@ -313,14 +313,17 @@ def flat_settings(
 def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, finished: bool) -> list[Change]:
     """The settings that differ from those of the run in the folder, except those that may differ silently.
 
-    A finished run is not trained again with other settings, unless one of them extends it.
+    A finished run is not trained again with other settings, unless one of them extends it. An earlier version may have
+    stored fewer settings: its options had today's defaults, and what it knew of the encoder followed from the model.
 
     Raises:
         UsageError: settings differ that must not; the message names them.
     """
+    of_encoder = {name for name in {*before, *now} if name.startswith("encoder.")}
+    before = flat_settings({}, OptimSection(), RunSection()) | dict(before)
     found = [
         Change(name=name, before=before.get(name, _ABSENT), now=now.get(name, _ABSENT))
-        for name in sorted({*before, *now} - {*SILENT})
+        for name in sorted({*before, *now} - {*SILENT} - (of_encoder - (before.keys() & now.keys())))
         if before.get(name, _ABSENT) != now.get(name, _ABSENT)
     ]
     refused = [change for change in found if change.name not in NOTED]

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 
 from bert_tasks.errors import UsageError
+from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.run_dir.files import (
     append_event,
+    changes,
     check_folder,
     clear,
     cut_events,
     environment,
+    flat_settings,
     read_run_metadata,
     read_summary,
     remove,
@@ -169,3 +172,18 @@ def test_a_file_that_is_not_the_summary_of_a_run_is_damaged(content: str, tmp_pa
     (tmp_path / "metrics.json").write_text(content, "utf-8")
     with pytest.raises(UsageError, match=r"metrics\.json is damaged"):
         read_summary(tmp_path)
+
+
+def test_settings_that_an_earlier_version_did_not_store(tmp_path):
+    now = {
+        **flat_settings({}, OptimSection(), RunSection()),
+        "encoder.hidden_size": 32,
+        "encoder.norm": "post",
+        "task": "SequenceClassification",
+    }
+    before = {name: value for name, value in now.items() if name not in ("optim.layerwise_lr_decay", "encoder.norm")}
+    before["encoder.former_name"] = True
+    assert changes(tmp_path, before, now, finished=True) == []
+    for name, value in {"optim.layerwise_lr_decay": 0.9, "encoder.hidden_size": 64, "objective": "Own"}.items():
+        with pytest.raises(UsageError, match=f"{name} = "):
+            changes(tmp_path, before, {**now, name: value}, finished=True)
