@@ -393,18 +393,15 @@ def _quiet() -> Iterator[None]:
 
     They are about deprecated internals of torch, torchvision, and the preprocessing of graphs.
     """
-    loggers = (logging.getLogger("torch.onnx"), logging.getLogger())
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=FutureWarning, message=".*isinstance.treespec, LeafSpec.*")
             warnings.filterwarnings("ignore", category=UserWarning, message=".*The axis name.*")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)
 
 
 def is_exported(name: str | Path) -> bool:

@@ -265,9 +265,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         Raises:
             UsageError: it has none.
         """
-        if self.tokenizer is None:
+        if self._tokenizer is None:
             raise UsageError("the model has no tokenizer: load one with tokenizer files, or set model.tokenizer")
-        return self.tokenizer
+        return self._tokenizer
 
     @torch.no_grad()
     def draw_new_head(self, seed: int) -> None:

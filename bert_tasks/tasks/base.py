@@ -496,9 +496,9 @@ def _without_scores(value: Any) -> Any:
     return value
 
 
-def label_places(theirs: Sequence[str], ours: Sequence[str]) -> list[int] | None:
-    """The index of each of our labels among theirs, regardless of case if need be; None if they are not the same."""
-    for known, wanted in ((theirs, ours), ([*map(str.casefold, theirs)], [*map(str.casefold, ours)])):
+def label_places(file_labels: Sequence[str], labels: Sequence[str]) -> list[int] | None:
+    """The index of each label among those of a file, regardless of case if need be; None if they are not the same."""
+    for known, wanted in ((file_labels, labels), ([*map(str.casefold, file_labels)], [*map(str.casefold, labels)])):
         if sorted(known) == sorted(wanted) and len(set(known)) == len(known):
             return [known.index(label) for label in wanted]
     return None
