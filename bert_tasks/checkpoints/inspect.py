@@ -119,8 +119,8 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     folder = resolve(name, revision=revision)
     hf_config = read_config(folder)
     family, config = family_of(hf_config), encoder_config(hf_config)
-    known = head_kind(hf_config)
-    head: str = "base" if known is None else known
+    kind = head_kind(hf_config)
+    head = "base" if kind is None else kind
     labels = _labels(hf_config, head)
     tensors = read_weights(folder)
     shapes, names = _expected(family, config, head, tensors, num_labels=len(labels))

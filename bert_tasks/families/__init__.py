@@ -117,8 +117,7 @@ def head_kind(hf_config: Mapping[str, Any]) -> str | None:
     family = family_of(hf_config)
     named = hf_config.get("architectures")
     first = named[0] if isinstance(named, list) and named else None
-    kinds = [kind for kind, architecture in family.architectures.items() if architecture == first]
-    return kinds[0] if kinds else None
+    return next((kind for kind, architecture in family.architectures.items() if architecture == first), None)
 
 
 def pooler_is_there(family: Family, keys: Iterable[str]) -> bool:
