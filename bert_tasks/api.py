@@ -18,7 +18,7 @@ from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.readers import ReadOptions, training_reading
 from bert_tasks.data.splits import Splits, train_validation_split
 from bert_tasks.data.table import RowTable
-from bert_tasks.distributed import is_first_process, main_process_first, make_accelerator
+from bert_tasks.distributed import is_main_process, main_process_first, make_accelerator
 from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.experiments import seeds as experiments
 from bert_tasks.experiments.seeds import SeedsResult
@@ -257,7 +257,7 @@ def _load_splits(
 
 def _write_after_run(what: str, write: Callable[[], object]) -> None:
     """Writes a file about a complete run, on the first process; a failure is only logged."""
-    if not is_first_process():
+    if not is_main_process():
         return
     try:
         write()

@@ -77,7 +77,7 @@ def leave_process_group() -> None:
         torch.distributed.destroy_process_group()
 
 
-def is_first_process() -> bool:
+def is_main_process() -> bool:
     """Whether this is the main process of several, or the only one."""
     return bool(PartialState(cpu=not torch.cuda.is_available()).is_main_process)
 

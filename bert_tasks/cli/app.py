@@ -132,7 +132,7 @@ def print_out(text: str) -> None:
         ClosedPipeError: the reader has closed the pipe.
         UsageError: it cannot be written.
     """
-    if is_first_process():
+    if is_printing_process():
         with _write_errors_raised():
             print(printable(text), flush=True)
 
@@ -150,7 +150,7 @@ def _write_errors_raised() -> Iterator[None]:
 
 def print_notice(text: str) -> None:
     """Prints a line on standard output that is not the command's result; a failure to write it is ignored."""
-    if is_first_process():
+    if is_printing_process():
         try:
             print(printable(text), flush=True)
         except OSError:
@@ -159,7 +159,7 @@ def print_notice(text: str) -> None:
 
 def print_err(text: str) -> None:
     """Prints a line on standard error; a failure to write it is ignored."""
-    if is_first_process():
+    if is_printing_process():
         write_message(text)
 
 
@@ -241,8 +241,11 @@ def process_count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def is_first_process() -> bool:
-    """Whether this process prints: of several that a launcher started, only the first one does."""
+def is_printing_process() -> bool:
+    """Whether this process prints: of several, only the main one does.
+
+    The launcher's variable says so before the command line has loaded accelerate, which ``distributed`` asks.
+    """
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -15,7 +15,7 @@ import typer
 from bert_tasks.cli.app import (
     app,
     exit_without_shutdown,
-    is_first_process,
+    is_printing_process,
     print_err,
     print_notice,
     print_out,
@@ -177,7 +177,7 @@ def rows_progress(*, quiet: bool) -> Iterator[Callable[[int, int | None], None]]
         A function of the number of rows so far and of all rows (None if it is not known).
     """
     stream = message_stream()
-    if quiet or not stream.isatty() or not is_first_process():
+    if quiet or not stream.isatty() or not is_printing_process():
         yield lambda rows, total: None
         return
     first: tuple[float, int] | None = None

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bert_tasks.cli.app import app, is_first_process, print_err, print_out, print_result
+from bert_tasks.cli.app import app, is_printing_process, print_err, print_out, print_result
 from bert_tasks.cli.options import (
     AsJson,
     Delimiter,
@@ -128,7 +128,7 @@ def write_report(folder: Path) -> str | None:
     Returns:
         The report's path, or None if it was not written.
     """
-    if not is_first_process():
+    if not is_printing_process():
         return None
     try:
         from bert_tasks.report import make_report

@@ -9,7 +9,7 @@ Shape legend: N tokens, B sequences (windows), S samples (rows or windows), R to
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, NotRequired, Self, TypedDict, get_args, get_origin, get_type_hints
@@ -233,7 +233,7 @@ class Task(ABC, Generic[PredictionT]):
 
     @abstractmethod
     def head(self, config: EncoderConfig) -> Head:
-        """A new head: ``read(layout)`` names the rows it wants, ``forward(hidden, layout)`` gives the logits.
+        """A new head: ``select(layout)`` names the rows it reads, ``forward(hidden, layout, embeddings)`` gives logits.
 
         Its weights start as its constructor leaves them, which draws random ones from torch's global generator.
         """
@@ -371,15 +371,6 @@ class Task(ABC, Generic[PredictionT]):
         A task whose fields exclude each other, or follow the labels' order, overrides this.
         """
         return {name: value for name, value in known.items() if name not in given}
-
-    def unfitted(self) -> Self:
-        """The task without what an earlier training run fitted to its data: the ``tuned`` fields at their defaults."""
-        defaults: dict[str, Any] = {
-            field.name: field.default if field.default_factory is MISSING else field.default_factory()
-            for field in fields(self)
-            if field.name in self.tuned
-        }
-        return replace(self, **defaults)
 
     def fitted_to(self, rows: Iterable[Row]) -> Self:
         """The task with the fields that depend on the training rows (balanced class weights); those are ``tuned``."""

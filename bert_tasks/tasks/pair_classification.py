@@ -34,11 +34,6 @@ class PairClassification(TextClassification):
     row_needs: ClassVar[str] = "two texts and a label or number"
     neutral_metrics: ClassVar[frozenset[str]] = frozenset({"ranked_groups"})
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_length < 5:
-            raise ValueError(f"max_length is {self.max_length}, a pair needs at least 5")
-
     @property
     def columns(self) -> tuple[Column, ...]:
         return (*super().columns, Column(name=GROUP, kind="id", required=False))

@@ -180,7 +180,9 @@ class Trainer:
         if not validation:
             raise UsageError("validation: expected at least one set of rows")
         check_set_names(validation)
-        model.task = model.task.unfitted().fitted_to(self.splits.train)
+        # From its settings alone, so that nothing is left of the data that an earlier run was fitted to.
+        unfitted = type(model.task)(labels=model.task.labels, **model.task.settings())
+        model.task = unfitted.fitted_to(self.splits.train)
         freeze(model, embeddings=self.optim.freeze_embeddings, layers=self.optim.freeze_layers)
         if self.run.metric_for_best_model is not None:
             check_metric(model, self.run.metric_for_best_model, validation, self.accelerator)

@@ -163,6 +163,18 @@ class TextClassification(Task[SequencePrediction]):
                     raise ValueError(f"{name} must not be negative, and not all 0")
         if self.thresholds and (self.problem_type != _MULTI_LABEL or len(self.thresholds) != len(self.labels)):
             raise ValueError("thresholds: one per label, for multi-label classification only")
+        if len(self.texts) == 2 and self.max_length < 5:
+            raise ValueError(f"max_length is {self.max_length}, a pair needs at least 5")
+        if self.overlap is not None and not 0 <= self.overlap < self.max_length - 2:
+            raise ValueError(
+                f"doc_stride is {self.overlap}: windows of {self.max_length} tokens (two of them special) "
+                f"can overlap by 0 to {self.max_length - 3}"
+            )
+
+    @property
+    def overlap(self) -> int | None:
+        """How many tokens the windows of a row share; None: a row is one window, cut at ``max_length``."""
+        return None
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -226,16 +238,11 @@ class TextClassification(Task[SequencePrediction]):
         return PoolingHead(config, outputs, pooling=self.pooling)
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """One window for each row, cut at ``max_length``."""
-        return self._features(rows, tokenizer, overlap=None)
-
-    def _features(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, overlap: int | None
-    ) -> list[Feature]:
-        """Windows of texts (or pairs) that overlap by so many tokens; None: one window for each row.
+        """The windows of each row, of which only the first has the labels.
 
         Special tokens written in a text stay plain characters.
         """
+        overlap = self.overlap
         texts = [[row[name] for row in rows] for name in self.texts]
         encoding = tokenizer(
             *texts,
@@ -515,13 +522,9 @@ class SequenceClassification(TextClassification):
     long_texts: Literal["truncate", "windows"] = "truncate"
     doc_stride: int = 32
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.long_texts == "windows" and not 0 <= self.doc_stride < self.max_length - 2:
-            raise ValueError(
-                f"doc_stride is {self.doc_stride}: windows of {self.max_length} tokens (two of them special) "
-                f"can overlap by 0 to {self.max_length - 3}"
-            )
+    @property
+    def overlap(self) -> int | None:
+        return self.doc_stride if self.long_texts == "windows" else None
 
     @classmethod
     def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
@@ -539,10 +542,6 @@ class SequenceClassification(TextClassification):
     @property
     def limits(self) -> tuple[str, ...]:
         return ("Longer texts are cut, not read in windows.",) if self.long_texts == "truncate" else ()
-
-    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """The windows of each text; only the first one has the labels."""
-        return self._features(rows, tokenizer, overlap=self.doc_stride if self.long_texts == "windows" else None)
 
 
 def _chosen(prediction: SequencePrediction) -> tuple[str, ...]:

@@ -276,7 +276,7 @@ class SpanExtraction(Task[SpanPrediction]):
             )
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
-        """Cross-entropy of the start and of the end over all tokens of each labelled window; see DESIGN 4."""
+        """Cross-entropy of the start and of the end over all tokens of each labelled window."""
         parts = torch.split(logits, list(batch.layout.gather_counts))
         labelled = [part for part, count in zip(parts, batch.label_counts, strict=True) if count]
         if not labelled:
