@@ -24,12 +24,12 @@ from bert_tasks.experiments import seeds as experiments
 from bert_tasks.experiments.seeds import SeedsResult
 from bert_tasks.model.inputs import Data, load_table, renamed
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.paths import exists
 from bert_tasks.recipe.errors import nearest_or_all
 from bert_tasks.recipe.schema import OptimSection, Recipe, RunSection, TrackerName, sections
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import GivenRows
 from bert_tasks.run_dir.files import REPORT
+from bert_tasks.storage import exists
 from bert_tasks.training import run as training
 from bert_tasks.training.loop import Trainer, prepare_model
 from bert_tasks.training.progress import Callback, check_installed

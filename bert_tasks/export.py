@@ -44,9 +44,18 @@ from bert_tasks.model.onnx import (
 )
 from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.paths import check_writable, exists, is_folder, resolved
 from bert_tasks.run_dir.trained import load_trained
-from bert_tasks.storage import atomic_folder, locked, sha256, sibling_path, weights_write_error
+from bert_tasks.storage import (
+    atomic_folder,
+    check_writable,
+    exists,
+    is_folder,
+    locked,
+    resolved,
+    sha256,
+    sibling_path,
+    weights_write_error,
+)
 from bert_tasks.tasks.base import Feature, Prediction, Task, checked_features
 
 ExportFormat = Literal["onnx", "int8"]

@@ -15,9 +15,8 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.paths import exists, is_file, is_folder
 from bert_tasks.recipe.schema import load_recipe
-from bert_tasks.storage import atomic_path
+from bert_tasks.storage import atomic_path, exists, is_file, is_folder
 
 # The date in the archive, so that the same predictions give the same bytes.
 _DATE = (1980, 1, 1, 0, 0, 0)

@@ -28,7 +28,6 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"distributed"}),
     frozenset({"encoder"}),
     frozenset({"storage"}),
-    frozenset({"paths"}),
     frozenset({"errors", "environment", "terminal"}),
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}

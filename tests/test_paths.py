@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bert_tasks.cli import main
 from bert_tasks.errors import PathError, UsageError
-from bert_tasks.paths import (
+from bert_tasks.storage import (
     exists,
     is_file,
     is_folder,
@@ -21,9 +21,9 @@ from bert_tasks.paths import (
     lexists,
     os_error_message,
     resolved,
+    sibling_path,
     with_home,
 )
-from bert_tasks.storage import sibling_path
 
 PROBES = (exists, lexists, is_file, is_folder, is_link)
 COMMANDS = {

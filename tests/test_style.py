@@ -17,7 +17,7 @@ PRINTING_MODULES = {"cli.app"}
 # The modules that may turn any error into a message; the line says of what it is the boundary.
 BOUNDARIES = {"cli.entry", "cli.training"}
 # Where the file system may be asked; the environment's pieces are best effort, each behind ``_known``.
-PROBING_MODULES = {"paths", "environment"}
+PROBING_MODULES = {"storage", "environment"}
 # Modules and functions that storage alone uses. ``x.replace(y)`` and ``x.rename(y)`` are those of paths: of texts
 # ``replace`` takes two arguments.
 STORAGE_MODULES = {"hashlib", "fcntl"}
@@ -96,7 +96,7 @@ def no_assert(source: Source) -> Iterator[str]:
 
 
 def no_bare_probe(source: Source) -> Iterator[str]:
-    """Whether a path is there is asked in ``paths`` only: pathlib raises for some of them, and os.path says no."""
+    """Whether a path is there is asked in ``storage`` only: pathlib raises for some of them, and os.path says no."""
     if source.name in PROBING_MODULES:
         return
     for node in ast.walk(source.tree):
@@ -104,7 +104,7 @@ def no_bare_probe(source: Source) -> Iterator[str]:
             continue
         of_os = isinstance(node.value, ast.Attribute) and ast.unparse(node.value) == "os.path"
         if node.attr in (OS_PATH_PROBES if of_os else PATHLIB_PROBES):
-            yield f"{source.name}:{node.lineno}: {ast.unparse(node)}, use bert_tasks.paths"
+            yield f"{source.name}:{node.lineno}: {ast.unparse(node)}, use bert_tasks.storage"
 
 
 def storage_only(source: Source) -> Iterator[str]:
@@ -261,7 +261,7 @@ BROKEN: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
 ALLOWED: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
     (no_print, "cli.app", "print('x')"),
     (no_bare_probe, "model.x", "def f(path):\n    return exists(path), os.path.expanduser(path), path.stat()"),
-    (no_bare_probe, "paths", "def f(path):\n    return path.resolve()"),
+    (no_bare_probe, "storage", "def f(path):\n    return path.resolve()"),
     (storage_only, "storage", "import hashlib\nos.replace('a', 'b')"),
     (
         storage_only,

@@ -13,7 +13,7 @@ from pathlib import Path
 from bert_tasks.data.problems import missing_path
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.paths import exists, is_folder, resolved, with_home
+from bert_tasks.storage import exists, is_folder, resolved, with_home
 
 PACKAGE = "package:"
 CONFIG = "config.json"

@@ -29,7 +29,7 @@ from bert_tasks.families import (
     pooler_is_there,
 )
 from bert_tasks.families.base import Family
-from bert_tasks.paths import is_file
+from bert_tasks.storage import is_file
 
 _MOST_LABELS = 1_000_000
 

@@ -24,8 +24,7 @@ from torch import Tensor
 from bert_tasks.errors import CheckpointError, PathError
 from bert_tasks.families import CONFIG_KEY, current_name, split_unused
 from bert_tasks.families.base import Family
-from bert_tasks.paths import exists, is_file, is_link, lexists, resolved
-from bert_tasks.storage import sha256
+from bert_tasks.storage import exists, is_file, is_link, lexists, resolved, sha256
 
 # In the metadata of a safetensors file that this package wrote: ``tensors_digest`` of what the file holds.
 DIGEST = "tensors_sha256"

@@ -20,8 +20,7 @@ from bert_tasks.checkpoints.hub import is_model_file
 from bert_tasks.checkpoints.load import DIGEST, checked_file, read_safetensors, tensors_digest
 from bert_tasks.checkpoints.tokenizers import save_tokenizer
 from bert_tasks.errors import CheckpointError
-from bert_tasks.paths import is_file, is_folder, lexists
-from bert_tasks.storage import flush_files, move, sync, weights_write_error
+from bert_tasks.storage import flush_files, is_file, is_folder, lexists, move, sync, weights_write_error
 
 WEIGHTS, HEAD = "model.safetensors", "task_head.safetensors"
 # Files are written here first, then renamed into the folder; a killed save leaves at most this one folder behind.

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from bert_tasks.checkpoints.hub import TOKENIZER_SETTINGS, VOCABULARIES
 from bert_tasks.checkpoints.load import checked_file, read_json
 from bert_tasks.errors import CheckpointError
-from bert_tasks.paths import exists, lexists
+from bert_tasks.storage import exists, lexists
 
 _MAX_BYTES = 200 * 2**20
 _SLOW = "a slow tokenizer without offsets; expected a tokenizer.json"

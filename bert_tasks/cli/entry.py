@@ -14,7 +14,7 @@ import traceback
 from bert_tasks.cli.app import app, discard_output, exit_without_shutdown, process_count, standard_streams
 from bert_tasks.environment import disable_telemetry, environment, environment_lines, masked, masked_arguments
 from bert_tasks.errors import BertTasksError, ClosedPipeError, StoppedError, UsageError
-from bert_tasks.paths import os_error_message
+from bert_tasks.storage import os_error_message
 from bert_tasks.terminal import printable
 
 # oneDNN keeps the code that it generates for each shape, of 1024 shapes by default: 50 MiB over a large file. A forward

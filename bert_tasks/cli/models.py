@@ -145,7 +145,7 @@ def predict(
 def _interruption(output: str) -> Iterator[None]:
     """Reports what Ctrl-C leaves of an output, and ends the command with the signal's exit code."""
     from bert_tasks.inference.output import unfinished_folder
-    from bert_tasks.paths import is_folder
+    from bert_tasks.storage import is_folder
 
     try:
         yield

@@ -20,7 +20,7 @@ from bert_tasks.cli.options import (
     RecipeFile,
 )
 from bert_tasks.errors import BertTasksError, DivergedError
-from bert_tasks.paths import exists
+from bert_tasks.storage import exists
 
 if TYPE_CHECKING:
     from bert_tasks.recipe.schema import Recipe

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from bert_tasks.data.problems import counted, shortened
 from bert_tasks.data.records import Record, open_text
-from bert_tasks.paths import is_file
+from bert_tasks.storage import is_file
 
 Scheme = Literal["IOB1", "IOB2", "BIOES", "raw"]
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.records import looks_like_squad
 from bert_tasks.errors import DataError
-from bert_tasks.paths import is_file
+from bert_tasks.storage import is_file
 
 GZIP_EXTENSION = ".gz"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from bert_tasks.errors import DataError, PathError
-from bert_tasks.paths import is_folder
+from bert_tasks.storage import is_folder
 
 SHOWN = 20
 SKIP_HINT = 'data.on_error = "skip" leaves such rows out'

@@ -44,8 +44,7 @@ from bert_tasks.data.table import (
 )
 from bert_tasks.data.validator import ColumnMapping, RowValidator, make_column_mapping
 from bert_tasks.errors import DataError
-from bert_tasks.paths import exists, is_file, is_folder
-from bert_tasks.storage import sha256_file, sha256_json
+from bert_tasks.storage import exists, is_file, is_folder, sha256_file, sha256_json
 
 if TYPE_CHECKING:
     from datasets import Dataset

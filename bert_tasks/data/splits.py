@@ -21,8 +21,7 @@ from bert_tasks.data.readers import ReadOptions, hub_splits, read_hub, read_tabl
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import CONTEXT
 from bert_tasks.errors import DataError
-from bert_tasks.paths import is_file, is_folder
-from bert_tasks.storage import sha256
+from bert_tasks.storage import is_file, is_folder, sha256
 
 _DOCUMENT, _GROUP = "document", "group"
 

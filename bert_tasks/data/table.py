@@ -18,8 +18,7 @@ from bert_tasks.data.problems import counted, first_few
 from bert_tasks.data.records import Record, rows_of
 from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.errors import DataError
-from bert_tasks.paths import exists
-from bert_tasks.storage import atomic_path, sha256_file, sha256_json
+from bert_tasks.storage import atomic_path, exists, sha256_file, sha256_json
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features

@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bert_tasks.errors import UsageError
-from bert_tasks.paths import (
-    exists,
-    is_file,
-    is_folder,
-)
-from bert_tasks.storage import atomic_path
+from bert_tasks.storage import atomic_path, exists, is_file, is_folder
 
 if TYPE_CHECKING:
     import pyarrow

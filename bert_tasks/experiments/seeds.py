@@ -21,11 +21,10 @@ from bert_tasks.distributed import broadcast_from_main, make_accelerator
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metric_key, metrics_by_set
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
-from bert_tasks.paths import exists, is_folder
 from bert_tasks.recipe.errors import schema_problems
 from bert_tasks.recipe.schema import Recipe, RunSection, load_recipe, load_task_class
 from bert_tasks.run_dir import files as outputs
-from bert_tasks.storage import locked
+from bert_tasks.storage import exists, is_folder, locked
 from bert_tasks.terminal import write_message
 from bert_tasks.training.run import DryRun, dry_run, train
 from bert_tasks.training.state import FitResult

@@ -40,15 +40,18 @@ from bert_tasks.errors import ClosedPipeError, DataError, UsageError
 from bert_tasks.model.inputs import Data
 from bert_tasks.model.onnx import ExportedModel
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.paths import exists, is_folder, is_link, resolved
 from bert_tasks.storage import (
     LOCK,
     atomic_path,
+    exists,
     explained_disk_full,
+    is_folder,
+    is_link,
     is_temporary,
     locked,
     move,
     remove_temporaries,
+    resolved,
     sha256,
     sha256_json,
     sibling_path,

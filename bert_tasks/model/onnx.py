@@ -35,8 +35,7 @@ from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import Logits, TaskModel
-from bert_tasks.paths import is_file, os_error_message, with_home
-from bert_tasks.storage import sha256
+from bert_tasks.storage import is_file, os_error_message, sha256, with_home
 from bert_tasks.tasks.base import PredictionT, Task
 
 if TYPE_CHECKING:

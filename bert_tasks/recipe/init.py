@@ -25,11 +25,10 @@ from bert_tasks.data.splits import DataSpec, load_splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.families import encoder_config
-from bert_tasks.paths import exists, is_file, is_folder, with_home
 from bert_tasks.recipe.schema import load_task_class
 from bert_tasks.recipe.source import Source, read_source
 from bert_tasks.recipe.toml import literal
-from bert_tasks.storage import sync
+from bert_tasks.storage import exists, is_file, is_folder, sync, with_home
 from bert_tasks.tasks import TASKS, named_task
 from bert_tasks.tasks.detection import LABEL_NAMES, NO_HINTS, Guess, Hints
 

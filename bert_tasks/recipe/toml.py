@@ -16,7 +16,7 @@ from typing import Any
 
 from bert_tasks.data.problems import missing_path
 from bert_tasks.errors import RecipeError
-from bert_tasks.paths import is_folder
+from bert_tasks.storage import is_folder
 
 _SHOWN = 40  # characters
 KeyPath = tuple[str | int, ...]

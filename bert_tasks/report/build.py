@@ -9,12 +9,12 @@ from typing import Any
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.writers import DELIMITERS, TableWriter, check_place, flat, json_line, whole_file
 from bert_tasks.errors import UsageError
-from bert_tasks.paths import is_folder, resolved
 from bert_tasks.report.collect import GivenRows, Run, gather
 from bert_tasks.report.comparison import Comparison, check_comparable, compared
 from bert_tasks.report.page import comparison_page, run_page
 from bert_tasks.report.results import FileResults, Results, file_cells, results_of, results_on_file
 from bert_tasks.run_dir import files as outputs
+from bert_tasks.storage import is_folder, resolved
 
 _FORMATS = ("jsonl", *DELIMITERS)
 _OWN = ("line", "set", "label", "prediction", "score")

@@ -21,9 +21,9 @@ from bert_tasks.experiments.seeds import SEEDS
 from bert_tasks.metrics.tables import metric_key, metrics_of_set, split_key
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.paths import exists, is_file, is_folder, resolved
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.run_dir import files as outputs
+from bert_tasks.storage import exists, is_file, is_folder, resolved
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.training.run import prepare
 

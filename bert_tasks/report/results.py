@@ -16,10 +16,10 @@ from bert_tasks.inference import evaluate_data
 from bert_tasks.metrics.tables import CLASS_SCORES, ClassRow, MetricTable
 from bert_tasks.model.inputs import as_trained, load_table
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.paths import is_folder
 from bert_tasks.report.collect import Run
 from bert_tasks.report.statistics import Estimate, bootstrap
 from bert_tasks.run_dir import files as outputs
+from bert_tasks.storage import is_folder
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.tasks.report_data import ReportSections
 

@@ -24,10 +24,12 @@ from torch import Tensor
 
 from bert_tasks.checkpoints.load import checked_file, read_json, read_safetensors
 from bert_tasks.errors import CheckpointError
-from bert_tasks.paths import exists, is_folder, is_link
 from bert_tasks.storage import (
     atomic_folder,
     atomic_path,
+    exists,
+    is_folder,
+    is_link,
     is_temporary,
     move,
     sha256_file,

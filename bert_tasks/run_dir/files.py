@@ -23,10 +23,20 @@ from bert_tasks.data.checks import named_splits
 from bert_tasks.data.splits import Splits
 from bert_tasks.environment import cpu_name
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.paths import check_writable, exists, is_file, is_folder, is_link
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.run_dir import checkpoints as checkpointing
-from bert_tasks.storage import LOCK, atomic_path, is_temporary, remove_temporaries, sha256
+from bert_tasks.storage import (
+    LOCK,
+    atomic_path,
+    check_writable,
+    exists,
+    is_file,
+    is_folder,
+    is_link,
+    is_temporary,
+    remove_temporaries,
+    sha256,
+)
 
 MODEL, CARD = "model", "README.md"
 EVENTS = "metrics.jsonl"
