@@ -61,7 +61,7 @@ def named_splits(splits: Splits) -> list[tuple[str, RowTable]]:
 
 def label_census(table: RowTable, column: Column) -> LabelCensus:
     """The labels of a table; none where it lacks the column."""
-    census = LabelCensus(column)
+    census = LabelCensus(column=column)
     if column.name in table.rows.column_names:
         for batch in table.rows.select_columns([column.name, "line"]).iter(batch_size=1000):
             for value, line in zip(batch[column.name], batch["line"], strict=True):

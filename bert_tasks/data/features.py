@@ -1,7 +1,7 @@
 """Features of a table: computed once and cached, grouped into samples, and cut into batches.
 
-Owns the key under which features are cached, their Arrow schema, which features belong to one sample (the windows of a
-long text are read together), and batches of a limited number of tokens.
+Owns the Arrow schema of features, which features belong to one sample (the windows of a long text are read together),
+and batches of a limited number of tokens. To the key that the caller gives, the cache adds the rows and the tokenizer.
 """
 
 import json
@@ -42,7 +42,8 @@ def cached_features(
 
     Args:
         features: makes the features of a batch of rows, whose ``row`` counts within the batch.
-        key: everything else that the features depend on, as plain values: task, settings, labels, package version.
+        key: what the features depend on besides the rows and the tokenizer, as plain values: task, settings, labels,
+            package version.
         batch_size: rows per call of ``features``; None: all at once.
     """
     import datasets
@@ -117,28 +118,31 @@ _FOR_DECODING = ("row", "gather_positions", "word_ids", "offsets")
 class Samples:
     """Features of a table grouped into samples: a row's windows together, or each window for itself.
 
-    In memory are three arrays at most; everything else stays in the file.
+    In memory are four arrays at most; everything else stays in the file.
 
     Attributes:
         features: memory-mapped, in row order; ``trained`` and ``decoded`` are those of its columns.
+        tokens: the number of tokens of each feature.
         starts: index of each sample's first feature, and the number of features at the end.
         lengths: tokens of each sample, all its windows together.
-        longest: tokens of the longest window.
         row_starts: index of each row's first feature, and the number of features at the end.
     """
 
     features: "Dataset"
     trained: "Dataset"
     decoded: "Dataset"
+    tokens: Numbers
     starts: Numbers
     lengths: Numbers
-    longest: int
     row_starts: Numbers
 
     @classmethod
     def of(cls, features: "Dataset", unit: Literal["row", "window"] = "row") -> Self:
         """Reads all lengths once. Rows count from 0 without gaps, as ``cached_features`` numbers them."""
-        tokens = token_lengths(features)
+        import pyarrow.compute
+
+        token_lists = features.with_format("arrow")[:].column("input_ids")  # only the offsets of the lists are read
+        tokens = np.asarray(pyarrow.compute.list_value_length(token_lists), np.int64)
         rows = np.asarray(features.with_format("numpy", columns=["row"])[:]["row"], dtype=np.int64)
         row_starts = np.concatenate([[0], np.cumsum(np.bincount(rows), dtype=np.int64)])
         starts = row_starts if unit == "row" else np.arange(len(tokens) + 1)
@@ -146,9 +150,9 @@ class Samples:
             features=features,
             trained=features.select_columns([name for name in _FOR_TRAINING if name in features.column_names]),
             decoded=features.select_columns([name for name in _FOR_DECODING if name in features.column_names]),
+            tokens=tokens,
             starts=starts,
             lengths=np.diff(np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])[starts]),
-            longest=int(tokens.max(initial=0)),
             row_starts=row_starts,
         )
 
@@ -176,13 +180,6 @@ class Samples:
         """What decoding needs of the features of rows ``first`` to ``end - 1``; ``row`` counts from 0 there."""
         records = rows_of(self.decoded[self.row_starts[first] : self.row_starts[end]])
         return [{**record, "row": record["row"] - first} for record in records]
-
-
-def token_lengths(features: "Dataset") -> Numbers:
-    """Tokens of each feature. Only the offsets of the lists are read, not the tokens."""
-    import pyarrow.compute
-
-    return np.asarray(pyarrow.compute.list_value_length(features.with_format("arrow")[:].column("input_ids")), np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)

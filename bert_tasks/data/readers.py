@@ -271,7 +271,7 @@ def _write_rows(source: AbstractContextManager[Records], mapping: ColumnMapping,
         rows = validator.rows(records.rows)
         while batch := list(islice(rows, _BATCH)):
             stream.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema=schema))
-    return validator.finish()
+    return validator.notes
 
 
 def hub_splits(dataset: str, *, config: str | None = None, revision: str | None = None) -> list[str]:

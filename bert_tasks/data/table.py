@@ -129,7 +129,8 @@ class RowTable:
         file: the Arrow file that holds these rows and no others, if there is one: reading them in order then leaves no
             pages of it in memory.
         hub: where on the hub the rows are.
-        faults: what is wrong with rows that were left out (`without_faults`).
+        faults: of the rows that were left out (`without_faults`) the column ``FAULT``, in which each is a JSON object:
+            its line, what is wrong with it, and the row itself.
     """
 
     rows: "Dataset"
@@ -176,13 +177,13 @@ class RowTable:
             columns, source=source, require_labels=require_labels, labels=labels, skip_faulty=skip_faulty
         )
         validator = RowValidator(mapping)
-        checked = list(validator.rows(Record(number, row) for number, row in enumerate(rows, start=1)))
-        notes = validator.finish() if rows or require_labels else ()
+        records = (Record(number, row) for number, row in enumerate(rows, start=1))
+        checked = list(validator.rows(records)) if rows or require_labels else []
         schema = table_schema(columns, [FAULT] if skip_faulty else [])
         table = Dataset.from_dict({name: [row.get(name) for row in checked] for name in schema}, features=schema)
         empty = dict.fromkeys(column.name for column in columns)
         fingerprint = sha256_json([row if FAULT in row else {**empty, **row} for row in checked])
-        return cls(rows=without_absent(table, columns), source=source, fingerprint=fingerprint, notes=notes)
+        return cls(rows=without_absent(table, columns), source=source, fingerprint=fingerprint, notes=validator.notes)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -212,13 +213,6 @@ class RowTable:
         note = f"{len(bad)} of {counted(len(faulty), 'row')} cannot be used and were left out (line {lines})"
         usable = table.select([index for index, is_bad in enumerate(faulty) if not is_bad])
         return replace(usable, notes=(*self.notes, note), faults=self.rows.select(bad).select_columns([FAULT]))
-
-    def reject_lines(self) -> Iterator[str]:
-        """A JSON line for each row that was left out: its file, its line, what is wrong with it, and the row itself."""
-        if self.faults is not None:
-            for batch in self.faults.iter(batch_size=_BATCH):
-                for fault in batch[FAULT]:
-                    yield json.dumps({"file": self.source, **json.loads(fault)}) + "\n"
 
     def select(self, indices: Sequence[int]) -> "RowTable":
         """The rows with these numbers, in this order."""

@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -164,43 +164,47 @@ def is_integer(value: str) -> bool:
     return re.fullmatch(r"[+-]?\d{1,4300}", value) is not None
 
 
+@dataclass(kw_only=True)
 class LabelCensus:
     """How often each label of a column occurs, and where.
 
     Tags are counted for each word twice: in IOB2, whatever chunk scheme they are written in, and as they are written,
     which is what counts where any of them is not a chunk tag.
 
-    Args:
+    Attributes:
         column: a column of one of ``CLASS_KINDS``.
+        rows: how many rows have a value there.
+        written: how often each label occurs as it is written.
+        chunks: how often each tag occurs in IOB2.
+        lines: (whether it is in IOB2, label) -> the first lines that have it.
     """
 
-    def __init__(self, column: Column) -> None:
-        self.column = column
-        self.rows = 0
-        self._written: Counter[str] = Counter()
-        self._chunks: Counter[str] = Counter()  # tags in IOB2
-        self._lines: dict[tuple[bool, str], list[int]] = {}  # (is it in IOB2, name) -> first lines
+    column: Column
+    rows: int = 0
+    written: Counter[str] = field(default_factory=Counter)
+    chunks: Counter[str] = field(default_factory=Counter)
+    lines: dict[tuple[bool, str], list[int]] = field(default_factory=dict)
 
     @property
     def counts(self) -> Counter[str]:
         """How often each label occurs."""
-        are_chunks = len(self._chunks) > 0 and all(map(is_chunk_tag, self._written))
-        return self._chunks if are_chunks else self._written
+        are_chunks = len(self.chunks) > 0 and all(map(is_chunk_tag, self.written))
+        return self.chunks if are_chunks else self.written
 
     def add(self, value: Any, line: int) -> None:
         """Counts the value of the row at a line; None is no label. Memory is bounded."""
         if value is None:
             return
         self.rows += 1
-        tallies = [(False, self._written, [value] if self.column.kind == "label" else value)]
+        tallies = [(False, self.written, [value] if self.column.kind == "label" else value)]
         if self.column.kind == "tags":
-            tallies.append((True, self._chunks, to_iob2(value)))
+            tallies.append((True, self.chunks, to_iob2(value)))
         for is_iob2, counts, names in tallies:
             for name in names:
                 if name not in counts and len(counts) >= _MOST_COUNTED:
                     continue
                 counts[name] += 1
-                lines = self._lines.setdefault((is_iob2, name), [])
+                lines = self.lines.setdefault((is_iob2, name), [])
                 if len(lines) < SHOWN and line not in lines[-1:]:
                     lines.append(line)
 
@@ -214,7 +218,7 @@ class LabelCensus:
             new_types: chunk tags of types that are not among the labels pass: test files may have types that no
                 training file has, which a model then misses.
         """
-        counts = self._written
+        counts = self.written
         if len(labels) == 0:
             odd = self._mixed()
         elif self.column.kind == "tags" and new_types:
@@ -222,8 +226,8 @@ class LabelCensus:
             unclear = [] if is_raw else [tag for tag in counts if not is_chunk_tag(tag)]
             odd = dict.fromkeys(unclear, "expected O or a tag such as B-TYPE")
         else:
-            if self._chunks and label_scheme(labels) != "raw":
-                counts = self._chunks
+            if self.chunks and label_scheme(labels) != "raw":
+                counts = self.chunks
             odd = {}
             for value in counts:
                 if value not in labels:
@@ -231,21 +235,21 @@ class LabelCensus:
                     expected = f"expected one of {first_few(labels, 10)}"
                     odd[value] = expected if meant is None else f"{value!r} -> {meant!r}?"
         for value, what in odd.items():
-            lines = self._lines[counts is self._chunks, value]
+            lines = self.lines[counts is self.chunks, value]
             problems.add(lines[0], what, column=name, value=value, times=counts[value] - len(lines) + 1)
             for line in lines[1:]:
                 problems.add(line, what, column=name, value=value)
 
     def _mixed(self) -> dict[str, str]:
         """The labels that do not belong among the others -> what is wrong with them."""
-        counts = self._written
+        counts = self.written
         numbers = {value for value in counts if is_integer(value)}
         names = set(counts) - numbers
         if numbers and names:
             few = min(numbers, names, key=lambda group: sum(counts[value] for value in group))
             what = "a number among names" if few is numbers else "a name among numbers"
             return dict.fromkeys(sorted(few), f"{what}; fix it, or state the labels in settings.labels")
-        if not self._chunks:
+        if not self.chunks:
             return {}
         plain = {value for value in counts if not is_chunk_tag(value)}
         prefixed = sum(count for value, count in counts.items() if value != "O" and value not in plain)
@@ -259,8 +263,8 @@ class LabelCensus:
 class RowValidator:
     """Turns rows as a source has them into rows with the task's names and canonical values.
 
-    `validate` looks at one row. `rows` and `finish` look at all rows of a source, and collect what is wrong with them,
-    which rows were skipped, and how often each label occurs.
+    `validate` looks at one row. `rows` looks at all rows of a source, and collects what is wrong with them, which rows
+    were skipped, and how often each label occurs.
 
     Args:
         mapping: what to read.
@@ -276,7 +280,7 @@ class RowValidator:
             check_columns(columns, mapping)
         self._seen: dict[str, None] = dict.fromkeys([] if columns is None else columns)
         self._count = self._faulty = 0
-        self._skipped: list[int] = []
+        self.notes: tuple[str, ...] = ()
         self._problems = Problems(source=mapping.source)
         self._columns = [field.column for field in mapping.fields]
         self._names = {field.column.name: field.name for field in mapping.fields}
@@ -284,7 +288,7 @@ class RowValidator:
         self._tags = column_of(self._columns, "tags")
         self._answers = column_of(self._columns, "answers")
         label = column_of(self._columns, *CLASS_KINDS)
-        self._census = None if label is None or mapping.labels is None else LabelCensus(label)
+        self._census = None if label is None or mapping.labels is None else LabelCensus(column=label)
 
     def validate(self, cells: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
         """One row in canonical form, and what is wrong with it.
@@ -299,27 +303,27 @@ class RowValidator:
         label_names = mapping.label_names.values()
         if self._words is not None:
             cells = with_words(cells, self._columns, self._names)
-        for field in mapping.fields:
-            raw = cells.get(field.name)
-            if raw is None and not field.needed:
+        for wanted in mapping.fields:
+            raw = cells.get(wanted.name)
+            if raw is None and not wanted.needed:
                 continue
             try:
-                if raw is None and field.name not in cells:
+                if raw is None and wanted.name not in cells:
                     there = first_few((shortened(str(name)) for name in cells), _COLUMNS_SHOWN)
-                    raise BadValueError(f"missing {field.column.kind}; the row has {there if cells else 'no columns'}")
-                value = canonical(raw, field.column.kind, mapping.label_separator)
-                if mapping.label_names and field.column.kind == "label" and value not in label_names:
+                    raise BadValueError(f"missing {wanted.column.kind}; the row has {there if cells else 'no columns'}")
+                value = canonical(raw, wanted.column.kind, mapping.label_separator)
+                if mapping.label_names and wanted.column.kind == "label" and value not in label_names:
                     if value is not None and value != "-1" and value not in mapping.label_names:
                         expected = f"{', '.join(mapping.label_names)}, or {', '.join(label_names)}"
                         raise BadValueError(f"expected one of {expected}")
                     value = mapping.label_names.get(value)  # -1 says that the label is hidden
-                if value is None and field.needed:
-                    raise BadValueError(f"missing {field.column.kind}")
+                if value is None and wanted.needed:
+                    raise BadValueError(f"missing {wanted.column.kind}")
             except BadValueError as error:
-                faults.append(Fault(str(error), field.name, raw))
+                faults.append(Fault(str(error), wanted.name, raw))
                 continue
             if value is not None:
-                row[field.column.name] = value
+                row[wanted.column.name] = value
         if self._words is not None and self._tags is not None:
             words, tags = row.get(self._words.name), row.get(self._tags.name)
             if words is not None and tags is not None and len(words) != len(tags):
@@ -333,12 +337,19 @@ class RowValidator:
         return row, faults
 
     def rows(self, records: Iterator[Record]) -> Iterator[dict[str, Any]]:
-        """The rows of a source with their ``line``; `finish` tells what is wrong with them."""
+        """The rows of a source with their ``line``; at their end ``notes`` names those that were skipped.
+
+        Raises:
+            BadRowsError: at the end: rows that cannot be used, all of them; rows that became a ``FAULT`` only if no row
+                is left.
+            DataError: at the end: there are no rows, or a column is missing.
+        """
         mapping, carried = self.mapping, self.mapping.passthrough_columns
+        skipped: list[int] = []
         for record in records:
             self._count += 1
             if record.skip:
-                self._skipped.append(record.line)
+                skipped.append(record.line)
                 continue
             row: dict[str, Any] = {}
             faults = [] if record.fault is None else [Fault(record.fault)]
@@ -368,24 +379,15 @@ class RowValidator:
             elif record.fault is None:
                 row["line"] = record.line
                 yield row
-
-    def finish(self) -> tuple[str, ...]:
-        """Notes on rows that were skipped.
-
-        Raises:
-            BadRowsError: rows that cannot be used, all of them; rows that became a ``FAULT`` only if no row is left.
-            DataError: there are no rows, or a column is missing.
-        """
-        skipped, source = self._skipped, self.mapping.source
-        notes: tuple[str, ...] = ()
+        source = mapping.source
         if skipped:
             has, were = ("has", "was") if len(skipped) == 1 else ("have", "were")
             lines = first_few(map(str, skipped), 5)
             share = f"{len(skipped)} of {counted(self._count, 'row')}"
-            notes = (f"{share} {has} too few cells and {were} skipped (line {lines})",)
+            self.notes = (f"{share} {has} too few cells and {were} skipped (line {lines})",)
         if self._count == len(skipped):
             below = "; there is nothing below the header" if self._seen and not skipped else ""
-            raise DataError(f"{source}: no rows{below}{''.join(f'; {note}' for note in notes)}")
+            raise DataError(f"{source}: no rows{below}{''.join(f'; {note}' for note in self.notes)}")
         if self._seen:
             check_columns(tuple(self._seen), self.mapping)
         if 0 < self._faulty < self._count:  # what is wrong with them is in the rows
@@ -394,7 +396,6 @@ class RowValidator:
             self._census.report(self._problems, self._names[self._census.column.name], self.mapping.labels)
         if self._problems.count > 0:
             raise BadRowsError([self._problems])
-        return notes
 
     def _placed_answers(self, column: str, answers: Answers, context: str | None, faults: list[Fault]) -> Answers:
         """The answers, those without a start at the first place where the context has them; adds to ``faults``."""

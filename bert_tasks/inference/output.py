@@ -85,10 +85,6 @@ class WriteOptions:
     format: str | None = None
     logits: bool = False
 
-    def __post_init__(self) -> None:
-        if isinstance(self.keep_columns, str) and self.keep_columns not in ("all", "none"):
-            raise UsageError(f"keep_columns is {self.keep_columns!r}, expected 'all', 'none' or a list of names")
-
 
 class StreamWriter:
     """Writes rows to an open stream as they come: JSON lines, or a table with the columns of the first rows."""
@@ -229,6 +225,9 @@ def output_destination(
     Raises:
         UsageError: an option has an invalid value, or options exclude each other.
     """
+    keep = writing.keep_columns
+    if isinstance(keep, str) and keep not in ("all", "none"):
+        raise UsageError(f"keep_columns is {keep!r}, expected 'all', 'none' or a list of names")
     if writing.on_error not in ("fail", "skip"):
         raise UsageError(f"on_error is {writing.on_error!r}, expected 'fail' or 'skip'")
     if writing.format is not None and writing.format not in FORMS:
@@ -341,29 +340,22 @@ def unfinished_folder(output: Path) -> Path:
     return sibling_path(output, suffix=".parts")
 
 
+@dataclass(frozen=True, kw_only=True)
 class UnfinishedOutput:
     """The completed chunks of one output, in order.
 
-    Args:
+    Attributes:
         output: the output.
-        entries: the chunks that an earlier attempt completed.
+        lines: the file of their rows.
+        files: this file and ``LOG``, open for writing.
+        entries: the chunks, first those that an earlier attempt completed, which had ``resumed`` rows.
     """
 
-    def __init__(self, output: Path, entries: Sequence[_ChunkEntry]) -> None:
-        self.output = output
-        self.lines = unfinished_folder(output) / ROWS
-        self.entries = list(entries)
-        self.resumed = self.total("rows")
-        try:
-            self.files = self.lines.open("ab"), (unfinished_folder(output) / LOG).open("ab")
-            self.files[0].truncate(self.total("size"))
-            self.files[1].truncate(sum(len(json_line(asdict(entry))) for entry in entries))
-        except OSError as error:
-            raise write_failure(error, output) from None
-
-    def total(self, name: str) -> int:
-        """The sum of a number over all chunks."""
-        return sum(getattr(entry, name) for entry in self.entries)
+    output: Path
+    lines: Path
+    files: tuple[IO[bytes], IO[bytes]]
+    entries: list[_ChunkEntry]
+    resumed: int
 
     def append(self, chunks: Sequence[Chunk]) -> None:
         """Raises UsageError if they cannot be written; those before them stay."""
@@ -403,9 +395,15 @@ def unfinished_output(output: Path, metadata: Mapping[str, Any]) -> Iterator[Unf
             try:
                 with atomic_path(folder / MANIFEST) as temporary:
                     temporary.write_text(json.dumps(metadata, indent=2) + "\n", "utf-8")
+                files = (folder / ROWS).open("ab"), (folder / LOG).open("ab")
+                files[0].truncate(sum(entry.size for entry in entries))
+                files[1].truncate(sum(len(json_line(asdict(entry))) for entry in entries))
             except OSError as error:
                 raise write_failure(error, output) from None
-            unfinished = UnfinishedOutput(output, entries)
+            resumed = sum(entry.rows for entry in entries)
+            unfinished = UnfinishedOutput(
+                output=output, lines=folder / ROWS, files=files, entries=entries, resumed=resumed
+            )
             is_over = False
             try:
                 yield unfinished

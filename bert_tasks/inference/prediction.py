@@ -328,14 +328,14 @@ class _TableRun:
                     "versions": {name: installed_version(name) for name in _VERSIONED} | {"python": python_version()},
                 }
                 opened.append(stack.enter_context(unfinished_output(path, metadata)))
-                self.progress(opened[0].total("rows"), len(table))
+                self.progress(opened[0].resumed, len(table))
                 return len(opened[0].entries)
 
             completed = broadcast_from_main(accelerator, open_unfinished)
 
             def append(chunks: Sequence[Chunk]) -> None:
                 opened[0].append(chunks)
-                self.progress(opened[0].total("rows"), len(table))
+                self.progress(sum(entry.rows for entry in opened[0].entries), len(table))
 
             map_chunks_distributed(
                 accelerator, table, size=size, completed=completed, work=predictor.output_chunk, take=append
@@ -346,8 +346,12 @@ class _TableRun:
                 if self.destination.rejects is not None:
                     write_rejects(table, self.destination.rejects)
                 finalize_output(unfinished.lines, path, form=self.destination.form, raw=writing.csv_raw)
-                rows, truncated, rejected = (unfinished.total(name) for name in ("rows", "truncated", "rejected"))
-                return Predicted(rows=rows, truncated=truncated, rejected=rejected, resumed=unfinished.resumed)
+                return Predicted(
+                    rows=sum(entry.rows for entry in unfinished.entries),
+                    truncated=sum(entry.truncated for entry in unfinished.entries),
+                    rejected=sum(entry.rejected for entry in unfinished.entries),
+                    resumed=unfinished.resumed,
+                )
 
             return broadcast_from_main(accelerator, finalize)
 

@@ -77,14 +77,11 @@ class Predictor:
     def predict(self, first: int, rows: Sequence[Row]) -> ChunkResult:
         """Predicts the usable ones of some rows; ``first`` is the number of the first one, for messages."""
         usable = [row for row in rows if row.get(FAULT) is None]
-        truncated: list[int] = []
-
-        def count(features: Sequence[Feature]) -> None:
-            truncated.append(len({feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0}))
-
+        seen: list[Sequence[Feature]] = []
         logits = self.writing.logits
-        predictions = list(self.model.predict_rows(usable, run=self.run, first=first, note=count, logits=logits))
-        return ChunkResult(rows=usable, predictions=predictions, truncated=sum(truncated))
+        predictions = list(self.model.predict_rows(usable, run=self.run, first=first, note=seen.append, logits=logits))
+        cut = [{feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0} for features in seen]
+        return ChunkResult(rows=usable, predictions=predictions, truncated=sum(map(len, cut)))
 
     def output_chunk(self, first: int, rows: Sequence[Row]) -> Chunk:
         """Predicts some rows, and makes their output: of each row the columns to keep, then the prediction.
@@ -308,7 +305,6 @@ class _Reader:
                 validator = RowValidator(mapping, records.columns)
                 for row in validator.rows(records.rows):
                     self._rows.put(row)
-            validator.finish()
             self._complete = True
         except (BertTasksError, OSError) as error:
             self._failure = error

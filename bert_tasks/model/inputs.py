@@ -174,8 +174,9 @@ def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
         batch_size=None if task.reads_neighbours else FEATURE_ROWS,
     )
     samples = Samples.of(features, task.sample)
-    if samples.longest > model.config.usable_length:
+    longest = int(samples.tokens.max(initial=0))
+    if longest > model.config.usable_length:
         raise DataError(
-            f"{table.source}: a window has {samples.longest} tokens, the model {model.config.usable_length} positions"
+            f"{table.source}: a window has {longest} tokens, the model {model.config.usable_length} positions"
         )
     return samples

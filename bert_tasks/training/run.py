@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, named_splits
-from bert_tasks.data.features import Cuts, token_lengths
+from bert_tasks.data.features import Cuts
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.splits import Splits, load_splits, stored_reading
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
@@ -105,9 +105,9 @@ def _data_report(trainer: Trainer) -> DataReport:
     model, task, splits = trainer.model, trainer.model.task, trainer.splits
     tokens = {}
     for name, table in named_splits(splits):
-        features = tokenized(table, task, model).features
-        cuts = Cuts.of(features, rows=len(table))
-        tokens[name] = TokenCounts(lengths=token_lengths(features), cuts=cuts, notes=task.cut_notes(cuts))
+        samples = tokenized(table, task, model)
+        cuts = Cuts.of(samples.features, rows=len(table))
+        tokens[name] = TokenCounts(lengths=samples.tokens, cuts=cuts, notes=task.cut_notes(cuts))
     return data_report(splits, tokens, columns=task.columns, labels=task.labels)
 
 

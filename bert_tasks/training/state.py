@@ -5,6 +5,7 @@ checkpoint, and ``RunFolder``. A run needs no loader state: the order of the sam
 are functions of seed, epoch and step.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from accelerate.utils import broadcast, broadcast_object_list
 from torch import Tensor
 
 from bert_tasks.data.checks import named_splits
+from bert_tasks.data.columns import FAULT
 from bert_tasks.data.splits import Splits
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metrics_by_set
@@ -297,7 +299,12 @@ class RunFolder:
             outputs.write_text(self.path / outputs.RECIPE, self.recipe_text)
         # Rows that were left out, once for each source file: validation rows may be of the training file.
         tables = {table.source: table for _, table in named_splits(self.splits)}
-        rejects = "".join(line for table in tables.values() for line in table.reject_lines())
+        rejects = "".join(
+            json.dumps({"file": table.source, **json.loads(fault)}) + "\n"
+            for table in tables.values()
+            if table.faults is not None
+            for fault in table.faults[FAULT]
+        )
         if rejects:
             outputs.write_text(self.path / outputs.REJECTS, rejects)
         else:

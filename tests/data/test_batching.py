@@ -38,7 +38,7 @@ def test_samples_count_as_a_plain_loop_does(windows: list[list[int]], unit: Lite
     assert samples.lengths.tolist() == [sum(part) for part in parts]
     assert samples.starts.tolist() == list(accumulate(map(len, parts), initial=0))
     assert samples.row_starts.tolist() == list(accumulate(map(len, windows), initial=0))
-    assert samples.longest == max((tokens for sizes in windows for tokens in sizes), default=0)
+    assert samples.tokens.tolist() == [tokens for sizes in windows for tokens in sizes]
 
 
 def test_features_of_samples() -> None:

@@ -241,7 +241,7 @@ def test_an_odd_tag_among_chunk_tags_is_a_mistake_not_a_scheme() -> None:
     splits = Splits(train=tagged(*clean, "X O"), validation={"": tagged("O")})
     with pytest.raises(DataError, match=r"train.conll:7: column 'tags': 'X': expected one of"):
         check_splits(splits, columns=TAGGED, labels=("O", "B-PER", "B-LOC"))
-    census = LabelCensus(TAGGED[1])
+    census = LabelCensus(column=TAGGED[1])
     for line, sentence in enumerate([*clean, "X O"], start=1):
         census.add(sentence.split(), line)
     problems = Problems(source="train.conll")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from bert_tasks.data.features import Cuts, cached_features, token_lengths
+from bert_tasks.data.features import Cuts, Samples, cached_features
 from bert_tasks.data.table import RowTable
 
 ROWS = [{"text": "a fine film"}, {"text": "dull"}, {"text": "so so, but long enough for a second window"}]
@@ -128,5 +128,5 @@ def test_counts_of_features(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) 
     table = RowTable.from_rows(ROWS)
     kept = cached_features(table, features=Maker(), tokenizer=tokenizer, key=KEY, cache_dir=tmp_path)
     assert Cuts.of(kept, rows=3) == Cuts(rows=3, cut_rows=1, lost_answers=2)
-    assert token_lengths(kept).tolist() == [len(feature["input_ids"]) for feature in kept]
-    assert token_lengths(kept.select([2, 0])).tolist() == [6, len(kept[0]["input_ids"])]
+    assert Samples.of(kept).tokens.tolist() == [len(feature["input_ids"]) for feature in kept]
+    assert Samples.of(kept.select([0, 2])).tokens.tolist() == [len(kept[0]["input_ids"]), 6]

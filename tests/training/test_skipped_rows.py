@@ -5,6 +5,7 @@ import json
 import pytest
 
 from bert_tasks import TaskModel, fit, load_recipe, train
+from bert_tasks.data.columns import FAULT
 from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import RecipeError, UsageError
@@ -134,6 +135,7 @@ def test_answers_that_are_not_in_their_context_can_be_left_out():
         rows, "train", SpanExtraction().columns, require_labels=True, skip_faulty=True
     ).without_faults()
     assert [row["line"] for row in table] == [1, 3]
-    (line,) = map(json.loads, table.reject_lines())
-    assert (line["file"], line["line"]) == ("train", 2)
+    assert table.faults is not None
+    (line,) = map(json.loads, table.faults[FAULT])
+    assert line["line"] == 2
     assert "the context has 'at seven'" in line["reason"]
