@@ -487,6 +487,14 @@ def _without_scores(value: Any) -> Any:
     return value
 
 
+def label_config(labels: Sequence[str]) -> dict[str, Any]:
+    """The names of the outputs as transformers' config has them."""
+    return {
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
+
+
 def label_places(file_labels: Sequence[str], labels: Sequence[str]) -> list[int] | None:
     """The index of each label among those of a file, regardless of case if need be; None if they are not the same."""
     for known, wanted in ((file_labels, labels), ([*map(str.casefold, file_labels)], [*map(str.casefold, labels)])):

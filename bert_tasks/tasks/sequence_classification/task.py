@@ -7,9 +7,9 @@ Shape legend: B sequences (windows), S samples (rows), L labels.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby
 from statistics import fmean, pstdev
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, Self
@@ -38,6 +38,7 @@ from bert_tasks.tasks.base import (
     LossTerm,
     Prediction,
     Task,
+    label_config,
     label_places,
     labelled,
     sole_prediction,
@@ -191,11 +192,7 @@ class TextClassification(Task[SequencePrediction]):
     @property
     def hf_config(self) -> dict[str, Any]:
         labels = ("LABEL_0",) if self.problem_type == _REGRESSION else self.labels
-        return {
-            "id2label": {str(index): label for index, label in enumerate(labels)},
-            "label2id": {label: index for index, label in enumerate(labels)},
-            "problem_type": self.problem_type,
-        }
+        return {**label_config(labels), "problem_type": self.problem_type}
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
@@ -368,7 +365,7 @@ class TextClassification(Task[SequencePrediction]):
     ) -> list[SequencePrediction]:
         if not rows:
             return []
-        samples = _row_logits(reduced, features)  # [S, L]
+        samples = sample_logits(torch.stack(list(reduced)), Counter(one["row"] for one in features).values())  # [S, L]
         if self.problem_type == _REGRESSION:
             return [SequencePrediction(label=None, score=value, scores={}) for value in samples[:, 0].tolist()]
         is_multi_label, predictions = self.problem_type == _MULTI_LABEL, []
@@ -390,8 +387,8 @@ class TextClassification(Task[SequencePrediction]):
     ) -> Sequence[SequencePrediction]:
         if not predictions:
             return predictions
-        logits = _row_logits(reduced, features).tolist()
-        return [replace(one, logits=tuple(values)) for one, values in zip(predictions, logits, strict=True)]
+        samples = sample_logits(torch.stack(list(reduced)), Counter(one["row"] for one in features).values())  # [S, L]
+        return [replace(one, logits=tuple(values)) for one, values in zip(predictions, samples.tolist(), strict=True)]
 
     def metrics(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> dict[str, float]:
         pairs = self._labelled_pairs(predictions, rows)
@@ -548,15 +545,8 @@ def _chosen(prediction: SequencePrediction) -> tuple[str, ...]:
     return () if prediction.labels is None else prediction.labels
 
 
-def sample_logits(logits: Tensor, windows: Sequence[int]) -> Tensor:
-    """``[B, L] -> [S, L]`` mean over the windows of each sample."""
+def sample_logits(logits: Tensor, windows: Collection[int]) -> Tensor:
+    """``[B, L] -> [S, L]`` mean over the windows of each sample; ``windows``: how many each has."""
     if len(windows) == logits.shape[0]:
         return logits
-    return torch.segment_reduce(logits, "mean", lengths=torch.tensor(windows, device=logits.device))
-
-
-def _row_logits(reduced: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
-    """``[S, L]`` the logits of each row, those of its windows as one."""
-    starts = [i for i, feature in enumerate(features) if i == 0 or feature["row"] != features[i - 1]["row"]]
-    windows = [end - start for start, end in pairwise([*starts, len(features)])]
-    return sample_logits(torch.stack(list(reduced)), windows)
+    return torch.segment_reduce(logits, "mean", lengths=torch.tensor(list(windows), device=logits.device))

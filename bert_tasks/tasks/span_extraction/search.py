@@ -61,7 +61,10 @@ class SpanList(Sequence[Span]):
     def __getitem__(self, place: slice) -> tuple[Span, ...]: ...
     def __getitem__(self, place: int | slice) -> Span | tuple[Span, ...]:
         chosen = range(len(self))[place]
-        return self._span(chosen) if isinstance(chosen, int) else tuple(map(self._span, chosen))
+        if isinstance(chosen, range):
+            return tuple(self[number] for number in chosen)
+        start, end = (max(0, character) for character in self._characters[2 * chosen : 2 * chosen + 2])
+        return Span(self._context[start:end], start, end, *self._numbers[chosen].tolist())
 
     def __iter__(self) -> Iterator[Span]:
         starts, ends = ([max(0, character) for character in self._characters[side::2]] for side in (0, 1))
@@ -73,10 +76,6 @@ class SpanList(Sequence[Span]):
 
     def __repr__(self) -> str:
         return f"SpanList({list(self)})"
-
-    def _span(self, place: int) -> Span:
-        start, end = max(0, self._characters[2 * place]), max(0, self._characters[2 * place + 1])
-        return Span(self._context[start:end], start, end, *self._numbers[place].tolist())
 
 
 class RankedSpans(NamedTuple):

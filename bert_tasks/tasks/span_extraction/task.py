@@ -30,7 +30,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics, tune_null_threshold
 from bert_tasks.metrics.tables import MetricTable, metric_table
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, label_config, labelled
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.span_extraction import report
@@ -188,12 +188,7 @@ class SpanExtraction(Task[SpanPrediction]):
     @property
     def hf_config(self) -> dict[str, Any]:
         """Two outputs under the names that transformers gives them by default."""
-        names = ("LABEL_0", "LABEL_1")
-        return {
-            "id2label": {str(index): name for index, name in enumerate(names)},
-            "label2id": {name: index for index, name in enumerate(names)},
-            "problem_type": None,
-        }
+        return {**label_config(("LABEL_0", "LABEL_1")), "problem_type": None}
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:

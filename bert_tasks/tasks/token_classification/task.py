@@ -43,7 +43,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, label_config, labelled, sole_prediction
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.token_classification import report
@@ -190,10 +190,7 @@ class TokenClassification(Task[TokenPrediction]):
 
     @property
     def hf_config(self) -> dict[str, Any]:
-        return {
-            "id2label": {str(index): label for index, label in enumerate(self.labels)},
-            "label2id": {label: index for index, label in enumerate(self.labels)},
-        }
+        return label_config(self.labels)
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
