@@ -18,23 +18,23 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
-from bert_tasks.errors import DataError, UsageError
+from bert_tasks.errors import DataError
 
 LOSS = "loss"  # of the evaluated rows; less of it is better, whatever the task
-_SEPARATOR = "/"
+SEPARATOR = "/"  # between a set's name, which holds none, and the metric
 Value = TypeVar("Value")  # a number, or None where a file has null for what is not a number
 
 
 def metric_key(name: str, metric: str) -> str:
     """The key of a metric on the validation set ``name``; empty for the only one, which has no name."""
-    return f"{name}{_SEPARATOR}{metric}" if name else metric
+    return f"{name}{SEPARATOR}{metric}" if name else metric
 
 
 def split_key(key: str, sets: Sequence[str]) -> tuple[str, str]:
     """The validation set and the metric of a key, where ``sets`` are those of the run."""
     if not any(sets):
         return "", key
-    name, _, metric = key.partition(_SEPARATOR)
+    name, _, metric = key.partition(SEPARATOR)
     return name, metric
 
 
@@ -70,20 +70,6 @@ def merged(*parts: Mapping[str, float]) -> dict[str, float]:
             )
         found |= part
     return found
-
-
-def check_set_names(names: Iterable[str]) -> None:
-    """Refuses names of validation sets that would make keys ambiguous.
-
-    Raises:
-        UsageError: a name holds "/", or one of several sets has no name.
-    """
-    sets = list(names)
-    wrong = [name for name in sets if _SEPARATOR in name]
-    if wrong:
-        raise UsageError(f"validation set {wrong[0]!r}: a name without {_SEPARATOR!r} was expected; rename the set")
-    if len(sets) > 1 and "" in sets:
-        raise UsageError(f"{len(sets)} validation sets, one of them without a name: name each of them")
 
 
 CLASS_SCORES = ("precision", "recall", "f1")

@@ -8,13 +8,13 @@ checkpoints and the best model. How a step is computed is in step.py, what is wr
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import broadcast
@@ -34,7 +34,7 @@ from bert_tasks.distributed import (
 )
 from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
-from bert_tasks.metrics.tables import check_set_names, metric_key, metrics_by_set, split_key
+from bert_tasks.metrics.tables import SEPARATOR, metric_key, metrics_by_set, split_key
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.onnx import ExportedModel
 from bert_tasks.model.task_model import TaskModel
@@ -56,8 +56,6 @@ from bert_tasks.training.state import (
     weights_digest,
 )
 from bert_tasks.training.step import OptimizerSteps, StepResult, freeze, read_step_metrics
-
-Result = TypeVar("Result")
 
 _DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Machines may store the weights in different places; DDP sends those of the main process.
@@ -126,15 +124,16 @@ class Trainer:
         Raises:
             DataError, UsageError, CheckpointError, DivergedError, StoppedError: see ``fit``.
         """
-        self._on_main(lambda: outputs.check_folder(self.output_dir))
+        broadcast_from_main(self.accelerator, lambda: outputs.check_folder(self.output_dir))
         trainable = [parameter for parameter in self.objective.parameters() if parameter.requires_grad]
         with ExitStack() as stack:
-            self._on_main(lambda: stack.enter_context(locked(self.output_dir)))  # for all processes
+            # The main process holds the folder for all of them.
+            broadcast_from_main(self.accelerator, lambda: stack.enter_context(locked(self.output_dir)))
             stack.callback(self._release_model, trainable)
             if self.accelerator.num_processes > 1:
                 self._check_agreement()
             self.preflight()
-            existing = None if overwrite else self._on_main(self.folder.existing_run)
+            existing = None if overwrite else broadcast_from_main(self.accelerator, self.folder.existing_run)
             if existing is not None and existing.summary is not None and not existing.changed:
                 return self._reuse(existing.summary)
             self._begin(existing, stack, progress=progress)
@@ -171,7 +170,9 @@ class Trainer:
             return self._finish()
 
     def preflight(self) -> None:
-        """Checks what only data and model together can tell: data-dependent settings, freezing, the metric's name.
+        """Fits the task to the training rows, freezes parameters, and checks what only data and model can tell.
+
+        Checked are the names of the validation sets, the layers to freeze, and the metric that picks the best model.
 
         Raises:
             DataError, UsageError: what would stop the run later.
@@ -179,7 +180,11 @@ class Trainer:
         model, validation = self.model, self.splits.validation
         if not validation:
             raise UsageError("validation: expected at least one set of rows")
-        check_set_names(validation)
+        ambiguous = next((name for name in validation if SEPARATOR in name), None)
+        if ambiguous is not None:
+            raise UsageError(f"validation set {ambiguous!r}: a name without {SEPARATOR!r} was expected; rename the set")
+        if len(validation) > 1 and "" in validation:
+            raise UsageError(f"{len(validation)} validation sets, one of them without a name: name each of them")
         # From its settings alone, so that nothing is left of the data that an earlier run was fitted to.
         unfitted = type(model.task)(labels=model.task.labels, **model.task.settings())
         model.task = unfitted.fitted_to(self.splits.train)
@@ -209,10 +214,6 @@ class Trainer:
             settings=settings,
             recipe_text=self.recipe_text,
         )
-
-    def _on_main(self, work: Callable[[], Result]) -> Result:
-        """Calls a function on the main process; its result, or its error, is that of every process."""
-        return broadcast_from_main(self.accelerator, work)
 
     def _check_agreement(self) -> None:
         """Compares labels, settings, rows and tokenizer over all processes; see ``check_agreement``."""
@@ -257,14 +258,14 @@ class Trainer:
         metadata = self._run_metadata()
         self._log_run_summary(metadata["attention"])
         if existing is None:
-            self._on_main(lambda: outputs.clear(self.output_dir))
+            broadcast_from_main(self.accelerator, lambda: outputs.clear(self.output_dir))
         else:
             metadata |= self._resume(existing)
-        self._on_main(lambda: self.folder.write_metadata(metadata))
+        broadcast_from_main(self.accelerator, lambda: self.folder.write_metadata(metadata))
         if run.trackers:
             settings, step, changed = self.folder.settings, self.state.step, existing is not None and existing.changed
             start = partial(self.logger.start_trackers, metadata, settings, step=step, changed=bool(changed))
-            self._on_main(start)
+            broadcast_from_main(self.accelerator, start)
 
     def _run_metadata(self) -> dict[str, Any]:
         """The content of run.json: what bit-equal results depend on, and what a reader of the metrics must know."""
@@ -334,11 +335,11 @@ class Trainer:
             notes += [f"NOT USED: {reason}" for reason in newest.skipped]
             return [*notes, f"resumed after step {newest.state.step} from {newest.path}"]
 
-        notes = self._on_main(read)
+        notes = broadcast_from_main(self.accelerator, read)
         loaded = broadcast_state(self.accelerator, found[0].state if found else None)
         if loaded is not None:
             load_state(loaded, self.objective, self.steps.optimizer, self.accelerator.scaler, self.state)
-        notes += self._on_main(lambda: self.folder.rewind(self.state))
+        notes += broadcast_from_main(self.accelerator, lambda: self.folder.rewind(self.state))
         for note in notes:
             self.reporter.note(note)
         self.state.update_early_stopping(self.run.early_stopping_patience)
@@ -403,11 +404,11 @@ class Trainer:
         )
         epoch = (state.step - 1) // self.steps.epoch_steps
         event = {"event": "evaluation", "step": state.step, "epoch": epoch + 1, "metrics": found.metrics}
-        self._on_main(lambda: self.logger.record(event))
+        broadcast_from_main(self.accelerator, lambda: self.logger.record(event))
         self._save()
         if is_best:
-            self._on_main(lambda: self.folder.publish(state.task))
-        asked = self._on_main(lambda: callback is not None and bool(callback(dict(event))))
+            broadcast_from_main(self.accelerator, lambda: self.folder.publish(state.task))
+        asked = broadcast_from_main(self.accelerator, lambda: callback is not None and bool(callback(dict(event))))
         overall = {  # those over all rows, each number once
             metric_key(name, metric): value
             for name, metrics in metrics_by_set(found.metrics, metadata["sets"]).items()
@@ -440,7 +441,7 @@ class Trainer:
             options = {"best_step": state.best_step, "keep_last": self.run.keep_last}
             save_checkpoint(self.folder.checkpoints, run_state, metadata=metadata, **options)
 
-        self._on_main(write)
+        broadcast_from_main(self.accelerator, write)
 
     def _stop(self) -> NoReturn:
         """Ends a run that is saved."""
@@ -482,7 +483,9 @@ class Trainer:
             collapse=state.best_collapse,
             notes=notes,
         )
-        self._on_main(lambda: outputs.write_json(self.output_dir / outputs.SUMMARY, result.summary()))
+        broadcast_from_main(
+            self.accelerator, lambda: outputs.write_json(self.output_dir / outputs.SUMMARY, result.summary())
+        )
         for note in notes:
             self.reporter.note(f"note: {note}")
         return result
@@ -490,7 +493,8 @@ class Trainer:
     def _reuse(self, summary: Mapping[str, Any]) -> FitResult:
         """The result of a run that is complete already, with its model and the task tuned with it."""
         folder, kind = self.output_dir / outputs.MODEL, type(self.model.task)
-        self.model.task = task = self._on_main(lambda: TaskModel.from_pretrained(folder, task=kind).task)
+        task = broadcast_from_main(self.accelerator, lambda: TaskModel.from_pretrained(folder, task=kind).task)
+        self.model.task = task
         self._load_best()
         sets = tuple(self.splits.validation)
         try:
@@ -501,7 +505,7 @@ class Trainer:
 
     def _load_best(self) -> None:
         """Loads the weights of ``model/``, which only the main process needs to see."""
-        self._on_main(lambda: self.model.restore(self.output_dir / outputs.MODEL))
+        broadcast_from_main(self.accelerator, lambda: self.model.restore(self.output_dir / outputs.MODEL))
         if self.accelerator.num_processes > 1:
             for parameter in self.model.parameters():
                 broadcast(parameter.data)

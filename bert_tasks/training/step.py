@@ -197,7 +197,7 @@ def read_step_metrics(
     mixed_precision: str,
     rows_of: Callable[[Sequence[int]], Sequence[int]] = list,
 ) -> tuple[StepLog, int]:
-    """Reads a step's numbers, one step later, when they have long arrived.
+    """Reads the numbers of a step, usually while the next one runs.
 
     Args:
         overflows: steps in a row that were skipped before this one.
@@ -263,13 +263,14 @@ def parameter_groups(
 
 
 def clip_and_scale(parameters: Iterable[nn.Parameter], *, factor: Tensor, max_norm: float | None) -> Tensor:
-    """Scale summed gradients by ``factor``, then down to ``max_norm`` if their global norm exceeds it.
+    """Scales summed gradients by ``factor``, then down to ``max_norm`` if their global norm exceeds it.
 
     Both happen in one multiplication, and nothing waits for the device.
 
     Args:
         parameters: those without a gradient are left alone.
-        factor: 0-dimensional, positive, on the gradients' device: one over the global count of labels.
+        factor: 0-dimensional, on the gradients' device: processes x samples of the batch over the global count of
+            labels; 0 without labels.
         max_norm: None clips nothing.
 
     Returns:
@@ -288,7 +289,7 @@ def clip_and_scale(parameters: Iterable[nn.Parameter], *, factor: Tensor, max_no
 
 
 def freeze(model: Objective | TaskModel, *, embeddings: bool, layers: int) -> None:
-    """Stop the embeddings or the first ``layers`` layers from being trained.
+    """Stops the embeddings or the first ``layers`` layers from being trained.
 
     Raises:
         UsageError: the model has fewer layers, or the last of these shares its weights with a later one.

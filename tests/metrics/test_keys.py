@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.errors import DataError, UsageError
+from bert_tasks.errors import DataError
 from bert_tasks.metrics.tables import (
-    check_set_names,
     merged,
     metric_key,
     metrics_by_set,
@@ -25,7 +24,6 @@ METRICS = st.dictionaries(st.text(max_size=6) | st.sampled_from(["loss", "strict
 
 @given(SETS, METRICS)
 def test_named_sets_keep_their_metrics_apart(sets: list[str], metrics: dict[str, float]) -> None:
-    check_set_names(sets)
     each = {name: {metric: value + place for metric, value in metrics.items()} for place, name in enumerate(sets)}
     keyed = [{metric_key(name, metric): value for metric, value in found.items()} for name, found in each.items()]
     recorded = merged(*keyed)
@@ -45,12 +43,3 @@ def test_a_key_that_stands_twice_is_refused() -> None:
     assert merged({"a": 1.0}, {}, {"b": 2.0}) == {"a": 1.0, "b": 2.0}
     with pytest.raises(DataError, match="'a', 'b' would be reported twice"):
         merged({"a": 1.0, "b": 2.0, "c": 3.0}, {"b": 2.0, "a": 1.0})
-
-
-@pytest.mark.parametrize(
-    ("names", "said"), [(["a", "b/c"], "validation set 'b/c': a name without '/'"), (["a", ""], "one of them without")]
-)
-def test_names_of_sets_that_would_be_ambiguous(names: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        check_set_names(names)
-    check_set_names([""])
