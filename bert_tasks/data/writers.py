@@ -134,7 +134,7 @@ def check_place(path: Path) -> None:
     """
     if is_folder(path):
         raise UsageError(f"{path} is a folder, expected the name of a file")
-    if is_special(path):
+    if exists(path) and not is_file(path):
         raise UsageError(f"{path} is a device or a pipe, which no file can replace; - writes to standard output")
     folder = path.absolute().parent
     if not is_folder(folder):

@@ -1,8 +1,8 @@
 """Outputs of predictions: what is written for a row, where it goes, and the folder of an output that is not finished.
 
-Owns the names of columns in the output, the checks on a destination before any work is done for it, and the order in
-which files appear. The output of an unfinished prediction is in a folder beside it: JSON lines, chunk by chunk, each
-with its sha256, and a manifest that says what they depend on.
+Owns the model at work on a chunk of rows, the names of columns in the output, the checks on a destination before any
+work is done for it, and the order in which files appear. The output of an unfinished prediction is in a folder beside
+it: JSON lines, chunk by chunk, each with its sha256, and a manifest that says what they depend on.
 """
 
 import io
@@ -12,17 +12,18 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import combinations
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from bert_tasks.checkpoints.load import tensors_digest
-from bert_tasks.data.columns import FAULT, PassthroughColumns
+from bert_tasks.data.columns import FAULT, PASSTHROUGH, PassthroughColumns, Row
 from bert_tasks.data.features import tokenizer_content
 from bert_tasks.data.problems import counted, first_few
 from bert_tasks.data.records import is_encodable
 from bert_tasks.data.table import RowTable, read_batches
+from bert_tasks.data.validator import plain
 from bert_tasks.data.writers import (
     DELIMITERS,
     FORMS,
@@ -39,7 +40,7 @@ from bert_tasks.data.writers import (
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError
 from bert_tasks.model.inputs import Data
 from bert_tasks.model.onnx import ExportedModel
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.task_model import Logits, TaskModel
 from bert_tasks.storage import (
     LOCK,
     atomic_path,
@@ -57,7 +58,7 @@ from bert_tasks.storage import (
     sibling_path,
 )
 from bert_tasks.tasks import TASKS
-from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.base import Feature, Prediction, Task
 
 LINE = "line"
 Progress = Callable[[int, int | None], None]  # gets the number of completed rows, and of all rows where it is known
@@ -322,6 +323,79 @@ class Chunk:
     rows: int
     truncated: int
     rejected: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkResult:
+    """The rows of a chunk that were predicted, their predictions, and how many were truncated at the maximum length."""
+
+    rows: list[Row]
+    predictions: list[Prediction]
+    truncated: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor:
+    """A model that predicts for an output.
+
+    Attributes:
+        model: the model.
+        run: what runs a batch in place of the model.
+        writing: what is written for each row.
+        names: the task's columns -> the file's.
+        given: rows in memory as they were given, which columns are kept from.
+    """
+
+    model: TaskModel
+    run: Logits | None
+    writing: WriteOptions
+    names: Mapping[str, str] | None = None
+    given: Sequence[Row] | None = None
+
+    def predict(self, first: int, rows: Sequence[Row]) -> ChunkResult:
+        """Predicts the usable ones of some rows; ``first`` is the number of the first one, for messages."""
+        usable = [row for row in rows if row.get(FAULT) is None]
+        seen: list[Sequence[Feature]] = []
+        logits = self.writing.logits
+        predictions = list(self.model.predict_rows(usable, run=self.run, first=first, note=seen.append, logits=logits))
+        cut = [{feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0} for features in seen]
+        return ChunkResult(rows=usable, predictions=predictions, truncated=sum(map(len, cut)))
+
+    def output_chunk(self, first: int, rows: Sequence[Row]) -> Chunk:
+        """Predicts some rows, and makes their output: of each row the columns to keep, then the prediction.
+
+        A column that the prediction repeats in a field of the same name is left out; any other one with such a name is
+        called ``input.NAME``.
+        """
+        result = self.predict(first, rows)
+        keep, names = self.writing.keep_columns, {} if self.names is None else self.names
+        read = [column.name for column in self.model.task.columns if not column.is_label]
+        repeated = {name for name in read if names.get(name, name) == name}
+        lines = []
+        for number, (row, prediction) in enumerate(zip(result.rows, result.predictions, strict=True), start=first):
+            if keep == "none":
+                kept: Mapping[str, Any] = {}
+            elif PASSTHROUGH in row:
+                kept = json.loads(row[PASSTHROUGH])
+            else:  # rows in memory, of which none is ever left out
+                cells = row if self.given is None else self.given[number]
+                own = LINE if self.given is None else None
+                kept = {k: plain(v) for k, v in cells.items() if k != own and (keep == "all" or k in keep)}
+            predicted = prediction.to_json()
+            taken = {field.name for field in fields(prediction)}.union(predicted)
+            output: dict[str, Any] = {LINE: row[LINE]} if self.writing.on_error == "skip" else {}
+            for name, value in kept.items():
+                if name in predicted and name in repeated:
+                    continue
+                is_taken = name in taken or name.partition(".")[0] in taken or name in output
+                output[f"{INPUT}{name}" if is_taken or name.startswith(INPUT) else name] = value
+            lines.append(json_line(output | predicted))
+        return Chunk(
+            content="".join(lines).encode(),
+            rows=len(result.rows),
+            truncated=result.truncated,
+            rejected=len(rows) - len(result.rows),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,17 +1,20 @@
 """Prediction over files, tables and streams, on one or many processes.
 
 Owns how an output comes about: rows are read, predicted chunk by chunk, and appear all at once under the output's name,
-or in a stream as they come. A format of a task, such as CoNLL columns, is made of all predictions at once, in memory.
+or in a stream as they come. Owns also which process takes which chunk of a table: a chunk is one of the model's own, so
+its predictions do not depend on who makes them. A format of a task, such as CoNLL columns, is made of all predictions
+at once, in memory.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from platform import python_version
-from typing import IO, Any, Literal, cast, overload
+from typing import IO, Any, Literal, TypeVar, cast, overload
 
 import torch
 from accelerate import Accelerator
@@ -29,8 +32,10 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference.output import (
     STANDARD,
     Chunk,
+    ChunkResult,
     OutputDestination,
     Predicted,
+    Predictor,
     Progress,
     StreamWriter,
     UnfinishedOutput,
@@ -42,15 +47,12 @@ from bert_tasks.inference.output import (
     unfinished_output,
     write_rejects,
 )
-from bert_tasks.inference.predictor import (
+from bert_tasks.inference.streams import (
     STDIN,
     STDIN_NAME,
     WHOLE_FORMATS,
-    ChunkResult,
-    Predictor,
     can_open,
     detected,
-    map_chunks_distributed,
     predict_stream,
     stored_input,
 )
@@ -234,6 +236,37 @@ def predict_file(
                 predicted = run.predict(stored, detected(options, stored, loaded), STDIN_NAME)
     cuts = loaded.task.cut_notes(Cuts(rows=predicted.rows, cut_rows=predicted.truncated))
     return replace(predicted, rejects=destination.rejects, cuts=cuts)
+
+
+Result = TypeVar("Result")
+Rows = list[dict[str, Any]]
+
+
+def map_chunks_distributed(
+    accelerator: Accelerator,
+    table: RowTable,
+    *,
+    size: int,
+    work: Callable[[int, Rows], Result],
+    take: Callable[[Sequence[Result]], None],
+    completed: int = 0,
+) -> None:
+    """Runs ``work`` on every chunk of a table, each on one process.
+
+    Args:
+        size: rows of a chunk.
+        work: gets the number of the chunk's first row, and its rows.
+        take: gets results in row order, as they come, on the first process only.
+        completed: the number of first chunks that are left out.
+    """
+    rank, world = accelerator.process_index, accelerator.num_processes
+    rows, count = iter(table), -(-len(table) // size)
+    chunks = ((number, list(islice(rows, size))) for number in range(count))
+    own = (chunk for chunk in chunks if chunk[0] >= completed and (chunk[0] - completed) % world == rank)
+    for _ in range(completed, count, world):
+        chunk = next(own, None)
+        results = gather_object([] if chunk is None else [work(chunk[0] * size, chunk[1])])
+        broadcast_from_main(accelerator, partial(take, results))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from bert_tasks import predict
 from bert_tasks.cli import models as progress
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.inference import predict_file, predictor
+from bert_tasks.inference import predict_file, streams
 from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
 from support.task_contract import unlabelled
@@ -134,11 +134,10 @@ def piped(model: TaskModel, content: str, tmp_path: Path, **options: Any) -> lis
     source = tmp_path / "pipe"
     source.write_text(content, "utf-8", newline="")
     out = io.BytesIO()
-    from bert_tasks.inference.output import StreamWriter, WriteOptions
-    from bert_tasks.inference.predictor import Predictor
+    from bert_tasks.inference.output import Predictor, StreamWriter, WriteOptions
 
     work = Predictor(model=model, run=None, writing=WriteOptions())
-    predictor.predict_stream(work, ReadOptions(**options), StreamWriter(out, form="jsonl", raw=False), None, source)
+    streams.predict_stream(work, ReadOptions(**options), StreamWriter(out, form="jsonl", raw=False), None, source)
     return [json.loads(line) for line in out.getvalue().decode().splitlines()]
 
 
@@ -158,7 +157,7 @@ def test_lines_of_a_pipe_are_texts_unless_they_are_json(
 ) -> None:
     model = model_of("single")
     assert [row["text"] for row in piped(model, content, tmp_path)] == texts
-    stored = predictor.detected(ReadOptions(), tmp_path / "pipe", model)
+    stored = streams.detected(ReadOptions(), tmp_path / "pipe", model)
     assert predict_file(model, tmp_path / "pipe", tmp_path / "out.jsonl", reading=stored).rows == len(texts)
 
 

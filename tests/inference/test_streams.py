@@ -9,9 +9,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.inference import predictor
-from bert_tasks.inference.output import StreamWriter, WriteOptions
-from bert_tasks.inference.predictor import Predictor
+from bert_tasks.inference import streams
+from bert_tasks.inference.output import Predictor, StreamWriter, WriteOptions
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
 from support.small_checkpoints import save_checkpoint
@@ -35,7 +34,7 @@ def work(bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Predictor:
 
 
 def test_a_steady_stream_is_not_held_back(work: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor, "_PATIENCE", 0.1)
+    monkeypatch.setattr(streams, "_PATIENCE", 0.1)
     os.mkfifo(tmp_path / "pipe")
 
     def feed() -> None:
@@ -47,29 +46,29 @@ def test_a_steady_stream_is_not_held_back(work: Predictor, tmp_path: Path, monke
 
     threading.Thread(target=feed, daemon=True).start()
     out = Counting()
-    done = predictor.predict_stream(work, ReadOptions(format="jsonl"), out, None, tmp_path / "pipe")
+    done = streams.predict_stream(work, ReadOptions(format="jsonl"), out, None, tmp_path / "pipe")
     assert done.rows == sum(out.rows) == ROWS
     assert done.truncated == ROWS // 3
     assert len(out.rows) > 1
 
 
 def test_inputs_left_by_killed_processes_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor, "cache_folder", lambda *_: tmp_path)
+    monkeypatch.setattr(streams, "cache_folder", lambda *_: tmp_path)
     old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
     for path in (old, new):
         path.write_text("{}\n")
     os.utime(old, (0, 0))
-    with new.open("rb") as source, predictor.stored_input(source, "jsonl") as path:
+    with new.open("rb") as source, streams.stored_input(source, "jsonl") as path:
         assert path.read_text() == "{}\n"
     assert list(tmp_path.iterdir()) == [new]
 
 
 def test_what_fails_later_is_not_told_as_a_failure_to_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictor, "cache_folder", lambda *_: tmp_path)
+    monkeypatch.setattr(streams, "cache_folder", lambda *_: tmp_path)
     (tmp_path / "in").write_text("{}\n")
     with (
         (tmp_path / "in").open("rb") as source,
         pytest.raises(OSError, match="later"),
-        predictor.stored_input(source, "jsonl"),
+        streams.stored_input(source, "jsonl"),
     ):
         raise OSError("later")

@@ -1,7 +1,6 @@
-"""The model at work on chunks of rows: of a table, shared between processes, or of standard input.
+"""Prediction of standard input, whose rows come one by one and cannot be read twice.
 
-Owns which process takes which chunk, and how rows are read that cannot be read twice. A chunk of a table is one of the
-model's own, so its predictions do not depend on who makes them.
+Owns how such rows are read: in a thread of their own as they come, or from a stored copy where they are needed whole.
 """
 
 import json
@@ -11,145 +10,30 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO
 
-from accelerate import Accelerator
-from accelerate.utils import gather_object
-
-from bert_tasks.data.columns import FAULT, PASSTHROUGH, Row
+from bert_tasks.data.columns import FAULT, Row
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.problems import BadRowsError, Problems
 from bert_tasks.data.readers import ReadOptions, file_records, known_names, peeked, with_columns, with_file_options
 from bert_tasks.data.records import detected_format, detected_records
-from bert_tasks.data.table import RowTable, cache_folder
-from bert_tasks.data.validator import RowValidator, make_column_mapping, plain
-from bert_tasks.data.writers import json_line
-from bert_tasks.distributed import broadcast_from_main
+from bert_tasks.data.table import cache_folder
+from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.errors import BertTasksError, DataError
 from bert_tasks.inference.output import (
-    INPUT,
     LINE,
-    Chunk,
     Predicted,
+    Predictor,
     Progress,
     StreamWriter,
-    WriteOptions,
     reject_line,
 )
 from bert_tasks.model import task_model
-from bert_tasks.model.task_model import Logits, TaskModel
-from bert_tasks.tasks.base import Feature, Prediction
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChunkResult:
-    """The rows of a chunk that were predicted, their predictions, and how many were truncated at the maximum length."""
-
-    rows: list[Row]
-    predictions: list[Prediction]
-    truncated: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predictor:
-    """A model that predicts for an output.
-
-    Attributes:
-        model: the model.
-        run: what runs a batch in place of the model.
-        writing: what is written for each row.
-        names: the task's columns -> the file's.
-        given: rows in memory as they were given, which columns are kept from.
-    """
-
-    model: TaskModel
-    run: Logits | None
-    writing: WriteOptions
-    names: Mapping[str, str] | None = None
-    given: Sequence[Row] | None = None
-
-    def predict(self, first: int, rows: Sequence[Row]) -> ChunkResult:
-        """Predicts the usable ones of some rows; ``first`` is the number of the first one, for messages."""
-        usable = [row for row in rows if row.get(FAULT) is None]
-        seen: list[Sequence[Feature]] = []
-        logits = self.writing.logits
-        predictions = list(self.model.predict_rows(usable, run=self.run, first=first, note=seen.append, logits=logits))
-        cut = [{feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0} for features in seen]
-        return ChunkResult(rows=usable, predictions=predictions, truncated=sum(map(len, cut)))
-
-    def output_chunk(self, first: int, rows: Sequence[Row]) -> Chunk:
-        """Predicts some rows, and makes their output: of each row the columns to keep, then the prediction.
-
-        A column that the prediction repeats in a field of the same name is left out; any other one with such a name is
-        called ``input.NAME``.
-        """
-        result = self.predict(first, rows)
-        keep, names = self.writing.keep_columns, {} if self.names is None else self.names
-        read = [column.name for column in self.model.task.columns if not column.is_label]
-        repeated = {name for name in read if names.get(name, name) == name}
-        lines = []
-        for number, (row, prediction) in enumerate(zip(result.rows, result.predictions, strict=True), start=first):
-            if keep == "none":
-                kept: Mapping[str, Any] = {}
-            elif PASSTHROUGH in row:
-                kept = json.loads(row[PASSTHROUGH])
-            else:  # rows in memory, of which none is ever left out
-                cells = row if self.given is None else self.given[number]
-                own = LINE if self.given is None else None
-                kept = {k: plain(v) for k, v in cells.items() if k != own and (keep == "all" or k in keep)}
-            predicted = prediction.to_json()
-            taken = {field.name for field in fields(prediction)}.union(predicted)
-            output: dict[str, Any] = {LINE: row[LINE]} if self.writing.on_error == "skip" else {}
-            for name, value in kept.items():
-                if name in predicted and name in repeated:
-                    continue
-                is_taken = name in taken or name.partition(".")[0] in taken or name in output
-                output[f"{INPUT}{name}" if is_taken or name.startswith(INPUT) else name] = value
-            lines.append(json_line(output | predicted))
-        return Chunk(
-            content="".join(lines).encode(),
-            rows=len(result.rows),
-            truncated=result.truncated,
-            rejected=len(rows) - len(result.rows),
-        )
-
-
-Result = TypeVar("Result")
-Rows = list[dict[str, Any]]
-
-
-def map_chunks_distributed(
-    accelerator: Accelerator,
-    table: RowTable,
-    *,
-    size: int,
-    work: Callable[[int, Rows], Result],
-    take: Callable[[Sequence[Result]], None],
-    completed: int = 0,
-) -> None:
-    """Runs ``work`` on every chunk of a table, each on one process.
-
-    Args:
-        size: rows of a chunk.
-        work: gets the number of the chunk's first row, and its rows.
-        take: gets results in row order, as they come, on the first process only.
-        completed: the number of first chunks that are left out.
-    """
-    rank, world = accelerator.process_index, accelerator.num_processes
-    rows, count = iter(table), -(-len(table) // size)
-    chunks = ((number, list(islice(rows, size))) for number in range(count))
-    own = (chunk for chunk in chunks if chunk[0] >= completed and (chunk[0] - completed) % world == rank)
-    for _ in range(completed, count, world):
-        chunk = next(own, None)
-        results = gather_object([] if chunk is None else [work(chunk[0] * size, chunk[1])])
-        broadcast_from_main(accelerator, partial(take, results))
-
+from bert_tasks.model.task_model import TaskModel
 
 STDIN = Path("/dev/stdin")
 STDIN_NAME = "standard input"
