@@ -29,7 +29,7 @@ from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, DataError, UsageError
-from bert_tasks.model.inputs import Data, as_trained, load_table
+from bert_tasks.model.inputs import Data, as_trained, load_table, load_trained
 from bert_tasks.model.onnx import (
     GRAPH,
     LIBRARIES,
@@ -44,7 +44,6 @@ from bert_tasks.model.onnx import (
 )
 from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.storage import (
     atomic_folder,
     check_writable,

@@ -58,7 +58,7 @@ def evaluate(
     Example: bert-tasks evaluate runs/first/model --data dev.csv
     """
     from bert_tasks.inference import evaluate_data
-    from bert_tasks.run_dir.trained import load_trained
+    from bert_tasks.model.inputs import load_trained
 
     reading = replace(reading, label_separator=label_separator)
     loaded = load_trained(model, data=data, reading=reading, **vars(loading))

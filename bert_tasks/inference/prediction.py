@@ -57,10 +57,9 @@ from bert_tasks.inference.streams import (
     stored_input,
 )
 from bert_tasks.model import task_model
-from bert_tasks.model.inputs import Data, as_trained, in_memory, load_table
+from bert_tasks.model.inputs import Data, as_trained, in_memory, load_table, load_trained
 from bert_tasks.model.onnx import DType, logits_of
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.tasks.base import PredictionT, Task
 
 # The packages whose versions must be equal for an output to be resumed.

@@ -23,9 +23,9 @@ import uvicorn
 
 from bert_tasks.data.readers import ReadOptions, known_names
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model.inputs import load_trained
 from bert_tasks.model.onnx import DType, logits_of
 from bert_tasks.model.task_model import Logits, TaskModel
-from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.serving.app import NotFiniteError, Served, build_app, encoded
 from bert_tasks.serving.batching import Batcher
 from bert_tasks.serving.connections import (

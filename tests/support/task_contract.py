@@ -22,9 +22,9 @@ from transformers import (
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.readers import ReadOptions
+from bert_tasks.model.inputs import load_trained
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.run_dir.trained import load_trained
 from bert_tasks.tasks import TASKS, Task
 from bert_tasks.tasks.base import Feature, Prediction, collate
 
