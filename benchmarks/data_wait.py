@@ -20,7 +20,7 @@ import torch
 from train_throughput import Options, train_ours
 from train_workloads import WORKLOADS
 
-from bert_tasks.data.features import Samples
+from bert_tasks.data.table import Samples
 from bert_tasks.training import step
 from bert_tasks.training.step import OptimizerSteps
 

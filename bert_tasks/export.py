@@ -23,8 +23,8 @@ from torch import Tensor
 
 from bert_tasks.checkpoints.save import save_folder
 from bert_tasks.data.columns import Row
-from bert_tasks.data.features import token_batches
 from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.table import token_batches
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.environment import disable_telemetry

@@ -13,10 +13,9 @@ import numpy as np
 
 from bert_tasks.data.columns import Column, column_of
 from bert_tasks.data.conll import label_scheme
-from bert_tasks.data.features import Cuts, Numbers
 from bert_tasks.data.problems import SHOWN, BadRowsError, Problems, counted, first_few, suggestion
 from bert_tasks.data.splits import Splits, row_keys
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.table import Cuts, Numbers, RowTable
 from bert_tasks.data.validator import CLASS_KINDS, LabelCensus, is_integer
 from bert_tasks.errors import DataError
 

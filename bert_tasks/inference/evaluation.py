@@ -19,9 +19,8 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from bert_tasks.data.columns import Row
-from bert_tasks.data.features import Cuts, Samples, longest_first
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.table import Cuts, RowTable, Samples, longest_first
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import BertTasksError, DataError, GivenUpError
 from bert_tasks.metrics.tables import LOSS, merged, untuned

@@ -19,10 +19,9 @@ from typing import IO, Any, Literal
 
 from bert_tasks.checkpoints.load import tensors_digest
 from bert_tasks.data.columns import FAULT, PASSTHROUGH, PassthroughColumns, Row
-from bert_tasks.data.features import tokenizer_content
 from bert_tasks.data.problems import counted, first_few
 from bert_tasks.data.records import is_encodable
-from bert_tasks.data.table import RowTable, read_batches
+from bert_tasks.data.table import RowTable, read_batches, tokenizer_content
 from bert_tasks.data.validator import plain
 from bert_tasks.data.writers import (
     DELIMITERS,

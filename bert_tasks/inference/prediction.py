@@ -21,10 +21,9 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from bert_tasks.data.columns import FAULT, PassthroughColumns
-from bert_tasks.data.features import Cuts
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.table import Cuts, RowTable
 from bert_tasks.data.writers import whole_file
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.environment import installed_version

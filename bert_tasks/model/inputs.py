@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from bert_tasks.data.columns import PassthroughColumns, Row, as_row, renamed_row
-from bert_tasks.data.features import Samples, cached_features
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.readers import (
     Frame,
@@ -23,7 +22,7 @@ from bert_tasks.data.readers import (
     reading_of_file,
     rows_in_memory,
 )
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.table import RowTable, Samples, cached_features
 from bert_tasks.data.validator import unknown_column
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.model.onnx import ExportedModel, is_exported

@@ -24,9 +24,9 @@ from bert_tasks.checkpoints.load import Matched, checked_tensors, match_weights,
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.columns import Row, as_rows
-from bert_tasks.data.features import longest_first
 from bert_tasks.data.problems import first_few
 from bert_tasks.data.readers import ReadOptions, known_names
+from bert_tasks.data.table import longest_first
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.encoder.layers import initialize

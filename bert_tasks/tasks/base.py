@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerBase
 from typing_extensions import TypeVar
 
 from bert_tasks.data.columns import Column, Row
-from bert_tasks.data.features import Cuts
 from bert_tasks.data.profile import ColumnProfile
+from bert_tasks.data.table import Cuts
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head
 from bert_tasks.encoder.packing import PackedBatch, pack

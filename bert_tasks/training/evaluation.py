@@ -11,8 +11,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from bert_tasks.data.features import Samples
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.table import RowTable, Samples
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.metrics.tables import LOSS, metric_key, split_key, untuned

@@ -20,8 +20,8 @@ import torch
 from accelerate.utils import broadcast
 from torch import nn
 
-from bert_tasks.data.features import Cuts, tokenizer_content
 from bert_tasks.data.splits import Splits
+from bert_tasks.data.table import Cuts, tokenizer_content
 from bert_tasks.distributed import (
     StopSignals,
     broadcast_from_main,

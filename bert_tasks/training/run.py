@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, named_splits
-from bert_tasks.data.features import Cuts
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.splits import Splits, load_splits, stored_reading
+from bert_tasks.data.table import Cuts
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import RecipeError
 from bert_tasks.model.inputs import tokenized

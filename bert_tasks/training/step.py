@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from bert_tasks.data.features import Samples, token_batches
+from bert_tasks.data.table import Samples, token_batches
 from bert_tasks.errors import DivergedError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection

@@ -8,8 +8,7 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tasks.data.features import Cuts, Samples, cached_features, longest_first
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.table import Cuts, RowTable, Samples, cached_features, longest_first
 
 # For each row the tokens of its windows.
 WINDOWS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), max_size=12)

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from bert_tasks.data.checks import TokenCounts, check_splits, data_report, infer_labels
 from bert_tasks.data.columns import Column
-from bert_tasks.data.features import Cuts
 from bert_tasks.data.problems import BadRowsError, Problems
 from bert_tasks.data.splits import Splits
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.table import Cuts, RowTable
 from bert_tasks.data.validator import LabelCensus
 from bert_tasks.errors import DataError
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from bert_tasks.data.features import Cuts, Samples, cached_features
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.table import Cuts, RowTable, Samples, cached_features
 
 ROWS = [{"text": "a fine film"}, {"text": "dull"}, {"text": "so so, but long enough for a second window"}]
 KEY = {"task": "test", "settings": {"max_length": 8}, "version": "1"}

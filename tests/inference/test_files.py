@@ -11,8 +11,7 @@ from scipy.stats import pearsonr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.features import longest_first
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.table import RowTable, longest_first
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, UsageError
 from bert_tasks.inference import evaluate, evaluation, predict

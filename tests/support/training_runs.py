@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel
-from bert_tasks.data.features import Samples
-from bert_tasks.data.table import RowTable
+from bert_tasks.data.table import RowTable, Samples
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model.inputs import tokenized

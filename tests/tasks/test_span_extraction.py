@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 
 from bert_tasks.cli import main
-from bert_tasks.data.features import Cuts
+from bert_tasks.data.table import Cuts
 from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.model.task_model import TaskModel

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import get_linear_schedule_with_warmup
 
-from bert_tasks.data import features
+from bert_tasks.data.table import longest_first, token_batches
 from bert_tasks.training import sampling
 
 quick = settings(max_examples=60, deadline=None, database=None)
@@ -97,7 +97,7 @@ def test_a_small_batch_leaves_ranks_without_samples():
 @given(lengths_of_samples, st.integers(1, 100))
 def test_micro_batches_keep_the_order_and_the_limit(lengths, max_tokens):
     samples = list(range(len(lengths)))
-    groups = features.token_batches(samples, lengths, max_tokens=max_tokens)
+    groups = token_batches(samples, lengths, max_tokens=max_tokens)
     assert flat(groups) == samples
     sizes = [sum(lengths[sample] for sample in group) for group in groups]
     for group, size in zip(groups, sizes, strict=True):
@@ -109,7 +109,7 @@ def test_micro_batches_keep_the_order_and_the_limit(lengths, max_tokens):
 @quick
 @given(lengths_of_samples, st.integers(1, 100), st.integers(1, 5))
 def test_evaluation_batches_cover_all_samples_longest_first(lengths, max_tokens, world_size):
-    batches = features.longest_first(lengths, max_tokens=max_tokens)
+    batches = longest_first(lengths, max_tokens=max_tokens)
     order = [lengths[sample] for sample in flat(batches)]
     assert order == sorted(lengths, reverse=True)
     shared = flat(batches[rank::world_size] for rank in range(world_size))
@@ -117,7 +117,7 @@ def test_evaluation_batches_cover_all_samples_longest_first(lengths, max_tokens,
 
 
 def test_samples_of_equal_length_keep_the_order_of_the_data():
-    assert features.longest_first([2, 3, 2, 3], max_tokens=4) == [[1], [3], [0, 2]]
+    assert longest_first([2, 3, 2, 3], max_tokens=4) == [[1], [3], [0, 2]]
 
 
 @pytest.mark.parametrize(("total", "ratio"), [(10, 0.0), (10, 0.1), (37, 0.06), (7, 1.0), (1, 0.1), (100, 0.333)])

@@ -22,8 +22,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
-from bert_tasks.data.features import Cuts
 from bert_tasks.data.profile import ColumnProfile
+from bert_tasks.data.table import Cuts
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch

@@ -33,9 +33,9 @@ from bert_tasks.data.conll import (
     to_iob2,
     to_labels,
 )
-from bert_tasks.data.features import Cuts, token_batches
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.profile import ColumnProfile, listed
+from bert_tasks.data.table import Cuts, token_batches
 from bert_tasks.encoder import crf
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, PerTokenHead
