@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet install --constraint constraints.txt
 WHEELS := build/wheel
-SOURCES := $(shell find bert_tasks -type d ! -name __pycache__ -o -name '*.py' -o -name '*.html' -o -name '*.css' -o -name py.typed)
+SOURCES := $(shell find bert_tasks -type d ! -name __pycache__ -o -name '*.py' -o -name '*.html' -o -name '*.css' -o -name '*.md' -o -name py.typed)
 
 # Stamps, so that a second run installs nothing that has not changed.
 TOOLS := $(VENV)/.tools

@@ -17,7 +17,7 @@ import bert_tasks
 from support.sources import Source, imports, package_sources
 
 HEAVY = ("torch", "transformers", "datasets", "accelerate", "evaluate", "sklearn", "scipy", "numpy", "fastapi")
-PACKAGED = {".css", ".html", ".py", ".typed"}
+PACKAGED = {".css", ".html", ".md", ".py", ".typed"}
 made_by_make = pytest.mark.skipif(
     "BERT_TASKS_REPOSITORY" not in os.environ, reason="about the installed wheel: run by `make test`"
 )
