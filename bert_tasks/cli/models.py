@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -126,13 +126,12 @@ def predict(
         format=output_format,
         logits=logits,
     )
-    options: dict[str, Any] = {"writing": writing, "reading": reading, "dtype": dtype, **vars(loading)}
-    with _interruption(output), rows_progress(quiet=quiet or (output == "-" and sys.stdout.isatty())) as progress:
-        if output == "-":
-            with result_stream() as stream:
-                result = predict_file(model, source, stream, progress=progress, **options)
-        else:
-            result = predict_file(model, source, output, progress=progress, **options)
+    opened: AbstractContextManager[Any] = result_stream() if output == "-" else nullcontext(output)
+    is_shown = output == "-" and sys.stdout.isatty()  # the predictions themselves show the progress
+    with _interruption(output), rows_progress(quiet=quiet or is_shown) as progress, opened as target:
+        result = predict_file(
+            model, source, target, progress=progress, writing=writing, reading=reading, dtype=dtype, **vars(loading)
+        )
     if output == "-":
         print_err(f"{result.rows} predictions")
     else:

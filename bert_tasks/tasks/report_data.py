@@ -102,15 +102,6 @@ class Confusion:
         return Matrix(labels=shown, counts=tuple(map(tuple, counts)))
 
 
-def ticks(low: float, high: float, *, most: int) -> list[float]:
-    """Round numbers between two values: steps of 1, 2 or 5 times a power of ten."""
-    raw = (high - low) / max(1, most - 1)
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Axis:
     """What an axis shows, and its range; a range of values that are equal up to rounding is widened."""
@@ -138,8 +129,12 @@ class Axis:
 
     @property
     def ticks(self) -> list[float]:
-        """Round numbers on the axis."""
-        return ticks(self.low, self.high, most=6)
+        """About six round numbers on the axis: steps of 1, 2 or 5 times a power of ten."""
+        raw = (self.high - self.low) / 5
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [round(number * step, 12) for number in range(first, last + 1)]
 
 
 @dataclass(frozen=True, kw_only=True)

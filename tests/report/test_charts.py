@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bert_tasks.report.charts import Plot
 from bert_tasks.report.page import page_environment
-from bert_tasks.tasks.report_data import Axis, Chart, Line, ticks
+from bert_tasks.tasks.report_data import Axis, Chart, Line
 
 
 def drawn(chart: Chart) -> str:
@@ -33,7 +33,7 @@ def test_values_that_agree_up_to_rounding_are_in_the_middle(low, high):
 def test_ticks_are_few_round_steps_that_hold_the_values(low, high):
     axis = Axis.around("score", (high, low))
     assert axis.low <= low < high <= axis.high
-    assert 2 <= len(ticks(axis.low, axis.high, most=6)) <= 8
+    assert 2 <= len(axis.ticks) <= 8
 
 
 @given(

@@ -450,11 +450,8 @@ class TextClassification(Task[SequencePrediction]):
 
     @property
     def collapse_remedies(self) -> tuple[str, ...]:
-        return (
-            ()
-            if self.problem_type == _REGRESSION or self.class_weights is not None
-            else ('class_weights = "balanced"',)
-        )
+        has_remedy = self.problem_type != _REGRESSION and self.class_weights is None
+        return ('class_weights = "balanced"',) if has_remedy else ()
 
     def same_predictions(
         self, predictions: Sequence[SequencePrediction], others: Sequence[SequencePrediction]
