@@ -246,7 +246,7 @@ def data_report(
     columns: Sequence[Column],
     labels: Sequence[str] = (),
 ) -> DataReport:
-    """What to know of the data before training; ``tokens`` is keyed by the names that `named_splits` gives.
+    """What to know of the data before training; ``tokens`` is keyed by the names that ``named_splits`` gives.
 
     Texts (of the columns that every row must have, words with a space between them) count as the same if they are
     equal apart from letter case and outer spaces. A row conflicts if an earlier row of its split has the same text

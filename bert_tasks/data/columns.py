@@ -32,9 +32,9 @@ class Column:
 
     text: a string. id: a string or whole number that names something, as a string. label: one of the task's label
     names. labels: a list of them (a csv cell separates them by ``;``). number: a finite number. words: a list of
-    strings. tags: one tag name for each of the row's words. answers: the texts that answer the row's question and
-    where they start in its ``context``; none where it cannot be answered. See `canonical` for the spellings that a cell
-    may use.
+    strings. tags: one tag name for each of the row's words. answers: the texts that answer the row's question and where
+    they start in its ``context``; none where it cannot be answered. See ``canonical`` for the spellings that a cell may
+    use.
 
     ``required`` columns must be in every file. Of the others, those with labels may be missing when only predictions
     are wanted; texts, ids and words may always be missing.

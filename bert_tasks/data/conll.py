@@ -257,7 +257,7 @@ def conll_rows(lines: Iterable[str], path: Path, encoding: str | None) -> Iterat
         lines: the lines of the file.
         path: the file, which is read ahead at the first line that may be a comment; a pipe cannot be read twice: there
             the tags so far have to do.
-        encoding: see `open_text`.
+        encoding: see ``open_text``.
     """
 
     def certain() -> _Columns:

@@ -177,7 +177,7 @@ def files_of_split(folder: Path, split: str, format: str | None) -> list[Path]:
 
 
 def expected_files(split: str, format: str | None) -> str:
-    """The names that `files_of_split` looks for, in words."""
+    """The names that ``files_of_split`` looks for, in words."""
     rows = _ALL if format is None else (named_format(format),)
     plain = [f"{split}{extension}" for row in rows for extension in row.extensions]
     patterns = [pattern.format(split=split) for row in rows for pattern in row.file_names]

@@ -1,6 +1,6 @@
 """Problems found in rows, collected so that one report names them all.
 
-Owns the wording `file:line: column 'x': value: what is wrong`, the limit on how many are shown, and small helpers of
+Owns the wording ``file:line: column 'x': value: what is wrong``, the limit on how many are shown, and small helpers of
 messages: counts, lists, suggestions.
 """
 

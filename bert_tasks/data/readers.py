@@ -1,7 +1,7 @@
 """Sources of rows: files, data sets of the hub, and tables in memory.
 
-Owns how a source becomes a `RowTable`: which parser reads it, where its rows are stored, and which of the options of a
-model's training data apply to data that are read later. Rows are streamed into a memory-mapped Arrow file, so memory
+Owns how a source becomes a ``RowTable``: which parser reads it, where its rows are stored, and which of the options of
+a model's training data apply to data that are read later. Rows are streamed into a memory-mapped Arrow file, so memory
 does not grow with them; an unchanged file that is read in the same way is not parsed again. pandas need not be
 installed.
 """
@@ -58,7 +58,7 @@ _VERSION = 3  # part of the cache's key and of the fingerprint: raise it when re
 
 
 class Frame(Protocol):
-    """A table with named columns: a pandas DataFrame or a `datasets.Dataset`."""
+    """A table with named columns: a pandas DataFrame or a ``datasets.Dataset``."""
 
     @property
     def shape(self) -> Any: ...
@@ -152,10 +152,10 @@ def read_table(
         columns: what the task reads.
         reading: how to read the file.
         require_labels: False reads files for prediction, whose labels may be missing.
-        labels: the known label names, which every label must be (but not every tag: see `check_splits`); an empty
+        labels: the known label names, which every label must be (but not every tag: see ``check_splits``); an empty
             sequence says that they will be inferred from the rows (numbers among names are then refused); None
             leaves labels unchecked.
-        cache_dir: where rows are stored; None: the cache of `datasets`.
+        cache_dir: where rows are stored; None: the cache of ``datasets``.
         passthrough: which of the file's columns each row carries along in a column ``PASSTHROUGH``.
         skip_faulty: rows that cannot be used are in the table, with the reason in a column ``FAULT``, unless no row
             can be used.
@@ -227,7 +227,7 @@ def read_hub(
     cache_dir: Path | None = None,
     skip_faulty: bool = False,
 ) -> RowTable:
-    """Reads one split of a data set on the hub (or in a folder laid out like one); see `read_table`.
+    """Reads one split of a data set on the hub (or in a folder laid out like one); see ``read_table``.
 
     Class ids become the names that the data set gives them; -1 says that a label is hidden.
     """
@@ -313,7 +313,7 @@ def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None
 
 
 def _commit(rows: "Dataset") -> str | None:
-    """The commit of the hub's data set: the name of the folder where `datasets` keeps the rows it prepared."""
+    """The commit of the hub's data set: the name of the folder where ``datasets`` keeps the rows it prepared."""
     folders = {Path(file["filename"]).parent.name for file in rows.cache_files}
     commits = [name for name in folders if _COMMIT.fullmatch(name)]
     return commits[0] if len(commits) == len(folders) == 1 else None
@@ -466,7 +466,7 @@ def stored_options(reading: ReadOptions) -> dict[str, Any]:
 
 
 def loaded_options(stored: object) -> ReadOptions:
-    """The inverse of `stored_options`, for values that are not trusted.
+    """The inverse of ``stored_options``, for values that are not trusted.
 
     Raises:
         ValueError: an unknown option, or one with an invalid value.

@@ -1,7 +1,7 @@
 """Records: the rows of a source as they are in it, before any value is validated.
 
-Owns the parsers of csv, tsv, text, JSON, SQuAD and parquet files (those of CoNLL files are in `conll`), and the opening
-of text files: byte order marks, encodings, gzip.
+Owns the parsers of csv, tsv, text, JSON, SQuAD and parquet files (those of CoNLL files are in ``conll``), and the
+opening of text files: byte order marks, encodings, gzip.
 """
 
 import codecs
@@ -187,7 +187,7 @@ def _object_record(number: int, value: Any, raw: str) -> Record:
 def parquet_records(path: Path, *, wanted: Sequence[str] | None = None) -> Iterator[Records]:
     """Rows of a parquet file with the wanted columns; None: all.
 
-    Label ids become names where `datasets` wrote these into the file's metadata.
+    Label ids become names where ``datasets`` wrote these into the file's metadata.
     """
     import pyarrow
     from datasets import Features
@@ -207,7 +207,7 @@ def parquet_records(path: Path, *, wanted: Sequence[str] | None = None) -> Itera
 
 
 def dataset_records(rows: Any) -> Records:
-    """Rows of a `datasets.Dataset`; label ids become names."""
+    """Rows of a ``datasets.Dataset``; label ids become names."""
     batches = (rows_of(batch) for batch in rows.iter(batch_size=1000))
     return Records(tuple(rows.column_names), _numbered(batches, _class_names(rows.features)))
 
@@ -256,7 +256,7 @@ def text_rows(lines: Iterable[str]) -> Iterator[Record]:
 
 @contextmanager
 def detected_records(path: Path, *, encoding: str | None, headers: Collection[str], name: str) -> Iterator[Records]:
-    """The rows of JSON or of texts, as the first line shows; see `detected_format`."""
+    """The rows of JSON or of texts, as the first line shows; see ``detected_format``."""
     with open_text(path, encoding=encoding, newline="\n") as lines:
         first = next(lines, "")
         if _format_of(first, headers, name) == "jsonl":
@@ -317,7 +317,7 @@ def table_records(
         path: the file's name in messages.
         delimiter: what separates cells.
         header: whether the first line names the columns.
-        quoted, headless, skips_short_rows: see `Format`.
+        quoted, headless, skips_short_rows: see ``Format``.
 
     Raises:
         DataError: the file is empty, or its first line cannot name columns.

@@ -276,7 +276,7 @@ def load_splits(
     labels: Sequence[str] | None = None,
     cache_dir: Path | None = None,
 ) -> Splits:
-    """Reads all splits; `read_table` says what ``labels`` does.
+    """Reads all splits; ``read_table`` says what ``labels`` does.
 
     Raises:
         BadRowsError: one report over all files.

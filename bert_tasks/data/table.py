@@ -1,8 +1,8 @@
 """Tables: the rows of one source in canonical form, their features, and the cache of Arrow files that holds both.
 
-Owns `RowTable`, the Arrow schema of features, which features belong to one sample (the windows of a long text are read
-together), and batches of a limited number of tokens. To the key of features that the caller gives, the cache adds the
-rows and the tokenizer.
+Owns ``RowTable``, the Arrow schema of features, which features belong to one sample (the windows of a long text are
+read together), and batches of a limited number of tokens. To the key of features that the caller gives, the cache adds
+the rows and the tokenizer.
 
 In the cache, ``<key>.json`` names an Arrow file, its number of rows, its sha256 and notes. A damaged, truncated or
 deleted file counts as missing. Files are written under a temporary name and moved into place, data first, so that
@@ -54,7 +54,7 @@ class StoredRows(NamedTuple):
 
 
 def cache_folder(cache_dir: Path | None, part: str) -> Path:
-    """A folder of the cache, created where it is missing; None is the cache of `datasets`."""
+    """A folder of the cache, created where it is missing; None is the cache of ``datasets``."""
     if cache_dir is None:
         import datasets
 
@@ -138,8 +138,8 @@ class RowTable:
         file: the Arrow file that holds these rows and no others, if there is one: reading them in order then leaves no
             pages of it in memory.
         hub: where on the hub the rows are.
-        faults: of the rows that were left out (`without_faults`) the column ``FAULT``, in which each is a JSON object:
-            its line, what is wrong with it, and the row itself.
+        faults: of the rows that were left out (``without_faults``) the column ``FAULT``, in which each is a JSON
+            object: its line, what is wrong with it, and the row itself.
     """
 
     rows: "Dataset"
@@ -168,7 +168,7 @@ class RowTable:
             source: their name in messages, which count rows from 1.
             columns: the task's columns, by which rows are validated like those of files; None: they are taken as
                 they are.
-            require_labels, labels, skip_faulty: see `read_table`.
+            require_labels, labels, skip_faulty: see ``read_table``.
 
         Raises:
             BadRowsError: rows that cannot be used, all of them.

@@ -1,7 +1,7 @@
 """The row validator: which of a source's columns a task reads, whether each value can be used, and which labels occur.
 
-Every row passes through `RowValidator`: rows of files and of hub data sets, tables in memory, the rows that
-`TaskModel.predict` is given, and the rows of the server's requests. So a fault has the same message everywhere, apart
+Every row passes through ``RowValidator``: rows of files and of hub data sets, tables in memory, the rows that
+``TaskModel.predict`` is given, and the rows of the server's requests. So a fault has the same message everywhere, apart
 from the place that it names.
 """
 
@@ -81,7 +81,7 @@ class ColumnMapping:
 
     Attributes:
         label_names: the label ids of the source -> their names.
-        labels: see `make_column_mapping`.
+        labels: see ``make_column_mapping``.
         source: the source's name in messages.
         passthrough: which of the source's columns each row carries along in a column ``PASSTHROUGH``, as asked for.
         passthrough_columns: the same, where "all" may stand for the columns that the format names.
@@ -263,8 +263,8 @@ class LabelCensus:
 class RowValidator:
     """Turns rows as a source has them into rows with the task's names and canonical values.
 
-    `validate` looks at one row. `rows` looks at all rows of a source, and collects what is wrong with them, which rows
-    were skipped, and how often each label occurs.
+    ``validate`` looks at one row. ``rows`` looks at all rows of a source, and collects what is wrong with them, which
+    rows were skipped, and how often each label occurs.
 
     Args:
         mapping: what to read.
@@ -496,7 +496,7 @@ def valid_rows(
     """The rows' values of some columns, validated and in the form that tasks read.
 
     Args:
-        rows: the rows, as `as_row` takes them.
+        rows: the rows, as ``as_row`` takes them.
         columns: the columns that are read.
         first: the number of the first row, for messages.
         names: columns -> the names under which rows may have them instead.
