@@ -314,12 +314,10 @@ def check_writable(folder: Path) -> None:
 def os_error_message(error: OSError) -> str:
     """An OSError in one line: the file, if it is known, and the reason."""
     reason = str(error) if error.strerror is None else error.strerror
-    names = [_printable(os.fsdecode(name)) for name in (error.filename, error.filename2) if _is_path(name)]
+    given: tuple[object, ...] = (error.filename, error.filename2)  # may also be numbers of open files
+    paths = [name for name in given if isinstance(name, str | bytes | os.PathLike) and name not in ("", b"")]
+    names = [_printable(os.fsdecode(path)) for path in paths]
     return ": ".join([*[" -> ".join(names)][: len(names)], reason.partition("\n")[0]])
-
-
-def _is_path(name: object) -> bool:
-    return isinstance(name, str | bytes | os.PathLike) and name not in ("", b"")
 
 
 def _mode(path: Path, *, follow_links: bool = True) -> int | None:
