@@ -234,7 +234,7 @@ def _load_splits(
     """The checked rows; the model remembers how they were read."""
     task, skips = model.task, on_error == "skip"
     if on_error not in ("fail", "skip"):
-        raise UsageError(f"on_error is {on_error!r}, expected 'fail' or 'skip'")
+        raise UsageError(f"on_error = {on_error!r}: expected 'fail' or 'skip'")
     sets = {} if validation is None else validation if isinstance(validation, Mapping) else {"": validation}
     loaded: list[RowTable] = []
     for name, data in (("train", train), *((f"validation {name}".strip(), data) for name, data in sets.items())):

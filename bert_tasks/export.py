@@ -190,7 +190,9 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
         raise UsageError(f"{target} is a file, expected a folder for the exported model")
     existing = {path.name for path in target.iterdir()} if is_folder(target) else set()
     if existing and RECORD not in existing:
-        raise UsageError(f"{target} is not empty and holds no export ({min(existing)}): choose another folder")
+        raise UsageError(
+            f"{target} is not empty and contains no export (it contains {min(existing)}): choose another folder"
+        )
     try:
         stated = json.loads((target / RECORD).read_text("utf-8"))["files"]
         own = {RECORD, *(name for name in stated if isinstance(name, str))}

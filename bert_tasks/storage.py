@@ -236,7 +236,7 @@ def _acquire(path: Path) -> IO[str]:
                     except (ValueError, KeyError, TypeError):
                         holder = "its process is not known yet"
                 raise UsageError(
-                    f"{path.parent} is in use by another run ({holder}): wait for it, or choose another folder"
+                    f"{path.parent} is in use by another run ({holder}): wait until it ends, or choose another folder"
                 ) from None
             current = True
         if current:

@@ -281,7 +281,7 @@ def detected_format(path: Path, *, encoding: str | None, headers: Collection[str
 
 def _format_of(line: str, headers: Collection[str], name: str) -> str:
     if line.startswith("PAR1"):
-        raise UsageError(f"{name}: a parquet file; add --format parquet")
+        raise UsageError(f"{name} is a parquet file: add --format parquet")
     cells = (cell.strip().strip('"') for cell in _DELIMITERS.split(line))
     named = next((cell for cell in cells if cell in headers), None)
     if named is not None:

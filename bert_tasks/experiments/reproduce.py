@@ -153,7 +153,10 @@ def _metadata(folder: Path) -> dict[str, Any]:
     if outputs.read_summary(folder) is None:
         raise UsageError(f"{folder} holds a run that is not finished: run its command again to finish it")
     if not is_file(folder / outputs.RECIPE):
-        raise UsageError(f"{folder} holds no {outputs.RECIPE}: a run made by fit(...) is repeated by calling it again")
+        raise UsageError(
+            f"{folder} has no {outputs.RECIPE}, so it was made by fit(...): call fit again with the same arguments"
+            " and another output_dir"
+        )
     return metadata
 
 

@@ -345,7 +345,9 @@ def _planned(recipe: Recipe, seeds: Iterable[int] | None, *, overwrite: bool) ->
     if outputs.RUN in existing or outputs.SUMMARY in existing:
         raise UsageError(f"{folder} holds a run of one seed: choose another folder for several")
     if existing and not any(name == SEEDS or _SEED_FOLDER.fullmatch(name) for name in existing):
-        raise UsageError(f"{folder} is not empty and holds no runs ({', '.join(existing[:3])}): choose another folder")
+        raise UsageError(
+            f"{folder} is not empty and contains no runs (it contains {', '.join(existing[:3])}): choose another folder"
+        )
     for made in recipes:
         home = _folder(made)
         outputs.check_folder(home)

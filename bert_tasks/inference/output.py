@@ -229,7 +229,7 @@ def output_destination(
     if isinstance(keep, str) and keep not in ("all", "none"):
         raise UsageError(f"keep_columns is {keep!r}, expected 'all', 'none' or a list of names")
     if writing.on_error not in ("fail", "skip"):
-        raise UsageError(f"on_error is {writing.on_error!r}, expected 'fail' or 'skip'")
+        raise UsageError(f"on_error = {writing.on_error!r}: expected 'fail' or 'skip'")
     if writing.format is not None and writing.format not in FORMS:
         raise UsageError(f"there is no output format {writing.format!r}; choose {', '.join(FORMS)}")
     stream: IO[bytes] | None = None

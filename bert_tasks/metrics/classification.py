@@ -101,7 +101,7 @@ def _aligned(labels: ArrayLike, predictions: ArrayLike) -> tuple[NDArray[np.gene
     if true.shape != predicted.shape:
         raise DataError(f"Metrics: labels {true.shape} and predictions {predicted.shape}, expected equal shapes.")
     if true.size == 0:
-        raise DataError("Metrics: no rows to compare; expected at least one row with a label.")
+        raise DataError("Metrics: no row has a label, so there is nothing to compare.")
     return true, predicted
 
 
@@ -194,8 +194,8 @@ def ranking_metrics(groups: Sequence[str], relevant: Sequence[bool], scores: Seq
         raise DataError(f"Ranking metrics: the score of row {row} is NaN, expected a number; check the model for NaN.")
     if not any(relevant):
         raise DataError(
-            "Ranking metrics: no group has a relevant row, so there is nothing to rank; check the column of groups and "
-            "which label means relevant."
+            "Ranking metrics: no group has a relevant row, so there is nothing to rank: check the group column, and "
+            "that the second label means 'relevant'."
         )
     numbers: dict[str, int] = {}
     group = np.array([numbers.setdefault(name, len(numbers)) for name in groups], dtype=np.int64)

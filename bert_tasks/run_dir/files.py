@@ -131,7 +131,8 @@ def check_folder(folder: Path) -> None:
     foreign = [name for name in existing if name not in _OURS]
     if set(existing) - {LOCK} and RUN not in existing:
         raise UsageError(
-            f"{folder} is not empty and holds no run ({', '.join(foreign[:3] or existing[:3])}): choose another folder"
+            f"{folder} is not empty and contains no run (it contains {', '.join(foreign[:3] or existing[:3])}): "
+            "choose another folder"
         )
     check_writable(folder)
 

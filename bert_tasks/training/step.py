@@ -299,7 +299,7 @@ def freeze(model: Objective | TaskModel, *, embeddings: bool, layers: int) -> No
     if layers != 0 and layers not in ends:
         choices = ", ".join(str(end) for end in ends)
         raise UsageError(
-            f"Freezing the first {layers} layers: expected 0 or one of {choices} (shared layers go together)."
+            f"freeze_layers = {layers}: expected 0 or one of {choices} (layers that share weights are frozen together)"
         )
     for name, parameter in model.named_parameters():
         if (embeddings and depths[name] == 0) or 1 <= depths[name] <= layers:

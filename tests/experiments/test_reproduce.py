@@ -146,7 +146,7 @@ def test_what_is_no_run_to_repeat(original: Path, checkpoint: Path, tmp_path: Pa
         reproduce(original, output_dir=original)
     rows = make_rows(8)
     fit(load_model(checkpoint), rows, rows, output_dir=tmp_path / "fit", epochs=1, progress=False)
-    with pytest.raises(UsageError, match=r"holds no recipe\.toml: a run made by fit"):
+    with pytest.raises(UsageError, match=r"has no recipe\.toml, so it was made by fit"):
         reproduce(tmp_path / "fit")
     (tmp_path / "fit" / "metrics.json").unlink()
     with pytest.raises(UsageError, match="a run that is not finished"):
@@ -164,7 +164,7 @@ def test_the_second_folder_is_locked_and_nobody_elses(original: Path, tmp_path: 
         reproduce(original, output_dir=tmp_path / "again", progress=False)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("", "utf-8")
-    with pytest.raises(UsageError, match="holds no run"):
+    with pytest.raises(UsageError, match="contains no run"):
         reproduce(original, output_dir=tmp_path / "mine", progress=False)
 
 

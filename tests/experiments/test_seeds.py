@@ -203,7 +203,7 @@ def test_each_seed_is_announced(folder, capsys):
 def test_a_folder_of_something_else_is_refused(folder, content):
     (folder / "out").mkdir()
     (folder / "out" / content).write_text("mine", "utf-8")
-    expected = "holds no runs" if content == "thesis.tex" else "a run of one seed"
+    expected = "contains no runs" if content == "thesis.tex" else "a run of one seed"
     for call in (train_seeds, dry_run_seeds):
         with pytest.raises(UsageError, match=expected):
             call(recipe(folder), [1])
@@ -227,7 +227,7 @@ def test_the_folder_of_the_last_seed_is_looked_at_first(folder):
 
 def test_a_single_run_does_not_replace_several(folder):
     train_seeds(recipe(folder), [1], progress=False)
-    with pytest.raises(UsageError, match="holds no run"):
+    with pytest.raises(UsageError, match="contains no run"):
         train(recipe(folder), progress=False, overwrite=True)
 
 

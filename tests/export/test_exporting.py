@@ -331,7 +331,7 @@ def test_an_existing_folder(case: Case, tmp_path: Path, again: Callable[..., Exp
     again(target, overwrite=True)
     assert (target / "model.onnx").stat().st_ino != inode
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
-    with pytest.raises(UsageError, match="is not empty and holds no export"):
+    with pytest.raises(UsageError, match="is not empty and contains no export"):
         again(case.source, overwrite=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is a file, expected a folder"):

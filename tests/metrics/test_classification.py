@@ -224,7 +224,7 @@ def test_tuning_refuses_what_is_no_probability(bad):
 @pytest.mark.parametrize(
     ("labels", "predictions", "message"),
     [
-        ([], [], "no rows"),
+        ([], [], "no row has a label"),
         ([0, 1], [0], "equal shapes"),
         ([0, -1], [0, 1], "from -1"),
         ([0, 2], [0, 1], "to 1"),

@@ -64,7 +64,7 @@ def test_replacing_a_run_leaves_what_a_person_put_beside_the_model(run_folder, c
 @pytest.mark.parametrize("name", ["thesis.tex", "model", "recipe.toml", "metrics.json"])
 def test_a_folder_without_a_run_is_refused(tmp_path, name):
     (tmp_path / name).mkdir()
-    with pytest.raises(UsageError, match=rf"holds no run \({name}\): choose another folder") as error:
+    with pytest.raises(UsageError, match=rf"contains no run \(it contains {name}\): choose another folder") as error:
         check_folder(tmp_path)
     assert error.value.exit_code == 2
 

@@ -222,7 +222,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"max_length": 16, "doc_stride": 14}, "windows of 16 tokens .two of them special. can overlap by 0 to 13"),
     ({"doc_stride": -1}, "doc_stride is -1"),
     ({"context_tokens": -3}, "context_tokens is -3, expected 0"),
-    ({"crf": True, "labelling": "all"}, "crf tags words, so it needs labelling = 'first', not 'all'"),
+    ({"crf": True, "labelling": "all"}, "crf = true requires labelling = 'first', not 'all'"),
     ({"labelling": "last"}, "labelling is 'last', expected one of 'first', 'continuation', 'all'"),
     ({"scheme": "IOB3"}, "scheme is 'IOB3'"),
 )

@@ -157,7 +157,7 @@ def test_an_unfinished_run_goes_on(folder, monkeypatch):
 def test_a_folder_of_other_files_is_refused(folder, overwrite):
     (folder / "out").mkdir()
     (folder / "out" / "thesis.tex").write_text("mine", "utf-8")
-    with pytest.raises(UsageError, match=r"holds no run \(thesis\.tex\)"):
+    with pytest.raises(UsageError, match=r"contains no run \(it contains thesis\.tex\)"):
         train(recipe(folder), overwrite=overwrite, progress=False)
     assert [path.name for path in (folder / "out").iterdir()] == ["thesis.tex"]
 

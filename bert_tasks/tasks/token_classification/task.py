@@ -159,7 +159,7 @@ class TokenClassification(Task[TokenPrediction]):
         if self.context_tokens < 0:
             raise ValueError(f"context_tokens is {self.context_tokens}, expected 0 (no context) or more")
         if self.crf and self.labelling != "first":
-            raise ValueError(f"crf tags words, so it needs labelling = 'first', not {self.labelling!r}")
+            raise ValueError(f"crf = true requires labelling = 'first', not {self.labelling!r}")
 
     @property
     def columns(self) -> tuple[Column, ...]:
