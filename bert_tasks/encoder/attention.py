@@ -1,6 +1,6 @@
 """Self-attention over packed or padded tokens.
 
-``attend`` is the one place that knows where sequences begin and end, and chooses the kernel. A layer passes queries,
+``attend`` and ``attend_first`` keep sequences apart, and ``attend`` chooses the kernel. A layer passes queries,
 keys and values in one tensor, because one product makes them and one gather regroups them. On the CPU, where torch has
 no fast kernel that drops attention weights, training with attention dropout takes ``attention_with_dropout``.
 

@@ -138,7 +138,7 @@ class PackedBatch(_Movable):
     Attributes:
         input_ids, position_ids, token_type_ids: ``[N]`` in the order of the layout's rows.
         layout: where the sequences are.
-        windows: the number of sequences of each sample, in the caller's order; the windows of a long text are
+        windows: the number of sequences of each row, in the caller's order; the windows of a long text are
             neighbours.
         labels: the labels of all sequences one after another, float64; empty without labels.
         label_counts: how many of ``labels`` belong to each sequence.
@@ -168,7 +168,7 @@ def pack(
         input_ids: token ids of each sequence, special tokens included; none may be empty.
         token_type_ids: segment ids, of the same lengths.
         position_offset: position id of a first token (``EncoderConfig.position_offset``).
-        windows: the number of sequences of each sample; default: each sequence is a sample.
+        windows: the number of sequences of each row; default: each sequence is a row.
         labels: of each sequence; default: none.
         gather_positions: the tokens of each sequence that a head with logits per token reads; default: all.
 

@@ -326,7 +326,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         return inputs.rectangle(logits) if isinstance(inputs, PaddedInputs) and self.head.per_token else logits
 
     def packed_logits(self, batch: PackedBatch) -> Tensor:
-        """The logits of a packed batch, in the parameters' precision even where training wraps ``forward``."""
+        """The logits of a packed batch; exported models compute them with their graph."""
         return TaskModel.forward(self, batch)
 
     def predict(self, inputs: Inputs, *, logits: bool = False) -> list[PredictionT]:
