@@ -51,7 +51,7 @@ HF_HOME = "huggingface"  # below the copy: libraries read their folders when the
 
 # Tests that run after those of the folder that is called like the part of the package.
 NEIGHBOURS: dict[str, tuple[str, ...]] = {
-    "": ("test_packaging.py", "test_readme.py"),
+    "": ("test_readme.py", "cli/test_processes.py"),
     "__main__": ("cli/test_processes.py",),
     "api": ("training/test_fit_arguments.py", "training/test_fit_inputs.py", "training/test_loop.py"),
     "checkpoints": ("model/test_pretrained.py",),
