@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import httpx
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.cards.push import push
@@ -215,3 +217,21 @@ def test_ways_to_the_hub_that_fail(
         push(checkpoint, "org/way")
     assert "\n" not in str(caught.value)
     assert WRITER not in str(caught.value)
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_the_status_of_a_refusal_is_found_in_the_error_or_in_its_cause(
+    is_wrapped: bool, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = HfHubHTTPError("refused", response=httpx.Response(503, request=httpx.Request("POST", "http://hub")))
+
+    def create_repo(*_: object, **__: object) -> None:
+        if is_wrapped:
+            raise RuntimeError("the upload failed") from refusal
+        raise refusal
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", WRITER)
+    monkeypatch.setattr(HfApi, "create_repo", create_repo)
+    with pytest.raises(CheckpointError, match=r"org/way: nothing was published: the hub .* answered 503; try again"):
+        push(checkpoint, "org/way")

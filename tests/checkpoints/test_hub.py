@@ -66,6 +66,15 @@ def test_local_folder_is_itself(tmp_path: Path) -> None:
     assert resolve(str(tmp_path)) == tmp_path
 
 
+def test_of_the_runs_of_several_seeds_one_must_be_named(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "seed-5").touch()
+    assert resolve(tmp_path) == tmp_path
+    (tmp_path / "seed-7").mkdir()
+    with pytest.raises(CheckpointError, match=r"holds the runs of several seeds; name one of them, such as .*seed-7$"):
+        resolve(tmp_path)
+
+
 def test_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -122,6 +122,14 @@ def test_code_of_the_checkpoint_never_runs(folder: Path) -> None:
     assert not (folder / "canary").exists()
 
 
+def test_a_tokenizer_that_is_only_code_of_the_checkpoint_is_refused(folder: Path) -> None:
+    edit(folder / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.T", "AutoTokenizer": "evil.T"})
+    classes = {"AutoTokenizer": ["evil.T", "evil.T"]}
+    edit(folder / "tokenizer_config.json", tokenizer_class="EvilTokenizer", auto_map=classes)
+    with pytest.raises(CheckpointError, match="it needs Python code from the checkpoint, which is never run"):
+        load_tokenizer(folder, vocab_size=VOCABULARY)
+
+
 def test_sentencepiece_file_needs_conversion(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         (folder / name).unlink()

@@ -1,6 +1,7 @@
 """The command line: what each command prints and writes, and that every failure is one short message and a code."""
 
 import csv
+import io
 import json
 import socket
 import sys
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 import bert_tasks
 from bert_tasks import inference
 from bert_tasks.cli import main
+from bert_tasks.cli.models import rows_progress
 from bert_tasks.cli.options import passthrough_columns
 from bert_tasks.inference import evaluation, prediction
 from bert_tasks.model.task_model import TaskModel
@@ -555,3 +557,25 @@ def test_an_empty_name_of_a_column_is_refused(text: str, run: Run) -> None:
 def test_a_timeout_that_torch_cannot_represent_is_refused(timeout: str, run: Run) -> None:
     message = failure(run("predict", "model", "--text", "x", "--dist-timeout", timeout), 2)
     assert "--dist-timeout" in message
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_predict_does_not_wait_for_rows_from_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal("a fine film\n"))
+    assert "nothing to predict: give --data FILE" in failure(run("predict", "model"), 2)
+
+
+def test_the_line_of_the_progress_is_cleared_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with rows_progress(quiet=False) as show:
+        show(0, 12)
+        show(12, 12)
+    *_, shown, blank, last = terminal.getvalue().split("\r")
+    assert shown.startswith("12 of 12 rows")
+    assert (blank.strip(" "), last) == ("", "")
+    assert len(blank) == len(shown)

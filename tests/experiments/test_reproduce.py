@@ -168,6 +168,15 @@ def test_the_second_folder_is_locked_and_nobody_elses(original: Path, tmp_path: 
         reproduce(original, output_dir=tmp_path / "mine", progress=False)
 
 
+def test_the_second_folder_is_checked_before_the_data_are_read(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").touch()
+    monkeypatch.setattr(reproducing, "prepare", lambda recipe: pytest.fail("the data are read"))
+    with pytest.raises(UsageError, match="is a file, expected a folder"):
+        reproduce(original, output_dir=tmp_path / "mine", progress=False)
+
+
 @pytest.mark.slow
 def test_two_processes(dropout_checkpoint: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, dropout_checkpoint, rows=24, epochs=1)

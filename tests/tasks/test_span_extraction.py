@@ -20,11 +20,14 @@ from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 
 from bert_tasks.cli import main
+from bert_tasks.data.profile import profile
 from bert_tasks.data.table import Cuts
 from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature, collate
+from bert_tasks.tasks.detection import NO_HINTS
+from bert_tasks.tasks.span_extraction.detection import detect_spans
 from bert_tasks.tasks.span_extraction.search import Span
 from bert_tasks.tasks.span_extraction.task import SpanExtraction, SpanPrediction
 from support.hf_models import hf_class, hf_config, hf_model, widen
@@ -508,3 +511,16 @@ class TestFolders:
             code, _, err = run("--set", wrong)
             assert code == 2
             assert f"{wrong.partition('=')[0]} is '{wrong.partition('=')[2]}': Input should be a valid" in err
+
+
+@pytest.mark.parametrize(("copied", "is_found"), [(19, True), (17, False)])
+def test_columns_are_spans_if_nine_in_ten_answers_are_in_their_context(copied: int, is_found: bool) -> None:
+    rows = [
+        {"asked": f"what is in line {i}?", "read": f"{i} {CONTEXT}", "given": f"{i} {line}" if i < copied else str(-i)}
+        for i, line in enumerate([LINES[0]] * 20)
+    ]
+    profiles = [profile(name, [row[name] for row in rows]) for name in rows[0]]
+    guess = detect_spans("span-extraction", profiles, rows, NO_HINTS)
+    assert (guess is not None) == is_found
+    if guess is not None:
+        assert guess.columns == {"question": "asked", "context": "read", "answers": "given"}
