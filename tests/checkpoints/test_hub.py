@@ -75,6 +75,12 @@ def test_of_the_runs_of_several_seeds_one_must_be_named(tmp_path: Path) -> None:
         resolve(tmp_path)
 
 
+def test_the_folder_of_a_run_stands_for_its_model(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert resolve(tmp_path) == tmp_path / "model"
+
+
 def test_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))

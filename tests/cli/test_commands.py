@@ -505,7 +505,8 @@ class TestFailures:
 
 class TestOutput:
     def test_version(self, run: Run) -> None:
-        assert run("--version").out == f"bert-tasks {version('bert-tasks')}\n"
+        for arguments in (("--version",), ("--version", "env")):  # a command after it is not run
+            assert run(*arguments).out == f"bert-tasks {version('bert-tasks')}\n"
 
     def test_help(self, run: Run) -> None:
         overview = run("--help")

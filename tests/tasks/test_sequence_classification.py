@@ -317,6 +317,12 @@ class TestSettings:
         assert all(task.columns[0].required for task in (SINGLE, SEVERAL, NUMBER))
 
 
+def test_a_report_draws_the_metrics_of_the_problem_type() -> None:
+    assert SINGLE.curve_metrics == ("accuracy", "macro_f1")
+    assert SEVERAL.curve_metrics == ("micro_f1", "f1")
+    assert NUMBER.curve_metrics == ("pearson", "spearmanr")
+
+
 def test_predictions_that_stay_the_same() -> None:
     def number(score: float) -> SequencePrediction:
         return SequencePrediction(label=None, score=score, scores={})

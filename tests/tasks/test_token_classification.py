@@ -70,6 +70,15 @@ class TestDecode:
         assert found[1].to_json() == {"words": [], "tags": [], "scores": [], "entities": []}
         assert TASK.decode([], [], []) == []
 
+    def test_each_word_is_given_its_logits(self) -> None:
+        logits = logits_of(3).float()
+        windows = [feature_of(0, [0, 1]), feature_of(1, [0])]
+        split = logits.split([2, 1])
+        predictions = TASK.decode(split, windows, [{"words": ["a", "b"]}, {"words": ["c"]}])
+        found = TASK.with_logits(predictions, split, windows)
+        words = [tuple(row) for row in logits.tolist()]
+        assert [prediction.logits for prediction in found] == [tuple(words[:2]), tuple(words[2:])]
+
     def test_tag_of_a_word_is_that_of_its_first_sub_word(self) -> None:
         logits = logits_of(6).float()
         task = TokenClassification(labels=LABELS, labelling="all")
