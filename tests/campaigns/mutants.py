@@ -3,6 +3,7 @@
     PYTHONPATH=tests python -m campaigns.mutants                                # 200 of the package
     PYTHONPATH=tests python -m campaigns.mutants --package encoder --count 40   # 40 of one package, or one module
     PYTHONPATH=tests python -m campaigns.mutants --package encoder --list       # print them and run nothing
+    PYTHONPATH=tests python -m campaigns.mutants --verdicts FILE                # again, after tests were added
 
 A fault is drawn by its seed, put into a copy of the package, and the tests of that part of the package run on the copy:
 first those of the module, then those of its folder, then those of the folders that use it most. It is killed if a test
@@ -67,7 +68,7 @@ NEIGHBOURS: dict[str, tuple[str, ...]] = {
     "recipe": ("cli/test_commands.py", "training/test_run.py"),
     "run_dir": ("training/test_resuming.py", "inference/test_trained_reading.py"),
     "storage": ("checkpoints/test_save.py", "run_dir", "cli/test_commands.py"),
-    "tasks": ("inference/test_files.py", "serving/test_app.py", "report/test_build.py"),
+    "tasks": ("inference/test_files.py", "serving/test_app.py", "report/test_build.py", "recipe/test_init.py"),
     "terminal": ("cli/test_terminal.py",),
     "training": ("run_dir", "experiments"),
 }
@@ -290,8 +291,25 @@ def time_limit(unit: str, copy: Copy) -> float:
     return 30 + 4 * (time.monotonic() - began)
 
 
-def campaign(mutants: Sequence[Mutant], workers: int) -> list[Result]:
-    """Tests every fault and prints its verdict as soon as it is there."""
+def killed_before(verdicts: Path | None, mutants: Sequence[Mutant]) -> dict[Mutant, Result]:
+    """The faults that earlier runs killed: tests are only added, so that they need no second try."""
+    if verdicts is None or not verdicts.exists():
+        return {}
+    named = {str(mutant): mutant for mutant in mutants}
+    entries = map(json.loads, verdicts.read_text("utf-8").splitlines())
+    found = [entry for entry in entries if entry["verdict"] == "killed" and entry["mutant"] in named]
+    return {(mutant := named[entry["mutant"]]): Result(**{**entry, "mutant": mutant}) for entry in found}
+
+
+def campaign(mutants: Sequence[Mutant], workers: int, verdicts: Path | None = None) -> list[Result]:
+    """Tests every fault and prints its verdict as soon as it is there.
+
+    Args:
+        mutants: The faults.
+        workers: Test runs at a time.
+        verdicts: A file to which each verdict is appended; faults that it calls killed are not tried again.
+    """
+    before = killed_before(verdicts, mutants)
     with tempfile.TemporaryDirectory(prefix="mutants-") as root, contextlib.ExitStack() as ended:
         copies: SimpleQueue[Copy] = SimpleQueue()
         for number in range(workers):
@@ -315,12 +333,17 @@ def campaign(mutants: Sequence[Mutant], workers: int) -> list[Result]:
             with free_copy() as copy:
                 result = copy.test(mutant, limits)
             print(f"{result.verdict:10} {result.seconds:4.0f} s  {mutant}  [{result.reason}]", flush=True)
+            if verdicts is not None:
+                with verdicts.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({**vars(result), "mutant": str(mutant)}) + "\n")
             return result
 
         with ThreadPoolExecutor(workers) as pool:
-            units = sorted({mutant.unit for mutant in mutants})
+            left = [mutant for mutant in mutants if mutant not in before]
+            units = sorted({mutant.unit for mutant in left})
             limits = dict(zip(units, pool.map(limit, units), strict=True))
-            return list(pool.map(test, mutants))
+            tried = dict(zip(left, pool.map(test, left), strict=True))
+    return [(before | tried)[mutant] for mutant in mutants]
 
 
 def report(results: Sequence[Result]) -> dict[str, Any]:
@@ -351,6 +374,7 @@ def main() -> None:
         "--package", action="append", default=[], help="only of this part, such as encoder or data.splits"
     )
     parser.add_argument("--workers", type=int, default=1, help="test runs at a time")
+    parser.add_argument("--verdicts", type=Path, help="append verdicts here, and do not repeat those it calls killed")
     parser.add_argument("--list", action="store_true", help="print the faults and run nothing")
     given = parser.parse_args()
     mutants = draw(sources_of(given.package), count=given.count, seed=given.seed)
@@ -358,7 +382,7 @@ def main() -> None:
         print(*mutants, sep="\n")
         return
     began = time.monotonic()
-    found = report(campaign(mutants, given.workers))
+    found = report(campaign(mutants, given.workers, given.verdicts))
     if given.package:
         print(json.dumps(found, indent=2))
         return
