@@ -1,9 +1,11 @@
 """The command line in processes of its own: what it imports, and its two ways to be started."""
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,25 @@ sys.stderr.write(" ".join(sorted(heavy.intersection(sys.modules))))
 def in_a_process(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+UNFINISHED_LINE = """
+import sys
+from bert_tasks.cli.app import standard_streams
+with standard_streams():
+    getattr(sys, sys.argv[1]).write("without a line feed, so that it is still buffered at the end")
+"""
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_buffered_text_that_cannot_be_written_changes_no_exit_code(stream: str) -> None:
+    """Python would end with 120 as it cannot flush the stream."""
+    command = [sys.executable, "-c", UNFINISHED_LINE, stream]
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with Path("/dev/full").open("w") as full:
+        streams: dict[str, Any] = {stream: full}
+        ended = subprocess.run(command, **streams, env=environment, timeout=60, check=False)
+    assert ended.returncode == 0
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("train", "--help"), ("evaluate", "--help")])

@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.data.columns import Row
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate, predict
+from bert_tasks.inference.output import model_fingerprint
 from bert_tasks.model import onnx, task_model
-from bert_tasks.model.onnx import GraphModel, exported_graph, quantized_graph
+from bert_tasks.model.onnx import ExportedModel, GraphModel, exported_graph, quantized_graph
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
 from support.small_checkpoints import save_checkpoint, tokenizer_of
@@ -127,6 +128,22 @@ def test_predict_and_evaluate_run_the_graph(model: TaskModel, graph: Any, monkey
         metrics = evaluate(model, labelled, dtype="int8")
         monkeypatch.undo()
         assert metrics == pytest.approx(evaluate(model, labelled), rel=1e-4)
+
+
+def test_another_graph_is_another_model(model: TaskModel, graph: Any) -> None:
+    """An exported model has no weights, so that it is told from others by its graph."""
+    other = type(graph).FromString(graph.SerializeToString())
+    other.doc_string = "another"
+    one, same, changed = (
+        model_fingerprint(_exported(model, made.SerializeToString())) for made in (graph, graph, other)
+    )
+    assert one == same != changed
+
+
+def _exported(model: TaskModel, graph: bytes) -> ExportedModel[Any]:
+    exported = ExportedModel(model.hf_config, model.task, graph=graph)
+    exported.tokenizer = model.tokenizer
+    return exported
 
 
 def _plain(content: Any) -> dict[str, Any]:

@@ -1,8 +1,12 @@
 """The figures that a report shows of the predictions of a task."""
 
+import pytest
+
 from bert_tasks.tasks.report_data import SHOWN_CLASSES, Confusion
 from bert_tasks.tasks.sequence_classification.report import regression_sections
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
+from bert_tasks.tasks.token_classification.report import MOST_WORDS, tag_sections
+from bert_tasks.tasks.token_classification.task import TokenPrediction
 
 
 def test_a_cell_of_the_confusion_matrix_is_the_number_of_its_rows() -> None:
@@ -26,3 +30,28 @@ def test_a_number_is_correct_if_it_is_the_label() -> None:
         [(row, SequencePrediction(label=None, score=number, scores={})) for row, number in pairs]
     )
     assert [(one.is_correct, one.score) for one in sections.results] == [(True, 0.0), (False, 1.5)]
+
+
+@pytest.mark.parametrize("edge", ["start", "end"])
+@pytest.mark.parametrize("shift", range(-3, 4))
+def test_an_excerpt_of_a_sentence_marks_the_entities_that_reach_into_it(edge: str, shift: int) -> None:
+    """An entity of two words around either end of the excerpt, which a mistake in the middle of the sentence places."""
+    words = [f"w{number}" for number in range(3 * MOST_WORDS)]
+    mistake = len(words) // 2
+    start = mistake - MOST_WORDS // 3
+    end = start + MOST_WORDS
+    first = (start if edge == "start" else end) + shift
+    tags = ["O"] * len(words)
+    tags[first : first + 2] = ["B-x", "I-x"]
+    labels = [*tags]
+    labels[mistake] = "B-x"
+    prediction = TokenPrediction(words=tuple(words), tags=tuple(tags), scores=(1.0,) * len(words), entities=())
+    sections = tag_sections([({"words": words, "tags": labels}, prediction)], ("O", "B-x", "I-x"))
+    assert sections.examples is not None
+    (example,) = sections.examples.items
+    shown = [word for word in words[first : first + 2] if word in words[start:end]]
+    for name, segments in example.sides:
+        assert [segments[0].text, segments[-1].text] == ["…", "…"]
+        assert " ".join(one.text for one in segments[1:-1]) == " ".join(words[start:end])
+        marked = [one.text.split() for one in segments if one.label or one.prediction]
+        assert sorted(marked) == sorted([*([shown] if shown else []), *([[words[mistake]]] if name == "label" else [])])

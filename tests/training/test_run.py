@@ -241,9 +241,18 @@ def test_check_trains_nothing(folder, monkeypatch):
     assert listing(folder) == before
 
 
-def test_check_finds_what_only_data_and_settings_together_tell(folder):
-    with pytest.raises(UsageError, match=r"metric_for_best_model = 'f2': there are .*accuracy"):
-        check(recipe(folder, "run.metric_for_best_model=f2"))
+@pytest.mark.parametrize("command", [check, dry_run])
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("run.metric_for_best_model=f2", r"metric_for_best_model = 'f2': there are .*accuracy"),
+        ("optim.freeze_layers=99", r"freeze_layers = 99"),
+    ],
+)
+def test_what_only_data_and_settings_together_tell_is_found_without_training(folder, command, override, message):
+    with pytest.raises(UsageError, match=message):
+        command(recipe(folder, override))
+    assert not (folder / "out").exists()
 
 
 def test_the_seed_draws_the_new_head(folder):
