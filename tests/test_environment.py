@@ -136,6 +136,18 @@ def test_it_says_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert f"  torch            {version('torch')}" in lines
 
 
+def test_values_are_shown_in_words() -> None:
+    found = {"flags": {"on": True, "off": False}, "many": ["a", "b"], "unknown": None, "count": 0}
+    assert [line.split() for line in environment_lines(found)] == [
+        ["flags:"],
+        ["on", "yes"],
+        ["off", "no"],
+        ["many", "a;", "b"],
+        ["unknown", "-"],
+        ["count", "0"],
+    ]
+
+
 def test_the_commit_of_a_checkout_only(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "__file__", str(tmp_path / "site-packages" / "bert_tasks" / "environment.py"))
     assert environment(devices=False)["commit"] is None

@@ -28,6 +28,10 @@ for name, revision in json.loads(sys.argv[1]):
 print(json.dumps(outcomes))
 """
 WANTED = ("config.json", "tokenizer.json", "vocab.txt", "model.safetensors")
+EVERY_TOKENIZER_FILE = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
+    *("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model"),
+)
 UNWANTED = ("evil.py", "modeling_x.py", "onnx/model.onnx", "tf_model.h5", "flax_model.msgpack", "README.md")
 
 
@@ -50,6 +54,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
         "safe": (*WANTED, "pytorch_model.bin", *UNWANTED),
         "old": ("config.json", "vocab.txt", "pytorch_model.bin", *UNWANTED),
         "sharded": ("config.json", "model.safetensors.index.json", "model-00001-of-00001.safetensors"),
+        "old-sharded": ("config.json", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00001.bin"),
+        "words": ("config.json", *EVERY_TOKENIZER_FILE, "model.safetensors"),
     }
     for name, files in contents.items():
         for file in files:
@@ -151,11 +157,15 @@ def test_embedded_package(embedded_model: Path) -> None:
 
 def test_download_takes_only_model_files_and_the_cache_serves_offline(hub: HubServer, tmp_path: Path) -> None:
     names = [("org/safe", None), ("org/old", None), ("org/sharded", "v1"), ("org/safe", commit_of("org/safe"))]
+    whole = ("org/sharded", "org/old-sharded", "org/words")
+    names += [(name, None) for name in whole]
     online = resolve_elsewhere(hub.environment(tmp_path), *names, cwd=tmp_path)
-    safe, old, sharded, by_commit = online
+    safe, old, sharded, by_commit, *complete = online
     assert files_of(safe) == set(WANTED)
     assert files_of(old) == {"config.json", "vocab.txt", "pytorch_model.bin"}
-    assert files_of(sharded) == files_of(hub.folders["org/sharded"])
+    assert sharded == complete[0]
+    for name, folder in zip(whole, complete, strict=True):
+        assert files_of(folder) == files_of(hub.folders[name]), name
     assert by_commit == safe
     assert Path(safe).is_relative_to(tmp_path)
     assert (Path(safe) / "config.json").read_text() == "safe config.json"

@@ -581,3 +581,17 @@ def test_the_line_of_the_progress_is_cleared_at_its_end(monkeypatch: pytest.Monk
     assert shown.startswith("12 of 12 rows")
     assert (blank.strip(" "), last) == ("", "")
     assert len(blank) == len(shown)
+
+
+@pytest.mark.parametrize(("total", "shown"), [(None, "1,010 rows"), (1010, "1,010 of 1,010 rows")])
+def test_the_progress_of_prediction_shows_its_speed(
+    total: int | None, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr("time.monotonic", iter((1000.0, 1000.1, 1004.0)).__next__)
+    with rows_progress(quiet=False) as show:
+        for rows in (10, 20, 1010):
+            show(rows, total)
+    texts = [text.strip() for text in terminal.getvalue().split("\r") if text.strip()]
+    assert texts == [shown.replace("1,010", "10", 1), f"{shown}, 250 rows/s"]

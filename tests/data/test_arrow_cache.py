@@ -56,6 +56,11 @@ def test_contents_and_options_change_the_fingerprint(read: Read) -> None:
     assert tables[1][0]["label"] == "y"
 
 
+def test_what_is_assumed_and_what_is_stated_are_the_same(read: Read) -> None:
+    tables = [read("text,label\na,x\n", **options) for options in ({}, {"encoding": "utf-8"})]
+    assert tables[0].fingerprint == tables[1].fingerprint
+
+
 def test_damaged_cached_rows_are_read_again(read: Read, tmp_path: Path) -> None:
     content = "text,label\na,x\nb,y\n"
     expected = list(read(content))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.data.columns import BadValueError, Column, Kind, canonical, column_of, list_in_cell
+from bert_tasks.data.columns import BadValueError, Column, Kind, as_rows, canonical, column_of, list_in_cell
 
 
 @pytest.mark.parametrize(("value", "expected"), [("56be4db0", "56be4db0"), (12, "12"), (0, "0"), ("", "")])
@@ -210,3 +210,26 @@ def test_words_and_tags_may_be_python_lists() -> None:
     assert canonical("['B-ORG', 'O']", "tags") == ["B-ORG", "O"]
     with pytest.raises(BadValueError, match="must be JSON"):
         canonical("['EU' 'UN']", "words")
+
+
+PAIR = [
+    Column(name="text", kind="text"),
+    Column(name="text_pair", kind="text"),
+    Column(name="label", kind="label", required=False),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "columns", "expected"),
+    [
+        ("a", PAIR[:1], [{"text": "a"}]),
+        (("a", "b"), PAIR[:1], [{"text": "a"}, {"text": "b"}]),
+        (("a", "b"), PAIR, [{"text": "a", "text_pair": "b"}]),
+        ([("a", "b"), ("c", "d")], PAIR, [{"text": "a", "text_pair": "b"}, {"text": "c", "text_pair": "d"}]),
+        ({"text": "a"}, PAIR[:1], [{"text": "a"}]),
+    ],
+)
+def test_a_tuple_of_as_many_texts_as_a_row_has_is_one_row(
+    given: Any, columns: list[Column], expected: list[dict[str, str]]
+) -> None:
+    assert list(as_rows(given, columns)) == expected

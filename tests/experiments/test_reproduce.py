@@ -17,6 +17,7 @@ from bert_tasks.experiments.reproduce import reproduce
 from bert_tasks.experiments.seeds import train_seeds
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.storage import locked
+from bert_tasks.training.loop import Trainer
 from bert_tasks.training.run import train
 from support.runs import TORCHRUN, Ended, digests, events, write_recipe
 from support.runs import run as in_process
@@ -128,6 +129,22 @@ def test_threads_are_those_of_the_run(copied: Path, monkeypatch: pytest.MonkeyPa
         reproduce(copied, progress=False)
     assert used == [2]
     assert torch.get_num_threads() == 1
+
+
+def test_trackers_are_left_out(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = copied / "recipe.toml"
+    recipe.write_text(recipe.read_text("utf-8").replace("trackers = []", 'trackers = ["tensorboard"]'), "utf-8")
+    assert load_recipe(recipe).run.trackers == ("tensorboard",)
+    used: list[Any] = []
+
+    def trained(trainer: Trainer, **_: Any) -> None:
+        used.append(trainer.run.trackers)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(reproducing.Trainer, "train", trained)
+    with pytest.raises(UsageError, match="enough"):
+        reproduce(copied, progress=False)
+    assert used == [()]
 
 
 def test_a_run_whose_settings_changed_on_its_way_says_so(original: Path, copied: Path) -> None:

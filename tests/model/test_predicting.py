@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
@@ -130,3 +131,14 @@ def test_the_heap_is_closed_between_chunks_only(model: TaskModel, monkeypatch: p
 def test_scores_that_are_no_numbers_are_no_answer(model: TaskModel) -> None:
     with pytest.raises(CheckpointError, match="scores are not finite"):
         list(model.predict_rows([{"text": "a"}], run=lambda batch: model.packed_logits(batch) * float("nan")))
+
+
+@pytest.mark.parametrize("labels", [2, 100, 1000, 10_000])
+def test_the_logits_of_a_batch_of_a_crf_take_at_most_128_mib(model: TaskModel, labels: int) -> None:
+    """A CRF has a matrix of logits for each word, so that batches get smaller with the square of the labels."""
+    tagger: TaskModel = object.__new__(TaskModel)
+    tagger.__dict__.update({**model.__dict__, "_modules": dict(model._modules)})
+    tagger.head = CRFHead(model.config, labels, dropout=0.0)
+    numbers = tagger.batch_tokens * tagger.head.transitions.numel()
+    assert tagger.batch_tokens == 1 or numbers * 4 <= 128 * 2**20
+    assert tagger.batch_tokens == model.batch_tokens or numbers * 4 > 64 * 2**20

@@ -483,6 +483,13 @@ def test_a_validation_file_beside_the_rows_is_offered(tmp_path: Path) -> None:
     assert load_recipe(draft.path).data.validation is None
 
 
+@pytest.mark.parametrize(("rows", "share"), [(24, 0.2), (999, 0.2), (1000, 0.1)])
+def test_without_a_validation_file_a_share_of_the_rows_is_used(rows: int, share: float, tmp_path: Path) -> None:
+    """A larger one of few rows."""
+    draft = draft_of(write_csv(tmp_path / "train.csv", labelled(rows)), tmp_path)
+    assert load_recipe(draft.path).data.validation_share == share
+
+
 def test_paths_start_at_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str) -> None:
     (tmp_path / "recipes").mkdir()
     write_csv(tmp_path / "rows.csv", labelled())

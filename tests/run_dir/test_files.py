@@ -139,11 +139,12 @@ def test_links_are_removed_and_not_followed(run_folder, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (run_folder / "model" / "config.json").unlink()
     (run_folder / "model").rmdir()
-    for name in ("model", "checkpoints"):
+    (tmp_path / "elsewhere" / "kept.txt").touch()
+    for name in ("model", "checkpoints", "tensorboard", "wandb"):
         (run_folder / name).symlink_to(tmp_path / "elsewhere")
     clear(run_folder)
-    assert (tmp_path / "elsewhere").is_dir()
-    assert not (run_folder / "model").is_symlink()
+    assert (tmp_path / "elsewhere" / "kept.txt").is_file()
+    assert not [name for name in ("model", "tensorboard", "wandb") if (run_folder / name).is_symlink()]
 
 
 def test_a_removed_run_leaves_nothing_but_foreign_files(run_folder, tmp_path):

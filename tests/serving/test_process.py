@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import sys
@@ -327,3 +328,11 @@ def test_settings_of_the_command_reach_the_server(monkeypatch: pytest.MonkeyPatc
     assert given["batching"] == Batching(tokens=9, max_wait=0.002)
     assert given["limits"] == replace(Limits(), max_rows=7)
     assert json.dumps(given["allowed_hosts"]) == "[]"
+
+
+def test_the_guide_states_the_default_of_every_limit(repository: Path) -> None:
+    table = re.findall(
+        r"^\| `--([a-z-]+)` \| ([\d,]+) ", (repository / "docs/how_to/serve.md").read_text("utf-8"), re.M
+    )
+    stated = {name.replace("-", "_").replace("body", "body_bytes"): int(n.replace(",", "")) for name, n in table}
+    assert stated == {field.name: getattr(Limits(), field.name) for field in fields(Limits)}

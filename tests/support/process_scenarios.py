@@ -3,6 +3,8 @@
 Run by torchrun as a script (``-m support.process_scenarios CHECKPOINT FOLDER``) and called by the tests in one process.
 """
 
+import atexit
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -105,8 +107,15 @@ def scenarios(checkpoint: Path, wide_checkpoint: Path, folder: Path) -> dict[str
     }
 
 
+def note_process_group(folder: Path) -> None:
+    """Writes whether the process group is still there."""
+    rank = os.environ.get("RANK", "0")
+    (folder / f"group{rank}.txt").write_text("joined" if torch.distributed.is_initialized() else "left")
+
+
 def main(checkpoint: str, wide_checkpoint: str, folder: str) -> None:
     torch.set_num_threads(1)
+    atexit.register(note_process_group, Path(folder))  # called after what the package registers
     found = scenarios(Path(checkpoint), Path(wide_checkpoint), Path(folder))
     torch.save(found, Path(folder) / f"rank{make_accelerator().process_index}.pt")
 

@@ -524,3 +524,34 @@ def test_columns_are_spans_if_nine_in_ten_answers_are_in_their_context(copied: i
     assert (guess is not None) == is_found
     if guess is not None:
         assert guess.columns == {"question": "asked", "context": "read", "answers": "given"}
+
+
+@pytest.mark.parametrize(("share", "is_found"), [(0.4, True), (0.6, False), (0.9, False)])
+def test_an_answer_is_shorter_than_half_of_its_context(share: float, is_found: bool) -> None:
+    """A column that repeats most of another one, as the lead of an article does, answers nothing."""
+    words = CONTEXT.split()
+    rows = [
+        {
+            "asked": f"what is in line {i}?",
+            "read": " ".join([str(i), *words]),
+            "given": " ".join([str(i), *words][: round(share * (len(words) + 1))]),
+        }
+        for i in range(20)
+    ]
+    profiles = [profile(name, [row[name] for row in rows]) for name in rows[0]]
+    assert (detect_spans("span-extraction", profiles, rows, NO_HINTS) is not None) == is_found
+
+
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_answers_that_are_not_in_their_context_are_counted(others: int) -> None:
+    rows = [
+        {"question": f"{i}?", "context": f"{i} {CONTEXT}", "answer": "elsewhere" if i < others else f"{i} "}
+        for i in range(20)
+    ]
+    profiles = [profile(name, [row[name] for row in rows]) for name in rows[0]]
+    guess = detect_spans("span-extraction", profiles, rows, NO_HINTS)
+    assert guess is not None
+    told = [reason for reason in guess.reasons if "letter for letter" in reason]
+    expected = f"answer: in {others} of 20 rows ({others / 20:.0%}) the answer is not in context letter for letter"
+    assert told == ([expected] if others else [])
+    assert ("most answers" in guess.reasons[0]) == (others > 0)

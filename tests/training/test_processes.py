@@ -40,11 +40,19 @@ def two(checkpoint, wide_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     done = launch(*TORCHRUN, "-m", "support.process_scenarios", checkpoint, wide_checkpoint, folder)
     ranks = [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in (0, 1)]
-    return [rank | {"folder": folder / "run", "stderr": done.stderr} for rank in ranks]
+    groups = [(folder / f"group{rank}.txt").read_text() for rank in (0, 1)]
+    return [
+        rank | {"folder": folder / "run", "stderr": done.stderr, "group": group}
+        for rank, group in zip(ranks, groups, strict=True)
+    ]
 
 
 def test_both_processes_take_part(one, two):
     assert [one["world"], two[0]["world"], two[1]["world"]] == [1, 2, 2]
+
+
+def test_both_processes_leave_their_group_before_python_ends(two):
+    assert [rank["group"] for rank in two] == ["left", "left"]
 
 
 @pytest.mark.parametrize("dtype", [str(dtype) for dtype in DTYPES])
