@@ -126,7 +126,8 @@ CLASSES = {
     "mutants": FaultClass(
         promise="A random fault in the code of the package (another comparison, operator, constant, default or return "
         "value, a negated condition, a dropped statement) makes a test of that part of the package fail. A failure is "
-        "a fault that no test noticed; skipped are faults that change nothing anybody can see.",
+        "a fault that no test noticed; skipped are faults that change nothing anybody can see. In brackets is how many "
+        "of the faults in each part of the package were killed.",
         tests=("tests/campaigns/mutants.py",),
     ),
 }
@@ -225,7 +226,7 @@ def _figures(name: str) -> list[str]:
     skipped = f", {found['skipped']} skipped" if found["skipped"] else ""
     return [
         f"**{found['cases']} cases, {found['failures']} failures**{skipped}{f' ({details})' if details else ''}, "
-        f"{found['seconds']} s, commit {found['commit']}.",
+        f"{found['seconds']} s, commit {found['commit']}.{' ' + found['note'] if 'note' in found else ''}",
         *_not_killed(found.get("not_killed", [])),
     ]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from bert_tasks.checkpoints.tokenizers import load_tokenizer, save_tokenizer
+from bert_tasks.checkpoints.tokenizers import load_tokenizer, save_tokenizer, with_segments
 from bert_tasks.errors import CheckpointError
 
 VOCABULARY = 30522
@@ -175,3 +175,13 @@ def test_full_disk_is_an_os_error(wordpiece_tokenizer: PreTrainedTokenizerBase, 
     (tmp_path / "tokenizer.json").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
         save_tokenizer(wordpiece_tokenizer, tmp_path)
+
+
+@pytest.mark.parametrize("second", [0, 1])
+def test_segments_are_decided_without_a_padding_token(folder: Path, second: int) -> None:
+    """Windows are packed, so that nothing is padded."""
+    tokenizer = load(folder)
+    tokenizer.pad_token = None
+    pair = with_segments(tokenizer, second=second)("a", "b c", return_token_type_ids=True)
+    assert pair["token_type_ids"] == [0, 0, 0, second, second, second]
+    assert tokenizer.backend_tokenizer.padding is None

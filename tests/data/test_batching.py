@@ -48,6 +48,12 @@ def test_features_of_samples() -> None:
     assert [feature["row"] for feature in samples.decoded_rows(1, 3)] == [0, 1, 1]
 
 
+def test_every_column_of_the_features_is_read_by_training_decoding_or_counting() -> None:
+    samples = Samples.of(stored([[3, 2], [4]]))
+    read = {*samples.trained.column_names, *samples.decoded.column_names, "lost_tokens", "lost_answers"}
+    assert read == set(samples.features.column_names)
+
+
 def test_a_sample_costs_few_bytes() -> None:
     samples = Samples.of(stored([[2]] * 1000))
     assert samples.lengths.nbytes + samples.starts.nbytes + samples.row_starts.nbytes <= 25 * 1000

@@ -1,6 +1,7 @@
 """Attention over packed rows: the right neighbours, exact gradients, the right kernel."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -140,6 +141,24 @@ def test_cuda_takes_the_variable_length_kernel_where_it_fits(dtype: torch.dtype,
 def test_all_else_takes_the_grouped_path(device: str, dtype: torch.dtype, head_size: int, dropout: float) -> None:
     backend = attention_backend(device=torch.device(device), dtype=dtype, head_size=head_size, dropout=dropout)
     assert backend == "grouped"
+
+
+@pytest.mark.parametrize("has_more_results", [False, True])
+def test_what_the_variable_length_kernel_returns_is_read(
+    has_more_results: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel itself needs a GPU; it may return the context alone or with further results."""
+    layout, qkv = layout_of(RAGGED), random_qkv(sum(RAGGED))
+    expected = plain_attention(qkv, layout)
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, *_: Any) -> Tensor | tuple[Tensor, None]:
+        assert starts.tolist() == layout.cu_seqlens.tolist()
+        context = plain_attention(torch.stack([query, key, value], dim=1), layout).view_as(query)
+        return (context, None) if has_more_results else context
+
+    monkeypatch.setattr("bert_tasks.encoder.attention.attention_backend", lambda **_: "varlen")
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    torch.testing.assert_close(attend(qkv, layout, dropout=0.0), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.gpu

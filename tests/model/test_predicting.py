@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.model import task_model
+from bert_tasks.model.inputs import renamed
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
 from support.small_checkpoints import save_checkpoint
@@ -142,3 +143,36 @@ def test_the_logits_of_a_batch_of_a_crf_take_at_most_128_mib(model: TaskModel, l
     numbers = tagger.batch_tokens * tagger.head.transitions.numel()
     assert tagger.batch_tokens == 1 or numbers * 4 <= 128 * 2**20
     assert tagger.batch_tokens == model.batch_tokens or numbers * 4 > 64 * 2**20
+
+
+REVIEWS = [{"review": "fine", "text": "4 of 5", "stars": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("columns", "read_labels", "expected"),
+    [
+        (None, True, {"review": "fine", "text": "4 of 5", "stars": "a"}),
+        ({"text": "review"}, True, {"review": "fine", "text": "fine", "stars": "a"}),
+        ({"text": "review", "label": "stars"}, True, {"review": "fine", "text": "fine", "stars": "a", "label": "a"}),
+        ({"text": "review", "label": "mood"}, False, {"review": "fine", "text": "fine", "stars": "a"}),
+    ],
+)
+def test_rows_in_memory_have_the_columns_that_are_stated(
+    model: TaskModel, columns: dict[str, str] | None, read_labels: bool, expected: dict[str, str]
+) -> None:
+    assert renamed(REVIEWS, model.task, columns, read_labels=read_labels) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"text": "revew"}, "rows: no column 'revew', did you mean 'review'.*'review', 'text', 'stars'"),
+        ({"label": "mood"}, "rows: no column 'mood'; the columns are: 'review', 'text', 'stars'"),
+        ({"txt": "review"}, "rows: .*'txt'.*'text'"),
+    ],
+)
+def test_stated_columns_that_rows_in_memory_do_not_have(
+    model: TaskModel, columns: dict[str, str], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        renamed(REVIEWS, model.task, columns)

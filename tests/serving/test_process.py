@@ -1,6 +1,7 @@
 """The server as people start it: one line when it answers, a clean end on signals, short errors with their codes."""
 
 import asyncio
+import gc
 import json
 import re
 import signal
@@ -102,11 +103,22 @@ def test_a_signal_while_the_model_is_loaded_ends_the_process(number: signal.Sign
     assert (ended.code, ended.out, ended.err) == (0, "loading\n", "")
 
 
+@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("return_when", [asyncio.FIRST_COMPLETED, asyncio.ALL_COMPLETED])
 def test_a_signal_before_uvicorn_takes_them_stops_the_server(
-    folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch, return_when: str
+    folder_of: FolderOf,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    return_when: str,
+    fails: bool,
 ) -> None:
-    """Also where the model has been loaded by the time that the server has stopped."""
+    """Also where the model has been loaded, or could not be, by the time that the server has stopped."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise CheckpointError("no model")
+
+    if fails:
+        monkeypatch.setattr(server, "load_warm", broken)
     told, wait = list[str](), asyncio.wait
     monkeypatch.setattr(asyncio, "wait", lambda both, **_: wait(both, return_when=return_when))
     capture = uvicorn.Server.capture_signals
@@ -118,6 +130,8 @@ def test_a_signal_before_uvicorn_takes_them_stops_the_server(
     monkeypatch.setattr(uvicorn.Server, "capture_signals", late)
     assert serving.serve(folder_of("single"), port=0, notify=told.append)
     assert told == []
+    gc.collect()  # asyncio reports an exception that nobody looked at when its future is deleted
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_a_taken_port_and_a_foreign_address_are_told_before_the_model_is_loaded(

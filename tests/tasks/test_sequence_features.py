@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.data.table import RowTable, Samples, cached_features
 from bert_tasks.errors import DataError
-from bert_tasks.tasks import PairClassification, SequenceClassification
+from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
+from bert_tasks.tasks.base import Task
 from support.small_tokenizers import LINES
 
 LABELS = ("negative", "neutral", "positive")
@@ -143,3 +145,25 @@ class TestPairs:
         ids = feature["input_ids"]
         assert ids.count(tokenizer.sep_token_id) == separators + 1
         assert set(feature["token_type_ids"]) == segments
+
+
+LONG_ROWS: list[tuple[Task, dict[str, Any], bool]] = [
+    (
+        SequenceClassification(labels=LABELS, max_length=40, long_texts="windows", doc_stride=8),
+        {"text": LONG},
+        True,
+    ),
+    (TokenClassification(labels=("O", "B-A"), max_length=40, doc_stride=8), {"words": LONG.split()}, False),
+    (SpanExtraction(max_length=40, doc_stride=8, max_query_length=12), {"question": "when?", "context": LONG}, False),
+]
+
+
+@pytest.mark.parametrize(("task", "row", "is_one"), LONG_ROWS, ids=[task.name for task, _, _ in LONG_ROWS])
+def test_the_windows_of_a_long_text_are_one_sample(
+    task: Task, row: dict[str, Any], is_one: bool, wordpiece_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """``batch_size`` counts samples: a text has one loss, but each window has words, or the span of an answer."""
+    table = RowTable.from_rows([row, row])
+    features = cached_features(table, features=task.features, tokenizer=wordpiece_tokenizer, key={})
+    assert len(features) >= 4
+    assert len(Samples.of(features, task.sample)) == (2 if is_one else len(features))
