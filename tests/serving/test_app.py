@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import httpx2
@@ -290,6 +291,23 @@ def test_health_readiness_and_counters(model_of: ModelOf) -> None:
         assert "bert_tasks_ready 0.0" in (await served.client.get("/metrics")).text
 
     visit(model_of("single"), ask)
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_the_served_model_is_described_as_the_page_reads_it(model_of: ModelOf, kind: str) -> None:
+    async def ask(served: Application) -> tuple[dict[str, Any], str]:
+        return (await served.client.get("/model")).json(), (await served.client.get("/")).text
+
+    model = model_of(kind)
+    about, page = visit(model, ask, limits=SMALL)
+    assert set(re.findall(r"\babout\.(\w+)", page)) <= about.keys()
+    assert (about["model"], about["task"]) == ("tests/model", model.task.name)
+    assert about["labels"] == list(model.task.labels)
+    assert [column["name"] for column in about["columns"]] == [
+        column.name for column in model.task.columns if not column.is_label
+    ]
+    assert about["limits"] == asdict(SMALL)
+    assert about["examples"] == json.loads(json.dumps(model.task.example_rows))
 
 
 @pytest.mark.parametrize("path", ["/", "/model", "/healthz", "/readyz", "/metrics", "/openapi.json"])
