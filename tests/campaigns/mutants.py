@@ -374,6 +374,18 @@ def report(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
+def note(earlier: int, verdicts: Path, mutants: Sequence[Mutant]) -> str:
+    """How figures of several runs came about, which share a file of verdicts. ``earlier``: faults of earlier runs."""
+    entries = map(json.loads, verdicts.read_text("utf-8").splitlines())
+    survived = {entry["mutant"] for entry in entries if entry["verdict"] == "survived"}
+    untested = [mutant for mutant in mutants if str(mutant) in survived and mutant.key not in equivalent()]
+    return (
+        f"{len(untested)} of the {len(mutants)} faults survived when they were first tried; tests were then added. "
+        f"{earlier} were killed in earlier runs and not tried again, because the sources are the same. Commit and "
+        "seconds are those of the last run."
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=COUNT, help=f"faults to try (default: {COUNT})")
@@ -392,11 +404,8 @@ def main() -> None:
     began = time.monotonic()
     earlier = len(killed_before(given.verdicts, mutants))
     found = report(campaign(mutants, given.workers, given.verdicts))
-    if earlier:
-        found["note"] = (
-            f"{earlier} of the faults were killed in earlier runs of the campaign and not tried again: the sources are "
-            "the same, and tests have only been added. Commit and seconds are those of the last run."
-        )
+    if given.verdicts is not None:
+        found["note"] = note(earlier, given.verdicts, mutants)
     if given.package:
         print(json.dumps(found, indent=2))
         return
