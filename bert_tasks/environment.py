@@ -13,8 +13,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from bert_tasks.errors import UsageError
+
+MatmulLibrary = Literal["mkl", "onednn"]
 
 PACKAGES = (
     "bert-tasks",
@@ -145,13 +150,38 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def cpu_name() -> str:
-    """The model name of the processor."""
+def cpu_name(field: Literal["model name", "vendor_id"] = "model name") -> str:
+    """The model or the vendor of the processor; where the system does not tell, what Python calls it."""
     lines: list[str] = []
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
+    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith(field))
     return next(named, platform.processor() or platform.machine())
+
+
+@cache
+def matmul_library() -> MatmulLibrary:
+    """The library that multiplies float32 matrices on the CPU.
+
+    MKL leaves the AVX-512 instructions of processors that are not Intel's unused, and oneDNN does not; elsewhere both
+    are equally fast. Nothing is timed, so equal machines and variables compute equal results. The variable
+    ``BERT_TASKS_MATMUL`` decides in place of the processor, and ``ONEDNN_MAX_CPU_ISA`` limits the instructions.
+
+    Raises:
+        UsageError: ``BERT_TASKS_MATMUL`` is neither ``mkl`` nor ``onednn``.
+    """
+    import torch
+
+    chosen = os.environ.get("BERT_TASKS_MATMUL", "")
+    if chosen == "mkl" or chosen == "onednn":
+        return chosen
+    if chosen:
+        raise UsageError(f"BERT_TASKS_MATMUL = {chosen!r}: expected 'mkl' or 'onednn'")
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
+    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    is_limited = limit not in ("DEFAULT", "ALL") and not limit.startswith("AVX512")
+    is_intel = "GenuineIntel" in cpu_name("vendor_id")
+    return "onednn" if has_avx512 and not is_limited and not is_intel else "mkl"
 
 
 def shown_variables(variables: Mapping[str, str]) -> dict[str, str]:
@@ -222,6 +252,7 @@ def _torch() -> dict[str, Any]:
     found: dict[str, Any] = {
         "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "matmul_library": matmul_library(),
         "cuda": torch.version.cuda,
         "devices": ["cpu"],
     }

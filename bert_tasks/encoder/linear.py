@@ -1,0 +1,94 @@
+"""The encoder's linear layers: the one place that chooses the library of a matrix product.
+
+``F.linear`` takes MKL, whose code for processors of other makers than Intel stops at AVX2. oneDNN, which torch carries
+too, uses AVX-512 there and is about twice as fast, with the same rounding error. ``environment.matmul_library`` decides
+for float32 on the CPU. All else (other devices and types, autocast, export, torch.compile) takes ``F.linear``.
+
+Shape legend: N rows, I inputs, O outputs.
+"""
+
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from bert_tasks.environment import matmul_library
+
+# oneDNN compiles a primitive for every number of rows. It keeps 1024 of about 1 MiB, and so does torch beside it. These
+# suffice for the products of a step, and compiling one again costs little beside running it.
+PRIMITIVES = 32
+
+
+@cache
+def has_onednn() -> bool:
+    """Whether float32 products on the CPU go through oneDNN in this process. The first call limits oneDNN's caches."""
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, str(PRIMITIVES))
+    if matmul_library() != "onednn":
+        return False
+    try:
+        _product(torch.zeros(2, 2), torch.zeros(2, 2), None)
+    except (AttributeError, NotImplementedError, RuntimeError):  # another version of torch, or one without oneDNN
+        return False
+    return True
+
+
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``rows @ weight.T + bias``, as ``F.linear`` computes it.
+
+    Args:
+        rows: ``[..., I]``.
+        weight: ``[O, I]``.
+        bias: ``[O]``.
+
+    Returns:
+        ``[..., O]``.
+    """
+    if has_onednn() and rows.device.type == "cpu" and rows.dtype == weight.dtype == torch.float32 and rows.dim() > 1:
+        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if not is_traced and not torch.is_autocast_enabled("cpu"):
+            return _onednn(rows, weight, bias)
+    return F.linear(rows, weight, bias)
+
+
+class Linear(nn.Linear):
+    """``nn.Linear`` whose product goes through ``linear``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias)
+
+
+def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``[..., I], [O, I] -> [..., O]`` by oneDNN, which takes transposed views as well."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return product
+
+
+class _OneDNN(torch.autograd.Function):
+    """A linear layer whose three products are oneDNN's."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        return _product(rows, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        rows, weight = ctx.saved_tensors
+        of_rows, of_weight, of_bias = ctx.needs_input_grad
+        gradient = gradient.contiguous()
+        flat = gradient.flatten(0, -2)  # [N, O]
+        return (
+            _product(gradient, weight.t(), None) if of_rows else None,
+            _product(flat.t(), rows.flatten(0, -2).t(), None) if of_weight else None,
+            flat.sum(0) if of_bias else None,
+        )
+
+
+_onednn: Callable[[Tensor, Tensor, Tensor | None], Tensor] = _OneDNN.apply

@@ -1,0 +1,132 @@
+"""Linear layers through oneDNN equal ``F.linear``, and the library follows the processor and the variables."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from bert_tasks import environment
+from bert_tasks.encoder import linear as linear_module
+from bert_tasks.encoder.linear import Linear, has_onednn, linear
+from bert_tasks.environment import matmul_library
+from bert_tasks.errors import UsageError
+
+SHAPES = [(1, 3, 5), (7, 32, 32), (200, 48, 16), (130, 16, 64)]
+
+
+@pytest.fixture
+def undecided() -> Iterator[None]:
+    """Each test decides anew."""
+    matmul_library.cache_clear()
+    has_onednn.cache_clear()
+    yield
+    matmul_library.cache_clear()
+    has_onednn.cache_clear()
+
+
+@pytest.fixture
+def onednn(undecided: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BERT_TASKS_MATMUL", "onednn")
+    assert has_onednn()
+
+
+def products(x: torch.Tensor, layer: Linear, output: torch.Tensor) -> list[torch.Tensor]:
+    """The output of a layer and the gradients of its input, weight and bias."""
+    gradient = torch.linspace(-1, 1, output.numel()).view_as(output)
+    wanted = [x, layer.weight] if layer.bias is None else [x, layer.weight, layer.bias]
+    return [output, *torch.autograd.grad(output, wanted, gradient)]
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_and_gradients_equal_those_of_torch(
+    onednn: None, rows: int, inputs: int, outputs: int, bias: bool
+) -> None:
+    torch.manual_seed(rows)
+    layer = Linear(inputs, outputs, bias=bias)
+    x = torch.randn(rows, inputs, requires_grad=True)
+    ours = products(x, layer, layer(x))
+    assert "OneDNN" in type(layer(x).grad_fn).__name__
+    for found, expected in zip(ours, products(x, layer, F.linear(x, layer.weight, layer.bias)), strict=True):
+        assert found.shape == expected.shape
+        assert (found - expected).abs().max() <= 2e-6 * expected.abs().max()
+    for found, again in zip(ours, products(x, layer, layer(x)), strict=True):
+        assert torch.equal(found, again)
+
+
+def test_inputs_may_have_any_number_of_dimensions_and_any_strides(onednn: None) -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(6, 8), torch.randn(6)
+    for x in (torch.randn(2, 3, 8), torch.randn(8), torch.randn(8, 5).t(), torch.randn(10, 8)[::2], torch.empty(0, 8)):
+        assert torch.allclose(linear(x, weight, bias), F.linear(x, weight, bias), atol=1e-5)
+    x = torch.randn(4, 8, requires_grad=True)
+    (gradient,) = torch.autograd.grad(linear(x, weight, bias).sum(), x)  # its gradient is an expanded scalar
+    assert torch.allclose(gradient, weight.sum(0).expand(4, 8), atol=1e-5)
+
+
+def test_frozen_parameters_get_no_gradient(onednn: None) -> None:
+    layer = Linear(4, 3)
+    layer.weight.requires_grad_(False)
+    layer(torch.randn(5, 4)).sum().backward()
+    assert layer.weight.grad is None
+    assert layer.bias.grad is not None
+
+
+def test_all_else_takes_the_product_of_torch(onednn: None) -> None:
+    layer, x = Linear(4, 3), torch.randn(5, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+    assert layer.double()(x.double()).grad_fn.name() == "AddmmBackward0"
+    assert layer.to("meta", torch.float32)(x.to("meta")).device.type == "meta"
+    exported = torch.export.export(Linear(4, 3), (x,))
+    assert "mkldnn" not in str(exported.graph)
+
+
+def test_a_torch_without_the_operator_takes_its_own_product(undecided: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BERT_TASKS_MATMUL", "onednn")
+
+    def missing(*_: object) -> None:
+        raise AttributeError("no such operator")
+
+    monkeypatch.setattr(linear_module, "_product", missing)
+    layer, x = Linear(4, 3), torch.randn(5, 4)
+    assert not has_onednn()
+    assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+
+
+@pytest.mark.parametrize(
+    ("vendor", "instructions", "variables", "library"),
+    [
+        ("AuthenticAMD", "AVX512", {}, "onednn"),
+        ("AuthenticAMD", "AVX2", {}, "mkl"),
+        ("GenuineIntel", "AVX512", {}, "mkl"),
+        ("Intel64 Family 6 Model 143 Stepping 8, GenuineIntel", "AVX512", {}, "mkl"),
+        ("AuthenticAMD", "AVX512", {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "mkl"),
+        ("AuthenticAMD", "AVX512", {"ONEDNN_MAX_CPU_ISA": "avx512_core_bf16"}, "onednn"),
+        ("AuthenticAMD", "AVX512", {"ONEDNN_MAX_CPU_ISA": "ALL"}, "onednn"),
+        ("AuthenticAMD", "AVX512", {"BERT_TASKS_MATMUL": "mkl"}, "mkl"),
+        ("GenuineIntel", "AVX2", {"BERT_TASKS_MATMUL": "onednn"}, "onednn"),
+    ],
+)
+def test_processor_and_variables_decide(
+    undecided: None,
+    monkeypatch: pytest.MonkeyPatch,
+    vendor: str,
+    instructions: str,
+    variables: dict[str, str],
+    library: str,
+) -> None:
+    for name in ("BERT_TASKS_MATMUL", "ONEDNN_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(environment, "cpu_name", lambda _: vendor)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
+    assert matmul_library() == library
+
+
+def test_an_unknown_library_is_refused(undecided: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BERT_TASKS_MATMUL", "blas")
+    with pytest.raises(UsageError, match="BERT_TASKS_MATMUL = 'blas': expected 'mkl' or 'onednn'"):
+        matmul_library()
