@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from bert_tasks.errors import UsageError
 
@@ -173,8 +173,8 @@ def matmul_library() -> MatmulLibrary:
     import torch
 
     chosen = os.environ.get("BERT_TASKS_MATMUL", "")
-    if chosen == "mkl" or chosen == "onednn":
-        return chosen
+    if chosen in get_args(MatmulLibrary):
+        return cast("MatmulLibrary", chosen)
     if chosen:
         raise UsageError(f"BERT_TASKS_MATMUL = {chosen!r}: expected 'mkl' or 'onednn'")
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.jit._trace import is_tracing
 from torch.nn import functional as F
 
 from bert_tasks.environment import matmul_library
@@ -50,7 +51,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ``[..., O]``.
     """
     if has_onednn() and rows.device.type == "cpu" and rows.dtype == weight.dtype == torch.float32 and rows.dim() > 1:
-        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        is_traced = torch.compiler.is_compiling() or is_tracing()  # type: ignore[no-untyped-call]  # torch
         if not is_traced and not torch.is_autocast_enabled("cpu"):
             return _onednn(rows, weight, bias)
     return F.linear(rows, weight, bias)
