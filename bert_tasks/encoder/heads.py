@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.dropout import Dropout
-from bert_tasks.encoder.layers import ACTIVATIONS, initialize
-from bert_tasks.encoder.linear import Linear
+from bert_tasks.encoder.layers import initialize
+from bert_tasks.encoder.linear import ACTIVATIONS, Linear
 from bert_tasks.encoder.packing import Layout, Packed, Padded, Selection
 
 TokenPooling = Literal["mean", "max", "attention"]

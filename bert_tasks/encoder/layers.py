@@ -5,26 +5,16 @@ Only attention sees the layout; everything else runs on the rows of ``[N, H]``.
 Shape legend: N tokens, B sequences, H hidden, A heads, D head size, R tokens that a head reads.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from types import MappingProxyType
-
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from bert_tasks.encoder.attention import attend, attend_first
 from bert_tasks.encoder.config import Activation, EncoderConfig
 from bert_tasks.encoder.dropout import Dropout
-from bert_tasks.encoder.linear import Linear, linear
+from bert_tasks.encoder.linear import Linear, activated, linear
 from bert_tasks.encoder.packing import Layout, Packed, Selection
 from bert_tasks.errors import CheckpointError
-
-# ``gelu`` is the exact (erf) form, ``gelu_new`` the tanh approximation that ALBERT was trained with.
-ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {"gelu": F.gelu, "gelu_new": partial(F.gelu, approximate="tanh"), "relu": F.relu, "tanh": torch.tanh}
-)
 
 
 class Embeddings(nn.Module):
@@ -100,7 +90,7 @@ class Layer(nn.Module):
         if selection is not None:
             hidden = hidden.index_select(0, selection.rows)
         hidden = self.attention_norm(hidden + self.attention_dropout(self.attention.output(context)))
-        expanded = ACTIVATIONS[self.activation](self.intermediate(hidden))  # [R, intermediate]
+        expanded = activated(self.intermediate, hidden, self.activation)  # [R, intermediate]
         hidden = self.output_norm(hidden + self.output_dropout(self.output(expanded)))
         return hidden
 

@@ -1,4 +1,4 @@
-"""The encoder's linear layers: the one place that chooses the library of a matrix product.
+"""The encoder's linear layers and activations: the one place that chooses the library of a matrix product.
 
 ``F.linear`` takes MKL, whose code for processors of other makers than Intel stops at AVX2. oneDNN, which torch carries
 too, uses AVX-512 there and is about twice as fast, with the same rounding error. ``environment.matmul_library`` decides
@@ -8,8 +8,9 @@ Shape legend: N rows, I inputs, O outputs.
 """
 
 import os
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,7 +19,17 @@ from torch.autograd.function import once_differentiable
 from torch.jit._trace import is_tracing
 from torch.nn import functional as F
 
+from bert_tasks.encoder.config import Activation
 from bert_tasks.environment import matmul_library
+
+# ``gelu`` is the exact (erf) form, ``gelu_new`` the tanh approximation that ALBERT was trained with.
+ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {"gelu": F.gelu, "gelu_new": partial(F.gelu, approximate="tanh"), "relu": F.relu, "tanh": torch.tanh}
+)
+# Those that oneDNN applies to a product: its name and its form.
+_FUSED: Mapping[Activation, tuple[str, str]] = MappingProxyType(
+    {"gelu": ("gelu", "none"), "gelu_new": ("gelu", "tanh")}
+)
 
 # oneDNN compiles a primitive for every number of rows. It keeps 1024 of about 1 MiB, and so does torch beside it. These
 # suffice for the products of a step, and compiling one again costs little beside running it.
@@ -50,11 +61,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Returns:
         ``[..., O]``.
     """
-    if has_onednn() and rows.device.type == "cpu" and rows.dtype == weight.dtype == torch.float32 and rows.dim() > 1:
-        is_traced = torch.compiler.is_compiling() or is_tracing()  # type: ignore[no-untyped-call]  # torch
-        if not is_traced and not torch.is_autocast_enabled("cpu"):
-            return _onednn(rows, weight, bias)
-    return F.linear(rows, weight, bias)
+    return _onednn(rows, weight, bias) if _takes_onednn(rows, weight) else F.linear(rows, weight, bias)
 
 
 class Linear(nn.Linear):
@@ -64,9 +71,37 @@ class Linear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
-def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def activated(layer: nn.Module, rows: Tensor, activation: Activation) -> Tensor:
+    """``activation(layer(rows))``; without gradients GELU is part of oneDNN's product, which saves a pass over memory.
+
+    Args:
+        layer: a ``Linear``, or what a library has put in its place.
+        rows: ``[..., I]``.
+        activation: a name of ``ACTIVATIONS``.
+
+    Returns:
+        ``[..., O]``.
+    """
+    is_fused = activation in _FUSED and not torch.is_grad_enabled()
+    is_fused = is_fused and not layer._forward_hooks and not layer._forward_pre_hooks  # they are given the product
+    if is_fused and type(layer) is Linear and _takes_onednn(rows, layer.weight):
+        return _product(rows, layer.weight, layer.bias, *_FUSED[activation])
+    return ACTIVATIONS[activation](layer(rows))
+
+
+def _takes_onednn(rows: Tensor, weight: Tensor) -> bool:
+    if not has_onednn() or rows.device.type != "cpu" or rows.dim() < 2:
+        return False
+    is_traced = torch.compiler.is_compiling() or is_tracing()  # type: ignore[no-untyped-call]  # torch
+    is_float32 = rows.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return is_float32 and not is_traced
+
+
+def _product(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none", form: str | None = None
+) -> Tensor:
     """``[..., I], [O, I] -> [..., O]`` by oneDNN, which takes transposed views as well."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, activation, [], form)
     return product
 
 

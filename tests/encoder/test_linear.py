@@ -4,11 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from bert_tasks import environment
 from bert_tasks.encoder import linear as linear_module
-from bert_tasks.encoder.linear import Linear, has_onednn, linear
+from bert_tasks.encoder.config import Activation
+from bert_tasks.encoder.linear import ACTIVATIONS, Linear, activated, has_onednn, linear
 from bert_tasks.environment import matmul_library
 from bert_tasks.errors import UsageError
 
@@ -63,6 +65,40 @@ def test_inputs_may_have_any_number_of_dimensions_and_any_strides(onednn: None) 
     x = torch.randn(4, 8, requires_grad=True)
     (gradient,) = torch.autograd.grad(linear(x, weight, bias).sum(), x)  # its gradient is an expanded scalar
     assert torch.allclose(gradient, weight.sum(0).expand(4, 8), atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_without_gradients_is_that_of_torch(
+    onednn: None, monkeypatch: pytest.MonkeyPatch, activation: Activation
+) -> None:
+    torch.manual_seed(0)
+    layer, x, calls = Linear(8, 5), torch.randn(70, 8), []
+
+    def recorded(*arguments: object) -> torch.Tensor:
+        calls.append(arguments)
+        return product(*arguments)
+
+    product = linear_module._product
+    monkeypatch.setattr(linear_module, "_product", recorded)
+    with torch.no_grad():
+        found = activated(layer, x, activation)
+    assert len(calls[0]) == (5 if "gelu" in activation else 3)  # GELU is part of the product
+    expected = activated(layer, x, activation)
+    assert len(calls[1]) == 3
+    assert expected.requires_grad
+    assert torch.allclose(expected, ACTIVATIONS[activation](F.linear(x, layer.weight, layer.bias)), atol=1e-6)
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert not torch.allclose(found, layer(x), atol=0.1)
+
+
+def test_a_layer_with_a_hook_or_in_a_wrapper_is_called(onednn: None) -> None:
+    layer, x, seen = Linear(8, 5), torch.randn(70, 8), []
+    with torch.no_grad():
+        wrapped = activated(nn.Sequential(layer, nn.Identity()), x, "gelu")
+        layer.register_forward_hook(lambda _, __, output: seen.append(output))
+        hooked = activated(layer, x, "gelu")
+    assert torch.equal(F.gelu(seen[0]), hooked)
+    assert torch.equal(wrapped, hooked)
 
 
 def test_frozen_parameters_get_no_gradient(onednn: None) -> None:
