@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from bert_tasks.errors import UsageError
 
@@ -47,7 +47,7 @@ PACKAGES = (
 )
 # Variables whose names begin like this are shown.
 _VARIABLES = re.compile(
-    r"ACCELERATE_|AIM_|BERT_TASKS_|CUBLAS_|CUDA_|GLOO_|GOMP_|HF_|HUGGING_?FACE|KMP_|LANG$|LC_|LOCAL_RANK$|MASTER_|MKL_|MLFLOW_|ORT_"
+    r"ACCELERATE_|AIM_|BERT_TASKS_|CUBLAS_|CUDA_|GLOO_|GOMP_|HF_|HUGGING_?FACE|KMP_|LANG$|LC_|LOCAL_RANK$|LRU_CACHE_|MASTER_|MKL_|MLFLOW_|ORT_"
     r"|NCCL_|NO_COLOR$|NVIDIA_|OMP_|ONEDNN_|OPENBLAS_|PYTHON|PYTORCH_|RANK$|REQUESTS_CA|SLURM_(NNODES|NTASKS|PROCID)|SSL_"
     r"|TENSORBOARD|TERM$|TMPDIR$|TOKENIZERS_|TORCH|TRACKIO_|TRANSFORMERS_|WANDB_|WORLD_SIZE$|XDG_CACHE_HOME$|\w*_PROXY$",
     re.IGNORECASE,
@@ -81,6 +81,9 @@ TELEMETRY_OFF: Mapping[str, str] = {
     "WANDB_ERROR_REPORTING": "false",  # wandb: its own crashes
     "GRADIO_ANALYTICS_ENABLED": "False",  # gradio, which trackio imports
 }
+# oneDNN compiles a primitive for every shape, and by default it keeps 1024 of about 1 MiB, as torch does beside it.
+# Fewer suffice for the shapes of a step, and compiling one again costs little beside running it.
+_PRIMITIVE_CACHES: Mapping[str, str] = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
 _LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 _ASSIGNED = re.compile(r"^(--?[\w.\-]+|[\w.\-]+)=(.*)$", re.DOTALL)
 
@@ -91,6 +94,15 @@ def disable_telemetry() -> None:
     A variable that the user has set is not changed.
     """
     for name, value in TELEMETRY_OFF.items():
+        os.environ.setdefault(name, value)
+
+
+def limit_primitive_caches() -> None:
+    """Limits oneDNN's caches, so that memory does not grow with the lengths of the data.
+
+    oneDNN reads these variables when it is first used in a process. A variable that the user has set is not changed.
+    """
+    for name, value in _PRIMITIVE_CACHES.items():
         os.environ.setdefault(name, value)
 
 
@@ -165,7 +177,8 @@ def matmul_library() -> MatmulLibrary:
 
     MKL leaves the AVX-512 instructions of processors that are not Intel's unused, and oneDNN does not; elsewhere both
     are equally fast. Nothing is timed, so equal machines and variables compute equal results. The variable
-    ``BERT_TASKS_MATMUL`` decides in place of the processor, and ``ONEDNN_MAX_CPU_ISA`` limits the instructions.
+    ``BERT_TASKS_MATMUL`` decides in place of the processor, and ``ONEDNN_MAX_CPU_ISA`` limits the instructions. A torch
+    without oneDNN uses its own library. Where the answer is oneDNN, the first call limits its caches.
 
     Raises:
         UsageError: ``BERT_TASKS_MATMUL`` is neither ``mkl`` nor ``onednn``.
@@ -173,15 +186,22 @@ def matmul_library() -> MatmulLibrary:
     import torch
 
     chosen = os.environ.get("BERT_TASKS_MATMUL", "")
-    if chosen in get_args(MatmulLibrary):
-        return cast("MatmulLibrary", chosen)
-    if chosen:
-        raise UsageError(f"BERT_TASKS_MATMUL = {chosen!r}: expected 'mkl' or 'onednn'")
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
-    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    is_limited = limit not in ("DEFAULT", "ALL") and not limit.startswith("AVX512")
-    is_intel = "GenuineIntel" in cpu_name("vendor_id")
-    return "onednn" if has_avx512 and not is_limited and not is_intel else "mkl"
+    if chosen not in ("", *get_args(MatmulLibrary)):
+        raise UsageError(f"the environment variable BERT_TASKS_MATMUL is {chosen!r}: expected 'mkl' or 'onednn'")
+    if not chosen:
+        limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
+        has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+        is_limited = limit not in ("DEFAULT", "ALL") and not limit.startswith("AVX512")
+        is_intel = "GenuineIntel" in cpu_name("vendor_id")
+        chosen = "onednn" if has_avx512 and not is_limited and not is_intel else "mkl"
+    if chosen == "mkl":
+        return "mkl"
+    limit_primitive_caches()
+    try:
+        torch.ops.mkldnn._linear_pointwise(torch.zeros(2, 2), torch.zeros(2, 2), None, "none", [], None)
+    except (AttributeError, NotImplementedError, RuntimeError):  # another version of torch, or one without oneDNN
+        return "mkl"
+    return "onednn"
 
 
 def shown_variables(variables: Mapping[str, str]) -> dict[str, str]:
@@ -222,7 +242,15 @@ def _known(find: Callable[[], Any]) -> Any:
     """The result of a function, or why it failed."""
     try:
         return find()
-    except (ImportError, OSError, RuntimeError, ValueError, AttributeError, subprocess.SubprocessError) as error:
+    except (
+        ImportError,
+        OSError,
+        RuntimeError,
+        ValueError,
+        AttributeError,
+        subprocess.SubprocessError,
+        UsageError,
+    ) as error:
         return f"not known ({type(error).__name__}: {masked(str(error))[:200]})"
 
 
@@ -252,7 +280,7 @@ def _torch() -> dict[str, Any]:
     found: dict[str, Any] = {
         "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "matmul_library": matmul_library(),
+        "matmul_library": _known(matmul_library),
         "cuda": torch.version.cuda,
         "devices": ["cpu"],
     }

@@ -7,9 +7,8 @@ for float32 on the CPU. All else (other devices and types, autocast, export, tor
 Shape legend: N rows, I inputs, O outputs.
 """
 
-import os
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -30,24 +29,6 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
 _FUSED: Mapping[Activation, tuple[str, str]] = MappingProxyType(
     {"gelu": ("gelu", "none"), "gelu_new": ("gelu", "tanh")}
 )
-
-# oneDNN compiles a primitive for every number of rows. It keeps 1024 of about 1 MiB, and so does torch beside it. These
-# suffice for the products of a step, and compiling one again costs little beside running it.
-PRIMITIVES = 32
-
-
-@cache
-def has_onednn() -> bool:
-    """Whether float32 products on the CPU go through oneDNN in this process. The first call limits oneDNN's caches."""
-    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(name, str(PRIMITIVES))
-    if matmul_library() != "onednn":
-        return False
-    try:
-        _product(torch.zeros(2, 2), torch.zeros(2, 2), None)
-    except (AttributeError, NotImplementedError, RuntimeError):  # another version of torch, or one without oneDNN
-        return False
-    return True
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -90,11 +71,10 @@ def activated(layer: nn.Module, rows: Tensor, activation: Activation) -> Tensor:
 
 
 def _takes_onednn(rows: Tensor, weight: Tensor) -> bool:
-    if not has_onednn() or rows.device.type != "cpu" or rows.dim() < 2:
+    if torch.compiler.is_compiling() or is_tracing():  # type: ignore[no-untyped-call]  # torch
         return False
-    is_traced = torch.compiler.is_compiling() or is_tracing()  # type: ignore[no-untyped-call]  # torch
     is_float32 = rows.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return is_float32 and not is_traced
+    return is_float32 and rows.device.type == "cpu" and rows.dim() > 1 and matmul_library() == "onednn"
 
 
 def _product(

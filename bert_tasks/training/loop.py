@@ -260,7 +260,7 @@ class Trainer:
         if existing is None:
             broadcast_from_main(self.accelerator, lambda: outputs.clear(self.output_dir))
         else:
-            metadata |= self._resume(existing)
+            metadata |= self._resume(existing, metadata)
         broadcast_from_main(self.accelerator, lambda: self.folder.write_metadata(metadata))
         if run.trackers:
             settings, step, changed = self.folder.settings, self.state.step, existing is not None and existing.changed
@@ -314,8 +314,12 @@ class Trainer:
         for text in model.task.cut_notes(Cuts.of(self.steps.samples.features, rows=len(self.splits.train))):
             note(f"train: {text}")
 
-    def _resume(self, existing: ExistingRun) -> dict[str, Any]:
+    def _resume(self, existing: ExistingRun, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Loads the newest checkpoint on every process, and makes the folder what it was at that step.
+
+        Args:
+            existing: the run so far.
+            metadata: what run.json would say about a new run.
 
         Returns:
             What run.json says about the run so far.
@@ -325,9 +329,10 @@ class Trainer:
             UsageError: the checkpoint is beyond the end of the run.
         """
         found: list[LoadedCheckpoint] = []  # on the main process, which alone needs to see the files
+        changed = [*existing.changed, *outputs.environment_changes(existing.metadata, metadata)]
 
         def read() -> list[str]:
-            notes = [f"changed since the run began: {change}" for change in existing.changed]
+            notes = [f"changed since the run began: {change}" for change in changed]
             newest = self.folder.newest_checkpoint(existing, self.steps.total_steps)
             if newest is None:
                 return [*notes, "the run in the folder has no checkpoint: it starts again from the beginning"]
@@ -347,7 +352,7 @@ class Trainer:
         return {
             **{name: earlier[name] for name in ("initial_weights",) if name in earlier},
             "resumed_at": [*earlier.get("resumed_at", []), step],
-            "changes": [*earlier.get("changes", []), *({"step": step, "change": str(it)} for it in existing.changed)],
+            "changes": [*earlier.get("changes", []), *({"step": step, "change": str(it)} for it in changed)],
         }
 
     def _evaluation_is_due(self) -> bool:

@@ -1,5 +1,6 @@
 """Linear layers through oneDNN equal ``F.linear``, and the library follows the processor and the variables."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 from bert_tasks import environment
 from bert_tasks.encoder import linear as linear_module
 from bert_tasks.encoder.config import Activation
-from bert_tasks.encoder.linear import ACTIVATIONS, Linear, activated, has_onednn, linear
+from bert_tasks.encoder.linear import ACTIVATIONS, Linear, activated, linear
 from bert_tasks.environment import matmul_library
 from bert_tasks.errors import UsageError
 
@@ -21,16 +22,14 @@ SHAPES = [(1, 3, 5), (7, 32, 32), (200, 48, 16), (130, 16, 64)]
 def undecided() -> Iterator[None]:
     """Each test decides anew."""
     matmul_library.cache_clear()
-    has_onednn.cache_clear()
     yield
     matmul_library.cache_clear()
-    has_onednn.cache_clear()
 
 
 @pytest.fixture
 def onednn(undecided: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERT_TASKS_MATMUL", "onednn")
-    assert has_onednn()
+    assert matmul_library() == "onednn"
 
 
 def products(x: torch.Tensor, layer: Linear, output: torch.Tensor) -> list[torch.Tensor]:
@@ -117,6 +116,9 @@ def test_all_else_takes_the_product_of_torch(onednn: None) -> None:
     assert layer.to("meta", torch.float32)(x.to("meta")).device.type == "meta"
     exported = torch.export.export(Linear(4, 3), (x,))
     assert "mkldnn" not in str(exported.graph)
+    compiled = torch.compile(lambda rows: activated(layer, rows, "gelu"), backend="eager", fullgraph=True)
+    layer.to_empty(device="cpu")
+    assert "AddmmBackward0" in str(compiled(x).grad_fn.next_functions)
 
 
 def test_a_torch_without_the_operator_takes_its_own_product(undecided: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +127,9 @@ def test_a_torch_without_the_operator_takes_its_own_product(undecided: None, mon
     def missing(*_: object) -> None:
         raise AttributeError("no such operator")
 
-    monkeypatch.setattr(linear_module, "_product", missing)
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", missing)
     layer, x = Linear(4, 3), torch.randn(5, 4)
-    assert not has_onednn()
+    assert matmul_library() == "mkl"
     assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
 
 
@@ -162,7 +164,22 @@ def test_processor_and_variables_decide(
     assert matmul_library() == library
 
 
+@pytest.mark.parametrize(("library", "capacities"), [("mkl", [None, "7"]), ("onednn", ["32", "7"])])
+def test_the_first_product_limits_the_caches_that_the_user_does_not(
+    undecided: None, monkeypatch: pytest.MonkeyPatch, library: str, capacities: list[str | None]
+) -> None:
+    names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    for name in names:
+        monkeypatch.setenv(name, "7")
+    monkeypatch.delenv(names[0])
+    monkeypatch.setenv("BERT_TASKS_MATMUL", library)
+    Linear(2, 2)(torch.randn(3, 2))
+    assert [os.environ.get(name) for name in names] == capacities
+
+
 def test_an_unknown_library_is_refused(undecided: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BERT_TASKS_MATMUL", "blas")
-    with pytest.raises(UsageError, match="BERT_TASKS_MATMUL = 'blas': expected 'mkl' or 'onednn'"):
+    with pytest.raises(UsageError, match="BERT_TASKS_MATMUL is 'blas': expected 'mkl' or 'onednn'"):
         matmul_library()
+    report = environment.environment()["torch"]["matmul_library"]  # for a bug report
+    assert "BERT_TASKS_MATMUL is 'blas'" in report

@@ -266,6 +266,23 @@ def test_more_epochs_extend_a_finished_run(dropout_checkpoint, tmp_path, capfd):
     assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "step"] == list(range(1, 10))
 
 
+def test_another_machine_is_reported(dropout_checkpoint, tmp_path, capfd):
+    stopped(4, tmp_path / "run", dropout_checkpoint)
+    before = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
+    of_old_version = {name: value for name, value in before.items() if name != "matmul_library"}
+    for metadata in (before | {"matmul_library": "other"}, of_old_version):
+        folder = tmp_path / str(len(metadata))
+        shutil.copytree(tmp_path / "run", folder)
+        (folder / "run.json").write_text(json.dumps(metadata), "utf-8")
+        run(folder, dropout_checkpoint, progress=True)
+    change = f"matmul_library = '{before['matmul_library']}' (was 'other')"
+    assert capfd.readouterr().err.count(f"changed since the run began: {change}") == 1
+    changes = [
+        json.loads((folder / "run.json").read_text("utf-8"))["changes"] for folder in sorted(tmp_path.glob("[0-9]*"))
+    ]
+    assert changes == [[], [{"step": 4, "change": change}]]
+
+
 def test_more_patience_goes_on_with_a_run_that_stopped_early(dropout_checkpoint, tmp_path):
     patient = {"epochs": 12, "learning_rate": 1e-9}
     _, first = run(tmp_path / "run", dropout_checkpoint, early_stopping_patience=1, **patient)
