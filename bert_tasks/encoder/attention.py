@@ -20,22 +20,24 @@ from torch.nn import functional as F
 from bert_tasks.encoder.dropout import keep_mask, keep_scale, random_bits, uses_random_bits
 from bert_tasks.encoder.packing import Packed, Padded
 
-Backend = Literal["grouped", "varlen"]
+Backend = Literal["grouped", "varlen", "jagged"]
 
 # Attention weights of one piece: 1 MiB in float32. Larger pieces leave the cache, smaller ones cost more calls.
 _PIECE = 2**18
 
 
 def attention_backend(*, device: torch.device, dtype: torch.dtype, head_size: int, dropout: float) -> Backend:
-    """The kernel for packed tokens: ``varlen`` (CUDA's variable-length flash attention) or ``grouped``.
+    """The kernel for packed tokens.
 
-    The variable-length kernel of torch 2.13 takes half precision and head sizes that are multiples of 8 up to 256, and
-    hard-codes dropout 0. Everything else, attention dropout while training included, takes the grouped path, so that no
-    choice of kernel changes the mathematics.
+    CUDA's flash attention takes half precision and head sizes that are multiples of 8 up to 256. torch 2.13 calls it
+    for packed rows as ``varlen``, which hard-codes dropout 0, and, with dropout, for ``jagged`` nested tensors.
+    Everything else takes the ``grouped`` path. No choice of kernel changes the mathematics.
     """
     half = dtype in (torch.float16, torch.bfloat16)
     fits = head_size % 8 == 0 and head_size <= 256
-    return "varlen" if device.type == "cuda" and half and fits and dropout == 0.0 else "grouped"
+    if device.type != "cuda" or not half or not fits:
+        return "grouped"
+    return "varlen" if dropout == 0.0 else "jagged"
 
 
 def attend(qkv: Tensor, layout: Packed | Padded, *, dropout: float) -> Tensor:
@@ -62,6 +64,8 @@ def attend(qkv: Tensor, layout: Packed | Padded, *, dropout: float) -> Tensor:
         if isinstance(context, tuple):  # only with return_aux, which is not asked for
             context, *_ = context
         return context.flatten(1)
+    if backend == "jagged":
+        return _attend_jagged(qkv, layout, dropout)
     regroup = layout.regroup
     if regroup is not None:
         qkv = _pad(qkv, regroup.gather, regroup.scatter)  # [P, 3, A, D]
@@ -96,6 +100,19 @@ def attend_first(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: f
         )  # [sequences, A, 1, D]
         contexts.append(context)
     return torch.cat(contexts).flatten(1)
+
+
+def _attend_jagged(qkv: Tensor, layout: Packed, dropout: float) -> Tensor:
+    """``[N, 3, A, D] -> [N, H]`` through nested tensors, within which sequences are kept apart."""
+    shortest, longest = min(layout.lengths), max(layout.lengths)  # known on the host, so that nothing asks the device
+    query, key, value = (
+        torch.nested.nested_tensor_from_jagged(
+            part.contiguous(), layout.cu_seqlens, min_seqlen=shortest, max_seqlen=longest
+        ).transpose(1, 2)
+        for part in qkv.unbind(1)
+    )  # [B, A, T of each sequence, D]
+    context = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+    return context.transpose(1, 2).values().flatten(1)
 
 
 def _attend_rectangle(qkv: Tensor, batch: int, length: int, mask: Tensor | None, dropout: float) -> Tensor:
