@@ -11,8 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -85,6 +85,10 @@ TELEMETRY_OFF: Mapping[str, str] = {
 # Fewer suffice for the shapes of a step, and compiling one again costs little beside running it.
 _PRIMITIVE_CACHES: Mapping[str, str] = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
 _LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+# Parameters of glibc's mallopt with the values that they have later; the advice of Linux's madvise.
+_TRIM_THRESHOLD, _DEFAULT_TRIM_THRESHOLD = -1, 2**26  # twice the largest block that glibc takes from the heap by itself
+_MMAP_MAX, _DEFAULT_MMAP_MAX = -4, 65536
+_HUGE_PAGES = 14
 _ASSIGNED = re.compile(r"^(--?[\w.\-]+|[\w.\-]+)=(.*)$", re.DOTALL)
 
 
@@ -320,3 +324,38 @@ def return_freed_memory() -> None:
     """Returns what the heap holds of freed tensors; does nothing where the C library is not glibc."""
     if hasattr(_LIBC, "malloc_trim"):
         _LIBC.malloc_trim(0)
+
+
+@contextmanager
+def keep_freed_memory() -> Iterator[None]:
+    """Keeps the memory of freed tensors for the next ones, in huge pages where the kernel has them.
+
+    A training step allocates what the step before has freed. By itself glibc returns large blocks to the kernel, which
+    clears each page again when it is next used, and translating addresses of 4 KiB pages takes time, too. Does nothing
+    where the C library is not glibc. Afterwards free memory is returned.
+    """
+    if not hasattr(_LIBC, "mallopt"):
+        yield
+        return
+    _LIBC.mallopt(_MMAP_MAX, 0)  # large blocks come from the heap, too
+    _LIBC.mallopt(_TRIM_THRESHOLD, -1)  # of which nothing is returned
+    with suppress(OSError, ValueError):  # without /proc the pages stay small
+        _reserve_huge_pages()
+    try:
+        yield
+    finally:
+        _LIBC.mallopt(_MMAP_MAX, _DEFAULT_MMAP_MAX)
+        _LIBC.mallopt(_TRIM_THRESHOLD, _DEFAULT_TRIM_THRESHOLD)
+        return_freed_memory()
+
+
+def _reserve_huge_pages() -> None:
+    """Grows the heap by half of the machine's memory in addresses alone, and asks for huge pages when they are used."""
+    allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("malloc", _LIBC))
+    free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("free", _LIBC))
+    advise = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)(("madvise", _LIBC))
+    free(allocate(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2))  # None, where that is refused
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.endswith("[heap]"):
+            start, end = (int(address, 16) for address in line.split()[0].split("-"))
+            advise(start, end - start, _HUGE_PAGES)

@@ -33,6 +33,7 @@ from bert_tasks.distributed import (
     thread_hint,
 )
 from bert_tasks.encoder.attention import attention_backend
+from bert_tasks.environment import keep_freed_memory
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.metrics.tables import SEPARATOR, metric_key, metrics_by_set, split_key
 from bert_tasks.model.inputs import tokenized
@@ -227,7 +228,7 @@ class Trainer:
 
         Args:
             existing: the run in the folder, if it is to be resumed.
-            stack: ends the display, the trackers and the handling of signals.
+            stack: ends the display, the trackers, the handling of signals, and the keeping of freed memory.
             progress: see ``train``.
 
         Raises:
@@ -242,6 +243,8 @@ class Trainer:
             ),
         )
         model.stack.gradient_checkpointing = self.model_settings.get("gradient_checkpointing", False)
+        if self.accelerator.device.type == "cpu":
+            stack.enter_context(keep_freed_memory())
         self.steps = OptimizerSteps(
             objective=self.objective, samples=samples, optim=self.optim, seed=run.seed, accelerator=self.accelerator
         )
