@@ -30,7 +30,7 @@ from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.problems import shortened
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, Head, PerTokenHead
-from bert_tasks.encoder.packing import Packed, PackedBatch
+from bert_tasks.encoder.packing import PackedBatch, group_rows
 from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
@@ -296,7 +296,7 @@ class GraphModel:
         device = batch.input_ids.device
         batch = batch.to(torch.device("cpu"))
         parts, row = [], 0
-        for lengths in rectangles(batch.layout):
+        for lengths in rectangles(batch.layout.row_lengths):
             rows = slice(row, row + int(lengths.sum()))
             parts.append(self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths))
             row = rows.stop
@@ -325,13 +325,13 @@ class GraphModel:
         return logits[mask] if per_token else logits
 
 
-def rectangles(layout: Packed) -> Iterator[Tensor]:
+def rectangles(row_lengths: Tensor) -> Iterator[Tensor]:
     """The lengths of the sequences that are padded together, in row order; at most an eighth is padding.
 
     They are small, so that the output of a layer stays in the processor's cache.
     """
-    by_group = torch.split(layout.row_lengths, [group.sequences for group in layout.groups])
-    for group, lengths in zip(layout.groups, by_group, strict=True):
+    groups, _ = group_rows(row_lengths.tolist())
+    for group, lengths in zip(groups, torch.split(row_lengths, [group.sequences for group in groups]), strict=True):
         yield from torch.split(lengths, max(1, RECTANGLE_TOKENS // group.length))
 
 

@@ -106,6 +106,16 @@ def test_slack_decides_how_many_groups_there_are(slack: float, groups: int, monk
     assert (layout.regroup is None) == (slack == 0.0)
 
 
+@FEW
+@given(LENGTHS)
+def test_groups_without_padding_have_one_length_each_and_move_no_rows(lengths: list[int]) -> None:
+    groups, regroup = packing.group_rows(sorted(lengths), pad_groups=False)
+    assert regroup is None
+    assert all(group.mask is None for group in groups)
+    assert [length for group in groups for length in [group.length] * group.sequences] == sorted(lengths)
+    assert len(groups) == len(set(lengths))
+
+
 def test_a_group_is_padded_by_at_most_an_eighth_of_its_longest() -> None:
     assert len(numbered([14, 16]).layout.groups) == 1
     assert len(numbered([13, 16]).layout.groups) == 2
