@@ -1,7 +1,10 @@
 """Linear layers through oneDNN equal ``F.linear``, and the library follows the processor and the variables."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -162,6 +165,20 @@ def test_processor_and_variables_decide(
     monkeypatch.setattr(environment, "cpu_name", lambda _: vendor)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
     assert matmul_library() == library
+
+
+@pytest.mark.slow
+def test_whole_models_and_runs_pass_their_tests_with_the_other_library() -> None:
+    """Parity, gradients, accumulation, resuming and reproduction, one process and two."""
+    other = "mkl" if matmul_library() == "onednn" else "onednn"
+    names = ("model/test_parity", "model/test_gradients", "training/test_steps", "training/test_processes")
+    names += ("training/test_resuming", "training/test_resuming_processes", "experiments/test_reproduce")
+    tests = Path(__file__).parents[1]
+    files = [f"{tests / name}.py" for name in names]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", "-m", "not gpu", *files]
+    command += ["-c", tests.parent / "pyproject.toml", "--rootdir", tests.parent]
+    done = subprocess.run(command, env=os.environ | {"BERT_TASKS_MATMUL": other}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 @pytest.mark.parametrize(("library", "capacities"), [("mkl", [None, "7"]), ("onednn", ["32", "7"])])

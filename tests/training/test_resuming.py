@@ -7,12 +7,14 @@ import shutil
 import signal
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import pytest
 import torch
 
 from bert_tasks import api as runs
 from bert_tasks import fit
+from bert_tasks.environment import MatmulLibrary, matmul_library
 from bert_tasks.errors import CheckpointError, StoppedError, UsageError
 from bert_tasks.run_dir.checkpoints import read_weights
 from bert_tasks.training import loop
@@ -57,6 +59,24 @@ def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, tmp
     saved = weights_of(type(model).from_pretrained(folder / "model", task=type(model.task)))
     assert all(torch.equal(saved[name], value) for name, value in weights_of(model).items())
     record_property("stopped on one process", 1)
+
+
+@pytest.mark.parametrize("library", get_args(MatmulLibrary))
+def test_either_matrix_library_ends_with_the_same_bits(straight, dropout_checkpoint, tmp_path, monkeypatch, library):
+    """Each against itself; against the other within rounding, which shows that both were there."""
+    monkeypatch.setattr("bert_tasks.encoder.linear.matmul_library", lambda: library)
+    run(tmp_path / "whole", dropout_checkpoint)
+    stopped(4, tmp_path / "run", dropout_checkpoint)
+    run(tmp_path / "run", dropout_checkpoint)
+    assert digests(tmp_path / "run") == digests(tmp_path / "whole")
+    assert events(tmp_path / "run") == events(tmp_path / "whole")
+    is_default = library == matmul_library()
+    assert (digests(tmp_path / "run") == digests(straight("single")[0])) == is_default
+    losses = [
+        [event["loss"] for event in events(folder) if "loss" in event]
+        for folder in (tmp_path / "run", straight("single")[0])
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_without_the_moments_the_weights_differ(straight, dropout_checkpoint, tmp_path, monkeypatch):
