@@ -69,9 +69,11 @@ def attend(qkv: Tensor, layout: Packed | Padded, *, dropout: float) -> Tensor:
     regroup = layout.regroup
     if regroup is not None:
         qkv = _pad(qkv, regroup.gather, regroup.scatter)  # [P, 3, A, D]
+    # The gradient of a split is one concatenation, that of a slice is as large as the whole.
+    parts = torch.split(qkv, [group.rows for group in layout.groups])
     contexts = [
-        _attend_rectangle(qkv[group.rows], group.sequences, group.length, group.mask, dropout)
-        for group in layout.groups
+        _attend_rectangle(part, group.sequences, group.length, group.mask, dropout)
+        for group, part in zip(layout.groups, parts, strict=True)
     ]
     context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)  # [P, H]
     return context if regroup is None else _unpad(context, regroup.scatter)
@@ -89,11 +91,11 @@ def attend_first(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: f
     """
     if layout.regroup is not None:
         key_value = _pad(key_value, layout.regroup.gather, layout.regroup.scatter)  # [P, 2, A, D]
+    queries = torch.split(query, [group.sequences for group in layout.groups])
+    parts = torch.split(key_value, [group.rows for group in layout.groups])
     contexts = []
-    for group, first in zip(
-        layout.groups, torch.split(query, [group.sequences for group in layout.groups]), strict=True
-    ):
-        rows = key_value[group.rows].view(group.sequences, group.length, *key_value.shape[1:])
+    for group, first, part in zip(layout.groups, queries, parts, strict=True):
+        rows = part.view(group.sequences, group.length, *key_value.shape[1:])
         key, value = rows.permute(2, 0, 3, 1, 4).unbind(0)  # [sequences, A, T, D]
         context = F.scaled_dot_product_attention(
             first.unsqueeze(2), key, value, attn_mask=group.mask, dropout_p=dropout

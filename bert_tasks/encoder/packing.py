@@ -44,16 +44,19 @@ class Group(_Movable):
     """Sequences of near-equal length that attention handles in one call.
 
     Attributes:
-        rows: the rows of the group, after ``Packed.regroup`` where that is set.
         sequences: the number of sequences.
         length: of the longest sequence.
         mask: ``[sequences, 1, 1, length]``, True at real tokens; None if all lengths are equal.
     """
 
-    rows: slice
     sequences: int
     length: int
     mask: Tensor | None
+
+    @property
+    def rows(self) -> int:
+        """How many rows the group has, after ``Packed.regroup`` where that is set. The groups' rows are neighbours."""
+        return self.sequences * self.length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,15 +237,13 @@ def group_rows(row_lengths: Sequence[int], *, pad_groups: bool = True) -> tuple[
         if length - row_lengths[cuts[-1]] > slack * length:
             cuts.append(position)
     members = [row_lengths[start:end] for start, end in pairwise([*cuts, len(row_lengths)])]
-    ends = list(accumulate(len(group) * group[-1] for group in members))
     groups = []
-    for group, end in zip(members, ends, strict=True):
+    for group in members:
         mask = None
         if group[0] != group[-1]:
             mask = (torch.arange(group[-1]) < torch.tensor(group)[:, None])[:, None, None, :]
-        rows = slice(end - len(group) * group[-1], end)
-        groups.append(Group(rows=rows, sequences=len(group), length=group[-1], mask=mask))
-    if ends[-1] == sum(row_lengths):
+        groups.append(Group(sequences=len(group), length=group[-1], mask=mask))
+    if sum(group.rows for group in groups) == sum(row_lengths):
         return tuple(groups), None
     gather: list[int] = []
     scatter: list[int] = []
