@@ -82,8 +82,10 @@ TELEMETRY_OFF: Mapping[str, str] = {
     "GRADIO_ANALYTICS_ENABLED": "False",  # gradio, which trackio imports
 }
 # oneDNN compiles a primitive for every shape, and by default it keeps 1024 of about 1 MiB, as torch does beside it.
-# Fewer suffice for the shapes of a step, and compiling one again costs little beside running it.
-_PRIMITIVE_CACHES: Mapping[str, str] = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
+# Fewer suffice: a step in float32 has 20 shapes, and all steps in bfloat16 have 60, which take longer to compile.
+_PRIMITIVE_CACHES: Mapping[str, str] = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
+# Values of ONEDNN_MAX_CPU_ISA that leave out the products in bfloat16 of later processors.
+_WITHOUT_BFLOAT16 = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"})
 _LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 # Parameters of glibc's mallopt with the values that they have later; the advice of Linux's madvise.
 _TRIM_THRESHOLD, _DEFAULT_TRIM_THRESHOLD = -1, 2**26  # twice the largest block that glibc takes from the heap by itself
@@ -206,6 +208,19 @@ def matmul_library() -> MatmulLibrary:
     except (AttributeError, NotImplementedError, RuntimeError):  # another version of torch, or one without oneDNN
         return "mkl"
     return "onednn"
+
+
+def slow_bfloat16() -> str | None:
+    """A note for the user where bfloat16 is slower than float32 on this machine's CPU; else None."""
+    import torch
+
+    found = torch.cpu.get_capabilities()
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    is_supported = found.get("avx512_bf16") or found.get("amx_bf16") or found.get("architecture") != "x86_64"
+    if is_supported and limit not in _WITHOUT_BFLOAT16:
+        return None
+    reason = f"ONEDNN_MAX_CPU_ISA={limit} excludes" if is_supported else "this processor lacks"
+    return f"bf16 is slower than float32 here, because {reason} the instructions for it (avx512_bf16, AMX)"
 
 
 def shown_variables(variables: Mapping[str, str]) -> dict[str, str]:

@@ -246,3 +246,23 @@ def test_too_few_addresses_for_huge_pages_are_no_error() -> None:
     lines = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))\n" + _FREED
     run = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("found", "limit", "reason"),
+    [
+        ({"avx512_bf16": True, "amx_bf16": False}, None, None),
+        ({"avx512_bf16": False, "amx_bf16": True}, "ALL", None),
+        ({"avx512_bf16": True}, "AVX512_CORE_BF16", None),
+        ({"architecture": "aarch64"}, None, None),
+        ({"avx512_bf16": False, "amx_bf16": False}, None, "this processor lacks"),
+        ({"avx512_bf16": True, "amx_bf16": True}, "avx2", "ONEDNN_MAX_CPU_ISA=AVX2 excludes"),
+    ],
+)
+def test_where_bfloat16_is_slower_a_note_says_why(monkeypatch, found, limit, reason):
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    if limit is not None:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"architecture": "x86_64", **found})
+    note = module.slow_bfloat16()
+    assert note is None if reason is None else reason in note

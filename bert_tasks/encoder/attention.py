@@ -122,7 +122,9 @@ def _attend_rectangle(qkv: Tensor, batch: int, length: int, mask: Tensor | None,
     _, _, heads, size = qkv.shape
     qkv = qkv.view(batch, length, 3, heads, size)
     if uses_random_bits(qkv, dropout):
-        return attention_with_dropout(qkv, mask, dropout).view(batch * length, heads * size)
+        # oneDNN would compile products in bfloat16 for each length, which costs more than they gain.
+        exact = qkv.float() if qkv.dtype == torch.bfloat16 else qkv
+        return attention_with_dropout(exact, mask, dropout).view(batch * length, heads * size).to(qkv.dtype)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, A, T, D]
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     return context.transpose(1, 2).reshape(batch * length, heads * size)

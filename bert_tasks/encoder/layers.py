@@ -141,6 +141,8 @@ class TransformerEncoder(nn.Module):
             ``[R, H]`` of the selected tokens, or ``[N, H]``.
         """
         hidden: Tensor = self.embeddings(input_ids, position_ids, token_type_ids)  # [N, H]
+        if hidden.device.type == "cpu" and torch.is_autocast_enabled("cpu"):  # else the residuals would stay in float32
+            hidden = hidden.to(torch.get_autocast_dtype("cpu"))
         if hidden_states is not None:
             hidden_states.append(hidden)
         last = len(self.layer_order) - 1

@@ -33,7 +33,7 @@ from bert_tasks.distributed import (
     thread_hint,
 )
 from bert_tasks.encoder.attention import attention_backend
-from bert_tasks.environment import keep_freed_memory
+from bert_tasks.environment import keep_freed_memory, slow_bfloat16
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.metrics.tables import SEPARATOR, metric_key, metrics_by_set, split_key
 from bert_tasks.model.inputs import tokenized
@@ -308,6 +308,9 @@ class Trainer:
             hint = thread_hint(cpu_use(threads=torch.get_num_threads(), processes=processes))
             if hint is not None:
                 note(f"note: {hint}")
+            slow = slow_bfloat16() if self.optim.mixed_precision == "bf16" else None
+            if slow is not None:
+                note(f'note: {slow}; set optim.mixed_precision = "no"')
         if model.load_report is not None:
             note(model.load_report.summary())
         tables = {f"validation {name}".strip(): table for name, table in self.splits.validation.items()}

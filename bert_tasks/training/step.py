@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from bert_tasks.data.table import Samples, token_batches
+from bert_tasks.encoder.linear import constant_weights
 from bert_tasks.errors import DivergedError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection
@@ -103,6 +104,7 @@ class OptimizerSteps:
                 if step >= first:
                     yield step, batch
 
+    @constant_weights()
     def accumulate(self, step: int, batch: Sequence[int]) -> Tensor:
         """Forward and backward of this process's share of the batch, leaving summed gradients.
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
@@ -111,10 +113,70 @@ def test_frozen_parameters_get_no_gradient(onednn: None) -> None:
     assert layer.bias.grad is not None
 
 
+@pytest.mark.parametrize("shape", [(1, 24), (130, 24), (513, 24), (1100, 24), (3, 5, 24)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_bfloat16_under_autocast_is_near_and_gradients_of_weights_are_float32(
+    shape: tuple[int, ...], bias: bool
+) -> None:
+    torch.manual_seed(0)
+    layer = Linear(24, 40, bias=bias)
+    x = torch.randn(shape, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = layer(x)
+    assert output.dtype == torch.bfloat16
+    assert output.shape == (*shape[:-1], 40)
+    assert "BFloat16" in type(output.grad_fn).__name__
+    exact = F.linear(x, layer.weight, layer.bias)
+    wanted, outer = [x, *layer.parameters()], torch.randn(exact.shape).bfloat16()
+    results = [(one.detach(), *torch.autograd.grad(one, wanted, outer.to(one.dtype))) for one in (output, exact)]
+    for one, other in zip(*results, strict=True):
+        assert float((one - other).abs().max()) <= 0.02 * float(other.abs().max())
+    assert all(gradient.dtype == torch.float32 for gradient in results[0][1:])
+
+
+@given(rows=st.integers(1, 3000))
+def test_blocks_have_four_sizes_and_hold_all_rows(rows: int) -> None:
+    numbers = torch.arange(1, rows + 1).view(rows, 1)
+    blocks = list(linear_module._blocks(numbers))
+    assert {len(block) for block in blocks} <= {128, 256, 384, 512}
+    joined = torch.cat(blocks)
+    assert torch.equal(joined[:rows], numbers)
+    assert joined[rows:].count_nonzero() == 0
+    assert len(joined) - rows < 128
+
+
+def test_a_weight_is_converted_once_while_it_is_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    converted: list[torch.Tensor] = []
+    layer, x = Linear(8, 6), torch.randn(5, 8)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.5, fused=True)  # it does not count as a change in torch 2.13
+    apply = linear_module._bfloat16
+
+    def recorded(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+        converted.append(copy)
+        return apply(rows, weight, bias, copy)
+
+    monkeypatch.setattr(linear_module, "_bfloat16", recorded)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            with linear_module.constant_weights():
+                layer(x).sum().backward()
+                layer(x).sum().backward()
+            optimizer.step()
+        before = layer(x)
+        with torch.no_grad():
+            layer.weight.mul_(2)
+        assert not torch.equal(layer(x), before)
+    first, again, second, *_ = converted
+    assert first is again
+    assert second is not first
+    assert not torch.equal(second, first)
+
+
 def test_all_else_takes_the_product_of_torch(onednn: None) -> None:
     layer, x = Linear(4, 3), torch.randn(5, 4)
     with torch.autocast("cpu", torch.bfloat16):
-        assert layer(x).dtype == torch.bfloat16
+        assert layer.double()(x.double()).dtype == torch.float64
+        assert layer.float()(x[:0]).shape == (0, 3)
     assert layer.double()(x.double()).grad_fn.name() == "AddmmBackward0"
     assert layer.to("meta", torch.float32)(x.to("meta")).device.type == "meta"
     exported = torch.export.export(Linear(4, 3), (x,))
@@ -181,7 +243,7 @@ def test_whole_models_and_runs_pass_their_tests_with_the_other_library() -> None
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-@pytest.mark.parametrize(("library", "capacities"), [("mkl", [None, "7"]), ("onednn", ["32", "7"])])
+@pytest.mark.parametrize(("library", "capacities"), [("mkl", [None, "7"]), ("onednn", ["64", "7"])])
 def test_the_first_product_limits_the_caches_that_the_user_does_not(
     undecided: None, monkeypatch: pytest.MonkeyPatch, library: str, capacities: list[str | None]
 ) -> None:

@@ -79,6 +79,15 @@ def test_either_matrix_library_ends_with_the_same_bits(straight, dropout_checkpo
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_a_stopped_run_in_bfloat16_ends_with_the_same_bits(dropout_checkpoint, tmp_path):
+    half = {"mixed_precision": "bf16"}
+    run(tmp_path / "whole", dropout_checkpoint, **half)
+    stopped(4, tmp_path / "run", dropout_checkpoint, **half)
+    run(tmp_path / "run", dropout_checkpoint, head_seed=5, **half)
+    assert digests(tmp_path / "run") == digests(tmp_path / "whole")
+    assert events(tmp_path / "run") == events(tmp_path / "whole")
+
+
 def test_without_the_moments_the_weights_differ(straight, dropout_checkpoint, tmp_path, monkeypatch):
     """The negative control of the test above."""
     stopped(4, tmp_path / "run", dropout_checkpoint)

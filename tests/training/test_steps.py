@@ -63,6 +63,19 @@ def test_micro_batches_change_no_weight(wide_checkpoint, dtype, tolerance, micro
     assert losses_cut == pytest.approx(losses, abs=tolerance * 100)
 
 
+def test_micro_batches_in_bfloat16_give_almost_the_same_gradient(wide_checkpoint):
+    gradients = []
+    for tokens in (16384, 40):
+        model = load_model(wide_checkpoint, WEIGHTED_TASK)
+        steps = make_steps(model, make_rows(20), micro_batch_tokens=tokens, batch_size=20)
+        with torch.autocast("cpu", torch.bfloat16):
+            steps.accumulate(0, range(20))
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    whole, cut = gradients
+    assert whole.dtype == torch.float32
+    assert 0 < (whole - cut).norm() <= 0.02 * whole.norm()
+
+
 def test_the_mean_of_micro_batch_means_would_show(wide_checkpoint):
     task = MeanOfMeans(labels=LABELS, max_length=40, class_weights=(0.3, 1.7))
     whole, _ = trained(wide_checkpoint, micro_batch_tokens=16384)
