@@ -8,6 +8,7 @@ external data without the ``onnx`` library.
 Shape legend: N tokens, B sequences, T padded length, L labels, R rows that a head reads.
 """
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from bert_tasks.data.problems import shortened
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, Head, PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch, group_rows
-from bert_tasks.environment import disable_telemetry
+from bert_tasks.environment import disable_telemetry, slow_bfloat16
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import Logits, TaskModel
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
     import onnx
     import onnxruntime
 
-DType = Literal["float32", "int8"]
+_log = logging.getLogger(__name__)
+
+DType = Literal["float32", "bf16", "int8"]
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OPSET = 20  # the first with Gelu
@@ -174,8 +177,7 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
         UsageError: the ``export`` extra is not installed, or the model is an exported one.
     """
     check_libraries()
-    if not hasattr(model, "stack"):
-        raise UsageError("the model is already exported: its precision is fixed, and it has no weights")
+    _check_weights(model)
     inputs, outputs = input_names(model.config), output_names(model)
     mask = torch.ones(2, 7, dtype=torch.int64)  # any sizes but 0 and 1, which the exporter treats as fixed
     mask[0, 5:] = 0
@@ -336,16 +338,46 @@ def rectangles(row_lengths: Tensor) -> Iterator[Tensor]:
 
 
 def logits_of(model: TaskModel, dtype: DType) -> Logits:
-    """The function that computes a batch's logits: the model itself, or its int8 graph, which takes seconds to make.
+    """The function that computes a batch's logits: the model itself, its int8 graph, or it with an encoder in bfloat16.
+
+    Graph and bfloat16 have copies of the weights, which do not follow later changes. A graph takes seconds to make.
 
     Raises:
-        UsageError: the dtype is unknown; for int8 also as in ``exported_graph``.
+        UsageError: the dtype is unknown, or the model is an exported one; for int8 also as in ``exported_graph``.
     """
     if dtype not in get_args(DType):
         raise UsageError(f"dtype is {dtype!r}, expected one of {', '.join(map(repr, get_args(DType)))}")
     if dtype == "float32":
         return model.packed_logits
+    if dtype == "bf16":
+        return _bfloat16_logits(model)
     return GraphModel.of(model, quantized_graph(exported_graph(model))).packed_logits
+
+
+def _bfloat16_logits(model: TaskModel) -> Logits:
+    """Linear layers of the encoder have weights in bfloat16; sums, norms and softmax, and the head, are in float32."""
+    _check_weights(model)
+    slow = slow_bfloat16() if model.device.type == "cpu" else None
+    if slow is not None:
+        _log.warning("%s", slow)
+    stack = copy.deepcopy(model.stack, {id(parameter): parameter for parameter in model.stack.parameters()}).eval()
+    for layer in stack.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight = nn.Parameter(layer.weight.detach().bfloat16(), requires_grad=False)
+
+    def run(batch: PackedBatch) -> Tensor:
+        selection = model.head.select(batch.layout)
+        with torch.autocast(model.device.type, torch.bfloat16):
+            hidden = stack(batch.input_ids, batch.position_ids, batch.token_type_ids, batch.layout, selection=selection)
+        logits: Tensor = model.head(hidden.float(), batch.layout, model.stack.embeddings.word.weight)
+        return logits
+
+    return run
+
+
+def _check_weights(model: TaskModel) -> None:
+    if not hasattr(model, "stack"):
+        raise UsageError("the model is already exported: its precision is fixed, and it has no weights")
 
 
 @contextmanager

@@ -111,6 +111,30 @@ def test_int8_graph_is_close(model: TaskModel, graph: Any) -> None:
     assert {value.dtype for value in (exact, rough)} == {torch.float32}
 
 
+def test_bfloat16_is_close_and_leaves_the_model_as_it_is(model: TaskModel) -> None:
+    features, before = features_of(model), {name: value.clone() for name, value in model.state_dict().items()}
+    run = onnx.logits_of(model, "bf16")
+    _, exact = model.batch_logits(features)
+    _, rough = model.batch_logits(features, run=run)
+    error = ((rough - exact).norm() / exact.norm()).item()
+    assert 1e-4 < error < 0.1
+    assert rough.dtype == torch.float32
+    assert not torch.equal(rough.bfloat16().float(), rough), "the head computes in float32"
+    for name, value in model.state_dict().items():
+        assert value.dtype == before[name].dtype
+        assert torch.equal(value, before[name])
+
+
+def test_bfloat16_where_it_is_slower_is_reported(
+    bare: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = TaskModel.from_pretrained(bare, task="sequence-classification", labels=LABELS, max_length=40)
+    for note in (None, "bf16 is slower"):
+        monkeypatch.setattr(onnx, "slow_bfloat16", lambda note=note: note)
+        predict(model, [{"text": "a"}], dtype="bf16")
+        assert [record.message for record in caplog.records] == ([] if note is None else [note])
+
+
 def test_predict_and_evaluate_run_the_graph(model: TaskModel, graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The quantiser is left out, so that what comes back must equal what torch gives."""
     monkeypatch.setattr(onnx, "exported_graph", lambda _: graph)
@@ -161,5 +185,5 @@ def test_a_missing_extra_is_named(bare: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_an_unknown_dtype_is_refused(bare: Path) -> None:
     model = TaskModel.from_pretrained(bare, task="sequence-classification", labels=LABELS, max_length=40)
     wrong: Any = "int4"
-    with pytest.raises(UsageError, match="dtype is 'int4', expected one of 'float32', 'int8'"):
+    with pytest.raises(UsageError, match="dtype is 'int4', expected one of 'float32', 'bf16', 'int8'"):
         predict(model, [{"text": "a"}], dtype=wrong)
