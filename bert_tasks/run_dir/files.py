@@ -79,10 +79,13 @@ SILENT = (
 # The rest of the run differs from what it would have been, as the user asked.
 NOTED = (
     "optim.epochs",
+    "optim.max_steps",
     "optim.learning_rate",
     "optim.head_learning_rate",
     "optim.layerwise_lr_decay",
     "optim.warmup_ratio",
+    "optim.lr_scheduler_type",
+    "optim.decay_ratio",
     "optim.weight_decay",
     "optim.max_grad_norm",
     "optim.adam_beta1",
@@ -92,7 +95,7 @@ NOTED = (
     "run.early_stopping_patience",
 )
 # Only these extend a finished run.
-EXTENDING = ("optim.epochs", "run.early_stopping_patience")
+EXTENDING = ("optim.epochs", "optim.max_steps", "run.early_stopping_patience")
 _ABSENT = "not set"
 _SHOWN = 6  # refused settings in a message
 

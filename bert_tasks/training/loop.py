@@ -474,7 +474,7 @@ class Trainer:
             where = f" of the validation set {name!r}" if name else ""
             *first, last = (
                 f"a lower learning_rate (now {self.optim.learning_rate:g})",
-                f"more epochs (now {self.optim.epochs})",
+                f"more epochs (now {self.steps.total_steps / self.steps.epoch_steps:.3g})",
                 *state.task.collapse_remedies,
             )
             notes = (

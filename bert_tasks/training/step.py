@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from accelerate import Accelerator
@@ -24,10 +24,12 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks.base import Feature, FeatureKeys, collate
 from bert_tasks.training.objectives import Objective
-from bert_tasks.training.sampling import epoch_batches, linear_schedule, rank_share, step_seed
+from bert_tasks.training.sampling import epoch_batches, learning_rate_factor, rank_share, step_seed
 
 # With fp16 an overflow lowers the loss scale and skips the step, which is normal; this many in a row are not.
 MOST_OVERFLOWS = 20
+# 0.999999^(2^23) is 0.0002; float32, in which AdamW counts, holds as many further steps.
+_WITHOUT_CORRECTION = 2.0**23
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,24 @@ class StepLog:
     stop: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """Numbers of optimizer steps: of an epoch, of the run, of the warm-up, and of the decay of ``wsd``."""
+
+    epoch: int
+    total: int
+    warmup: int
+    decay: int
+
+    @classmethod
+    def of(cls, optim: OptimSection, *, samples: int) -> Self:
+        epoch = math.ceil(samples / optim.batch_size)  # the last, smaller batch is a step, too
+        total = optim.epochs * epoch if optim.max_steps is None else optim.max_steps
+        # Shares are rounded up as in HF's Trainer.
+        warmup, decay = (math.ceil(share * total) for share in (optim.warmup_ratio, optim.decay_ratio))
+        return cls(epoch=epoch, total=total, warmup=warmup, decay=decay)
+
+
 class OptimizerSteps:
     """The optimizer steps of a run: which samples form each of them, its gradients, and its update.
 
@@ -67,7 +87,8 @@ class OptimizerSteps:
     Attributes:
         objective: what is minimised; ``prepared`` is what is called (wrapped for several processes or mixed precision).
         optimizer: AdamW as accelerate prepared it; ``rates`` are its groups' learning rates before the schedule.
-        total_steps: of the run; ``epoch_steps``: of an epoch; ``warmup_steps``: while the learning rate rises.
+        plan: how many steps there are.
+        total_steps: of the run; ``epoch_steps``: of an epoch.
     """
 
     def __init__(
@@ -76,9 +97,8 @@ class OptimizerSteps:
         """Moves the objective to the device and makes its optimizer."""
         self.objective, self.samples, self.optim = objective, samples, optim
         self.seed, self.accelerator = seed, accelerator
-        self.epoch_steps = math.ceil(len(samples) / optim.batch_size)  # the last, smaller batch is a step, too
-        self.total_steps = optim.epochs * self.epoch_steps
-        self.warmup_steps = math.ceil(optim.warmup_ratio * self.total_steps)  # rounded up as in HF's Trainer
+        self.plan = StepPlan.of(optim, samples=len(samples))
+        self.epoch_steps, self.total_steps = self.plan.epoch, self.plan.total
         objective.to(accelerator.device)
         objective.train()
         objective.zero_grad(set_to_none=True)
@@ -94,14 +114,16 @@ class OptimizerSteps:
         optimizer = torch.optim.AdamW(groups, betas=betas, eps=optim.adam_epsilon, fused=True)
         self.prepared: nn.Module
         self.optimizer: Any
+        if not optim.bias_correction:
+            disable_bias_correction(optimizer)
         self.prepared, self.optimizer = accelerator.prepare(objective, optimizer)
 
     def batches(self, first: int = 0) -> Iterator[tuple[int, list[int]]]:
         """The steps of the run from ``first`` on, each with its samples."""
-        for epoch in range(first // self.epoch_steps, self.optim.epochs):
+        for epoch in range(first // self.epoch_steps, math.ceil(self.total_steps / self.epoch_steps)):
             batches = epoch_batches(self.samples.lengths, batch_size=self.optim.batch_size, seed=self.seed, epoch=epoch)
             for step, batch in enumerate(batches, epoch * self.epoch_steps):
-                if step >= first:
+                if first <= step < self.total_steps:
                     yield step, batch
 
     @constant_weights()
@@ -173,7 +195,13 @@ class OptimizerSteps:
         bad = ~(torch.isfinite(norm) & torch.isfinite(loss))
         if precision != "fp16":  # there the loss scaler skips
             optimizer.optimizer.grad_scale, optimizer.optimizer.found_inf = None, bad.float()
-        schedule = linear_schedule(step, total_steps=self.total_steps, warmup_steps=self.warmup_steps)
+        schedule = learning_rate_factor(
+            step,
+            self.optim.lr_scheduler_type,
+            total_steps=self.plan.total,
+            warmup_steps=self.plan.warmup,
+            decay_steps=self.plan.decay,
+        )
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * schedule
         optimizer.step()
@@ -262,6 +290,20 @@ def parameter_groups(
         decay = 0.0 if id(parameter) in undecayed else weight_decay
         groups.setdefault((rate, decay), []).append(parameter)
     return [{"params": group, "lr": rate, "weight_decay": decay} for (rate, decay), group in groups.items()]
+
+
+def disable_bias_correction(optimizer: torch.optim.Optimizer) -> None:
+    """Makes an AdamW without a state divide its moments by 1: it takes itself to be at a step where 1 - beta^step is 1.
+
+    Google's AdamWeightDecayOptimizer, with which BERT, ALBERT and ELECTRA were trained, has no bias correction.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.tensor(_WITHOUT_CORRECTION, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
 
 
 def clip_and_scale(parameters: Iterable[nn.Parameter], *, factor: Tensor, max_norm: float | None) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from bert_tasks.errors import DivergedError
 from bert_tasks.tasks.base import LossTerm
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
-from bert_tasks.training.sampling import linear_schedule
-from bert_tasks.training.step import MOST_OVERFLOWS, StepResult, read_step_metrics
+from bert_tasks.training.sampling import learning_rate_factor
+from bert_tasks.training.step import MOST_OVERFLOWS, StepPlan, StepResult, read_step_metrics
 from support.training_runs import (
     LABELS,
     WEIGHTED_TASK,
@@ -51,7 +51,7 @@ def trained(checkpoint, *, micro_batch_tokens, dtype=torch.float64, task=WEIGHTE
 
 def test_the_steps_of_an_epoch_and_of_the_warm_up_are_rounded_up(wide_checkpoint):
     steps = make_steps(load_model(wide_checkpoint), make_rows(9), batch_size=8, epochs=3, warmup_ratio=0.2)
-    assert (steps.epoch_steps, steps.total_steps, steps.warmup_steps) == (2, 6, 2)
+    assert steps.plan == StepPlan(epoch=2, total=6, warmup=2, decay=1)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
@@ -139,9 +139,42 @@ def test_groups_follow_the_schedule_from_their_own_rates(checkpoint):
     assert set(steps.rates) == {1e-3, 1e-2}
     for step, batch in enumerate(batches(steps)):
         result = steps.update(step, batch, steps.accumulate(step, batch))
-        factor = linear_schedule(step, total_steps=12, warmup_steps=3)
+        factor = learning_rate_factor(step, "linear", total_steps=12, warmup_steps=3, decay_steps=2)
         assert [group["lr"] for group in steps.optimizer.param_groups] == [r * factor for r in steps.rates]
         assert result.learning_rate == 1e-2 * factor
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_steps_are_those_of_adamw_by_its_formula(wide_checkpoint, bias_correction):
+    """Loshchilov and Hutter's Algorithm 2; Google's optimizer leaves out the division by 1 - beta^t."""
+    model = load_model(wide_checkpoint).double()
+    steps = make_steps(
+        model,
+        make_rows(12),
+        batch_size=4,
+        epochs=2,
+        learning_rate=1e-3,
+        weight_decay=0.01,
+        max_grad_norm=None,
+        adam_epsilon=1e-6,
+        bias_correction=bias_correction,
+    )
+    decays = {id(one): group["weight_decay"] for group in steps.optimizer.param_groups for one in group["params"]}
+    expected = weights_of(model)
+    first, second = ({name: torch.zeros_like(one) for name, one in expected.items()} for _ in range(2))
+    for step, batch in enumerate(batches(steps)):
+        sums = steps.accumulate(step, batch)
+        gradients = {name: one.grad for name, one in model.named_parameters()}
+        steps.update(step, batch, sums)  # scales the gradients in place before the optimizer drops them
+        rate = steps.optimizer.param_groups[0]["lr"]
+        correction = [1 - beta ** (step + 1) if bias_correction else 1.0 for beta in (0.9, 0.999)]
+        for name, parameter in model.named_parameters():
+            first[name] = 0.9 * first[name] + 0.1 * gradients[name]
+            second[name] = 0.999 * second[name] + 0.001 * gradients[name] ** 2
+            mean, scale = first[name] / correction[0], (second[name] / correction[1]).sqrt() + 1e-6
+            expected[name] = expected[name] * (1 - rate * decays[id(parameter)]) - rate * mean / scale
+    assert step == 5
+    assert distance(weights_of(model), expected) <= 1e-12
 
 
 def test_dropout_depends_on_seed_and_step_alone(dropout_checkpoint):
