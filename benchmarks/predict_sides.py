@@ -15,8 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 
 from bert_tasks import TaskModel
 from bert_tasks.data.table import longest_first
-from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.model.onnx import GraphModel, exported_graph, quantized_graph
+from bert_tasks.model.onnx import GraphModel, exported_graph, logits_of, quantized_graph
 
 Predict = Callable[[Sequence[str]], list[str]]
 BATCH_TOKENS = (512, 1024, 2048, 4096)  # the sorted loops take the fastest
@@ -28,13 +27,9 @@ def predict_rows_of(folder: Path) -> Predict:
 
 
 def bf16_of(folder: Path) -> Predict:
-    """The same public path with matrix products in bfloat16."""
+    """The same public path with an encoder in bfloat16."""
     model = TaskModel.from_pretrained(folder)
-
-    def run(batch: PackedBatch) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return model.packed_logits(batch)
-
+    run = logits_of(model, "bf16")
     return lambda texts: [answer.label for answer in model.predict_rows([{"text": text} for text in texts], run=run)]
 
 
