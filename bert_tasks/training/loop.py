@@ -56,7 +56,7 @@ from bert_tasks.training.state import (
     state_dict,
     weights_digest,
 )
-from bert_tasks.training.step import OptimizerSteps, StepResult, freeze, read_step_metrics
+from bert_tasks.training.step import OptimizerSteps, StepResult, freeze, read_step_metrics, sparse_gradients
 
 _DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Machines may store the weights in different places; DDP sends those of the main process.
@@ -527,6 +527,7 @@ class Trainer:
             parameter.requires_grad_(True)
         self.objective.zero_grad(set_to_none=True)
         self.model.stack.gradient_checkpointing = False
+        sparse_gradients(self.objective, False)
         self.accelerator.unwrap_model(self.objective, keep_fp32_wrapper=False).eval()
 
 

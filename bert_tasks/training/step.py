@@ -8,7 +8,7 @@ Shape legend: 0-dimensional tensors unless said otherwise; K loss terms.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Self, cast
@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from bert_tasks.data.table import Samples, token_batches
+from bert_tasks.encoder.layers import Embeddings
 from bert_tasks.encoder.linear import constant_weights
 from bert_tasks.errors import DivergedError, UsageError
 from bert_tasks.model.task_model import TaskModel
@@ -102,6 +103,8 @@ class OptimizerSteps:
         objective.to(accelerator.device)
         objective.train()
         objective.zero_grad(set_to_none=True)
+        sparse_gradients(objective, accelerator.device.type == "cpu" and accelerator.num_processes == 1)
+        self._tables: dict[nn.Parameter, Tensor] = {}
         groups = parameter_groups(
             objective,
             learning_rate=optim.learning_rate,
@@ -173,6 +176,9 @@ class OptimizerSteps:
                 accelerator.backward(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
             values = [torch.stack([term.total.detach().double() * term.weight, term.count.double()]) for term in terms]
             sums = sums + torch.stack(values) * weight
+        for parameter in objective.parameters():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.coalesce()  # each row once
         return sums
 
     def update(self, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False) -> StepResult:
@@ -204,7 +210,8 @@ class OptimizerSteps:
         )
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * schedule
-        optimizer.step()
+        with self._dense_gradients():
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         numbers = torch.stack([loss, norm.double(), bad.double(), stops]).to("cpu", non_blocking=True)
         ready = None
@@ -213,6 +220,22 @@ class OptimizerSteps:
             ready.record()
         rate = max(self.rates) * schedule
         return StepResult(step=step, batch=batch, learning_rate=rate, values=numbers, ready=ready)
+
+    @contextmanager
+    def _dense_gradients(self) -> Iterator[None]:
+        """Replaces sparse gradients by tables, which hold zeros otherwise, so that only a batch's rows are written."""
+        written = []
+        for parameter in self.objective.parameters():
+            gradient = parameter.grad
+            if gradient is not None and gradient.is_sparse:
+                if parameter not in self._tables:
+                    self._tables[parameter] = torch.zeros_like(parameter)
+                table, rows = self._tables[parameter], gradient.indices().squeeze(0)
+                parameter.grad = table.index_copy_(0, rows, gradient.values())
+                written.append((table, rows))
+        yield
+        for table, rows in written:
+            table.index_fill_(0, rows, 0.0)
 
 
 def _reference_count(counts: Tensor) -> Tensor:
@@ -306,13 +329,23 @@ def disable_bias_correction(optimizer: torch.optim.Optimizer) -> None:
             }
 
 
+def sparse_gradients(objective: Objective, enabled: bool) -> None:
+    """Whether the gradients of word embeddings hold a batch's rows alone, unless a head uses the whole table.
+
+    That saves filling, measuring and scaling the other rows, nearly all of them. The optimizer needs them still.
+    """
+    for module in objective.modules():
+        if isinstance(module, Embeddings):
+            module.word.sparse = enabled
+
+
 def clip_and_scale(parameters: Iterable[nn.Parameter], *, factor: Tensor, max_norm: float | None) -> Tensor:
     """Scales summed gradients by ``factor``, then down to ``max_norm`` if their global norm exceeds it.
 
     Both happen in one multiplication, and nothing waits for the device.
 
     Args:
-        parameters: those without a gradient are left alone.
+        parameters: those without a gradient are left alone; sparse gradients are coalesced.
         factor: 0-dimensional, on the gradients' device: processes x samples of the batch over the global count of
             labels; 0 without labels.
         max_norm: None clips nothing.
@@ -320,7 +353,8 @@ def clip_and_scale(parameters: Iterable[nn.Parameter], *, factor: Tensor, max_no
     Returns:
         The norm after ``factor`` and before clipping; not finite if a gradient is not.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [gradient.values() if gradient.is_sparse else gradient for gradient in found]
     if not gradients:
         return factor.new_zeros(())
     norms = torch.stack(torch._foreach_norm(gradients))

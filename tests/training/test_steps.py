@@ -1,7 +1,7 @@
 """A step does not depend on how its batch is cut, and one that is not finite leaves the weights alone."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +10,9 @@ import torch
 from bert_tasks.errors import DivergedError
 from bert_tasks.tasks.base import LossTerm
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
+from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.sampling import learning_rate_factor
-from bert_tasks.training.step import MOST_OVERFLOWS, StepPlan, StepResult, read_step_metrics
+from bert_tasks.training.step import MOST_OVERFLOWS, StepPlan, StepResult, read_step_metrics, sparse_gradients
 from support.training_runs import (
     LABELS,
     WEIGHTED_TASK,
@@ -70,7 +71,7 @@ def test_micro_batches_in_bfloat16_give_almost_the_same_gradient(wide_checkpoint
         steps = make_steps(model, make_rows(20), micro_batch_tokens=tokens, batch_size=20)
         with torch.autocast("cpu", torch.bfloat16):
             steps.accumulate(0, range(20))
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+        gradients.append(torch.cat([parameter.grad.to_dense().flatten() for parameter in model.parameters()]))
     whole, cut = gradients
     assert whole.dtype == torch.float32
     assert 0 < (whole - cut).norm() <= 0.02 * whole.norm()
@@ -102,7 +103,46 @@ def test_the_gradient_is_that_of_the_weighted_mean_over_labelled_rows(wide_check
     loss.backward()
     assert result.values[0].item() == pytest.approx(loss.item(), rel=1e-12)
     for name, parameter in reference.named_parameters():
-        torch.testing.assert_close(kept[name], parameter.grad, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(kept[name].to_dense(), parameter.grad, rtol=1e-9, atol=1e-12)
+
+
+class WithTable(Supervised):
+    """Reads every row of the word embeddings, too, as tied heads do."""
+
+    def forward(self, batch):
+        (term,) = super().forward(batch)
+        penalty = self.model.stack.embeddings.word.weight.square().sum()
+        return (replace(term, total=term.total + penalty * term.count),)
+
+
+@pytest.mark.parametrize("objective", [Supervised, WithTable])
+def test_sparse_gradients_of_embeddings_change_no_weight(wide_checkpoint, objective):
+    found, logs = [], []
+    for enabled in (True, False):
+        model = load_model(wide_checkpoint, WEIGHTED_TASK).double()
+        steps = make_steps(
+            model, make_rows(37), objective=objective(model), micro_batch_tokens=40, max_grad_norm=0.1, **TWENTY_STEPS
+        )
+        if not enabled:
+            sparse_gradients(steps.objective, False)
+        logs.append(walk(steps))
+        found.append(weights_of(model))
+        tables = list(steps._tables.values())
+        assert len(tables) == (enabled and objective is Supervised)
+        assert not any(table.any() for table in tables)  # a row that is left over would be trained again
+    assert distance(*found) <= 1e-12
+    assert [log.grad_norm for log in logs[0]] == pytest.approx([log.grad_norm for log in logs[1]], rel=1e-12)
+    assert all(log.grad_norm > 0.1 for log in logs[0])  # they were clipped
+
+
+def test_rows_that_are_not_finite_do_not_stay_in_the_table(wide_checkpoint):
+    model = load_model(wide_checkpoint)
+    steps = make_steps(model, make_rows(8), batch_size=4)
+    word = model.stack.embeddings.word.weight
+    sums = steps.accumulate(0, next(batches(steps)))
+    word.grad._values().fill_(math.nan)
+    assert steps.update(0, [0], sums).values[2] == 1
+    assert [table.count_nonzero().item() for table in steps._tables.values()] == [0]
 
 
 def test_a_batch_without_any_label_changes_nothing(wide_checkpoint):
@@ -123,7 +163,7 @@ def test_a_process_without_rows_adds_nothing_but_takes_part(wide_checkpoint):
     steps.accelerator = third
     sums = steps.accumulate(0, [4, 5])
     assert sums.tolist() == [[0, 0]]
-    assert all(parameter.grad.abs().max() == 0 for parameter in model.parameters())
+    assert not any(parameter.grad.to_dense().any() for parameter in model.parameters())
 
 
 def test_groups_follow_the_schedule_from_their_own_rates(checkpoint):
