@@ -12,7 +12,7 @@ to the open context and to no parameter, because optimizers change parameters wi
 Shape legend: N rows, I inputs, O outputs.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -166,37 +166,37 @@ class _BFloat16(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, copy: Tensor) -> Tensor:
         ctx.save_for_backward(rows, weight, copy)
-        return _block_product(rows, copy.t(), None if bias is None else bias.bfloat16())
+        return _block_product(_blocks(rows), copy.t(), None if bias is None else bias.bfloat16(), rows.shape[:-1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         rows, weight, copy = ctx.saved_tensors
         of_rows, of_weight, of_bias, _ = ctx.needs_input_grad
-        weight_gradient = None
+        blocks, weight_gradient = tuple(_blocks(gradient)), None
         if of_weight:
-            products = (left.t() @ right for left, right in zip(_blocks(gradient), _blocks(rows), strict=True))
+            products = (left.t() @ right for left, right in zip(blocks, _blocks(rows), strict=True))
             weight_gradient = next(products).to(weight.dtype)
             for product in products:
                 weight_gradient += product
         return (
-            _block_product(gradient, copy, None) if of_rows else None,
+            _block_product(blocks, copy, None, gradient.shape[:-1]) if of_rows else None,
             weight_gradient,
             gradient.flatten(0, -2).sum(0).to(weight.dtype) if of_bias else None,
             None,
         )
 
 
-def _block_product(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """``[..., I], [I, O] -> [..., O]`` in blocks of rows."""
-    outputs, count = matrix.shape[1], rows.shape[:-1].numel()
-    product = rows.new_empty(count + -count % _MULTIPLE, outputs)
-    for block, out in zip(_blocks(rows), torch.split(product, _BLOCK), strict=True):
+def _block_product(blocks: Iterable[Tensor], matrix: Tensor, bias: Tensor | None, shape: torch.Size) -> Tensor:
+    """Blocks of ``[..., I]``, ``[I, O] -> [..., O]``; ``shape``: the dimensions before O."""
+    outputs, count = matrix.shape[1], shape.numel()
+    product = matrix.new_empty(count + -count % _MULTIPLE, outputs)
+    for block, out in zip(blocks, torch.split(product, _BLOCK), strict=True):
         if bias is None:
             torch.mm(block, matrix, out=out)
         else:
             torch.addmm(bias, block, matrix, out=out)
-    return product[:count].view(*rows.shape[:-1], outputs)
+    return product[:count].view(*shape, outputs)
 
 
 def _blocks(rows: Tensor) -> Iterator[Tensor]:
