@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 
 from bert_tasks import TaskModel
 from bert_tasks.data.table import longest_first
-from bert_tasks.model.onnx import GraphModel, exported_graph, logits_of, quantized_graph
+from bert_tasks.model.onnx import GraphModel, exported_graph, logits_of
 
 Predict = Callable[[Sequence[str]], list[str]]
 BATCH_TOKENS = (512, 1024, 2048, 4096)  # the sorted loops take the fastest
@@ -26,18 +26,17 @@ def predict_rows_of(folder: Path) -> Predict:
     return lambda texts: [answer.label for answer in model.predict([{"text": text} for text in texts])]
 
 
-def bf16_of(folder: Path) -> Predict:
-    """The same public path with an encoder in bfloat16."""
+def dtype_of(folder: Path, *, dtype: Literal["bf16", "int8"]) -> Predict:
+    """The same public path as ``predict --dtype`` takes it."""
     model = TaskModel.from_pretrained(folder)
-    run = logits_of(model, "bf16")
+    run = logits_of(model, dtype)
     return lambda texts: [answer.label for answer in model.predict_rows([{"text": text} for text in texts], run=run)]
 
 
-def graph_of(folder: Path, *, int8: bool) -> Predict:
-    """The same public path on our graph in onnxruntime, made once."""
+def graph_of(folder: Path) -> Predict:
+    """The same public path on our graph in onnxruntime."""
     model = TaskModel.from_pretrained(folder)
-    graph = exported_graph(model)
-    run = GraphModel.of(model, quantized_graph(graph) if int8 else graph.SerializeToString()).packed_logits
+    run = GraphModel.of(model, exported_graph(model).SerializeToString()).packed_logits
     return lambda texts: [answer.label for answer in model.predict_rows([{"text": text} for text in texts], run=run)]
 
 
@@ -138,9 +137,9 @@ def sorted_batches(folder: Path, id2label: dict[int, str], logits: Callable[[dic
 
 SIDES: dict[str, Callable[[Path], Predict]] = {
     "bert_tasks": predict_rows_of,
-    "bert_tasks bf16": bf16_of,
-    "bert_tasks int8": lambda folder: graph_of(folder, int8=True),
-    "bert_tasks graph": lambda folder: graph_of(folder, int8=False),
+    "bert_tasks bf16": lambda folder: dtype_of(folder, dtype="bf16"),
+    "bert_tasks int8": lambda folder: dtype_of(folder, dtype="int8"),
+    "bert_tasks graph": graph_of,
     "pipeline()": pipeline_of,
     "sorted loop": loop_of,
     "onnxruntime": onnxruntime_of,

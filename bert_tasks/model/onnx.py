@@ -49,7 +49,7 @@ DType = Literal["float32", "bf16", "int8"]
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OPSET = 20  # the first with Gelu
-RECTANGLE_TOKENS = 2048
+RECTANGLE_TOKENS = 512
 LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 GRAPH, RECORD = "model.onnx", "export.json"
 _MAX_RECORD_BYTES = 2**20
@@ -214,13 +214,17 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
     return graph
 
 
-def quantized_graph(graph: "onnx.ModelProto") -> bytes:
+def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7) -> bytes:
     """The graph with int8 weights and dynamically quantized activations, by onnxruntime's quantizer.
 
-    Weights have one scale per output channel and 7 bits: of the settings that were tried, these changed the fewest
-    labels and were still half as fast again as float32 (docs/performance.md). Embeddings, norms, softmax, the products
+    Weights have one scale per output channel: of the settings that were tried, this changed the fewest labels and was
+    still half as fast again as float32 (docs/performance.md). Embeddings, norms, softmax, the products
     of queries, keys and values, and the head stay in float32. Activations have one scale per padded batch, so a row's
     scores depend a little on the other rows.
+
+    Args:
+        graph: in float32.
+        weight_bits: 8 are for processors with VNNI; on others intermediate sums of 16 bits would overflow.
 
     Raises:
         UsageError: the quantizer's temporary files cannot be written.
@@ -236,7 +240,7 @@ def quantized_graph(graph: "onnx.ModelProto") -> bytes:
                 path,
                 op_types_to_quantize=["MatMul", "Gemm"],
                 per_channel=True,
-                reduce_range=True,
+                reduce_range=weight_bits == 7,
                 weight_type=quantization.QuantType.QInt8,
                 nodes_to_exclude=[*head, *(f"{name}_MatMul" for name in head)],
             )
@@ -330,7 +334,8 @@ class GraphModel:
 def rectangles(row_lengths: Tensor) -> Iterator[Tensor]:
     """The lengths of the sequences that are padded together, in row order; at most an eighth is padding.
 
-    They are small, so that the output of a layer stays in the processor's cache.
+    They are small, so that the output of a layer stays in the processor's cache, and so that the activations of an int8
+    graph, which have one scale per rectangle, are rounded less.
     """
     groups, _ = group_rows(row_lengths.tolist())
     for group, lengths in zip(groups, torch.split(row_lengths, [group.sequences for group in groups]), strict=True):
@@ -351,7 +356,9 @@ def logits_of(model: TaskModel, dtype: DType) -> Logits:
         return model.packed_logits
     if dtype == "bf16":
         return _bfloat16_logits(model)
-    return GraphModel.of(model, quantized_graph(exported_graph(model))).packed_logits
+    known = torch.cpu.get_capabilities()
+    weight_bits: Literal[7, 8] = 8 if known.get("avx512_vnni") or known.get("avx_vnni") else 7
+    return GraphModel.of(model, quantized_graph(exported_graph(model), weight_bits=weight_bits)).packed_logits
 
 
 def _bfloat16_logits(model: TaskModel) -> Logits:
