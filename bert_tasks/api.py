@@ -25,7 +25,7 @@ from bert_tasks.experiments.seeds import SeedsResult
 from bert_tasks.model.inputs import Data, load_table, renamed
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.errors import nearest_or_all
-from bert_tasks.recipe.schema import OptimSection, Recipe, RunSection, TrackerName, sections
+from bert_tasks.recipe.schema import LearningRateSchedule, OptimSection, Recipe, RunSection, TrackerName, sections
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import GivenRows
 from bert_tasks.run_dir.files import REPORT
@@ -50,14 +50,18 @@ def fit(
     *,
     output_dir: str | Path,
     learning_rate: float = 5e-5,
+    lr_scheduler_type: LearningRateSchedule = "linear",
     epochs: int = 3,
+    max_steps: int | None = None,
     batch_size: int = 32,
     warmup_ratio: float = 0.0,
+    decay_ratio: float = 0.1,
     weight_decay: float = 0.0,
     max_grad_norm: float | None = 1.0,
     adam_beta1: float = 0.9,
     adam_beta2: float = 0.999,
     adam_epsilon: float = 1e-8,
+    bias_correction: bool = True,
     mixed_precision: Literal["no", "fp16", "bf16"] = "no",
     head_learning_rate: float | None = None,
     layerwise_lr_decay: float | None = None,
@@ -100,13 +104,18 @@ def fit(
         validation: validation rows likewise, or several validation sets by name. Without it ``validation_share`` of the
             training rows is used.
         output_dir: the run's folder.
-        learning_rate: the highest learning rate, after the warm-up; it then falls linearly to 0.
+        learning_rate: the highest learning rate, after the warm-up.
+        lr_scheduler_type: the learning rate then falls to 0 ("linear", "cosine"), stays ("constant"), or falls at the
+            end only ("wsd", arXiv:2404.06395).
         epochs: how often each sample is used.
+        max_steps: number of optimizer steps in place of ``epochs``.
         batch_size: samples per optimizer step, over all devices.
         warmup_ratio: share of the steps in which the learning rate rises from 0.
+        decay_ratio: share of the steps, the last ones, in which "wsd" lowers the learning rate.
         weight_decay: of all weights except those of layer norms and biases.
         max_grad_norm: larger gradients are scaled to this norm; None: no limit.
         adam_beta1, adam_beta2, adam_epsilon: constants of AdamW (Loshchilov and Hutter, arXiv:1711.05101).
+        bias_correction: correct its moments for their start at 0.
         mixed_precision: number format of the matrix products; "fp16" needs a GPU.
         head_learning_rate: learning rate of the task's head, if it has its own.
         layerwise_lr_decay: factor of the learning rate from each layer to the layer below it.
@@ -269,7 +278,6 @@ def _write_after_run(what: str, write: Callable[[], object]) -> None:
 HF_ARGUMENTS: Mapping[str, str] = MappingProxyType(
     {
         "num_train_epochs": "epochs",
-        "max_steps": "epochs",
         "per_device_train_batch_size": "batch_size, which counts samples over all devices",
         "per_gpu_train_batch_size": "batch_size, which counts samples over all devices",
         "train_batch_size": "batch_size, which counts samples over all devices",
@@ -278,7 +286,6 @@ HF_ARGUMENTS: Mapping[str, str] = MappingProxyType(
         "auto_find_batch_size": "micro_batch_tokens, which limits what a device holds at once",
         "lr": "learning_rate",
         "warmup_steps": "warmup_ratio, a share of the steps",
-        "lr_scheduler_type": "nothing: the learning rate falls linearly to 0",
         "fp16": 'mixed_precision="fp16"',
         "bf16": 'mixed_precision="bf16"',
         "save_total_limit": "keep_last",

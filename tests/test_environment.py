@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import platform
 import string
 import subprocess
 import sys
@@ -207,3 +208,73 @@ def test_an_internal_error_leaves_a_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert [word for word in ("hf_abc", "hf_mine", "pendulum@", "not shown: hunter2\n") if word in text] == []
     monkeypatch.setattr(crash.tempfile, "tempdir", str(tmp_path / "not" / "there"))
     assert crash.write_crash_file(ValueError("x")) is None
+
+
+_FREED = """
+import json, resource
+from pathlib import Path
+from bert_tasks.environment import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    len(b"x" * 2**27)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+def heap_flags():
+    maps = Path("/proc/self/smaps").read_text().split("[heap]")[1:]
+    return [one.split("VmFlags:")[1].splitlines()[0].split() for one in maps]
+
+found = {}
+faults()
+found["before"] = faults()
+with keep_freed_memory():
+    faults()
+    found["kept"], found["kept_bytes"], found["flags"] = faults(), resident(), heap_flags()
+found["returned_bytes"] = resident()
+faults()
+found["after"] = faults()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc has these parameters")
+def test_freed_memory_is_used_again_and_returned_afterwards() -> None:
+    run = subprocess.run([sys.executable, "-c", _FREED], capture_output=True, text=True, check=True)
+    found = json.loads(run.stdout)
+    assert found["kept"] < 8
+    assert found["kept_bytes"] - found["returned_bytes"] > 2**26
+    assert found["before"] == pytest.approx(found["after"], abs=8)
+    if Path("/sys/kernel/mm/transparent_hugepage/enabled").is_file():
+        assert "hg" in found["flags"][-1]
+    else:
+        assert found["before"] > 1000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")
+def test_too_few_addresses_for_huge_pages_are_no_error() -> None:
+    lines = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))\n" + _FREED
+    run = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("found", "limit", "reason"),
+    [
+        ({"avx512_bf16": True, "amx_bf16": False}, None, None),
+        ({"avx512_bf16": False, "amx_bf16": True}, "ALL", None),
+        ({"avx512_bf16": True}, "AVX512_CORE_BF16", None),
+        ({"architecture": "aarch64"}, None, None),
+        ({"avx512_bf16": False, "amx_bf16": False}, None, "this processor lacks"),
+        ({"avx512_bf16": True, "amx_bf16": True}, "avx2", "ONEDNN_MAX_CPU_ISA=AVX2 excludes"),
+    ],
+)
+def test_where_bfloat16_is_slower_a_note_says_why(monkeypatch, found, limit, reason):
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    if limit is not None:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"architecture": "x86_64", **found})
+    note = module.slow_bfloat16()
+    assert note is None if reason is None else reason in note

@@ -28,7 +28,8 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"distributed"}),
     frozenset({"encoder"}),
     frozenset({"storage"}),
-    frozenset({"errors", "environment", "terminal"}),
+    frozenset({"environment", "terminal"}),
+    frozenset({"errors"}),
 )
 RANK = {unit: rank for rank, layer in enumerate(LAYERS) for unit in layer}
 

@@ -30,8 +30,6 @@ DIFFERENTIATED = re.compile(r"^(forward|_?loss\w*|\w+_loss)$")
 HOST_MODULES = {"encoder.packing"}
 # Indexing that the rule cannot tell from a gather of rows, and why it is none.
 EXEMPT = {
-    ("encoder.attention", "qkv[group.rows]"): "a slice",
-    ("encoder.attention", "key_value[group.rows]"): "a slice",
     ("encoder.layers", "self.layers[index]"): "one module of a list",
 }
 

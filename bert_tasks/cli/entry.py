@@ -12,14 +12,17 @@ import time
 import traceback
 
 from bert_tasks.cli.app import app, discard_output, exit_without_shutdown, process_count, standard_streams
-from bert_tasks.environment import disable_telemetry, environment, environment_lines, masked, masked_arguments
+from bert_tasks.environment import (
+    disable_telemetry,
+    environment,
+    environment_lines,
+    limit_primitive_caches,
+    masked,
+    masked_arguments,
+)
 from bert_tasks.errors import BertTasksError, ClosedPipeError, StoppedError, UsageError
 from bert_tasks.storage import os_error_message
 from bert_tasks.terminal import printable
-
-# oneDNN keeps the code that it generates for each shape, of 1024 shapes by default: 50 MiB over a large file. A forward
-# pass has few shapes. A library must not choose this for its users; this process is ours.
-PRIMITIVES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
 
 # Parts of what gloo and nccl report when another process has ended or does not respond.
 _LOST = ("closed by peer", "reset by peer", "onnection refused", "Timed out", "timed out", "Broken pipe")
@@ -27,7 +30,7 @@ _LOST = ("closed by peer", "reset by peer", "onnection refused", "Timed out", "t
 
 def main() -> None:
     """The console script. ``--debug`` may be given before or after the command."""
-    os.environ.setdefault(*PRIMITIVES)
+    limit_primitive_caches()  # torch's own GELU fills them, too; in the process of another program it may
     disable_telemetry()
     given = sys.argv[1:]
     arguments = [argument for argument in given if argument != "--debug"]

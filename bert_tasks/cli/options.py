@@ -36,7 +36,10 @@ TrainedLabelSeparator = Annotated[
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
 Precision = Annotated[
-    Literal["float32", "int8"], typer.Option(help="int8: a quantised copy, on the CPU; needs the extra `export`.")
+    Literal["float32", "bf16", "int8"],
+    typer.Option(
+        help="bf16: for CPUs with avx512_bf16 or AMX, and GPUs; int8: quantised, on the CPU; needs the extra `export`."
+    ),
 ]
 ProcessTimeout = Annotated[
     float | None, typer.Option(min=1, help="Seconds that processes wait for each other; default: torch's.")

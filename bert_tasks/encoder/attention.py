@@ -20,22 +20,24 @@ from torch.nn import functional as F
 from bert_tasks.encoder.dropout import keep_mask, keep_scale, random_bits, uses_random_bits
 from bert_tasks.encoder.packing import Packed, Padded
 
-Backend = Literal["grouped", "varlen"]
+Backend = Literal["grouped", "varlen", "jagged"]
 
 # Attention weights of one piece: 1 MiB in float32. Larger pieces leave the cache, smaller ones cost more calls.
 _PIECE = 2**18
 
 
 def attention_backend(*, device: torch.device, dtype: torch.dtype, head_size: int, dropout: float) -> Backend:
-    """The kernel for packed tokens: ``varlen`` (CUDA's variable-length flash attention) or ``grouped``.
+    """The kernel for packed tokens.
 
-    The variable-length kernel of torch 2.13 takes half precision and head sizes that are multiples of 8 up to 256, and
-    hard-codes dropout 0. Everything else, attention dropout while training included, takes the grouped path, so that no
-    choice of kernel changes the mathematics.
+    CUDA's flash attention takes half precision and head sizes that are multiples of 8 up to 256. torch 2.13 calls it
+    for packed rows as ``varlen``, which hard-codes dropout 0, and, with dropout, for ``jagged`` nested tensors.
+    Everything else takes the ``grouped`` path. No choice of kernel changes the mathematics.
     """
     half = dtype in (torch.float16, torch.bfloat16)
     fits = head_size % 8 == 0 and head_size <= 256
-    return "varlen" if device.type == "cuda" and half and fits and dropout == 0.0 else "grouped"
+    if device.type != "cuda" or not half or not fits:
+        return "grouped"
+    return "varlen" if dropout == 0.0 else "jagged"
 
 
 def attend(qkv: Tensor, layout: Packed | Padded, *, dropout: float) -> Tensor:
@@ -62,12 +64,16 @@ def attend(qkv: Tensor, layout: Packed | Padded, *, dropout: float) -> Tensor:
         if isinstance(context, tuple):  # only with return_aux, which is not asked for
             context, *_ = context
         return context.flatten(1)
+    if backend == "jagged":
+        return _attend_jagged(qkv, layout, dropout)
     regroup = layout.regroup
     if regroup is not None:
         qkv = _pad(qkv, regroup.gather, regroup.scatter)  # [P, 3, A, D]
+    # The gradient of a split is one concatenation, that of a slice is as large as the whole.
+    parts = torch.split(qkv, [group.rows for group in layout.groups])
     contexts = [
-        _attend_rectangle(qkv[group.rows], group.sequences, group.length, group.mask, dropout)
-        for group in layout.groups
+        _attend_rectangle(part, group.sequences, group.length, group.mask, dropout)
+        for group, part in zip(layout.groups, parts, strict=True)
     ]
     context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)  # [P, H]
     return context if regroup is None else _unpad(context, regroup.scatter)
@@ -85,11 +91,11 @@ def attend_first(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: f
     """
     if layout.regroup is not None:
         key_value = _pad(key_value, layout.regroup.gather, layout.regroup.scatter)  # [P, 2, A, D]
+    queries = torch.split(query, [group.sequences for group in layout.groups])
+    parts = torch.split(key_value, [group.rows for group in layout.groups])
     contexts = []
-    for group, first in zip(
-        layout.groups, torch.split(query, [group.sequences for group in layout.groups]), strict=True
-    ):
-        rows = key_value[group.rows].view(group.sequences, group.length, *key_value.shape[1:])
+    for group, first, part in zip(layout.groups, queries, parts, strict=True):
+        rows = part.view(group.sequences, group.length, *key_value.shape[1:])
         key, value = rows.permute(2, 0, 3, 1, 4).unbind(0)  # [sequences, A, T, D]
         context = F.scaled_dot_product_attention(
             first.unsqueeze(2), key, value, attn_mask=group.mask, dropout_p=dropout
@@ -98,12 +104,27 @@ def attend_first(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: f
     return torch.cat(contexts).flatten(1)
 
 
+def _attend_jagged(qkv: Tensor, layout: Packed, dropout: float) -> Tensor:
+    """``[N, 3, A, D] -> [N, H]`` through nested tensors, within which sequences are kept apart."""
+    shortest, longest = min(layout.lengths), max(layout.lengths)  # known on the host, so that nothing asks the device
+    query, key, value = (
+        torch.nested.nested_tensor_from_jagged(
+            part.contiguous(), layout.cu_seqlens, min_seqlen=shortest, max_seqlen=longest
+        ).transpose(1, 2)
+        for part in qkv.unbind(1)
+    )  # [B, A, T of each sequence, D]
+    context = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+    return context.transpose(1, 2).values().flatten(1)
+
+
 def _attend_rectangle(qkv: Tensor, batch: int, length: int, mask: Tensor | None, dropout: float) -> Tensor:
     """``[B * T, 3, A, D] -> [B * T, H]`` of sequences that are padded to one length."""
     _, _, heads, size = qkv.shape
     qkv = qkv.view(batch, length, 3, heads, size)
     if uses_random_bits(qkv, dropout):
-        return attention_with_dropout(qkv, mask, dropout).view(batch * length, heads * size)
+        # oneDNN would compile products in bfloat16 for each length, which costs more than they gain.
+        exact = qkv.float() if qkv.dtype == torch.bfloat16 else qkv
+        return attention_with_dropout(exact, mask, dropout).view(batch * length, heads * size).to(qkv.dtype)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, A, T, D]
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     return context.transpose(1, 2).reshape(batch * length, heads * size)
@@ -147,10 +168,10 @@ class _AttentionWithDropout(torch.autograd.Function):
     """Attention whose weights are dropped with probability ``p``, as ``scaled_dot_product_attention`` computes it.
 
     It works in pieces whose weights stay in the processor's cache, and keeps each weight with its random bits for the
-    backward pass.
+    backward pass. In bfloat16 scores and weights are rounded to it; sums and the softmax are computed in float32.
 
     Args:
-        qkv: ``[B, T, 3, A, D]`` queries, keys and values on the CPU, float32 or float64.
+        qkv: ``[B, T, 3, A, D]`` queries, keys and values on the CPU, float64, float32 or bfloat16.
         mask: ``[B, 1, 1, T]`` True at keys that may be attended to; None: all.
         p: the probability.
 

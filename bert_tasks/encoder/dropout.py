@@ -2,8 +2,8 @@
 
 On a CPU torch draws one random float per element, which costs several times as much as the rest of dropout. Here four
 elements share one 64-bit draw of torch's generator, so ``torch.manual_seed`` fixes the masks as usual. A probability is
-rounded to a multiple of 1/65536, and kept elements are scaled by exactly the rounded one. Other devices and half
-precision use torch's own dropout.
+rounded to a multiple of 1/65536, and kept elements are scaled by exactly the rounded one. Other devices and float16 use
+torch's own dropout.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _VALUES = 2**16  # of 16 bits
 def uses_random_bits(hidden: Tensor, p: float) -> bool:
     """Whether dropout of this tensor with probability ``p`` draws random bits."""
     is_drawn = 0 < round(p * _VALUES) < _VALUES
-    return is_drawn and hidden.device.type == "cpu" and hidden.dtype in (torch.float32, torch.float64)
+    return is_drawn and hidden.device.type == "cpu" and hidden.dtype in (torch.float32, torch.float64, torch.bfloat16)
 
 
 def random_bits(shape: Sequence[int]) -> Tensor:
@@ -51,6 +51,8 @@ class Dropout(nn.Module):
         if not uses_random_bits(hidden, self.p):
             return F.dropout(hidden, self.p)
         factors = keep_mask(random_bits(hidden.shape), self.p, out=torch.empty_like(hidden))
+        if hidden.dtype == torch.bfloat16:  # its 8 bits would round the scale itself
+            return hidden * factors * keep_scale(self.p)
         return hidden * factors.mul_(keep_scale(self.p))
 
     def extra_repr(self) -> str:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.dropout import Dropout
-from bert_tasks.encoder.layers import ACTIVATIONS, initialize
+from bert_tasks.encoder.layers import initialize
+from bert_tasks.encoder.linear import ACTIVATIONS, Linear
 from bert_tasks.encoder.packing import Layout, Packed, Padded, Selection
 
 TokenPooling = Literal["mean", "max", "attention"]
@@ -93,8 +94,8 @@ class SequenceHead(Head):
         self.activation = config.head.activation
         self.dropout = Dropout(config.head.sequence_dropout)
         self.input_dropout = Dropout(config.head.sequence_dropout if config.head.dropout_before_dense else 0.0)
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, num_labels)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.output = Linear(config.hidden_size, num_labels)
         initialize(self, std=config.initializer_range)
 
     def select(self, layout: Layout) -> Selection:
@@ -114,9 +115,9 @@ class PoolingHead(Head):
         super().__init__()
         self.pooling: TokenPooling = pooling
         if pooling == "attention":
-            self.score = nn.Linear(config.hidden_size, 1)
+            self.score = Linear(config.hidden_size, 1)
         self.dropout = Dropout(config.head.sequence_dropout)
-        self.output = nn.Linear(config.hidden_size, num_labels)
+        self.output = Linear(config.hidden_size, num_labels)
         initialize(self, std=config.initializer_range)
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
@@ -141,7 +142,7 @@ class PerTokenHead(Head):
     def __init__(self, config: EncoderConfig, num_labels: int, *, dropout: float) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
-        self.output = nn.Linear(config.hidden_size, num_labels)
+        self.output = Linear(config.hidden_size, num_labels)
         initialize(self, std=config.initializer_range)
 
     def select(self, layout: Layout) -> Selection | None:

@@ -5,25 +5,16 @@ Only attention sees the layout; everything else runs on the rows of ``[N, H]``.
 Shape legend: N tokens, B sequences, H hidden, A heads, D head size, R tokens that a head reads.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from types import MappingProxyType
-
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from bert_tasks.encoder.attention import attend, attend_first
 from bert_tasks.encoder.config import Activation, EncoderConfig
 from bert_tasks.encoder.dropout import Dropout
+from bert_tasks.encoder.linear import Linear, activated, linear
 from bert_tasks.encoder.packing import Layout, Packed, Selection
 from bert_tasks.errors import CheckpointError
-
-# ``gelu`` is the exact (erf) form, ``gelu_new`` the tanh approximation that ALBERT was trained with.
-ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {"gelu": F.gelu, "gelu_new": partial(F.gelu, approximate="tanh"), "relu": F.relu, "tanh": torch.tanh}
-)
 
 
 class Embeddings(nn.Module):
@@ -37,7 +28,7 @@ class Embeddings(nn.Module):
         self.token_type = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.projection = nn.Linear(width, config.hidden_size) if config.project_embeddings else None
+        self.projection = Linear(width, config.hidden_size) if config.project_embeddings else None
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor) -> Tensor:
         """``[N]`` ids each -> ``[N, H]``"""
@@ -57,8 +48,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = config.num_attention_heads
         self.dropout = config.attention_probs_dropout_prob
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size)
+        self.output = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden: Tensor, layout: Layout, selection: Selection | None = None) -> Tensor:
         """Context ``[N, H]``, or ``[R, H]`` of the selected tokens, before the output projection."""
@@ -70,8 +61,8 @@ class Attention(nn.Module):
             query_weight, key_value_weight = torch.split(self.qkv.weight, sizes)
             query_bias, key_value_bias = torch.split(self.qkv.bias, sizes)
             first = hidden.index_select(0, layout.cu_seqlens[:-1])  # [B, H]
-            query = F.linear(first, query_weight, query_bias).view(len(first), self.heads, -1)  # [B, A, D]
-            key_value = F.linear(hidden, key_value_weight, key_value_bias).view(len(hidden), 2, self.heads, -1)
+            query = linear(first, query_weight, query_bias).view(len(first), self.heads, -1)  # [B, A, D]
+            key_value = linear(hidden, key_value_weight, key_value_bias).view(len(hidden), 2, self.heads, -1)
             return attend_first(query, key_value, layout, dropout=dropout).index_select(0, layout.order)
         qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [N, 3, A, D]
         context = attend(qkv, layout, dropout=dropout)
@@ -87,8 +78,8 @@ class Layer(nn.Module):
         self.activation: Activation = config.hidden_act
         self.attention = Attention(config)
         self.attention_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
-        self.intermediate = nn.Linear(hidden, config.intermediate_size)
-        self.output = nn.Linear(config.intermediate_size, hidden)
+        self.intermediate = Linear(hidden, config.intermediate_size)
+        self.output = Linear(config.intermediate_size, hidden)
         self.output_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
         self.attention_dropout = Dropout(config.attention_output_dropout)
         self.output_dropout = Dropout(config.feed_forward_dropout)
@@ -99,7 +90,7 @@ class Layer(nn.Module):
         if selection is not None:
             hidden = hidden.index_select(0, selection.rows)
         hidden = self.attention_norm(hidden + self.attention_dropout(self.attention.output(context)))
-        expanded = ACTIVATIONS[self.activation](self.intermediate(hidden))  # [R, intermediate]
+        expanded = activated(self.intermediate, hidden, self.activation)  # [R, intermediate]
         hidden = self.output_norm(hidden + self.output_dropout(self.output(expanded)))
         return hidden
 
@@ -150,6 +141,8 @@ class TransformerEncoder(nn.Module):
             ``[R, H]`` of the selected tokens, or ``[N, H]``.
         """
         hidden: Tensor = self.embeddings(input_ids, position_ids, token_type_ids)  # [N, H]
+        if hidden.device.type == "cpu" and torch.is_autocast_enabled("cpu"):  # else the residuals would stay in float32
+            hidden = hidden.to(torch.get_autocast_dtype("cpu"))
         if hidden_states is not None:
             hidden_states.append(hidden)
         last = len(self.layer_order) - 1

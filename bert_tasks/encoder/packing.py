@@ -44,16 +44,19 @@ class Group(_Movable):
     """Sequences of near-equal length that attention handles in one call.
 
     Attributes:
-        rows: the rows of the group, after ``Packed.regroup`` where that is set.
         sequences: the number of sequences.
         length: of the longest sequence.
         mask: ``[sequences, 1, 1, length]``, True at real tokens; None if all lengths are equal.
     """
 
-    rows: slice
     sequences: int
     length: int
     mask: Tensor | None
+
+    @property
+    def rows(self) -> int:
+        """How many rows the group has, after ``Packed.regroup`` where that is set. The groups' rows are neighbours."""
+        return self.sequences * self.length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +164,7 @@ def pack(
     windows: Sequence[int] | None = None,
     labels: Sequence[Sequence[float]] | None = None,
     gather_positions: Sequence[Sequence[int] | None] | None = None,
+    pad_groups: bool = True,
 ) -> PackedBatch:
     """Packs sequences into one batch.
 
@@ -171,6 +175,7 @@ def pack(
         windows: the number of sequences of each row; default: each sequence is a row.
         labels: of each sequence; default: none.
         gather_positions: the tokens of each sequence that a head with logits per token reads; default: all.
+        pad_groups: see ``group_rows``.
 
     Raises:
         ValueError: there is no sequence, one is empty, or ids and segments differ in length.
@@ -189,7 +194,7 @@ def pack(
     starts = [offsets[p] for p in place]
     chosen = [None] * len(lengths) if gather_positions is None else gather_positions
     gathered = [range(length) if part is None else part for length, part in zip(lengths, chosen, strict=True)]
-    groups, regroup = group_rows(row_lengths)
+    groups, regroup = group_rows(row_lengths, pad_groups=pad_groups)
     layout = Packed(
         lengths=lengths,
         first_rows=torch.tensor(starts),
@@ -216,26 +221,29 @@ def pack(
     )
 
 
-def group_rows(row_lengths: Sequence[int]) -> tuple[tuple[Group, ...], Regroup | None]:
+def group_rows(row_lengths: Sequence[int], *, pad_groups: bool = True) -> tuple[tuple[Group, ...], Regroup | None]:
     """Cuts sequences sorted by length into groups of near-equal length.
+
+    Args:
+        row_lengths: the lengths in order.
+        pad_groups: whether a group may contain sequences of several lengths. Without this there are more groups, but
+            their rows are not copied and need no mask.
 
     Returns:
         The groups, and how their rows are padded, or None when the lengths of every group are equal already.
     """
-    cuts = [0]
+    cuts, slack = [0], GROUP_SLACK if pad_groups else 0.0
     for position, length in enumerate(row_lengths):
-        if length - row_lengths[cuts[-1]] > GROUP_SLACK * length:
+        if length - row_lengths[cuts[-1]] > slack * length:
             cuts.append(position)
     members = [row_lengths[start:end] for start, end in pairwise([*cuts, len(row_lengths)])]
-    ends = list(accumulate(len(group) * group[-1] for group in members))
     groups = []
-    for group, end in zip(members, ends, strict=True):
+    for group in members:
         mask = None
         if group[0] != group[-1]:
             mask = (torch.arange(group[-1]) < torch.tensor(group)[:, None])[:, None, None, :]
-        rows = slice(end - len(group) * group[-1], end)
-        groups.append(Group(rows=rows, sequences=len(group), length=group[-1], mask=mask))
-    if ends[-1] == sum(row_lengths):
+        groups.append(Group(sequences=len(group), length=group[-1], mask=mask))
+    if sum(group.rows for group in groups) == sum(row_lengths):
         return tuple(groups), None
     gather: list[int] = []
     scatter: list[int] = []

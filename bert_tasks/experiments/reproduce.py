@@ -24,8 +24,6 @@ from bert_tasks.training.run import make_trainer, prepare
 from bert_tasks.training.state import weights_digest
 
 _TIMES = ("train_seconds", "tokens_per_second")
-# What of run.json the bits depend on, besides settings and data.
-_ENVIRONMENT = ("python", "platform", "cpu", "threads", "processes", "device", "device_name", "attention")
 _SHOWN = 20  # differences in a table for people
 
 
@@ -165,12 +163,8 @@ def _environment_differences(metadata: Mapping[str, Any], trainer: Trainer) -> I
     device, processes = trainer.accelerator.device, trainer.accelerator.num_processes
     now: dict[str, Any] = {**outputs.environment(), "processes": processes, "device": device.type}
     now["device_name"] = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    for name in _ENVIRONMENT:
-        if name in now and metadata.get(name, now[name]) != now[name]:
-            yield Difference(where=name, before=metadata[name], now=now[name])
-    for name, version in metadata["versions"].items():
-        if name in now["versions"] and version != now["versions"][name]:
-            yield Difference(where=f"versions.{name}", before=version, now=now["versions"][name])
+    for found in outputs.environment_changes(metadata, now):
+        yield Difference(where=found.name, before=found.before, now=found.now)
     weights = weights_digest(trainer.objective)
     if metadata.get("initial_weights", weights) != weights:
         yield Difference(where="weights before training", before=metadata["initial_weights"], now=weights)

@@ -8,6 +8,7 @@ external data without the ``onnx`` library.
 Shape legend: N tokens, B sequences, T padded length, L labels, R rows that a head reads.
 """
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,8 +31,8 @@ from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.problems import shortened
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, Head, PerTokenHead
-from bert_tasks.encoder.packing import Packed, PackedBatch
-from bert_tasks.environment import disable_telemetry
+from bert_tasks.encoder.packing import PackedBatch, group_rows
+from bert_tasks.environment import disable_telemetry, slow_bfloat16
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import Logits, TaskModel
@@ -42,11 +43,13 @@ if TYPE_CHECKING:
     import onnx
     import onnxruntime
 
-DType = Literal["float32", "int8"]
+_log = logging.getLogger(__name__)
+
+DType = Literal["float32", "bf16", "int8"]
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OPSET = 20  # the first with Gelu
-RECTANGLE_TOKENS = 2048
+RECTANGLE_TOKENS = 512
 LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 GRAPH, RECORD = "model.onnx", "export.json"
 _MAX_RECORD_BYTES = 2**20
@@ -174,8 +177,7 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
         UsageError: the ``export`` extra is not installed, or the model is an exported one.
     """
     check_libraries()
-    if not hasattr(model, "stack"):
-        raise UsageError("the model is already exported: its precision is fixed, and it has no weights")
+    _check_weights(model)
     inputs, outputs = input_names(model.config), output_names(model)
     mask = torch.ones(2, 7, dtype=torch.int64)  # any sizes but 0 and 1, which the exporter treats as fixed
     mask[0, 5:] = 0
@@ -212,13 +214,17 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
     return graph
 
 
-def quantized_graph(graph: "onnx.ModelProto") -> bytes:
+def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7) -> bytes:
     """The graph with int8 weights and dynamically quantized activations, by onnxruntime's quantizer.
 
-    Weights have one scale per output channel and 7 bits: of the settings that were tried, these changed the fewest
-    labels and were still half as fast again as float32 (docs/performance.md). Embeddings, norms, softmax, the products
+    Weights have one scale per output channel: of the settings that were tried, this changed the fewest labels and was
+    still half as fast again as float32 (docs/performance.md). Embeddings, norms, softmax, the products
     of queries, keys and values, and the head stay in float32. Activations have one scale per padded batch, so a row's
     scores depend a little on the other rows.
+
+    Args:
+        graph: in float32.
+        weight_bits: 8 are for processors with VNNI; on others intermediate sums of 16 bits would overflow.
 
     Raises:
         UsageError: the quantizer's temporary files cannot be written.
@@ -234,7 +240,7 @@ def quantized_graph(graph: "onnx.ModelProto") -> bytes:
                 path,
                 op_types_to_quantize=["MatMul", "Gemm"],
                 per_channel=True,
-                reduce_range=True,
+                reduce_range=weight_bits == 7,
                 weight_type=quantization.QuantType.QInt8,
                 nodes_to_exclude=[*head, *(f"{name}_MatMul" for name in head)],
             )
@@ -296,7 +302,7 @@ class GraphModel:
         device = batch.input_ids.device
         batch = batch.to(torch.device("cpu"))
         parts, row = [], 0
-        for lengths in rectangles(batch.layout):
+        for lengths in rectangles(batch.layout.row_lengths):
             rows = slice(row, row + int(lengths.sum()))
             parts.append(self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths))
             row = rows.stop
@@ -325,27 +331,60 @@ class GraphModel:
         return logits[mask] if per_token else logits
 
 
-def rectangles(layout: Packed) -> Iterator[Tensor]:
+def rectangles(row_lengths: Tensor) -> Iterator[Tensor]:
     """The lengths of the sequences that are padded together, in row order; at most an eighth is padding.
 
-    They are small, so that the output of a layer stays in the processor's cache.
+    They are small, so that the output of a layer stays in the processor's cache, and so that the activations of an int8
+    graph, which have one scale per rectangle, are rounded less.
     """
-    by_group = torch.split(layout.row_lengths, [group.sequences for group in layout.groups])
-    for group, lengths in zip(layout.groups, by_group, strict=True):
+    groups, _ = group_rows(row_lengths.tolist())
+    for group, lengths in zip(groups, torch.split(row_lengths, [group.sequences for group in groups]), strict=True):
         yield from torch.split(lengths, max(1, RECTANGLE_TOKENS // group.length))
 
 
 def logits_of(model: TaskModel, dtype: DType) -> Logits:
-    """The function that computes a batch's logits: the model itself, or its int8 graph, which takes seconds to make.
+    """The function that computes a batch's logits: the model itself, its int8 graph, or it with an encoder in bfloat16.
+
+    Graph and bfloat16 have copies of the weights, which do not follow later changes. A graph takes seconds to make.
 
     Raises:
-        UsageError: the dtype is unknown; for int8 also as in ``exported_graph``.
+        UsageError: the dtype is unknown, or the model is an exported one; for int8 also as in ``exported_graph``.
     """
     if dtype not in get_args(DType):
         raise UsageError(f"dtype is {dtype!r}, expected one of {', '.join(map(repr, get_args(DType)))}")
     if dtype == "float32":
         return model.packed_logits
-    return GraphModel.of(model, quantized_graph(exported_graph(model))).packed_logits
+    if dtype == "bf16":
+        return _bfloat16_logits(model)
+    known = torch.cpu.get_capabilities()
+    weight_bits: Literal[7, 8] = 8 if known.get("avx512_vnni") or known.get("avx_vnni") else 7
+    return GraphModel.of(model, quantized_graph(exported_graph(model), weight_bits=weight_bits)).packed_logits
+
+
+def _bfloat16_logits(model: TaskModel) -> Logits:
+    """Linear layers of the encoder have weights in bfloat16; sums, norms and softmax, and the head, are in float32."""
+    _check_weights(model)
+    slow = slow_bfloat16() if model.device.type == "cpu" else None
+    if slow is not None:
+        _log.warning("%s", slow)
+    stack = copy.deepcopy(model.stack, {id(parameter): parameter for parameter in model.stack.parameters()}).eval()
+    for layer in stack.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight = nn.Parameter(layer.weight.detach().bfloat16(), requires_grad=False)
+
+    def run(batch: PackedBatch) -> Tensor:
+        selection = model.head.select(batch.layout)
+        with torch.autocast(model.device.type, torch.bfloat16):
+            hidden = stack(batch.input_ids, batch.position_ids, batch.token_type_ids, batch.layout, selection=selection)
+        logits: Tensor = model.head(hidden.float(), batch.layout, model.stack.embeddings.word.weight)
+        return logits
+
+    return run
+
+
+def _check_weights(model: TaskModel) -> None:
+    if not hasattr(model, "stack"):
+        raise UsageError("the model is already exported: its precision is fixed, and it has no weights")
 
 
 @contextmanager

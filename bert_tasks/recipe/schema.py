@@ -84,6 +84,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_without_repeats)]
+LearningRateSchedule = Literal["linear", "cosine", "constant", "wsd"]
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Trackers = Annotated[tuple[TrackerName, ...], BeforeValidator(_tracker_names)]
 # TOML has no null: 0 and "none" disable the limit.
@@ -111,13 +112,20 @@ class OptimSection(BaseModel):
 
     model_config = _CLOSED
     learning_rate: Positive = 5e-5
-    """The highest learning rate, after the warm-up; it then falls linearly to 0."""
+    """The highest learning rate, after the warm-up."""
+    lr_scheduler_type: LearningRateSchedule = "linear"
+    """The learning rate after the warm-up: it falls to 0 linearly or like a cosine, stays, or ("wsd") stays and falls
+    linearly to 0 over the last `decay_ratio` of the steps."""
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 3
     """How often each sample is used."""
+    max_steps: Count | None = None
+    """Number of optimizer steps in place of `epochs`."""
     batch_size: Count = 32
     """Samples per optimizer step, over all devices."""
     warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the steps in which the learning rate rises from 0."""
+    decay_ratio: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Share of the steps, the last ones, in which "wsd" lowers the learning rate."""
     weight_decay: NotNegative = 0.0
     """Weight decay of all weights except those of layer norms and biases."""
     max_grad_norm: Norm = 1.0
@@ -128,6 +136,8 @@ class OptimSection(BaseModel):
     """AdamW's second decay rate."""
     adam_epsilon: Positive = 1e-8
     """Constant that AdamW adds to the denominator."""
+    bias_correction: bool = True
+    """Correct AdamW's moments for their start at 0; without it as Google's BERT, ELECTRA and ALBERT were trained."""
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
     """Number format of the matrix products; "fp16" needs a GPU."""
     head_learning_rate: Positive | None = None

@@ -268,8 +268,10 @@ def _properties(run: Run) -> list[tuple[str, str]]:
 
 _SETTINGS = (
     ("epochs", "optim.epochs"),
+    ("steps, in place of epochs", "optim.max_steps"),
     ("batch size", "optim.batch_size"),
     ("learning rate", "optim.learning_rate"),
+    ("schedule", "optim.lr_scheduler_type"),
     ("warm-up ratio", "optim.warmup_ratio"),
     ("weight decay", "optim.weight_decay"),
     ("mixed precision", "optim.mixed_precision"),

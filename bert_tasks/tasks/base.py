@@ -550,8 +550,8 @@ def checked_features(
     return features
 
 
-def collate(features: Sequence[Feature], *, position_offset: int) -> PackedBatch:
-    """Packs features into a batch; neighbours with the same ``row`` are the windows of one row."""
+def collate(features: Sequence[Feature], *, position_offset: int, pad_groups: bool = True) -> PackedBatch:
+    """Packs features into a batch (see ``pack``); neighbours with the same ``row`` are the windows of one row."""
     return pack(
         [feature["input_ids"] for feature in features],
         [feature["token_type_ids"] for feature in features],
@@ -559,4 +559,5 @@ def collate(features: Sequence[Feature], *, position_offset: int) -> PackedBatch
         windows=[len(list(windows)) for _, windows in groupby(features, key=lambda feature: feature["row"])],
         labels=[() if labels is None else labels for labels in (feature.get("labels") for feature in features)],
         gather_positions=[feature.get("gather_positions") for feature in features],
+        pad_groups=pad_groups,
     )

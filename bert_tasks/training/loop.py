@@ -33,6 +33,7 @@ from bert_tasks.distributed import (
     thread_hint,
 )
 from bert_tasks.encoder.attention import attention_backend
+from bert_tasks.environment import keep_freed_memory, slow_bfloat16
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.metrics.tables import SEPARATOR, metric_key, metrics_by_set, split_key
 from bert_tasks.model.inputs import tokenized
@@ -55,7 +56,7 @@ from bert_tasks.training.state import (
     state_dict,
     weights_digest,
 )
-from bert_tasks.training.step import OptimizerSteps, StepResult, freeze, read_step_metrics
+from bert_tasks.training.step import OptimizerSteps, StepResult, freeze, read_step_metrics, sparse_gradients
 
 _DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Machines may store the weights in different places; DDP sends those of the main process.
@@ -227,7 +228,7 @@ class Trainer:
 
         Args:
             existing: the run in the folder, if it is to be resumed.
-            stack: ends the display, the trackers and the handling of signals.
+            stack: ends the display, the trackers, the handling of signals, and the keeping of freed memory.
             progress: see ``train``.
 
         Raises:
@@ -242,6 +243,8 @@ class Trainer:
             ),
         )
         model.stack.gradient_checkpointing = self.model_settings.get("gradient_checkpointing", False)
+        if self.accelerator.device.type == "cpu":
+            stack.enter_context(keep_freed_memory())
         self.steps = OptimizerSteps(
             objective=self.objective, samples=samples, optim=self.optim, seed=run.seed, accelerator=self.accelerator
         )
@@ -260,7 +263,7 @@ class Trainer:
         if existing is None:
             broadcast_from_main(self.accelerator, lambda: outputs.clear(self.output_dir))
         else:
-            metadata |= self._resume(existing)
+            metadata |= self._resume(existing, metadata)
         broadcast_from_main(self.accelerator, lambda: self.folder.write_metadata(metadata))
         if run.trackers:
             settings, step, changed = self.folder.settings, self.state.step, existing is not None and existing.changed
@@ -305,6 +308,9 @@ class Trainer:
             hint = thread_hint(cpu_use(threads=torch.get_num_threads(), processes=processes))
             if hint is not None:
                 note(f"note: {hint}")
+            slow = slow_bfloat16() if self.optim.mixed_precision == "bf16" else None
+            if slow is not None:
+                note(f'note: {slow}; set optim.mixed_precision = "no"')
         if model.load_report is not None:
             note(model.load_report.summary())
         tables = {f"validation {name}".strip(): table for name, table in self.splits.validation.items()}
@@ -314,8 +320,12 @@ class Trainer:
         for text in model.task.cut_notes(Cuts.of(self.steps.samples.features, rows=len(self.splits.train))):
             note(f"train: {text}")
 
-    def _resume(self, existing: ExistingRun) -> dict[str, Any]:
+    def _resume(self, existing: ExistingRun, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Loads the newest checkpoint on every process, and makes the folder what it was at that step.
+
+        Args:
+            existing: the run so far.
+            metadata: what run.json would say about a new run.
 
         Returns:
             What run.json says about the run so far.
@@ -325,9 +335,10 @@ class Trainer:
             UsageError: the checkpoint is beyond the end of the run.
         """
         found: list[LoadedCheckpoint] = []  # on the main process, which alone needs to see the files
+        changed = [*existing.changed, *outputs.environment_changes(existing.metadata, metadata)]
 
         def read() -> list[str]:
-            notes = [f"changed since the run began: {change}" for change in existing.changed]
+            notes = [f"changed since the run began: {change}" for change in changed]
             newest = self.folder.newest_checkpoint(existing, self.steps.total_steps)
             if newest is None:
                 return [*notes, "the run in the folder has no checkpoint: it starts again from the beginning"]
@@ -347,7 +358,7 @@ class Trainer:
         return {
             **{name: earlier[name] for name in ("initial_weights",) if name in earlier},
             "resumed_at": [*earlier.get("resumed_at", []), step],
-            "changes": [*earlier.get("changes", []), *({"step": step, "change": str(it)} for it in existing.changed)],
+            "changes": [*earlier.get("changes", []), *({"step": step, "change": str(it)} for it in changed)],
         }
 
     def _evaluation_is_due(self) -> bool:
@@ -463,7 +474,7 @@ class Trainer:
             where = f" of the validation set {name!r}" if name else ""
             *first, last = (
                 f"a lower learning_rate (now {self.optim.learning_rate:g})",
-                f"more epochs (now {self.optim.epochs})",
+                f"more epochs (now {self.steps.total_steps / self.steps.epoch_steps:.3g})",
                 *state.task.collapse_remedies,
             )
             notes = (
@@ -516,6 +527,7 @@ class Trainer:
             parameter.requires_grad_(True)
         self.objective.zero_grad(set_to_none=True)
         self.model.stack.gradient_checkpointing = False
+        sparse_gradients(self.objective, False)
         self.accelerator.unwrap_model(self.objective, keep_fp32_wrapper=False).eval()
 
 

@@ -3,7 +3,6 @@
 Owns that order, ``check`` and the dry run.
 """
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from bert_tasks.training.loop import Trainer, prepare_model
 from bert_tasks.training.progress import check_installed
 from bert_tasks.training.sampling import epoch_batches
 from bert_tasks.training.state import FitResult
+from bert_tasks.training.step import StepPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,11 +163,11 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     else:
         state = "a run without a checkpoint, which starts again from the beginning"
     samples = tokenized(trainer.splits.train, model.task, model)
-    steps = optim.epochs * math.ceil(len(samples) / optim.batch_size)
+    plan = StepPlan.of(optim, samples=len(samples))
     first = epoch_batches(samples.lengths, batch_size=optim.batch_size, seed=recipe.run.seed, epoch=0)[0][0]
     return DryRun(
-        steps=steps,
-        warmup_steps=math.ceil(optim.warmup_ratio * steps),
+        steps=plan.total,
+        warmup_steps=plan.warmup,
         tokens_per_epoch=int(samples.lengths.sum()),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         report=_data_report(trainer),

@@ -4,10 +4,13 @@ Owns the arithmetic of order: pure functions of (seed, epoch, lengths), so that 
 any number of processes sees the same batches. A sample is its index into ``lengths``, the tokens of each sample.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from bert_tasks.recipe.schema import LearningRateSchedule
 
 BUCKET_BATCHES = 50
 
@@ -38,14 +41,23 @@ def rank_share(
     return sorted(batch, key=lambda sample: lengths[sample], reverse=True)[rank::world_size]
 
 
-def linear_schedule(step: int, *, total_steps: int, warmup_steps: int) -> float:
-    """The learning rate's factor at ``step``, counted from 0: up to 1 over the warm-up, then down to 0.
+def learning_rate_factor(
+    step: int, schedule: LearningRateSchedule, *, total_steps: int, warmup_steps: int, decay_steps: int
+) -> float:
+    """The learning rate's factor at ``step``, counted from 0: up to 1 over the warm-up, then as the schedule says.
 
-    Equals transformers' linear schedule with warm-up: the first step of a warm-up has factor 0.
+    Equals transformers' schedules with warm-up; the first step of a warm-up has factor 0. ``wsd`` (warm-up, stable,
+    decay) stays at 1 and falls linearly to 0 over the last ``decay_steps`` (Hu et al., arXiv:2404.06395); they begin no
+    earlier than the warm-up ends.
     """
     if step < warmup_steps:
         return step / warmup_steps
-    return max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
+    left, after_warmup = total_steps - step, max(1, total_steps - warmup_steps)
+    if schedule == "constant":
+        return 1.0
+    if schedule == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, 1.0 - left / after_warmup)))
+    return max(0.0, min(1.0, left / (after_warmup if schedule == "linear" else max(1, min(decay_steps, after_warmup)))))
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

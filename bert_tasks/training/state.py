@@ -329,7 +329,7 @@ class RunFolder:
         if step > total_steps:
             raise UsageError(
                 f"{self.path} holds {step} steps, more than the {total_steps} of this run: "
-                "raise optim.epochs, choose another folder, or --overwrite to train again"
+                "raise optim.epochs or optim.max_steps, choose another folder, or --overwrite to train again"
             )
         return newest
 

@@ -8,25 +8,29 @@ Shape legend: 0-dimensional tensors unless said otherwise; K loss terms.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
 from bert_tasks.data.table import Samples, token_batches
+from bert_tasks.encoder.layers import Embeddings
+from bert_tasks.encoder.linear import constant_weights
 from bert_tasks.errors import DivergedError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks.base import Feature, FeatureKeys, collate
 from bert_tasks.training.objectives import Objective
-from bert_tasks.training.sampling import epoch_batches, linear_schedule, rank_share, step_seed
+from bert_tasks.training.sampling import epoch_batches, learning_rate_factor, rank_share, step_seed
 
 # With fp16 an overflow lowers the loss scale and skips the step, which is normal; this many in a row are not.
 MOST_OVERFLOWS = 20
+# 0.999999^(2^23) is 0.0002; float32, in which AdamW counts, holds as many further steps.
+_WITHOUT_CORRECTION = 2.0**23
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,24 @@ class StepLog:
     stop: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """Numbers of optimizer steps: of an epoch, of the run, of the warm-up, and of the decay of ``wsd``."""
+
+    epoch: int
+    total: int
+    warmup: int
+    decay: int
+
+    @classmethod
+    def of(cls, optim: OptimSection, *, samples: int) -> Self:
+        epoch = math.ceil(samples / optim.batch_size)  # the last, smaller batch is a step, too
+        total = optim.epochs * epoch if optim.max_steps is None else optim.max_steps
+        # Shares are rounded up as in HF's Trainer.
+        warmup, decay = (math.ceil(share * total) for share in (optim.warmup_ratio, optim.decay_ratio))
+        return cls(epoch=epoch, total=total, warmup=warmup, decay=decay)
+
+
 class OptimizerSteps:
     """The optimizer steps of a run: which samples form each of them, its gradients, and its update.
 
@@ -66,7 +88,8 @@ class OptimizerSteps:
     Attributes:
         objective: what is minimised; ``prepared`` is what is called (wrapped for several processes or mixed precision).
         optimizer: AdamW as accelerate prepared it; ``rates`` are its groups' learning rates before the schedule.
-        total_steps: of the run; ``epoch_steps``: of an epoch; ``warmup_steps``: while the learning rate rises.
+        plan: how many steps there are.
+        total_steps: of the run; ``epoch_steps``: of an epoch.
     """
 
     def __init__(
@@ -75,12 +98,13 @@ class OptimizerSteps:
         """Moves the objective to the device and makes its optimizer."""
         self.objective, self.samples, self.optim = objective, samples, optim
         self.seed, self.accelerator = seed, accelerator
-        self.epoch_steps = math.ceil(len(samples) / optim.batch_size)  # the last, smaller batch is a step, too
-        self.total_steps = optim.epochs * self.epoch_steps
-        self.warmup_steps = math.ceil(optim.warmup_ratio * self.total_steps)  # rounded up as in HF's Trainer
+        self.plan = StepPlan.of(optim, samples=len(samples))
+        self.epoch_steps, self.total_steps = self.plan.epoch, self.plan.total
         objective.to(accelerator.device)
         objective.train()
         objective.zero_grad(set_to_none=True)
+        sparse_gradients(objective, accelerator.device.type == "cpu" and accelerator.num_processes == 1)
+        self._tables: dict[nn.Parameter, Tensor] = {}
         groups = parameter_groups(
             objective,
             learning_rate=optim.learning_rate,
@@ -93,16 +117,19 @@ class OptimizerSteps:
         optimizer = torch.optim.AdamW(groups, betas=betas, eps=optim.adam_epsilon, fused=True)
         self.prepared: nn.Module
         self.optimizer: Any
+        if not optim.bias_correction:
+            disable_bias_correction(optimizer)
         self.prepared, self.optimizer = accelerator.prepare(objective, optimizer)
 
     def batches(self, first: int = 0) -> Iterator[tuple[int, list[int]]]:
         """The steps of the run from ``first`` on, each with its samples."""
-        for epoch in range(first // self.epoch_steps, self.optim.epochs):
+        for epoch in range(first // self.epoch_steps, math.ceil(self.total_steps / self.epoch_steps)):
             batches = epoch_batches(self.samples.lengths, batch_size=self.optim.batch_size, seed=self.seed, epoch=epoch)
             for step, batch in enumerate(batches, epoch * self.epoch_steps):
-                if step >= first:
+                if first <= step < self.total_steps:
                     yield step, batch
 
+    @constant_weights()
     def accumulate(self, step: int, batch: Sequence[int]) -> Tensor:
         """Forward and backward of this process's share of the batch, leaving summed gradients.
 
@@ -149,6 +176,9 @@ class OptimizerSteps:
                 accelerator.backward(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
             values = [torch.stack([term.total.detach().double() * term.weight, term.count.double()]) for term in terms]
             sums = sums + torch.stack(values) * weight
+        for parameter in objective.parameters():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.coalesce()  # each row once
         return sums
 
     def update(self, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False) -> StepResult:
@@ -171,10 +201,17 @@ class OptimizerSteps:
         bad = ~(torch.isfinite(norm) & torch.isfinite(loss))
         if precision != "fp16":  # there the loss scaler skips
             optimizer.optimizer.grad_scale, optimizer.optimizer.found_inf = None, bad.float()
-        schedule = linear_schedule(step, total_steps=self.total_steps, warmup_steps=self.warmup_steps)
+        schedule = learning_rate_factor(
+            step,
+            self.optim.lr_scheduler_type,
+            total_steps=self.plan.total,
+            warmup_steps=self.plan.warmup,
+            decay_steps=self.plan.decay,
+        )
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * schedule
-        optimizer.step()
+        with self._dense_gradients():
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         numbers = torch.stack([loss, norm.double(), bad.double(), stops]).to("cpu", non_blocking=True)
         ready = None
@@ -183,6 +220,22 @@ class OptimizerSteps:
             ready.record()
         rate = max(self.rates) * schedule
         return StepResult(step=step, batch=batch, learning_rate=rate, values=numbers, ready=ready)
+
+    @contextmanager
+    def _dense_gradients(self) -> Iterator[None]:
+        """Replaces sparse gradients by tables, which hold zeros otherwise, so that only a batch's rows are written."""
+        written = []
+        for parameter in self.objective.parameters():
+            gradient = parameter.grad
+            if gradient is not None and gradient.is_sparse:
+                if parameter not in self._tables:
+                    self._tables[parameter] = torch.zeros_like(parameter)
+                table, rows = self._tables[parameter], gradient.indices().squeeze(0)
+                parameter.grad = table.index_copy_(0, rows, gradient.values())
+                written.append((table, rows))
+        yield
+        for table, rows in written:
+            table.index_fill_(0, rows, 0.0)
 
 
 def _reference_count(counts: Tensor) -> Tensor:
@@ -262,13 +315,37 @@ def parameter_groups(
     return [{"params": group, "lr": rate, "weight_decay": decay} for (rate, decay), group in groups.items()]
 
 
+def disable_bias_correction(optimizer: torch.optim.Optimizer) -> None:
+    """Makes an AdamW without a state divide its moments by 1: it takes itself to be at a step where 1 - beta^step is 1.
+
+    Google's AdamWeightDecayOptimizer, with which BERT, ALBERT and ELECTRA were trained, has no bias correction.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.tensor(_WITHOUT_CORRECTION, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+
+def sparse_gradients(objective: Objective, enabled: bool) -> None:
+    """Whether the gradients of word embeddings hold a batch's rows alone, unless a head uses the whole table.
+
+    That saves filling, measuring and scaling the other rows, nearly all of them. The optimizer needs them still.
+    """
+    for module in objective.modules():
+        if isinstance(module, Embeddings):
+            module.word.sparse = enabled
+
+
 def clip_and_scale(parameters: Iterable[nn.Parameter], *, factor: Tensor, max_norm: float | None) -> Tensor:
     """Scales summed gradients by ``factor``, then down to ``max_norm`` if their global norm exceeds it.
 
     Both happen in one multiplication, and nothing waits for the device.
 
     Args:
-        parameters: those without a gradient are left alone.
+        parameters: those without a gradient are left alone; sparse gradients are coalesced.
         factor: 0-dimensional, on the gradients' device: processes x samples of the batch over the global count of
             labels; 0 without labels.
         max_norm: None clips nothing.
@@ -276,7 +353,8 @@ def clip_and_scale(parameters: Iterable[nn.Parameter], *, factor: Tensor, max_no
     Returns:
         The norm after ``factor`` and before clipping; not finite if a gradient is not.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [gradient.values() if gradient.is_sparse else gradient for gradient in found]
     if not gradients:
         return factor.new_zeros(())
     norms = torch.stack(torch._foreach_norm(gradients))

@@ -49,6 +49,21 @@ def test_values_and_gradients_are_those_of_the_formula(
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("length", [7, 33, 200])
+def test_bfloat16_drops_the_same_weights_and_stays_near(length: int) -> None:
+    torch.manual_seed(length)
+    qkv = torch.randn(3, length, 3, HEADS, SIZE).bfloat16().requires_grad_()
+    mask = (torch.arange(length) < torch.tensor([length, length - 1, 1])[:, None])[:, None, None]
+    torch.manual_seed(1)
+    half = attention_with_dropout(qkv, mask, 0.3)
+    torch.manual_seed(1)
+    exact = attention_with_dropout(qkv.float(), mask, 0.3)
+    outer = torch.randn_like(exact)
+    results = [(out.detach(), *torch.autograd.grad(out, qkv, outer.to(out.dtype))) for out in (half, exact)]
+    for found, expected in zip(*results, strict=True):
+        assert float((found - expected).abs().max()) <= 0.02 * float(expected.abs().max())
+
+
 def test_packed_rows_come_here_and_almost_no_dropout_is_almost_none(monkeypatch: pytest.MonkeyPatch) -> None:
     handled: list[int] = []
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from bert_tasks.encoder import layers as stack
 from bert_tasks.encoder import packing
 from bert_tasks.encoder.heads import Pooling
-from bert_tasks.encoder.layers import ACTIVATIONS, TransformerEncoder, initialize
+from bert_tasks.encoder.layers import TransformerEncoder, initialize
+from bert_tasks.encoder.linear import ACTIVATIONS
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification

@@ -64,9 +64,8 @@ def test_places_and_offsets_agree(lengths: list[int]) -> None:
 def test_groups_partition_the_rows(lengths: list[int]) -> None:
     layout = numbered(lengths).layout
     rows = sum(lengths) if layout.regroup is None else len(layout.regroup.gather)
-    edges = [0, *[group.rows.stop for group in layout.groups]]
-    assert [group.rows.start for group in layout.groups] == edges[:-1]
-    assert edges[-1] == rows == sum(group.sequences * group.length for group in layout.groups)
+    assert rows == sum(group.rows for group in layout.groups)
+    assert all(group.rows == group.sequences * group.length for group in layout.groups)
     assert sum(group.sequences for group in layout.groups) == len(lengths)
     remaining = sorted(lengths)
     for group in layout.groups:
@@ -104,6 +103,16 @@ def test_slack_decides_how_many_groups_there_are(slack: float, groups: int, monk
     layout = numbered([16, 1, 15, 30, 1, 7]).layout
     assert len(layout.groups) == groups
     assert (layout.regroup is None) == (slack == 0.0)
+
+
+@FEW
+@given(LENGTHS)
+def test_groups_without_padding_have_one_length_each_and_move_no_rows(lengths: list[int]) -> None:
+    groups, regroup = packing.group_rows(sorted(lengths), pad_groups=False)
+    assert regroup is None
+    assert all(group.mask is None for group in groups)
+    assert [length for group in groups for length in [group.length] * group.sequences] == sorted(lengths)
+    assert len(groups) == len(set(lengths))
 
 
 def test_a_group_is_padded_by_at_most_an_eighth_of_its_longest() -> None:

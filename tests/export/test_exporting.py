@@ -141,9 +141,9 @@ def test_an_exported_model_is_nothing_else(case: Case, tmp_path: Path) -> None:
     folder = case.exported.folder
     with pytest.raises(CheckpointError, match="an exported model, which predict and evaluate run; it has no weights"):
         TaskModel.from_pretrained(folder)
-    for options in ({"dtype": "int8"},):
+    for dtype in ("bf16", "int8"):
         with pytest.raises(UsageError, match="already exported"):
-            predict(folder, SENTENCES, **options)
+            predict(folder, SENTENCES, dtype=dtype)
     with pytest.raises(UsageError, match="already exported"):
         export(folder, to="onnx", output=tmp_path / "twice")
     for setting in ({"crf": False}, {"labels": list(TAGS)}):

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from bert_tasks.encoder import attention, heads
 from bert_tasks.encoder.config import Activation
-from bert_tasks.encoder.layers import ACTIVATIONS, Layer
+from bert_tasks.encoder.layers import Layer
+from bert_tasks.encoder.linear import ACTIVATIONS
 from bert_tasks.encoder.packing import Layout, Packed, Selection
 from bert_tasks.families import parameter_map
 from bert_tasks.model import encoder as shaped

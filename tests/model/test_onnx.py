@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -98,11 +99,16 @@ def test_float32_graph_equals_torch(model: TaskModel, graph: Any, monkeypatch: p
         assert difference(narrow, model.reduced_logits(features)) <= 1e-4
 
 
-def test_int8_graph_is_close(model: TaskModel, graph: Any) -> None:
+@pytest.mark.parametrize("weight_bits", [7, 8])
+def test_int8_graph_is_close(model: TaskModel, graph: Any, weight_bits: Literal[7, 8]) -> None:
     features = features_of(model)
-    content = quantized_graph(graph)
-    stored = {weights.name for weights in type(graph).FromString(content).graph.initializer}
-    assert any(name.endswith("_quantized") for name in stored)
+    content = quantized_graph(graph, weight_bits=weight_bits)
+    initializers = type(graph).FromString(content).graph.initializer
+    stored = {weights.name for weights in initializers}
+    to_array = pytest.importorskip("onnx.numpy_helper").to_array
+    quantized = [to_array(one) for one in initializers if one.name.endswith("_quantized")]
+    largest = max(np.abs(weights.astype(int)).max() for weights in quantized)
+    assert largest == {7: 64, 8: 127}[weight_bits]
     assert not [name for name in stored if name.startswith("model.head.") and name.endswith("_quantized")]
     run = GraphModel.of(model, content).packed_logits
     _, exact = model.batch_logits(features)
@@ -112,10 +118,54 @@ def test_int8_graph_is_close(model: TaskModel, graph: Any) -> None:
     assert {value.dtype for value in (exact, rough)} == {torch.float32}
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [({}, 7), ({"avx512_vnni": False}, 7), ({"avx512_vnni": True}, 8), ({"avx_vnni": True}, 8)],
+)
+def test_weights_have_eight_bits_on_processors_with_vnni(
+    capabilities: dict[str, bool], expected: int, model: TaskModel, graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[int] = []
+
+    def quantized(made: Any, *, weight_bits: int) -> bytes:
+        chosen.append(weight_bits)
+        return made.SerializeToString()
+
+    monkeypatch.setattr(onnx, "exported_graph", lambda _: graph)
+    monkeypatch.setattr(onnx, "quantized_graph", quantized)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    onnx.logits_of(model, "int8")
+    assert chosen == [expected]
+
+
+def test_bfloat16_is_close_and_leaves_the_model_as_it_is(model: TaskModel) -> None:
+    features, before = features_of(model), {name: value.clone() for name, value in model.state_dict().items()}
+    run = onnx.logits_of(model, "bf16")
+    _, exact = model.batch_logits(features)
+    _, rough = model.batch_logits(features, run=run)
+    error = ((rough - exact).norm() / exact.norm()).item()
+    assert 1e-4 < error < 0.1
+    assert rough.dtype == torch.float32
+    assert not torch.equal(rough.bfloat16().float(), rough), "the head computes in float32"
+    for name, value in model.state_dict().items():
+        assert value.dtype == before[name].dtype
+        assert torch.equal(value, before[name])
+
+
+def test_bfloat16_where_it_is_slower_is_reported(
+    bare: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = TaskModel.from_pretrained(bare, task="sequence-classification", labels=LABELS, max_length=40)
+    for note in (None, "bf16 is slower"):
+        monkeypatch.setattr(onnx, "slow_bfloat16", lambda note=note: note)
+        predict(model, [{"text": "a"}], dtype="bf16")
+        assert [record.message for record in caplog.records] == ([] if note is None else [note])
+
+
 def test_predict_and_evaluate_run_the_graph(model: TaskModel, graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The quantiser is left out, so that what comes back must equal what torch gives."""
     monkeypatch.setattr(onnx, "exported_graph", lambda _: graph)
-    monkeypatch.setattr(onnx, "quantized_graph", lambda made: made.SerializeToString())
+    monkeypatch.setattr(onnx, "quantized_graph", lambda made, weight_bits: made.SerializeToString())
     monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
     rows = rows_of(model.task.name)
     expected = model.predict(rows)
@@ -178,5 +228,5 @@ def test_a_missing_extra_is_named(bare: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_an_unknown_dtype_is_refused(bare: Path) -> None:
     model = TaskModel.from_pretrained(bare, task="sequence-classification", labels=LABELS, max_length=40)
     wrong: Any = "int4"
-    with pytest.raises(UsageError, match="dtype is 'int4', expected one of 'float32', 'int8'"):
+    with pytest.raises(UsageError, match="dtype is 'int4', expected one of 'float32', 'bf16', 'int8'"):
         predict(model, [{"text": "a"}], dtype=wrong)

@@ -106,6 +106,8 @@ def test_logits_come_in_feature_order_without_a_graph(model: TaskModel) -> None:
     features = model.task.features([{"text": line} for line in LINES], model.tokenizer)
     logits = model.reduced_logits(features, max_tokens=100)
     assert len(logits) == len(features)
+    batch, _ = model.batch_logits(features)
+    assert batch.layout.regroup is None, "on a CPU no rows are copied for attention"
     for index in (0, 7, 19):
         (alone,) = model.reduced_logits([features[index]])
         assert torch.allclose(alone, logits[index], atol=1e-6)

@@ -84,14 +84,18 @@ def test_a_minimal_recipe_has_the_documented_defaults(folder: Path) -> None:
     assert recipe.data == DataSpec(train=str(folder / "train.csv"))
     assert recipe.optim.model_dump() == {
         "learning_rate": 5e-5,
+        "lr_scheduler_type": "linear",
         "epochs": 3,
+        "max_steps": None,
         "batch_size": 32,
         "warmup_ratio": 0.0,
+        "decay_ratio": 0.1,
         "weight_decay": 0.0,
         "max_grad_norm": 1.0,
         "adam_beta1": 0.9,
         "adam_beta2": 0.999,
         "adam_epsilon": 1e-8,
+        "bias_correction": True,
         "mixed_precision": "no",
         "head_learning_rate": None,
         "layerwise_lr_decay": None,

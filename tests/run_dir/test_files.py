@@ -161,7 +161,7 @@ def test_a_removed_run_leaves_nothing_but_foreign_files(run_folder, tmp_path):
 def test_the_environment_says_nothing_of_the_user(monkeypatch):
     monkeypatch.setenv("MY_SECRET", "xyzzy")
     found = environment()
-    assert set(found) == {"python", "platform", "cpu", "threads", "versions"}
+    assert set(found) == {"python", "platform", "cpu", "threads", "matmul_library", "versions"}
     assert "xyzzy" not in json.dumps(found)
     assert {"bert-tasks", "torch", "transformers", "accelerate"} <= found["versions"].keys()
 

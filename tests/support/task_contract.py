@@ -27,6 +27,8 @@ from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import TASKS, Task
 from bert_tasks.tasks.base import Feature, Prediction, collate
+from support.meta_device import META, on_meta_device
+from support.training_runs import batches, make_steps
 
 ENOUGH_STEPS = 120
 DEFAULT_LABEL = re.compile(r"LABEL_\d+")  # what transformers calls a class that nobody named
@@ -211,6 +213,16 @@ class TaskContract:
             counts = {term.name: term.count.item() for term in terms}
             assert len(counts) == len(terms)
             assert model.task.counts(features) == pytest.approx(counts, rel=1e-6)
+
+    def test_a_step_on_a_device_never_waits_and_leaves_no_tensor_on_the_host(
+        self, model: TaskModel, example: Example, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        steps = make_steps(copy.deepcopy(model), list(example.rows), batch_size=8, micro_batch_tokens=60)
+        batch = next(batches(steps))
+        with on_meta_device(steps, monkeypatch):
+            result = steps.update(0, batch, steps.accumulate(0, batch))
+        assert result.values.device.type == "cpu"
+        assert {parameter.device for parameter in steps.objective.parameters()} == {META}
 
     def test_stock_transformers_gives_equal_logits(self, model: TaskModel, example: Example, tmp_path: Path) -> None:
         head = model.task.hf_head

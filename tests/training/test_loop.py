@@ -16,7 +16,7 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, DataError, DivergedError, StoppedError, UsageError
 from bert_tasks.inference import Evaluation, evaluate_samples, evaluation
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
-from bert_tasks.training.sampling import linear_schedule
+from bert_tasks.training.sampling import learning_rate_factor
 from bert_tasks.training.step import OptimizerSteps
 from support.training_runs import KEYWORDS, LABELS, TASK, distance, load_model, make_rows, make_steps, weights_of
 
@@ -54,10 +54,25 @@ def test_the_recorded_learning_rates_are_the_linear_schedule(checkpoint, tmp_pat
     recorded = events(tmp_path, "step")
     assert [event["step"] for event in recorded] == list(range(1, 21))
     assert [event["epoch"] for event in recorded] == [1 + step // 4 for step in range(20)]
-    expected = [2e-4 * linear_schedule(step, total_steps=20, warmup_steps=3) for step in range(20)]
+    options = {"total_steps": 20, "warmup_steps": 3, "decay_steps": 2}
+    expected = [2e-4 * learning_rate_factor(step, "linear", **options) for step in range(20)]
     assert [event["learning_rate"] for event in recorded] == expected
     assert max(expected) == 2e-4
     assert all(event["tokens_per_second"] > 0 and event["grad_norm"] > 0 for event in recorded)
+
+
+@pytest.mark.parametrize("steps", [3, 7])
+def test_a_number_of_steps_replaces_the_epochs(checkpoint, tmp_path, steps):
+    """Of 4 steps an epoch: fewer than one epoch, and an end within the second."""
+    options = {"batch_size": 6, "learning_rate": 2e-4, "logging_steps": 1}
+    cut = short_fit(load_model(checkpoint), tmp_path / "cut", max_steps=steps, lr_scheduler_type="constant", **options)
+    whole = short_fit(load_model(checkpoint), tmp_path / "whole", epochs=2, lr_scheduler_type="constant", **options)
+    assert (cut.steps, whole.steps) == (steps, 8)
+    recorded = [
+        [(one["loss"], one["learning_rate"]) for one in events(tmp_path / name, "step")] for name in ("cut", "whole")
+    ]
+    assert recorded[0] == recorded[1][:steps]
+    assert [one["step"] for one in events(tmp_path / "cut", "evaluation")] == sorted({min(4, steps), steps})
 
 
 def test_logging_steps_thins_the_record_but_keeps_the_last_step(checkpoint, tmp_path):
@@ -319,6 +334,15 @@ def test_bf16_trains_and_the_process_may_go_on_in_fp32(checkpoint, tmp_path):
     fit(exact, rows, rows, output_dir=tmp_path / "full", **optim)
     assert distance(weights_of(model), weights_of(exact)) > 0
     assert model.predict(rows[:1])[0].score == load_saved(tmp_path / "half").predict(rows[:1])[0].score
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_bf16_where_it_is_slower_is_reported(checkpoint, tmp_path, monkeypatch, capfd, supported):
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    found = {"architecture": "x86_64", "avx512_bf16": supported, "amx_bf16": False}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    fit(load_model(checkpoint), make_rows(8), make_rows(8), output_dir=tmp_path, mixed_precision="bf16", epochs=1)
+    assert ("bf16 is slower than float32 here" in capfd.readouterr().err) is not supported
 
 
 def load_saved(folder):

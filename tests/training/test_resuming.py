@@ -7,12 +7,14 @@ import shutil
 import signal
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import pytest
 import torch
 
 from bert_tasks import api as runs
 from bert_tasks import fit
+from bert_tasks.environment import MatmulLibrary, matmul_library
 from bert_tasks.errors import CheckpointError, StoppedError, UsageError
 from bert_tasks.run_dir.checkpoints import read_weights
 from bert_tasks.training import loop
@@ -57,6 +59,32 @@ def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, tmp
     saved = weights_of(type(model).from_pretrained(folder / "model", task=type(model.task)))
     assert all(torch.equal(saved[name], value) for name, value in weights_of(model).items())
     record_property("stopped on one process", 1)
+
+
+@pytest.mark.parametrize("library", get_args(MatmulLibrary))
+def test_either_matrix_library_ends_with_the_same_bits(straight, dropout_checkpoint, tmp_path, monkeypatch, library):
+    """Each against itself; against the other within rounding, which shows that both were there."""
+    default, _ = straight("single")
+    monkeypatch.setattr("bert_tasks.encoder.linear.matmul_library", lambda: library)
+    run(tmp_path / "whole", dropout_checkpoint)
+    stopped(4, tmp_path / "run", dropout_checkpoint)
+    run(tmp_path / "run", dropout_checkpoint)
+    assert digests(tmp_path / "run") == digests(tmp_path / "whole")
+    assert events(tmp_path / "run") == events(tmp_path / "whole")
+    assert (digests(tmp_path / "run") == digests(default)) == (library == matmul_library())
+    losses, of_default = (
+        [event["loss"] for event in events(folder) if "loss" in event] for folder in (tmp_path / "run", default)
+    )
+    assert losses == pytest.approx(of_default, rel=1e-5)
+
+
+def test_a_stopped_run_in_bfloat16_ends_with_the_same_bits(dropout_checkpoint, tmp_path):
+    half = {"mixed_precision": "bf16"}
+    run(tmp_path / "whole", dropout_checkpoint, **half)
+    stopped(4, tmp_path / "run", dropout_checkpoint, **half)
+    run(tmp_path / "run", dropout_checkpoint, head_seed=5, **half)
+    assert digests(tmp_path / "run") == digests(tmp_path / "whole")
+    assert events(tmp_path / "run") == events(tmp_path / "whole")
 
 
 def test_without_the_moments_the_weights_differ(straight, dropout_checkpoint, tmp_path, monkeypatch):
@@ -264,6 +292,23 @@ def test_more_epochs_extend_a_finished_run(dropout_checkpoint, tmp_path, capfd):
     assert (result.steps, result.reused) == (9, False)
     assert "changed since the run began: optim.epochs = 3 (was 2)" in capfd.readouterr().err
     assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "step"] == list(range(1, 10))
+
+
+def test_another_machine_is_reported(dropout_checkpoint, tmp_path, capfd):
+    stopped(4, tmp_path / "run", dropout_checkpoint)
+    before = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
+    of_old_version = {name: value for name, value in before.items() if name != "matmul_library"}
+    for metadata in (before | {"matmul_library": "other"}, of_old_version):
+        folder = tmp_path / str(len(metadata))
+        shutil.copytree(tmp_path / "run", folder)
+        (folder / "run.json").write_text(json.dumps(metadata), "utf-8")
+        run(folder, dropout_checkpoint, progress=True)
+    change = f"matmul_library = '{before['matmul_library']}' (was 'other')"
+    assert capfd.readouterr().err.count(f"changed since the run began: {change}") == 1
+    changes = [
+        json.loads((folder / "run.json").read_text("utf-8"))["changes"] for folder in sorted(tmp_path.glob("[0-9]*"))
+    ]
+    assert changes == [[], [{"step": 4, "change": change}]]
 
 
 def test_more_patience_goes_on_with_a_run_that_stopped_early(dropout_checkpoint, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import get_linear_schedule_with_warmup
+from transformers import get_scheduler
 
 from bert_tasks.data.table import longest_first, token_batches
 from bert_tasks.training import sampling
@@ -121,13 +121,28 @@ def test_samples_of_equal_length_keep_the_order_of_the_data():
 
 
 @pytest.mark.parametrize(("total", "ratio"), [(10, 0.0), (10, 0.1), (37, 0.06), (7, 1.0), (1, 0.1), (100, 0.333)])
-def test_schedule_equals_that_of_transformers(total, ratio):
+@pytest.mark.parametrize(
+    ("ours", "name"),
+    [
+        ("linear", "linear"),
+        ("cosine", "cosine"),
+        ("constant", "constant_with_warmup"),
+        ("wsd", "warmup_stable_decay"),
+    ],
+)
+def test_schedules_equal_those_of_transformers(ours, name, total, ratio):
     warmup = math.ceil(total * ratio)
+    decay = max(1, min(math.ceil(total * 0.3), total - warmup))
+    options = {"num_decay_steps": decay, "decay_type": "linear"} if ours == "wsd" else {}
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    theirs = get_linear_schedule_with_warmup(optimizer, warmup, total)
-    for step in range(total + 3):
-        ours = sampling.linear_schedule(step, total_steps=total, warmup_steps=warmup)
-        assert ours == theirs.get_last_lr()[0]
+    theirs = get_scheduler(name, optimizer, warmup, total, scheduler_specific_kwargs=options)
+    for step in range(total):
+        factor = sampling.learning_rate_factor(
+            step, ours, total_steps=total, warmup_steps=warmup, decay_steps=math.ceil(total * 0.3)
+        )
+        if ours == "linear":
+            assert factor == theirs.get_last_lr()[0]
+        assert factor == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
         optimizer.step()
         theirs.step()
 

@@ -1,7 +1,7 @@
 """A step does not depend on how its batch is cut, and one that is not finite leaves the weights alone."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +10,9 @@ import torch
 from bert_tasks.errors import DivergedError
 from bert_tasks.tasks.base import LossTerm
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
-from bert_tasks.training.sampling import linear_schedule
-from bert_tasks.training.step import MOST_OVERFLOWS, StepResult, read_step_metrics
+from bert_tasks.training.objectives import Supervised
+from bert_tasks.training.sampling import learning_rate_factor
+from bert_tasks.training.step import MOST_OVERFLOWS, StepPlan, StepResult, read_step_metrics, sparse_gradients
 from support.training_runs import (
     LABELS,
     WEIGHTED_TASK,
@@ -51,7 +52,7 @@ def trained(checkpoint, *, micro_batch_tokens, dtype=torch.float64, task=WEIGHTE
 
 def test_the_steps_of_an_epoch_and_of_the_warm_up_are_rounded_up(wide_checkpoint):
     steps = make_steps(load_model(wide_checkpoint), make_rows(9), batch_size=8, epochs=3, warmup_ratio=0.2)
-    assert (steps.epoch_steps, steps.total_steps, steps.warmup_steps) == (2, 6, 2)
+    assert steps.plan == StepPlan(epoch=2, total=6, warmup=2, decay=1)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
@@ -61,6 +62,19 @@ def test_micro_batches_change_no_weight(wide_checkpoint, dtype, tolerance, micro
     cut, losses_cut = trained(wide_checkpoint, micro_batch_tokens=micro_batch_tokens, dtype=dtype)
     assert distance(whole, cut) <= tolerance
     assert losses_cut == pytest.approx(losses, abs=tolerance * 100)
+
+
+def test_micro_batches_in_bfloat16_give_almost_the_same_gradient(wide_checkpoint):
+    gradients = []
+    for tokens in (16384, 40):
+        model = load_model(wide_checkpoint, WEIGHTED_TASK)
+        steps = make_steps(model, make_rows(20), micro_batch_tokens=tokens, batch_size=20)
+        with torch.autocast("cpu", torch.bfloat16):
+            steps.accumulate(0, range(20))
+        gradients.append(torch.cat([parameter.grad.to_dense().flatten() for parameter in model.parameters()]))
+    whole, cut = gradients
+    assert whole.dtype == torch.float32
+    assert 0 < (whole - cut).norm() <= 0.02 * whole.norm()
 
 
 def test_the_mean_of_micro_batch_means_would_show(wide_checkpoint):
@@ -89,7 +103,46 @@ def test_the_gradient_is_that_of_the_weighted_mean_over_labelled_rows(wide_check
     loss.backward()
     assert result.values[0].item() == pytest.approx(loss.item(), rel=1e-12)
     for name, parameter in reference.named_parameters():
-        torch.testing.assert_close(kept[name], parameter.grad, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(kept[name].to_dense(), parameter.grad, rtol=1e-9, atol=1e-12)
+
+
+class WithTable(Supervised):
+    """Reads every row of the word embeddings, too, as tied heads do."""
+
+    def forward(self, batch):
+        (term,) = super().forward(batch)
+        penalty = self.model.stack.embeddings.word.weight.square().sum()
+        return (replace(term, total=term.total + penalty * term.count),)
+
+
+@pytest.mark.parametrize("objective", [Supervised, WithTable])
+def test_sparse_gradients_of_embeddings_change_no_weight(wide_checkpoint, objective):
+    found, logs = [], []
+    for enabled in (True, False):
+        model = load_model(wide_checkpoint, WEIGHTED_TASK).double()
+        steps = make_steps(
+            model, make_rows(37), objective=objective(model), micro_batch_tokens=40, max_grad_norm=0.1, **TWENTY_STEPS
+        )
+        if not enabled:
+            sparse_gradients(steps.objective, False)
+        logs.append(walk(steps))
+        found.append(weights_of(model))
+        tables = list(steps._tables.values())
+        assert len(tables) == (enabled and objective is Supervised)
+        assert not any(table.any() for table in tables)  # a row that is left over would be trained again
+    assert distance(*found) <= 1e-12
+    assert [log.grad_norm for log in logs[0]] == pytest.approx([log.grad_norm for log in logs[1]], rel=1e-12)
+    assert all(log.grad_norm > 0.1 for log in logs[0])  # they were clipped
+
+
+def test_rows_that_are_not_finite_do_not_stay_in_the_table(wide_checkpoint):
+    model = load_model(wide_checkpoint)
+    steps = make_steps(model, make_rows(8), batch_size=4)
+    word = model.stack.embeddings.word.weight
+    sums = steps.accumulate(0, next(batches(steps)))
+    word.grad._values().fill_(math.nan)
+    assert steps.update(0, [0], sums).values[2] == 1
+    assert [table.count_nonzero().item() for table in steps._tables.values()] == [0]
 
 
 def test_a_batch_without_any_label_changes_nothing(wide_checkpoint):
@@ -110,7 +163,7 @@ def test_a_process_without_rows_adds_nothing_but_takes_part(wide_checkpoint):
     steps.accelerator = third
     sums = steps.accumulate(0, [4, 5])
     assert sums.tolist() == [[0, 0]]
-    assert all(parameter.grad.abs().max() == 0 for parameter in model.parameters())
+    assert not any(parameter.grad.to_dense().any() for parameter in model.parameters())
 
 
 def test_groups_follow_the_schedule_from_their_own_rates(checkpoint):
@@ -126,9 +179,42 @@ def test_groups_follow_the_schedule_from_their_own_rates(checkpoint):
     assert set(steps.rates) == {1e-3, 1e-2}
     for step, batch in enumerate(batches(steps)):
         result = steps.update(step, batch, steps.accumulate(step, batch))
-        factor = linear_schedule(step, total_steps=12, warmup_steps=3)
+        factor = learning_rate_factor(step, "linear", total_steps=12, warmup_steps=3, decay_steps=2)
         assert [group["lr"] for group in steps.optimizer.param_groups] == [r * factor for r in steps.rates]
         assert result.learning_rate == 1e-2 * factor
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_steps_are_those_of_adamw_by_its_formula(wide_checkpoint, bias_correction):
+    """Loshchilov and Hutter's Algorithm 2; Google's optimizer leaves out the division by 1 - beta^t."""
+    model = load_model(wide_checkpoint).double()
+    steps = make_steps(
+        model,
+        make_rows(12),
+        batch_size=4,
+        epochs=2,
+        learning_rate=1e-3,
+        weight_decay=0.01,
+        max_grad_norm=None,
+        adam_epsilon=1e-6,
+        bias_correction=bias_correction,
+    )
+    decays = {id(one): group["weight_decay"] for group in steps.optimizer.param_groups for one in group["params"]}
+    expected = weights_of(model)
+    first, second = ({name: torch.zeros_like(one) for name, one in expected.items()} for _ in range(2))
+    for step, batch in enumerate(batches(steps)):
+        sums = steps.accumulate(step, batch)
+        gradients = {name: one.grad for name, one in model.named_parameters()}
+        steps.update(step, batch, sums)  # scales the gradients in place before the optimizer drops them
+        rate = steps.optimizer.param_groups[0]["lr"]
+        correction = [1 - beta ** (step + 1) if bias_correction else 1.0 for beta in (0.9, 0.999)]
+        for name, parameter in model.named_parameters():
+            first[name] = 0.9 * first[name] + 0.1 * gradients[name]
+            second[name] = 0.999 * second[name] + 0.001 * gradients[name] ** 2
+            mean, scale = first[name] / correction[0], (second[name] / correction[1]).sqrt() + 1e-6
+            expected[name] = expected[name] * (1 - rate * decays[id(parameter)]) - rate * mean / scale
+    assert step == 5
+    assert distance(weights_of(model), expected) <= 1e-12
 
 
 def test_dropout_depends_on_seed_and_step_alone(dropout_checkpoint):
