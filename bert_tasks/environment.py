@@ -366,6 +366,8 @@ def keep_freed_memory() -> Iterator[None]:
 
 def _reserve_huge_pages() -> None:
     """Grows the heap by half of the machine's memory in addresses alone, and asks for huge pages when they are used."""
+    if Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip() == "2":
+        return  # there addresses count as memory in use, which other processes would lack
     allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("malloc", _LIBC))
     free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("free", _LIBC))
     advise = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)(("madvise", _LIBC))
