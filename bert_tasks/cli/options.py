@@ -38,7 +38,9 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a h
 Precision = Annotated[
     Literal["float32", "bf16", "int8"],
     typer.Option(
-        help="bf16: for CPUs with avx512_bf16 or AMX, and GPUs; int8: quantised, on the CPU; needs the extra `export`."
+        metavar="NAME",
+        help="float32; bf16, for CPUs with avx512_bf16 or AMX and for GPUs; or int8, quantised for the CPU (extra "
+        "`export`).",
     ),
 ]
 ProcessTimeout = Annotated[

@@ -56,7 +56,10 @@ seed = 1
             "'task' belongs at the top, before the first section",
         ),
         ("task = 'sequence-classification'\n[data]\ntrain = 'x'\n", "recipe.toml: missing section [model]"),
-        (MINIMAL + "[optim]\nzzz = 1\n", "unknown key 'zzz' in [optim]; known: learning_rate, epochs,"),
+        (
+            MINIMAL + "[optim]\nzzz = 1\n",
+            "unknown key 'zzz' in [optim]; known: learning_rate, lr_scheduler_type, epochs,",
+        ),
         (MINIMAL + "[optim]\nepochs = 0\n", "recipe.toml:7: epochs = 0: expected at least 1"),
         (MINIMAL + "[optim]\nepochs = 2.5\n", "epochs = 2.5: expected an integer"),
         (MINIMAL + "[optim]\nlearning_rate = true\n", "learning_rate = true: expected a number"),
