@@ -8,7 +8,7 @@ Shape legend: N tokens, B sequences, T padded length, R tokens that a head reads
 a row of the layers' ``[N, H]`` input.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from typing import Any, Self
@@ -23,7 +23,7 @@ GROUP_SLACK = 0.125
 
 @dataclass(frozen=True, kw_only=True)
 class _Movable:
-    """A record of tensors, of such records, and of values that stay on the host."""
+    """A record of tensors (also by name), of such records, and of values that stay on the host."""
 
     def to(self, device: torch.device) -> Self:
         """The same record on a device; copies from pinned memory do not wait."""
@@ -36,6 +36,8 @@ class _Movable:
                 moved[field.name] = value.to(device)
             elif isinstance(value, tuple) and value and isinstance(value[0], _Movable):
                 moved[field.name] = tuple(part.to(device) for part in value)
+            elif isinstance(value, Mapping):
+                moved[field.name] = {name: part.to(device, non_blocking=True) for name, part in value.items()}
         return replace(self, **moved)
 
 
@@ -145,6 +147,7 @@ class PackedBatch(_Movable):
             neighbours.
         labels: the labels of all sequences one after another, float64; empty without labels.
         label_counts: how many of ``labels`` belong to each sequence.
+        fields: further numbers that a task's loss reads, by name: those of all sequences one after another, float64.
     """
 
     input_ids: Tensor
@@ -154,6 +157,7 @@ class PackedBatch(_Movable):
     windows: tuple[int, ...]
     labels: Tensor
     label_counts: tuple[int, ...]
+    fields: Mapping[str, Tensor]
 
 
 def pack(
@@ -164,6 +168,7 @@ def pack(
     windows: Sequence[int] | None = None,
     labels: Sequence[Sequence[float]] | None = None,
     gather_positions: Sequence[Sequence[int] | None] | None = None,
+    fields: Mapping[str, Sequence[Sequence[float]]] | None = None,
     pad_groups: bool = True,
 ) -> PackedBatch:
     """Packs sequences into one batch.
@@ -175,6 +180,7 @@ def pack(
         windows: the number of sequences of each row; default: each sequence is a row.
         labels: of each sequence; default: none.
         gather_positions: the tokens of each sequence that a head with logits per token reads; default: all.
+        fields: name -> further numbers of each sequence; default: none.
         pad_groups: see ``group_rows``.
 
     Raises:
@@ -216,9 +222,15 @@ def pack(
         token_type_ids=torch.tensor([kind for i in by_length for kind in token_type_ids[i]]),
         layout=layout,
         windows=(1,) * len(lengths) if windows is None else tuple(windows),
-        labels=torch.tensor([label for values in per_sequence for label in values], dtype=torch.float64),
+        labels=_concatenated(per_sequence),
         label_counts=tuple(len(values) for values in per_sequence),
+        fields={name: _concatenated(values) for name, values in ({} if fields is None else fields).items()},
     )
+
+
+def _concatenated(per_sequence: Sequence[Sequence[float]]) -> Tensor:
+    """``[n]`` the numbers of all sequences, float64."""
+    return torch.tensor([number for numbers in per_sequence for number in numbers], dtype=torch.float64)
 
 
 def group_rows(row_lengths: Sequence[int], *, pad_groups: bool = True) -> tuple[tuple[Group, ...], Regroup | None]:

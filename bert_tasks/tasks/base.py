@@ -58,6 +58,7 @@ class Feature(TypedDict):
             ``reduce_logits`` and ``decode``. Training loads neither ``word_ids`` nor ``offsets``.
         lost_tokens: how many of the row's tokens no window holds.
         lost_answers: how many of the row's answers no window holds whole, so that training does not see them.
+        fields: further numbers for ``loss``, by name; never cached, ``prepare`` makes them.
     """
 
     row: int
@@ -69,6 +70,7 @@ class Feature(TypedDict):
     offsets: NotRequired[list[int] | None]
     lost_tokens: NotRequired[int]
     lost_answers: NotRequired[int]
+    fields: NotRequired[Mapping[str, Sequence[float]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -551,7 +553,12 @@ def checked_features(
 
 
 def collate(features: Sequence[Feature], *, position_offset: int, pad_groups: bool = True) -> PackedBatch:
-    """Packs features into a batch (see ``pack``); neighbours with the same ``row`` are the windows of one row."""
+    """Packs features into a batch (see ``pack``).
+
+    Neighbours with the same ``row`` are the windows of one row. A feature that lacks one of the others' ``fields`` adds
+    nothing to it.
+    """
+    names = sorted({name for feature in features for name in feature.get("fields", ())})
     return pack(
         [feature["input_ids"] for feature in features],
         [feature["token_type_ids"] for feature in features],
@@ -559,5 +566,6 @@ def collate(features: Sequence[Feature], *, position_offset: int, pad_groups: bo
         windows=[len(list(windows)) for _, windows in groupby(features, key=lambda feature: feature["row"])],
         labels=[() if labels is None else labels for labels in (feature.get("labels") for feature in features)],
         gather_positions=[feature.get("gather_positions") for feature in features],
+        fields={name: [feature.get("fields", {}).get(name, ()) for feature in features] for name in names},
         pad_groups=pad_groups,
     )

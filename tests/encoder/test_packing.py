@@ -134,6 +134,17 @@ def test_labels_and_windows_stay_in_the_callers_order() -> None:
     assert batch.windows == (2, 1)
 
 
+def test_further_numbers_stay_in_the_callers_order() -> None:
+    ids = [[5, 6, 7], [8], [9, 9]]
+    batch = pack(ids, ids, position_offset=0, fields={"noise": [[0.5, 0.1], [], [1.0]], "pair": [[0.0], [1.0], [1.0]]})
+    assert {name: values.tolist() for name, values in batch.fields.items()} == {
+        "noise": [0.5, 0.1, 1.0],
+        "pair": [0.0, 1.0, 1.0],
+    }
+    assert {values.dtype for values in batch.fields.values()} == {torch.float64}
+    assert pack(ids, ids, position_offset=0).fields == {}
+
+
 @FEW
 @given(LENGTHS, st.randoms(use_true_random=False))
 def test_what_is_read_stays_in_the_callers_order(lengths: list[int], chance: random.Random) -> None:
@@ -168,12 +179,14 @@ def test_what_cannot_be_packed(ids: list[list[int]], types: list[list[int]], mes
 
 
 def test_moving_a_batch_moves_every_tensor() -> None:
-    batch = numbered([16, 15, 3]).to(torch.device("meta"))
+    ids = [[7] * length for length in (16, 15, 3)]
+    batch = pack(ids, ids, position_offset=0, fields={"noise": [[0.5], [], [1.0]]}).to(torch.device("meta"))
     layout = batch.layout
     assert layout.regroup is not None
     tensors = [batch.input_ids, batch.position_ids, batch.token_type_ids, batch.labels, layout.first_rows]
     tensors += [layout.order, layout.sequence_of_row, layout.row_lengths, layout.cu_seqlens, layout.gather_positions]
+    tensors += [batch.fields["noise"]]
     tensors += [layout.regroup.gather, layout.regroup.scatter]
     tensors += [group.mask for group in layout.groups if group.mask is not None]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
-    assert len(tensors) == 13
+    assert len(tensors) == 14
