@@ -95,7 +95,10 @@ def evaluate_samples(
 def _run_batch(model: TaskModel, samples: Samples, chosen: list[int], run: Logits | None) -> _BatchResult:
     keys = FeatureKeys(seed=EVALUATION_SEED, epoch=0, numbers=samples.indices(chosen))
     features = model.task.prepare(
-        cast("list[Feature]", samples.whole_features_of(chosen)), keys, cast("Sequence[Feature]", samples.features)
+        cast("list[Feature]", samples.whole_features_of(chosen)),
+        keys,
+        cast("Sequence[Feature]", samples.features),
+        model.require_tokenizer(),
     )
     batch, logits = model.batch_logits(features, run=run)
     with torch.inference_mode():

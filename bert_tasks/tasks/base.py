@@ -204,7 +204,11 @@ class Task(ABC, Generic[PredictionT]):
         """
 
     def prepare(
-        self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
+        self,
+        features: Sequence[Feature],
+        keys: FeatureKeys,
+        corpus: Sequence[Mapping[str, Any]],
+        tokenizer: PreTrainedTokenizerBase,
     ) -> Sequence[Feature]:
         """The features as a step sees them, by default unchanged. Called for training and for labelled evaluation.
 
@@ -214,6 +218,7 @@ class Task(ABC, Generic[PredictionT]):
             features: as ``features`` made them; the windows of a row are neighbours.
             keys: a source of random numbers for each feature.
             corpus: all features of the split.
+            tokenizer: of the model, for the ids of special tokens.
 
         Returns:
             As many features in the same order, each of at most ``max_length`` tokens.

@@ -44,7 +44,7 @@ class Objective(nn.Module, ABC):
         self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
     ) -> Sequence[Feature]:
         """The features as a step sees them; see ``Task.prepare``."""
-        return self.model.task.prepare(features, keys, corpus)
+        return self.model.task.prepare(features, keys, corpus, self.model.require_tokenizer())
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """The count of each loss term for prepared features; see ``Task.counts``."""
