@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
-from bert_tasks.model.onnx import logits_of
+from bert_tasks.model.precision import logits_of
 from bert_tasks.model.task_model import TaskModel
 
 

@@ -15,7 +15,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 
 from bert_tasks import TaskModel
 from bert_tasks.data.table import longest_first
-from bert_tasks.model.onnx import GraphModel, exported_graph, logits_of
+from bert_tasks.model.onnx import GraphModel, exported_graph
+from bert_tasks.model.precision import logits_of
 
 Predict = Callable[[Sequence[str]], list[str]]
 BATCH_TOKENS = (512, 1024, 2048, 4096)  # the sorted loops take the fastest

@@ -168,10 +168,10 @@ class _AttentionWithDropout(torch.autograd.Function):
     """Attention whose weights are dropped with probability ``p``, as ``scaled_dot_product_attention`` computes it.
 
     It works in pieces whose weights stay in the processor's cache, and keeps each weight with its random bits for the
-    backward pass. In bfloat16 scores and weights are rounded to it; sums and the softmax are computed in float32.
+    backward pass.
 
     Args:
-        qkv: ``[B, T, 3, A, D]`` queries, keys and values on the CPU, float64, float32 or bfloat16.
+        qkv: ``[B, T, 3, A, D]`` queries, keys and values on the CPU, float32 or float64.
         mask: ``[B, 1, 1, T]`` True at keys that may be attended to; None: all.
         p: the probability.
 

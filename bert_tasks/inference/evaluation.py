@@ -25,7 +25,7 @@ from bert_tasks.distributed import broadcast_from_main, main_process_first, make
 from bert_tasks.errors import BertTasksError, DataError, GivenUpError
 from bert_tasks.metrics.tables import LOSS, merged, untuned
 from bert_tasks.model.inputs import Data, as_trained, load_table, load_trained, tokenized
-from bert_tasks.model.onnx import DType, logits_of
+from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.task_model import Logits, TaskModel
 from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction, Task
 

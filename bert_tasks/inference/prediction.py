@@ -57,7 +57,7 @@ from bert_tasks.inference.streams import (
 )
 from bert_tasks.model import task_model
 from bert_tasks.model.inputs import Data, as_trained, in_memory, load_table, load_trained
-from bert_tasks.model.onnx import DType, logits_of
+from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import PredictionT, Task
 

@@ -8,7 +8,6 @@ external data without the ``onnx`` library.
 Shape legend: N tokens, B sequences, T padded length, L labels, R rows that a head reads.
 """
 
-import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,20 +31,16 @@ from bert_tasks.data.problems import shortened
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, Head, PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch, group_rows
-from bert_tasks.environment import disable_telemetry, slow_bfloat16
+from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
-from bert_tasks.model.task_model import Logits, TaskModel
+from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import is_file, os_error_message, sha256, with_home
 from bert_tasks.tasks.base import PredictionT, Task
 
 if TYPE_CHECKING:
     import onnx
     import onnxruntime
-
-_log = logging.getLogger(__name__)
-
-DType = Literal["float32", "bf16", "int8"]
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OPSET = 20  # the first with Gelu
@@ -166,6 +161,16 @@ def output_names(model: TaskModel) -> tuple[str, ...]:
     return ("start_logits", "end_logits") if model.task.hf_head == "span" else ("logits",)
 
 
+def check_weights(model: TaskModel) -> None:
+    """Refuses a model that is exported already.
+
+    Raises:
+        UsageError: it has no weights of its own.
+    """
+    if not hasattr(model, "stack"):
+        raise UsageError("the model is already exported: its precision is fixed, and it has no weights")
+
+
 def exported_graph(model: TaskModel) -> "onnx.ModelProto":
     """The float32 graph of a model's padded call, with free batch size and length.
 
@@ -177,7 +182,7 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
         UsageError: the ``export`` extra is not installed, or the model is an exported one.
     """
     check_libraries()
-    _check_weights(model)
+    check_weights(model)
     inputs, outputs = input_names(model.config), output_names(model)
     mask = torch.ones(2, 7, dtype=torch.int64)  # any sizes but 0 and 1, which the exporter treats as fixed
     mask[0, 5:] = 0
@@ -340,51 +345,6 @@ def rectangles(row_lengths: Tensor) -> Iterator[Tensor]:
     groups, _ = group_rows(row_lengths.tolist())
     for group, lengths in zip(groups, torch.split(row_lengths, [group.sequences for group in groups]), strict=True):
         yield from torch.split(lengths, max(1, RECTANGLE_TOKENS // group.length))
-
-
-def logits_of(model: TaskModel, dtype: DType) -> Logits:
-    """The function that computes a batch's logits: the model itself, its int8 graph, or it with an encoder in bfloat16.
-
-    Graph and bfloat16 have copies of the weights, which do not follow later changes. A graph takes seconds to make.
-
-    Raises:
-        UsageError: the dtype is unknown, or the model is an exported one; for int8 also as in ``exported_graph``.
-    """
-    if dtype not in get_args(DType):
-        raise UsageError(f"dtype is {dtype!r}, expected one of {', '.join(map(repr, get_args(DType)))}")
-    if dtype == "float32":
-        return model.packed_logits
-    if dtype == "bf16":
-        return _bfloat16_logits(model)
-    known = torch.cpu.get_capabilities()
-    weight_bits: Literal[7, 8] = 8 if known.get("avx512_vnni") or known.get("avx_vnni") else 7
-    return GraphModel.of(model, quantized_graph(exported_graph(model), weight_bits=weight_bits)).packed_logits
-
-
-def _bfloat16_logits(model: TaskModel) -> Logits:
-    """Linear layers of the encoder have weights in bfloat16; sums, norms and softmax, and the head, are in float32."""
-    _check_weights(model)
-    slow = slow_bfloat16() if model.device.type == "cpu" else None
-    if slow is not None:
-        _log.warning("%s", slow)
-    stack = copy.deepcopy(model.stack, {id(parameter): parameter for parameter in model.stack.parameters()}).eval()
-    for layer in stack.modules():
-        if isinstance(layer, nn.Linear):
-            layer.weight = nn.Parameter(layer.weight.detach().bfloat16(), requires_grad=False)
-
-    def run(batch: PackedBatch) -> Tensor:
-        selection = model.head.select(batch.layout)
-        with torch.autocast(model.device.type, torch.bfloat16):
-            hidden = stack(batch.input_ids, batch.position_ids, batch.token_type_ids, batch.layout, selection=selection)
-        logits: Tensor = model.head(hidden.float(), batch.layout, model.stack.embeddings.word.weight)
-        return logits
-
-    return run
-
-
-def _check_weights(model: TaskModel) -> None:
-    if not hasattr(model, "stack"):
-        raise UsageError("the model is already exported: its precision is fixed, and it has no weights")
 
 
 @contextmanager

@@ -358,7 +358,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
         Args:
             rows: mappings with the task's columns or with those of the training data.
-            run: what runs a batch in place of the model (``model.onnx.logits_of``).
+            run: what runs a batch in place of the model (``model.precision.logits_of``).
             first: the number of the first row, for messages.
             note: called with the features of each chunk.
             logits: give the predictions their logits.

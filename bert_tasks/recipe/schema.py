@@ -137,7 +137,7 @@ class OptimSection(BaseModel):
     adam_epsilon: Positive = 1e-8
     """Constant that AdamW adds to the denominator."""
     bias_correction: bool = True
-    """Correct AdamW's moments for their start at 0; without it as Google's BERT, ELECTRA and ALBERT were trained."""
+    """Correct AdamW's moments for their start at 0; without it as Google's BERT and ELECTRA were trained."""
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
     """Number format of the matrix products; "fp16" needs a GPU."""
     head_learning_rate: Positive | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bert_tasks.serving.connections import Batching, Limits
 
 if TYPE_CHECKING:
-    from bert_tasks.model.onnx import DType
+    from bert_tasks.model.precision import DType
     from bert_tasks.tasks.base import Task
 
 __all__ = ["Batching", "Limits", "serve"]

@@ -50,7 +50,7 @@ class Batcher:
 
     Args:
         model: the model.
-        run: runs a packed batch; see ``model.onnx.logits_of``.
+        run: runs a packed batch; see ``model.precision.logits_of``.
         batching: how requests are combined.
         max_queue: how many requests may wait.
         observe: called with the number of requests and rows of every batch that was run.

@@ -24,7 +24,7 @@ import uvicorn
 from bert_tasks.data.readers import ReadOptions, known_names
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.inputs import load_trained
-from bert_tasks.model.onnx import DType, logits_of
+from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.task_model import Logits, TaskModel
 from bert_tasks.serving.app import NotFiniteError, Served, build_app, encoded
 from bert_tasks.serving.batching import Batcher
@@ -108,8 +108,8 @@ async def run_server(
             both: set[asyncio.Future[Any]] = {serving, loading}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if server.should_exit or serving.done():  # a signal came first, and may have closed the listener
-                if not loading.cancel():  # the thread cannot be ended; its model is not used
-                    loading.exception()
+                if not loading.cancel():  # it is done, and its model is not used
+                    loading.exception()  # of an error that nobody reads asyncio would write a traceback
                 return True
             model, run = loading.result()
             queue = limits.max_queue

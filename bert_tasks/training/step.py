@@ -318,7 +318,7 @@ def parameter_groups(
 def disable_bias_correction(optimizer: torch.optim.Optimizer) -> None:
     """Makes an AdamW without a state divide its moments by 1: it takes itself to be at a step where 1 - beta^step is 1.
 
-    Google's AdamWeightDecayOptimizer, with which BERT, ALBERT and ELECTRA were trained, has no bias correction.
+    Google's AdamWeightDecayOptimizer, with which BERT and ELECTRA were trained, has no bias correction.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:

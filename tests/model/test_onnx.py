@@ -14,7 +14,7 @@ from bert_tasks.data.columns import Row
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate, predict
 from bert_tasks.inference.output import model_fingerprint
-from bert_tasks.model import onnx, task_model
+from bert_tasks.model import onnx, precision, task_model
 from bert_tasks.model.onnx import ExportedModel, GraphModel, exported_graph, quantized_graph
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
@@ -131,16 +131,16 @@ def test_weights_have_eight_bits_on_processors_with_vnni(
         chosen.append(weight_bits)
         return made.SerializeToString()
 
-    monkeypatch.setattr(onnx, "exported_graph", lambda _: graph)
-    monkeypatch.setattr(onnx, "quantized_graph", quantized)
+    monkeypatch.setattr(precision, "exported_graph", lambda _: graph)
+    monkeypatch.setattr(precision, "quantized_graph", quantized)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    onnx.logits_of(model, "int8")
+    precision.logits_of(model, "int8")
     assert chosen == [expected]
 
 
 def test_bfloat16_is_close_and_leaves_the_model_as_it_is(model: TaskModel) -> None:
     features, before = features_of(model), {name: value.clone() for name, value in model.state_dict().items()}
-    run = onnx.logits_of(model, "bf16")
+    run = precision.logits_of(model, "bf16")
     _, exact = model.batch_logits(features)
     _, rough = model.batch_logits(features, run=run)
     error = ((rough - exact).norm() / exact.norm()).item()
@@ -157,15 +157,15 @@ def test_bfloat16_where_it_is_slower_is_reported(
 ) -> None:
     model = TaskModel.from_pretrained(bare, task="sequence-classification", labels=LABELS, max_length=40)
     for note in (None, "bf16 is slower"):
-        monkeypatch.setattr(onnx, "slow_bfloat16", lambda note=note: note)
+        monkeypatch.setattr(precision, "slow_bfloat16", lambda note=note: note)
         predict(model, [{"text": "a"}], dtype="bf16")
         assert [record.message for record in caplog.records] == ([] if note is None else [note])
 
 
 def test_predict_and_evaluate_run_the_graph(model: TaskModel, graph: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The quantiser is left out, so that what comes back must equal what torch gives."""
-    monkeypatch.setattr(onnx, "exported_graph", lambda _: graph)
-    monkeypatch.setattr(onnx, "quantized_graph", lambda made, weight_bits: made.SerializeToString())
+    monkeypatch.setattr(precision, "exported_graph", lambda _: graph)
+    monkeypatch.setattr(precision, "quantized_graph", lambda made, weight_bits: made.SerializeToString())
     monkeypatch.setattr(task_model, "CHUNK_ROWS", 2)
     rows = rows_of(model.task.name)
     expected = model.predict(rows)
