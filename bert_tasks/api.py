@@ -14,6 +14,7 @@ from typing import Literal, Never
 
 from bert_tasks.cards.card import write_card
 from bert_tasks.data.checks import check_splits
+from bert_tasks.data.columns import Document
 from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.readers import ReadOptions, training_reading
 from bert_tasks.data.splits import Splits, train_validation_split
@@ -83,6 +84,7 @@ def fit(
     encoding: str | None = None,
     header: bool | None = None,
     label_separator: str | None = None,
+    document: Document | None = None,
     validation_share: float = 0.1,
     on_error: Literal["fail", "skip"] = "fail",
     overwrite: bool = False,
@@ -132,7 +134,7 @@ def fit(
         trackers: "tensorboard", "wandb", "mlflow" or "trackio"; each needs its package.
         project: the project's name at the trackers.
         columns: the task's columns -> those of the rows, where the names differ.
-        format, delimiter, encoding, header, label_separator, on_error: keys of a recipe's ``[data]``.
+        format, delimiter, encoding, header, label_separator, document, on_error: keys of a recipe's ``[data]``.
         validation_share: share of the training rows to validate on, between 0 and 1.
         overwrite: replace an earlier run in ``output_dir`` instead of resuming it.
         progress: show progress on standard error.
@@ -260,7 +262,7 @@ def _load_splits(
         rows, tables[""] = train_validation_split(rows, task.columns, validation_share, seed)
     splits = Splits(train=rows, validation=tables)
     check_splits(splits, columns=task.columns, labels=task.labels)
-    model.reading = training_reading(options, train if isinstance(train, str | Path) else None)
+    model.reading = training_reading(options, train if isinstance(train, str | Path) else None, task.columns)
     return splits
 
 

@@ -154,7 +154,9 @@ def export(
     target = Path(output)
     _check_output(target, overwrite=overwrite)
     with _locked_workspace(target) as workspace:
-        how = ReadOptions(**{field.name: arguments[field.name] for field in fields(ReadOptions)})
+        how = ReadOptions(
+            **{name: arguments[name] for name in arguments.keys() & {f.name for f in fields(ReadOptions)}}
+        )
         loaded = load_trained(model, task=task, settings=settings, data=data, reading=how, revision=revision)
         dtypes = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
         if dtypes:

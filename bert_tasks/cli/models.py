@@ -24,6 +24,7 @@ from bert_tasks.cli.app import (
 )
 from bert_tasks.cli.options import (
     AsJson,
+    DocumentUnit,
     ModelName,
     ModelOptions,
     Precision,
@@ -50,6 +51,7 @@ def evaluate(
     reading: "ReadOptions",
     loading: ModelOptions,
     label_separator: TrainedLabelSeparator = None,
+    document: DocumentUnit = None,
     dtype: Precision = "float32",
     as_json: AsJson = False,
 ) -> None:
@@ -60,7 +62,7 @@ def evaluate(
     from bert_tasks.inference import evaluate_data
     from bert_tasks.model.inputs import load_trained
 
-    reading = replace(reading, label_separator=label_separator)
+    reading = replace(reading, label_separator=label_separator, document=document)
     loaded = load_trained(model, data=data, reading=reading, **vars(loading))
     evaluation = evaluate_data(loaded, data, reading=reading, dtype=dtype)
     table = evaluation.task.metric_table(evaluation.metrics)

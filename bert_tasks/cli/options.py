@@ -34,6 +34,14 @@ TrainedLabelSeparator = Annotated[
     str | None,
     typer.Option("--label-separator", help="Separates several labels in one cell; default: as in training, else ';'."),
 ]
+DocumentUnit = Annotated[
+    Literal["blank-line", "line", "file"] | None,
+    typer.Option(
+        "--document",
+        metavar="NAME",
+        help="What a document is in a .txt file: blank-line, line or file; default: as in training, else blank-line.",
+    ),
+]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
 Precision = Annotated[
     Literal["float32", "bf16", "int8"],

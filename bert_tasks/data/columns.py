@@ -17,7 +17,8 @@ from typing import Any, Literal, TypedDict
 from bert_tasks.errors import DataError
 
 Row = Mapping[str, Any]
-Kind = Literal["text", "id", "label", "labels", "number", "words", "tags", "answers"]
+Kind = Literal["text", "texts", "id", "label", "labels", "number", "words", "tags", "answers"]
+Document = Literal["blank-line", "line", "file"]  # what a document is in a file of text
 
 PASSTHROUGH, FAULT = "given row", "fault of the row"  # columns of the table; no task can have these names
 
@@ -30,14 +31,14 @@ LABEL_KINDS: frozenset[Kind] = frozenset({"label", "labels", "number", "tags", "
 class Column:
     """A column that a task reads. Its ``kind`` says what a valid value is.
 
-    text: a string. id: a string or whole number that names something, as a string. label: one of the task's label
-    names. labels: a list of them (a csv cell separates them by ``;``). number: a finite number. words: a list of
-    strings. tags: one tag name for each of the row's words. answers: the texts that answer the row's question and where
-    they start in its ``context``; none where it cannot be answered. See ``canonical`` for the spellings that a cell may
-    use.
+    text: a string. texts: a list of strings, such as the sentences of a text. id: a string or whole number that names
+    something, as a string. label: one of the task's label names. labels: a list of them (a csv cell separates them by
+    ``;``). number: a finite number. words: a list of strings. tags: one tag name for each of the row's words. answers:
+    the texts that answer the row's question and where they start in its ``context``; none where it cannot be answered.
+    See ``canonical`` for the spellings that a cell may use.
 
     ``required`` columns must be in every file. Of the others, those with labels may be missing when only predictions
-    are wanted; texts, ids and words may always be missing.
+    are wanted; texts, lists of texts, ids and words may always be missing.
     """
 
     name: str
@@ -108,6 +109,22 @@ def text_of_words(columns: Sequence[Column]) -> tuple[Column | None, Column | No
     return (None, None) if words is None or text is None else (words, text)
 
 
+def with_text(cells: Mapping[str, Any], columns: Sequence[Column], names: Mapping[str, str]) -> Mapping[str, Any]:
+    """The cells, with a text of its sentences, one on each line, where there are sentences and no text.
+
+    Args:
+        names: the task's columns -> those of the cells, where they differ.
+    """
+    texts, text = column_of(columns, "texts"), column_of(columns, "text")
+    if texts is None or text is None or cells.get(names.get(text.name, text.name)) is not None:
+        return cells
+    try:
+        sentences = canonical(cells.get(names.get(texts.name, texts.name)), "texts")
+    except BadValueError:  # reading the column reports it
+        return cells
+    return cells if sentences is None else {**cells, names.get(text.name, text.name): "\n".join(sentences)}
+
+
 def _class_of(character: str) -> str:
     """l letter, w other part of a word, s white space, p full stop, j mark that joins, o other."""
     if character.isspace():
@@ -146,7 +163,8 @@ def canonical(value: Any, kind: Kind, label_separator: str = LABEL_SEPARATOR) ->
 
     label, tags, answers: hidden ones (None, and negative class ids in tags) become None. labels: a list, or in one
     cell a JSON or Python list, or names with ``label_separator`` between them. words, tags: a list, or in one cell a
-    JSON or Python list, or names with white space between them. answers: see ``Answers``; also a list of such objects
+    JSON or Python list, or names with white space between them. texts: a list, or in one cell a JSON or Python list;
+    None where there is none. answers: see ``Answers``; also a list of such objects
     or of texts, or in one cell the same as JSON or the text itself (empty: the question has no answer).
 
     Raises:
@@ -155,6 +173,8 @@ def canonical(value: Any, kind: Kind, label_separator: str = LABEL_SEPARATOR) ->
     match kind:
         case "text":
             return _text(value)
+        case "texts":
+            return None if value is None else _texts(value)
         case "id":
             return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
         case "label":
@@ -267,6 +287,13 @@ def _words(value: Any) -> list[str]:
     if value is None:
         raise BadValueError("missing words; write an empty sentence as []")
     return [_part("word", number, _text, part) for number, part in enumerate(_parts(value, "words"), start=1)]
+
+
+def _texts(value: Any) -> list[str]:
+    parts = list_in_cell(value) if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        raise BadValueError(f'expected a list of texts such as ["...", "..."], not {_type_name(value)}')
+    return [_part("text", number, _text, part) for number, part in enumerate(parts, start=1)]
 
 
 def _tags(value: Any) -> list[str] | None:

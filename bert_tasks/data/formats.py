@@ -3,11 +3,13 @@
 Owns the read-only table of formats, and which format a file has.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from bert_tasks.data.columns import Column, column_of
+from bert_tasks.data.conll import looks_like_conll
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.records import looks_like_squad
 from bert_tasks.errors import DataError
@@ -121,7 +123,7 @@ _ALL = (
     Format(name="tsv", extensions=(".tsv",), delimiter="\t"),
     Format(name="tsv/plain", extensions=(".tsv",), delimiter="\t", quoted=False),
     Format(name="jsonl", extensions=(".jsonl", ".json")),
-    Format(name="text", extensions=(".text",)),
+    Format(name="text", extensions=(".txt", ".text")),
     Format(name="parquet", extensions=(".parquet",)),
     Format(
         name="conll",
@@ -148,14 +150,29 @@ def named_format(name: str) -> Format:
     return FORMATS[name]
 
 
-def file_format(name: str | None, path: Path) -> Format:
-    """The format asked for, else the one of the file's extension; .json is SQuAD's or jsonl, as the file begins."""
+def file_format(name: str | None, path: Path, columns: Sequence[Column] | None = None) -> Format:
+    """The format asked for, else the one of the file's extension.
+
+    .json is SQuAD's or jsonl, as the file begins. .txt is CoNLL's for a task that reads words, and else text.
+
+    Args:
+        name: of the format; None: the extension says it.
+        path: of the file.
+        columns: that the task reads; None: the task is not known, so that a .txt file is looked at.
+
+    Raises:
+        DataError: there is no such format, or none belongs to the extension.
+    """
     if name is not None:
         return named_format(name)
     extension = uncompressed(path).suffix.lower()
     if extension == ".json" and looks_like_squad(path):
         return FORMATS["squad"]
     fitting = [row for row in _ALL if extension in row.extensions]
+    if extension == ".txt":
+        words = None if columns is None else column_of(columns, "words")
+        is_conll = looks_like_conll(path) if columns is None else words is not None
+        return FORMATS["conll" if is_conll else "text"]
     if not fitting:
         raise DataError(f"{path}: no format belongs to the extension {extension!r}; state one of {', '.join(FORMATS)}")
     return fitting[0]

@@ -14,15 +14,16 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from bert_tasks.data.columns import FAULT, LABEL_SEPARATOR, PASSTHROUGH, Column, PassthroughColumns, Row
+from bert_tasks.data.columns import FAULT, LABEL_SEPARATOR, PASSTHROUGH, Column, Document, PassthroughColumns, Row
 from bert_tasks.data.conll import conll_rows, conllu_rows
 from bert_tasks.data.formats import FORMATS, Format, file_format, named_format, uncompressed
 from bert_tasks.data.problems import first_few, missing_path
 from bert_tasks.data.records import (
+    SENTENCES,
     TEXT,
     Records,
     dataset_records,
@@ -112,6 +113,8 @@ class ReadOptions:
         header: whether the first line of a csv file names the columns, which is the default; else they are called
             "0", "1" and so on.
         label_separator: what separates several labels in one cell; default: ``;``.
+        document: what a document is in a file of text: the lines between blank lines, a line, or the file. Default:
+            "blank-line" for training and evaluation; predictions are made for each line.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -122,10 +125,13 @@ class ReadOptions:
     encoding: str | None = None
     header: bool | None = None
     label_separator: str | None = None
+    document: Document | None = None
 
     def __post_init__(self) -> None:
         if self.delimiter == "\\t":  # neither a shell nor a literal string of TOML makes a tab of it
             object.__setattr__(self, "delimiter", "\t")
+        if self.document is not None and self.document not in get_args(Document):
+            raise DataError(f"document = {self.document!r}: expected one of {', '.join(map(repr, get_args(Document)))}")
 
     def has(self, column: str) -> bool:
         """Whether a column of the task is named here, or by the format."""
@@ -151,7 +157,8 @@ def read_table(
         source: the file.
         columns: what the task reads.
         reading: how to read the file.
-        require_labels: False reads files for prediction, whose labels may be missing.
+        require_labels: False reads files for prediction, whose labels may be missing, and of which each line is a text
+            if they are files of text.
         labels: the known label names, which every label must be (but not every tag: see ``check_splits``); an empty
             sequence says that they will be inferred from the rows (numbers among names are then refused); None
             leaves labels unchecked.
@@ -168,7 +175,9 @@ def read_table(
     path = existing_file(Path(source))
     options = ReadOptions() if reading is None else reading
     separator = LABEL_SEPARATOR if options.label_separator is None else options.label_separator
-    layout = file_format(options.format, path)
+    layout = file_format(options.format, path, columns)
+    if require_labels and options.document is None:
+        options = replace(options, document="blank-line")
     if name is None:
         here, absolute = Path.cwd(), path.absolute()
         name = str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
@@ -204,6 +213,7 @@ def read_table(
         "format": layout.name,
         "version": _VERSION,
     }
+    how |= {"document": options.document} if layout.name == "text" else {}
     read = [{**asdict(field), "mapped": field.column.name in stated} for field in mapping.fields]
     further = [] if passthrough == "none" and not skip_faulty else [passthrough, skip_faulty]
     fingerprint = sha256_json(digest, how, read, labels, *further)
@@ -392,7 +402,9 @@ def file_records(
                 case "squad":
                     yield Records(None, squad_rows(lines, path))
                 case "text":
-                    yield Records((TEXT,), text_rows(lines))
+                    has_sentences = options.document in ("blank-line", "file")
+                    columns = (TEXT, SENTENCES) if has_sentences else (TEXT,)
+                    yield Records(columns, text_rows(lines, options.document))
                 case "conll":
                     yield Records(None, conll_rows(lines, path, options.encoding))
                 case "conllu":
@@ -411,13 +423,18 @@ def file_records(
         csv.field_size_limit(limit)
 
 
-def column_names(path: Path, options: ReadOptions) -> list[str]:
+def column_names(path: Path, options: ReadOptions, columns: Sequence[Column] | None = None) -> list[str]:
     """The names of a file's columns: those of its header, or of its first row.
+
+    Args:
+        path: of the file.
+        options: how to read it.
+        columns: that the task reads, where it is known.
 
     Raises:
         DataError: the file cannot be read.
     """
-    layout = file_format(options.format, existing_file(path))
+    layout = file_format(options.format, existing_file(path), columns)
     with file_records(path, layout, options) as records:
         return peeked(records)[1]
 
@@ -432,7 +449,9 @@ def peeked(records: Records) -> tuple[Records, list[str]]:
     return Records(None, chain([first], records.rows)), list(first.cells)
 
 
-def training_reading(given: ReadOptions, train: str | Path | None) -> ReadOptions:
+def training_reading(
+    given: ReadOptions, train: str | Path | None, columns: Sequence[Column] | None = None
+) -> ReadOptions:
     """The options that a model stores of how its training data were read.
 
     The format is that of the file. The columns are all whose names differ from the task's, with those that the format
@@ -441,21 +460,22 @@ def training_reading(given: ReadOptions, train: str | Path | None) -> ReadOption
     Args:
         given: the options that were stated.
         train: the file with the training rows; None: they came from the hub or from memory.
+        columns: that the task reads.
     """
     if train is None:
         layout = None if given.format is None else named_format(given.format)
         usual: Mapping[str, str] = {} if layout is None else layout.hub_columns
     else:
-        layout = file_format(given.format, Path(train))
+        layout = file_format(given.format, Path(train), columns)
         usual = layout.columns
     stated = {} if given.columns is None else given.columns
-    columns = {task: name for task, name in {**usual, **stated}.items() if task != name}
+    names = {task: name for task, name in {**usual, **stated}.items() if task != name}
     name = None if layout is None else layout.name
     plain = None if given.encoding is None else given.encoding.lower().replace("_", "-").removesuffix("-sig")
     # Files in these begin with a mark that says so, or are read so by default: other files may have another encoding.
     is_usual = plain in ("utf-8", "utf8", "utf-16", "utf16", "utf-32", "utf32")
     encoding = None if is_usual else given.encoding
-    return replace(given, columns=columns if columns else None, format=name, encoding=encoding)
+    return replace(given, columns=names if names else None, format=name, encoding=encoding)
 
 
 def stored_options(reading: ReadOptions) -> dict[str, Any]:
@@ -495,13 +515,13 @@ def reading_of_file(given: ReadOptions, stored: ReadOptions, path: Path, columns
     names = known_names(stored, columns)
     try:
         if given.encoding is None and how.encoding is not None:
-            is_text = file_format(how.format, path).name != "parquet"
+            is_text = file_format(how.format, path, columns).name != "parquet"
             if is_text and is_utf8_beyond_ascii(existing_file(path)):
                 how = replace(how, encoding=None)
-        if given.delimiter is None and how.delimiter is not None and len(column_names(path, how)) == 1:
+        if given.delimiter is None and how.delimiter is not None and len(column_names(path, how, columns)) == 1:
             usual = replace(how, delimiter=None)
-            how = usual if len(column_names(path, usual)) > 1 else how
-        return with_columns(how, stored, columns, column_names(path, how)) if names else how
+            how = usual if len(column_names(path, usual, columns)) > 1 else how
+        return with_columns(how, stored, columns, column_names(path, how, columns)) if names else how
     except DataError:  # reading the file reports it, with the name that the caller gives the file
         return how
 

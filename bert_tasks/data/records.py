@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from bert_tasks.data.columns import Document
 from bert_tasks.data.problems import counted
 from bert_tasks.errors import DataError, UsageError
 
@@ -244,14 +245,36 @@ def _class_names(features: Mapping[str, Any]) -> Mapping[str, list[str]]:
     return {name: list(feature.names) for name, feature in inner.items() if isinstance(feature, ClassLabel)}
 
 
-TEXT = "text"  # the column that the lines are
+TEXT, SENTENCES = "text", "sentences"  # the columns that the lines are
 _DELIMITERS = re.compile(r"[,;\t|]")
 
 
-def text_rows(lines: Iterable[str]) -> Iterator[Record]:
-    """One row per line: its text. Empty lines are rows, too, which get predictions as the others do."""
+def text_rows(lines: Iterable[str], document: Document | None = None) -> Iterator[Record]:
+    """The rows of a file of text.
+
+    Args:
+        lines: of the file.
+        document: None: each line is a text, also an empty one, because predictions are read beside the lines. Else the
+            rows are the documents of a corpus: the lines that are not blank ("line"), what is between blank lines
+            ("blank-line"), or the whole file. Those of several lines have their lines as ``sentences``.
+    """
+    if document is None:
+        for number, line in enumerate(lines, start=1):
+            yield Record(number, {TEXT: line.removesuffix("\n").removesuffix("\r")})
+        return
+    first, sentences = 1, list[str]()
     for number, line in enumerate(lines, start=1):
-        yield Record(number, {TEXT: line.removesuffix("\n").removesuffix("\r")})
+        sentence = line.strip()
+        if sentence and document == "line":
+            yield Record(number, {TEXT: sentence})
+        elif sentence:
+            first = first if sentences else number
+            sentences.append(sentence)
+        elif sentences and document == "blank-line":
+            yield Record(first, {TEXT: "\n".join(sentences), SENTENCES: sentences})
+            sentences = []
+    if sentences:
+        yield Record(first, {TEXT: "\n".join(sentences), SENTENCES: sentences})
 
 
 @contextmanager

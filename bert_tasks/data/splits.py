@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from bert_tasks.data.columns import LABEL_SEPARATOR, Column, column_of
+from bert_tasks.data.columns import LABEL_SEPARATOR, Column, Document, column_of
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
 from bert_tasks.data.problems import SKIP_HINT, BadRowsError, Problems, first_few, missing_path
 from bert_tasks.data.readers import ReadOptions, hub_splits, read_hub, read_table, training_reading
@@ -223,6 +223,9 @@ class DataSpec:
     """Whether the first line of csv and tsv files names the columns; without a header these are called "0", "1", ..."""
     label_separator: str = LABEL_SEPARATOR
     """What separates several labels in one cell, such as `|`; lists in JSON or Python form need none."""
+    document: Document = "blank-line"
+    """What a document is in a file of text (.txt): the lines between blank lines, a line, or the file. Each line of a
+    document is a sentence."""
 
     on_error: Literal["fail", "skip"] = "fail"
     """What happens to rows that cannot be used: `fail` names them all and stops; `skip` leaves them out of training and
@@ -252,9 +255,9 @@ class Splits:
     validation: dict[str, RowTable]
 
 
-def stored_reading(spec: DataSpec) -> ReadOptions:
+def stored_reading(spec: DataSpec, columns: Sequence[Column]) -> ReadOptions:
     """What a model that is trained on these rows should remember of how they were read."""
-    return training_reading(_read_options(spec), None if spec.dataset is not None else _places(spec)[0])
+    return training_reading(_read_options(spec), None if spec.dataset is not None else _places(spec)[0], columns)
 
 
 def _read_options(spec: DataSpec) -> ReadOptions:
@@ -265,6 +268,7 @@ def _read_options(spec: DataSpec) -> ReadOptions:
         encoding=spec.encoding,
         header=None if spec.header else False,
         label_separator=None if spec.label_separator == LABEL_SEPARATOR else spec.label_separator,
+        document=None if spec.document == "blank-line" else spec.document,
     )
 
 

@@ -235,7 +235,7 @@ def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> "Featu
     from datasets import Features, List, Value
 
     types: dict[str, Any] = dict.fromkeys(("text", "id", "label"), Value("string")) | {"number": Value("float64")}
-    types |= dict.fromkeys(("labels", "words", "tags"), List(Value("string")))
+    types |= dict.fromkeys(("labels", "texts", "words", "tags"), List(Value("string")))
     types["answers"] = {"text": List(Value("string")), "answer_start": List(Value("int64"))}
     further = {"line": Value("int64")} | dict.fromkeys(texts, Value("string"))
     return Features({column.name: types[column.kind] for column in columns} | further)

@@ -30,6 +30,7 @@ from bert_tasks.data.columns import (
     column_of,
     renamed_row,
     text_of_words,
+    with_text,
     with_words,
 )
 from bert_tasks.data.conll import is_chunk_tag, label_scheme, to_iob2
@@ -285,6 +286,7 @@ class RowValidator:
         self._columns = [field.column for field in mapping.fields]
         self._names = {field.column.name: field.name for field in mapping.fields}
         self._words = column_of(self._columns, "words")
+        self._texts = column_of(self._columns, "texts")
         self._tags = column_of(self._columns, "tags")
         self._answers = column_of(self._columns, "answers")
         label = column_of(self._columns, *CLASS_KINDS)
@@ -294,7 +296,8 @@ class RowValidator:
         """One row in canonical form, and what is wrong with it.
 
         Args:
-            cells: the row under the source's names. A row that has a text instead of words gets the text's words.
+            cells: the row under the source's names. A row that has a text instead of words gets the text's words; one
+                that has sentences instead of a text, the text that they form.
 
         Returns:
             The values by the task's names, without those that are missing or refused, and the faults.
@@ -303,6 +306,8 @@ class RowValidator:
         label_names = mapping.label_names.values()
         if self._words is not None:
             cells = with_words(cells, self._columns, self._names)
+        if self._texts is not None:
+            cells = with_text(cells, self._columns, self._names)
         for wanted in mapping.fields:
             raw = cells.get(wanted.name)
             if raw is None and not wanted.needed:
@@ -448,24 +453,27 @@ def check_columns(present: Sequence[str], mapping: ColumnMapping) -> None:
     missing = [field for field in mapping.fields if field.needed and field.name not in present]
     if not missing:
         return
-    words, text = text_of_words([field.column for field in mapping.fields])
-    if any(field.column == text and field.name in present for field in mapping.fields):
-        missing = [field for field in missing if field.column != words]
+    columns = [field.column for field in mapping.fields]
+    replaced, other = text_of_words(columns)
+    if replaced is None and column_of(columns, "texts") is not None:
+        replaced, other = column_of(columns, "text"), column_of(columns, "texts")
+    if any(field.column == other and field.name in present for field in mapping.fields):
+        missing = [field for field in missing if field.column != replaced]
     if not missing:
         return
     if len(present) == 1:
         (only,) = present
-        other = next((mark for mark in (";", "\t", ",", "|") if mark in only), None)
-        if other is not None:
+        mark = next((mark for mark in (";", "\t", ",", "|") if mark in only), None)
+        if mark is not None:
             raise DataError(
-                f"{mapping.source}: there is only one column, {only!r}; if {other!r} separates columns, set "
-                f"delimiter = {other!r} (--delimiter)"
+                f"{mapping.source}: there is only one column, {only!r}; if {mark!r} separates columns, set "
+                f"delimiter = {mark!r} (--delimiter)"
             )
     lines = [f"{mapping.source}: no column {field.name!r}{did_you_mean(field.name, present)}" for field in missing]
     wanted = [missing[0].column.name]
-    if text is not None and missing[0].column == words:  # either of them is enough
-        wanted.append(text.name)
-        lines[0] = f"{lines[0]}, nor {text.name!r}"
+    if other is not None and missing[0].column == replaced:  # either of them is enough
+        wanted.append(other.name)
+        lines[0] = f"{lines[0]}, nor {other.name!r}"
     keys = " or ".join(f'{name} = "NAME"' for name in wanted)
     options = " or ".join(f"--column {name}=NAME" for name in wanted)
     lines += [f"  the columns are: {there}", f"  say which one to read: [data.columns] {keys}, or {options}"]

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from bert_tasks.data.columns import Row
+from bert_tasks.data.columns import Document, Row
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import Cuts, RowTable, Samples, longest_first
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
@@ -162,6 +162,7 @@ def evaluate(
     encoding: str | None = None,
     header: bool | None = None,
     label_separator: str | None = None,
+    document: Document | None = None,
 ) -> dict[str, float]:
     """Evaluates a model on rows with labels; the digits do not depend on the number of processes.
 
@@ -172,8 +173,8 @@ def evaluate(
         data: a file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
         dtype: ``int8`` runs a quantised copy of the model on the CPU, which takes seconds to make (extra ``export``).
             ``bf16`` runs the encoder in bfloat16; on a CPU it is faster with avx512_bf16 or AMX, and slower without.
-        columns, format, delimiter, encoding, header, label_separator: how the data are read; see ``ReadOptions``.
-            Without them they are read like the training data.
+        columns, format, delimiter, encoding, header, label_separator, document: how the data are read; see
+            ``ReadOptions``. Without them they are read like the training data.
 
     Raises:
         DataError: naming every bad row.
@@ -186,6 +187,7 @@ def evaluate(
         encoding=encoding,
         header=header,
         label_separator=label_separator,
+        document=document,
     )
     loaded = load_trained(model, task=task, settings=settings, data=data, reading=options, revision=revision)
     return evaluate_data(loaded, data, dtype=dtype, reading=options).metrics

@@ -115,11 +115,13 @@ def as_trained(
         DataError: rows in memory cannot be used, or lack a column that ``given`` names.
     """
     if isinstance(data, str | Path):
-        return data, reading_of_file(given, model.reading, Path(data), model.task.columns)
+        # Predictions are made for each line of a file of text, whatever a document of the corpus was.
+        stored = model.reading if read_labels else replace(model.reading, document=None)
+        return data, reading_of_file(given, stored, Path(data), model.task.columns)
     if isinstance(data, RowTable):
         return data, given
-    stored = known_names(model.reading, model.task.columns)
-    return renamed(data, model.task, given.columns, stored=stored, read_labels=read_labels), given
+    names = known_names(model.reading, model.task.columns)
+    return renamed(data, model.task, given.columns, stored=names, read_labels=read_labels), given
 
 
 def renamed(

@@ -183,16 +183,19 @@ def _field(column: Column, limits: Limits) -> tuple[Any, Any]:
     """The type and the default of a column's value, with the limit on its characters."""
     most = limits.max_characters
 
-    def limited(words: list[str]) -> list[str]:
-        characters = sum(map(len, words))  # as many as the text has at most from which the words are
+    def limited(parts: list[str]) -> list[str]:
+        characters = sum(map(len, parts))  # as many as the text has at most of which they are the parts
         if characters > most:
-            raise ValueError(f"the words have {characters} characters, at most {most} are read")
-        return words
+            what = "words" if column.kind == "words" else "texts"
+            raise ValueError(f"the {what} have {characters} characters, at most {most} are read")
+        return parts
 
     text = Annotated[str, StringConstraints(max_length=most)]
     kinds: dict[str, Any] = {
         "id": text | StrictInt,
-        "words": Annotated[list[text], Field(max_length=most), FailFast(), AfterValidator(limited)],
     }
+    kinds |= dict.fromkeys(
+        ("words", "texts"), Annotated[list[text], Field(max_length=most), FailFast(), AfterValidator(limited)]
+    )
     kind = kinds.get(column.kind, text)
     return (kind, ...) if column.required else (kind | None, None)

@@ -58,7 +58,7 @@ def make_trainer(prepared: Prepared) -> Trainer:
     recipe = prepared.recipe
     model = TaskModel.from_pretrained(recipe.model.name, task=prepared.task, revision=recipe.model.revision)
     prepare_model(model, seed=recipe.run.seed)
-    model.reading = stored_reading(recipe.data)
+    model.reading = stored_reading(recipe.data, prepared.task.columns)
     return Trainer(
         model=model,
         splits=prepared.splits,

@@ -11,7 +11,7 @@ from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.data.table import RowTable
 
 READ_OPTIONS = {"names": "columns"} | {
-    name: name for name in ("format", "encoding", "delimiter", "header", "label_separator")
+    name: name for name in ("format", "encoding", "delimiter", "header", "label_separator", "document")
 }
 TEXT_AND_LABEL = (Column(name="text", kind="text"), Column(name="label", kind="label", required=False))
 

@@ -155,7 +155,7 @@ def test_a_recipe_without_a_header_is_remembered(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("a,x|y\n")
     spec = DataSpec(train=str(tmp_path / "rows.csv"), header=False, label_separator="|", columns={"text": "0"})
     expected = ReadOptions(columns={"text": "0"}, format="csv", header=False, label_separator="|")
-    assert stored_reading(spec) == expected
+    assert stored_reading(spec, COLUMNS) == expected
     assert loaded_options(stored_options(expected)) == expected
 
 

@@ -245,7 +245,7 @@ def test_rows_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
         ("rows.csv", "text,label\n", "no rows"),
         ("rows.csv", "", "the file is empty"),
         ("rows.jsonl", "hello\nworld\n", "cannot be read as jsonl: line 1"),
-        ("rows.txt", "It rained.\nAnd it rained on.\n\nThen it was over.\n", "cannot be read as conll: line 2"),
+        ("rows.txt", "It rained.\nAnd it rained on.\n\nThen it was over.\n", "no column to learn"),
         ("rows.docx", "hello", "no format belongs to the extension"),
     ],
 )

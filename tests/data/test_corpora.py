@@ -1,0 +1,150 @@
+"""Corpora: documents of files of text, and rows whose sentences are given."""
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_tasks.data.columns import Column, Document
+from bert_tasks.data.formats import file_format
+from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.readers import ReadOptions, loaded_options, read_table, stored_options
+from bert_tasks.data.records import text_rows
+from bert_tasks.data.splits import DataSpec, load_splits, stored_reading
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import DataError
+from bert_tasks.model.inputs import as_trained
+
+TEXT = Column(name="text", kind="text")
+CORPUS = (TEXT, Column(name="sentences", kind="texts", required=False))
+WORDS = (Column(name="words", kind="words"), Column(name="tags", kind="tags", required=False))
+
+STORY = "\n\nIt rained.\r\nIt stopped. \n \t\nThe end\n\n\n"
+Read = Callable[..., RowTable]
+
+
+def documents(table: RowTable) -> list[tuple[Any, ...]]:
+    return [(row["line"], row["text"], row.get("sentences")) for row in table]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (None, [(3, "It rained.\nIt stopped.", ["It rained.", "It stopped."]), (6, "The end", ["The end"])]),
+        ("blank-line", [(3, "It rained.\nIt stopped.", ["It rained.", "It stopped."]), (6, "The end", ["The end"])]),
+        ("line", [(3, "It rained.", None), (4, "It stopped.", None), (6, "The end", None)]),
+        ("file", [(3, "It rained.\nIt stopped.\nThe end", ["It rained.", "It stopped.", "The end"])]),
+    ],
+)
+@pytest.mark.parametrize("name", ["story.txt", "story.text", "story.txt.gz"])
+def test_the_documents_of_a_file_of_text(read: Read, name: str, document: Any, expected: list[Any]) -> None:
+    content = gzip.compress(STORY.encode()) if name.endswith(".gz") else STORY
+    assert documents(read(content, name, columns=CORPUS, document=document)) == expected
+
+
+def test_predictions_are_made_for_each_line_also_empty_ones(read: Read) -> None:
+    table = read("a\n\n b \n", "rows.txt", columns=CORPUS, require_labels=False)
+    assert documents(table) == [(1, "a", None), (2, "", None), (3, " b ", None)]
+
+
+@given(
+    st.lists(st.lists(st.text(st.characters(codec="utf-8"), max_size=8), max_size=4), max_size=4),
+    st.sampled_from(["blank-line", "line", "file"]),
+)
+def test_no_sentence_is_lost_whatever_a_document_is(groups: Sequence[Sequence[str]], document: Document) -> None:
+    lines = [line for group in groups for line in [*(part.replace("\n", " ") for part in group), ""]]
+    rows = [record.cells for record in text_rows([f"{line}\n" for line in lines], document)]
+    assert [line for row in rows for line in row["text"].split("\n")] == [s for line in lines if (s := line.strip())]
+    if document != "line":
+        assert ["\n".join(row["sentences"]) for row in rows] == [row["text"] for row in rows]
+    if document == "blank-line":
+        assert len(rows) <= len(groups) + sum(not part.strip() for group in groups for part in group)
+
+
+def test_sentences_alone_form_the_text(read: Read) -> None:
+    rows = [{"sentences": ["One.", "Two."]}, {"text": "Three. Four."}, {"text": "Both.", "sentences": ["Both."]}]
+    table = read("".join(json.dumps(row) + "\n" for row in rows), "rows.jsonl", columns=CORPUS)
+    assert documents(table) == [
+        (1, "One.\nTwo.", ["One.", "Two."]),
+        (2, "Three. Four.", None),
+        (3, "Both.", ["Both."]),
+    ]
+    assert RowTable.from_rows([{"sentences": ("a", "b")}], columns=CORPUS)[0]["text"] == "a\nb"
+    csv = 'body,parts\n,"[""x y"", ""z""]"\n'
+    named = read(csv, columns=CORPUS[1:], names={"sentences": "parts"})
+    assert named[0]["sentences"] == ["x y", "z"]
+
+
+def test_lists_of_texts_in_parquet(read: Read, tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    Dataset.from_list([{"sentences": ["a b", "c"]}, {"sentences": ["d"]}]).to_parquet(tmp_path / "rows.parquet")
+    table = read_table(tmp_path / "rows.parquet", columns=CORPUS, cache_dir=tmp_path / "cache")
+    assert [row["text"] for row in table] == ["a b\nc", "d"]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"sentences": "One. Two."}, r"column 'sentences'.*expected a list of texts"),
+        ({"sentences": ["a", 1]}, "text 2: expected a text, not a number"),
+        ({"sentences": 3, "text": "a"}, "expected a list of texts such as .* not a number"),
+    ],
+)
+def test_sentences_that_are_no_list_of_texts_are_refused(read: Read, row: Any, expected: str) -> None:
+    with pytest.raises(BadRowsError, match=expected):
+        read(json.dumps(row) + "\n", "rows.jsonl", columns=CORPUS)
+
+
+def test_a_missing_text_names_both_columns(read: Read) -> None:
+    with pytest.raises(DataError, match=r"no column 'text', nor 'sentences'.*(?s:.*)text = \"NAME\" or sentences"):
+        read('{"body": "a", "id": 1}\n', "rows.jsonl", columns=CORPUS)
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "expected"),
+    [
+        ("EU NNP\nsays VBZ\n", CORPUS, "text"),
+        ("EU NNP\nsays\n", WORDS, "conll"),
+        # Without a task, the lines decide.
+        ("-DOCSTART- -X- O\n\nEU NNP B-ORG\nsays VBZ O\n", None, "conll"),
+        ("It rained.\nThen it stopped.\n", None, "text"),
+        ("word\nlist\n", None, "text"),
+        ("", None, "text"),
+    ],
+)
+def test_the_task_says_what_a_txt_file_is(content: str, columns: Any, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text(content)
+    assert file_format(None, tmp_path / "rows.txt", columns).name == expected
+
+
+def test_what_a_document_is_belongs_to_the_reading_of_a_model(tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("a b\nc d\n\ne f\n")
+    spec = DataSpec(train=str(tmp_path / "rows.txt"), document="line")
+    reading = stored_reading(spec, CORPUS)
+    assert reading == ReadOptions(format="text", document="line")
+    assert loaded_options(stored_options(reading)) == reading
+    assert stored_reading(DataSpec(train=str(tmp_path / "rows.txt")), CORPUS) == ReadOptions(format="text")
+    with pytest.raises(ValueError, match="document"):
+        loaded_options({"document": "paragraph"})
+    with pytest.raises(DataError, match=r"document = 'paragraph': expected one of 'blank-line', 'line', 'file'"):
+        ReadOptions(document="paragraph")  # type: ignore[arg-type]
+    splits = load_splits(spec, columns=CORPUS, seed=0, cache_dir=tmp_path / "cache")
+    rows = [*splits.train, *splits.validation[""]]
+    assert sorted(row["text"] for row in rows) == ["a b", "c d", "e f"]
+
+
+def test_predictions_are_made_for_each_line_whatever_a_document_was_in_training(tmp_path: Path) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_text("a\n\nb\n")
+    task = SimpleNamespace(columns=CORPUS)
+    model: Any = SimpleNamespace(reading=ReadOptions(format="text", document="file"), task=task)
+    assert as_trained(model, path, ReadOptions())[1].document == "file"
+    assert as_trained(model, path, ReadOptions(document="line"))[1].document == "line"
+    assert as_trained(model, path, ReadOptions(), read_labels=False)[1].document is None
