@@ -169,6 +169,18 @@ def _placed(pieces: list[dict[str, Any]], second: int) -> list[dict[str, Any]]:
     return placed
 
 
+def same_token_ids(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """Whether two tokenizers give the same ids for any text or pair, whatever their classes and segment ids are."""
+    found = []
+    for tokenizer in (one, other):
+        backend = json.loads(tokenizer.backend_tokenizer.to_str())
+        quiet: dict[str, Any] = {"truncation": False, "padding": False}
+        samples = [tokenizer(_PROBE, **quiet)["input_ids"], tokenizer(_PROBE, _PROBE, **quiet)["input_ids"]]
+        rules = [backend["normalizer"], backend["pre_tokenizer"], backend["model"].get("merges")]
+        found.append((rules, samples, tokenizer.get_vocab(), dict(tokenizer.special_tokens_map)))
+    return found[0] == found[1]
+
+
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes the tokenizer's files, without the truncation and padding that its last call left in it.
 

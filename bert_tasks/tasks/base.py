@@ -29,6 +29,7 @@ from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import UsageError
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
+from bert_tasks.tasks.distillation import DISTILLATION, softmax_divergence
 from bert_tasks.tasks.report_data import ReportSections
 
 Item = TypeVar("Item", bound=Hashable)
@@ -285,6 +286,28 @@ class Task(ABC, Generic[PredictionT]):
 
         Training needs the counts of a whole step before its first backward pass.
         """
+
+    def distillation_loss(self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float) -> LossTerm:
+        """How far a student's logits are from a teacher's for the same batch, with ``distillation_count``.
+
+        The default is the divergence of the softmax of each row of logits. A task whose logits mean something else, or
+        of which a window has many rows, overrides both members.
+
+        Args:
+            student, teacher: logits as ``loss`` gets them; only those of the student have a gradient.
+            batch: what they were computed from, with or without labels.
+            temperature: logits of classes are divided by it; see ``softmax_divergence``.
+        """
+        total = softmax_divergence(student, teacher, temperature)
+        return LossTerm(name=DISTILLATION, total=total, count=student.new_full((), len(batch.label_counts)))
+
+    def distillation_count(self, features: Sequence[Feature]) -> float:
+        """The count of ``distillation_loss`` for a batch of these features, labelled or not; default: the windows.
+
+        Raises:
+            UsageError: with these settings the task cannot learn from a teacher.
+        """
+        return float(len(features))
 
     # Predictions.
 

@@ -385,7 +385,8 @@ class Trainer:
         if is_main and (_is_multiple(step, self.run.logging_steps) or step == self.steps.total_steps):
             event = {"event": "step", "step": step, "epoch": epoch + 1, "loss": log.loss}
             rates = {"learning_rate": log.learning_rate, "grad_norm": log.grad_norm}
-            record = {**event, **rates, "tokens_per_second": round(speed, 1)}
+            terms = {"terms": dict(log.terms)} if len(result.terms) > 1 else {}
+            record = {**event, **rates, **terms, "tokens_per_second": round(speed, 1)}
             self.logger.record(record)
             if self.callback is not None:
                 self.callback(dict(record))

@@ -46,9 +46,10 @@ _NOT_IN_MLFLOW = re.compile(r"[^\w\-./ :]")
 class Callback(Protocol):
     """A function that the main process calls with each record of metrics.jsonl, after it is written.
 
-    ``record["event"]`` is "step" (with step, epoch, loss, learning_rate, grad_norm, tokens_per_second) or "evaluation"
-    (with step, epoch, metrics). A true return value for an evaluation ends the run as early stopping does: its result
-    is the best model so far. Return values for steps are ignored.
+    ``record["event"]`` is "step" (with step, epoch, loss, learning_rate, grad_norm, tokens_per_second, and ``terms``,
+    the mean of each loss term, where there are several) or "evaluation" (with step, epoch, metrics). A true return
+    value for an evaluation ends the run as early stopping does: its result is the best model so far. Return values for
+    steps are ignored.
     """
 
     def __call__(self, record: dict[str, Any], /) -> object: ...
@@ -336,7 +337,8 @@ class MetricsLogger:
 def points(event: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of an event: ``train/loss``, ``validation/accuracy``; one that is not finite is left out."""
     if event["event"] == "step":
-        values = {f"train/{name}": value for name, value in event.items() if name not in ("event", "step")}
+        shown = {name: value for name, value in event.items() if name not in ("event", "step", "terms")}
+        values = {f"train/{name}": value for name, value in {**shown, **event.get("terms", {})}.items()}
     elif event["event"] == "evaluation":
         values = {f"validation/{name}": value for name, value in event["metrics"].items()}
     else:

@@ -7,9 +7,9 @@ Shape legend: 0-dimensional tensors unless said otherwise; K loss terms.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Self, cast
 
@@ -38,8 +38,9 @@ class StepResult:
     """A step's numbers, on their way from the device to the host.
 
     Attributes:
-        values: ``[4]`` mean loss, gradient norm before clipping, 1 if either is not finite, and how many processes
-            want to stop.
+        values: ``[4 + K]`` mean loss, gradient norm before clipping, 1 if either is not finite, how many processes
+            want to stop, and the mean of each loss term, not a number without a count.
+        terms: the names of the loss terms.
         ready: the event after which ``values`` may be read; None on the CPU.
     """
 
@@ -48,16 +49,24 @@ class StepResult:
     learning_rate: float
     values: Tensor
     ready: Any
+    terms: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepLog:
-    """A finished step in plain numbers. ``stop``: a process was asked to stop; all of them read the same."""
+    """A finished step in plain numbers.
+
+    Attributes:
+        loss: the weighted sum of ``terms``.
+        terms: name -> mean of each loss term that counted something.
+        stop: a process was asked to stop; all of them read the same.
+    """
 
     step: int
     loss: float
     grad_norm: float
     learning_rate: float
+    terms: Mapping[str, float] = field(default_factory=dict)
     stop: bool = False
 
 
@@ -105,6 +114,7 @@ class OptimizerSteps:
         objective.zero_grad(set_to_none=True)
         sparse_gradients(objective, accelerator.device.type == "cpu" and accelerator.num_processes == 1)
         self._tables: dict[nn.Parameter, Tensor] = {}
+        self._term_weights: dict[str, float] = {}  # of each loss term, as the batches so far had them
         groups = parameter_groups(
             objective,
             learning_rate=optim.learning_rate,
@@ -139,7 +149,7 @@ class OptimizerSteps:
         count. A process without samples runs the shortest one with weight 0, because the others wait for its gradients.
 
         Returns:
-            ``[K, 2]`` float64: weighted sum and count of each loss term over this process's samples.
+            ``[K, 2]`` float64: sum and count of each loss term over this process's samples.
         """
         accelerator, samples, objective = self.accelerator, self.samples, self.objective
         rank, world = accelerator.process_index, accelerator.num_processes
@@ -174,8 +184,9 @@ class OptimizerSteps:
                 if ratios is not None:
                     losses = [loss * ratio.to(loss.dtype) for loss, ratio in zip(losses, ratios, strict=True)]
                 accelerator.backward(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
-            values = [torch.stack([term.total.detach().double() * term.weight, term.count.double()]) for term in terms]
+            values = [torch.stack([term.total.detach().double(), term.count.double()]) for term in terms]
             sums = sums + torch.stack(values) * weight
+            self._term_weights = {term.name: term.weight for term in terms}
         for parameter in objective.parameters():
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.coalesce()  # each row once
@@ -197,7 +208,8 @@ class OptimizerSteps:
         if precision == "fp16":
             accelerator.unscale_gradients(optimizer)
         norm = clip_and_scale(self.objective.parameters(), factor=factor, max_norm=self.optim.max_grad_norm)
-        loss = (totals / counts.clamp(min=1e-30)).sum()
+        means = totals / counts.clamp(min=1e-30)
+        loss = torch.stack([mean * part for mean, part in zip(means, self._term_weights.values(), strict=True)]).sum()
         bad = ~(torch.isfinite(norm) & torch.isfinite(loss))
         if precision != "fp16":  # there the loss scaler skips
             optimizer.optimizer.grad_scale, optimizer.optimizer.found_inf = None, bad.float()
@@ -213,13 +225,15 @@ class OptimizerSteps:
         with self._dense_gradients():
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        numbers = torch.stack([loss, norm.double(), bad.double(), stops]).to("cpu", non_blocking=True)
+        numbers = torch.stack([loss, norm.double(), bad.double(), stops])
+        numbers = torch.cat([numbers, torch.where(counts > 0, means, torch.nan)]).to("cpu", non_blocking=True)
         ready = None
         if accelerator.device.type == "cuda":
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
             ready.record()
         rate = max(self.rates) * schedule
-        return StepResult(step=step, batch=batch, learning_rate=rate, values=numbers, ready=ready)
+        terms = tuple(self._term_weights)
+        return StepResult(step=step, batch=batch, learning_rate=rate, values=numbers, ready=ready, terms=terms)
 
     @contextmanager
     def _dense_gradients(self) -> Iterator[None]:
@@ -264,8 +278,10 @@ def read_step_metrics(
     """
     if result.ready is not None:
         result.ready.synchronize()
-    loss, norm, bad, stops = result.values.tolist()
-    log = StepLog(step=result.step, loss=loss, grad_norm=norm, learning_rate=result.learning_rate, stop=stops > 0)
+    loss, norm, bad, stops, *means = result.values.tolist()
+    terms = {name: mean for name, mean in zip(result.terms, means, strict=True) if not math.isnan(mean)}
+    numbers = {"loss": loss, "grad_norm": norm, "learning_rate": result.learning_rate}
+    log = StepLog(step=result.step, **numbers, terms=terms, stop=stops > 0)
     if not bad:
         return log, 0
     if mixed_precision == "fp16" and overflows + 1 < MOST_OVERFLOWS:

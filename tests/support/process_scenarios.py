@@ -6,6 +6,7 @@ Run by torchrun as a script (``-m support.process_scenarios CHECKPOINT FOLDER``)
 import atexit
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.model.inputs import tokenized
-from bert_tasks.training.objectives import Objective, Supervised
+from bert_tasks.training.objectives import Distillation, Objective, Supervised
 from support.training_runs import (
     TASK,
     WEIGHTED_TASK,
@@ -41,7 +42,7 @@ def trajectory(
     rows: int,
     batch_size: int,
     micro_batch_tokens: int,
-    kind: type[Objective] = Supervised,
+    kind: Callable[[TaskModel], Objective] = Supervised,
 ) -> dict[str, Any]:
     """Twenty steps without dropout over rows of unequal lengths, weights and labels."""
     objective = kind(load_model(checkpoint, WEIGHTED_TASK)).to(dtype)
@@ -56,7 +57,7 @@ def trajectory(
         weight_decay=0.01,
         adam_epsilon=1e-4,
     )
-    logs = [asdict(log) for log in walk(steps)]
+    logs = [{name: value for name, value in asdict(log).items() if name != "terms"} | log.terms for log in walk(steps)]
     return {"weights": weights_of(objective), "logs": logs, "seen": steps.samples.seen}
 
 
@@ -99,6 +100,15 @@ def scenarios(checkpoint: Path, wide_checkpoint: Path, folder: Path) -> dict[str
         # two loss terms, whose counts differ between the processes
         "terms": trajectory(
             wide_checkpoint, torch.float64, rows=10, batch_size=3, micro_batch_tokens=20, kind=LengthAndLabel
+        ),
+        # rows without a label have a distance from the teacher all the same
+        "teacher": trajectory(
+            wide_checkpoint,
+            torch.float64,
+            rows=10,
+            batch_size=3,
+            micro_batch_tokens=20,
+            kind=lambda model: Distillation(model, load_model(wide_checkpoint, WEIGHTED_TASK, seed=3)),
         ),
         # rank 0 has long rows, one micro-batch each; rank 1 may have fewer of them
         "uneven": trajectory(wide_checkpoint, torch.float64, rows=15, batch_size=3, micro_batch_tokens=1),

@@ -22,11 +22,13 @@ from transformers import (
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.readers import ReadOptions
+from bert_tasks.errors import UsageError
 from bert_tasks.model.inputs import load_trained
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import TASKS, Task
 from bert_tasks.tasks.base import Feature, Prediction, collate
+from bert_tasks.training.objectives import Distillation
 from support.meta_device import META, on_meta_device
 from support.training_runs import batches, make_steps
 
@@ -214,10 +216,37 @@ class TaskContract:
             assert len(counts) == len(terms)
             assert model.task.counts(features) == pytest.approx(counts, rel=1e-6)
 
-    def test_a_step_on_a_device_never_waits_and_leaves_no_tensor_on_the_host(
-        self, model: TaskModel, example: Example, monkeypatch: pytest.MonkeyPatch
+    def test_distillation_counts_what_it_sums_and_is_zero_between_equals(
+        self, model: TaskModel, example: Example
     ) -> None:
-        steps = make_steps(copy.deepcopy(model), list(example.rows), batch_size=8, micro_batch_tokens=60)
+        try:
+            model.task.distillation_count([])
+        except UsageError:
+            pytest.skip("the task cannot learn from a teacher")
+        rows = [*example.rows, changed(example, "word " * 60), *unlabelled(example)]
+        for features in (made(model, rows), made(model, unlabelled(example)[2:5])):
+            batch = collate(features, position_offset=model.config.position_offset)
+            with torch.no_grad():
+                logits = model(batch)
+            student = (logits + 0.1 * torch.rand_like(logits)).requires_grad_()
+            term = model.task.distillation_loss(student, logits, batch, 2.0)
+            assert term.count.item() == model.task.distillation_count(features) > 0
+            assert term.total > 0
+            same = model.task.distillation_loss(logits.requires_grad_(), logits.detach(), batch, 2.0)
+            (gradient,) = torch.autograd.grad(same.total, logits)
+            assert same.total.item() == pytest.approx(0, abs=1e-4)
+            assert gradient.abs().max() < 1e-5
+
+    @pytest.mark.parametrize("distils", [False, True], ids=["labels", "teacher"])
+    def test_a_step_on_a_device_never_waits_and_leaves_no_tensor_on_the_host(
+        self, model: TaskModel, example: Example, monkeypatch: pytest.MonkeyPatch, distils: bool
+    ) -> None:
+        if distils and getattr(example.task, "crf", False):
+            pytest.skip("a CRF cannot learn from a teacher")
+        student = copy.deepcopy(model)
+        objective = Distillation(student, copy.deepcopy(model)) if distils else None
+        sizes = {"batch_size": 8, "micro_batch_tokens": 60}
+        steps = make_steps(student, list(example.rows), objective=objective, **sizes)
         batch = next(batches(steps))
         with on_meta_device(steps, monkeypatch):
             result = steps.update(0, batch, steps.accumulate(0, batch))

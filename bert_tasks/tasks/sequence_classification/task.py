@@ -44,6 +44,7 @@ from bert_tasks.tasks.base import (
     sole_prediction,
 )
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, needed_tokens
+from bert_tasks.tasks.distillation import DISTILLATION, sigmoid_divergence, softmax_divergence
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.sequence_classification import report
 from bert_tasks.tasks.sequence_classification.detection import detect_texts
@@ -331,6 +332,24 @@ class TextClassification(Task[SequencePrediction]):
         if self.problem_type == "single_label_classification" and weights is not None:
             return {self.name: float(sum(weights[int(label)] for (label,) in labels))}
         return {self.name: float(sum(map(len, labels)))}
+
+    def distillation_loss(self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float) -> LossTerm:
+        """Per sample the divergence of its classes, that of each of its labels, or the squared distance of numbers."""
+        samples, given = (sample_logits(logits, batch.windows) for logits in (student, teacher))  # [S, L]
+        count = len(samples)
+        match self.problem_type:
+            case "regression":
+                total = F.mse_loss(samples, given, reduction="sum")
+            case "multi_label_classification":
+                total, count = sigmoid_divergence(samples, given, temperature), samples.numel()
+            case "single_label_classification":
+                total = softmax_divergence(samples, given, temperature)
+        return LossTerm(name=DISTILLATION, total=total, count=student.new_full((), count))
+
+    def distillation_count(self, features: Sequence[Feature]) -> float:
+        """See ``Task``: samples, times the labels if there may be several."""
+        samples = sum(1 for _ in groupby(features, key=lambda feature: feature["row"]))
+        return float(samples * (len(self.labels) if self.problem_type == _MULTI_LABEL else 1))
 
     def _class_weights(self) -> tuple[float, ...] | None:
         if self.class_weights is None:

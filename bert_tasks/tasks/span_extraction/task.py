@@ -32,6 +32,7 @@ from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics, tune_nu
 from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, label_config, labelled
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion
+from bert_tasks.tasks.distillation import DISTILLATION, NO_LOGIT, softmax_divergence
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.span_extraction import report
 from bert_tasks.tasks.span_extraction.detection import detect_spans
@@ -284,6 +285,19 @@ class SpanExtraction(Task[SpanPrediction]):
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """See ``Task``: the start and the end of each labelled window."""
         return {self.name: 2.0 * sum(bool(feature.get("labels")) for feature in features)}
+
+    def distillation_loss(self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float) -> LossTerm:
+        """The divergence of the start and of the end over all tokens of each window."""
+        counts = list(batch.layout.gather_counts)
+        parts = (list(torch.split(logits, counts)) for logits in (student, teacher))
+        padded = (pad_sequence(part, batch_first=True, padding_value=NO_LOGIT) for part in parts)  # [B, T, 2]
+        found, given = (scores.transpose(1, 2).flatten(0, 1) for scores in padded)  # [2 B, T]
+        total = softmax_divergence(found, given, temperature)
+        return LossTerm(name=DISTILLATION, total=total, count=student.new_full((), 2 * len(counts)))
+
+    def distillation_count(self, features: Sequence[Feature]) -> float:
+        """See ``Task``: the start and the end of each window."""
+        return 2.0 * len(features)
 
     def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[K + 1, 4]`` for each window: "no answer" and the best spans, see ``window_candidates``."""

@@ -45,6 +45,7 @@ from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, label_config, labelled, sole_prediction
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
+from bert_tasks.tasks.distillation import DISTILLATION, softmax_divergence
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.token_classification import report
 from bert_tasks.tasks.token_classification.detection import detect_tags
@@ -308,6 +309,20 @@ class TokenClassification(Task[TokenPrediction]):
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """See ``Task``: the number of labelled sub-words."""
         return {self.name: float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
+
+    def distillation_loss(self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float) -> LossTerm:
+        """The divergence of the labels of each sub-word that the head reads: with ``first`` one for each word."""
+        total = softmax_divergence(student, teacher, temperature)
+        return LossTerm(name=DISTILLATION, total=total, count=student.new_full((), len(student)))
+
+    def distillation_count(self, features: Sequence[Feature]) -> float:
+        """See ``Task``: the sub-words that the head reads."""
+        if self.crf:
+            raise UsageError(
+                "crf = true: a teacher's probabilities are those of single words, which a CRF does not have; "
+                "distil with crf = false"
+            )
+        return float(sum(len(read) for feature in features if (read := feature.get("gather_positions"))))
 
     def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         return [crf.compressed(words) for words in logits] if self.crf else logits

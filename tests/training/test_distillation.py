@@ -1,0 +1,231 @@
+"""A student that learns from a teacher: the loss and its gradient, what stays as it was, and runs that are stopped."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from bert_tasks import TaskModel
+from bert_tasks.errors import UsageError
+from bert_tasks.tasks import PairClassification
+from bert_tasks.tasks.base import collate
+from bert_tasks.tasks.distillation import softmax_divergence
+from bert_tasks.training import objectives
+from bert_tasks.training.objectives import Distillation, Supervised
+from support.small_checkpoints import save_checkpoint
+from support.training_runs import (
+    LABELS,
+    TASK,
+    WEIGHTED_TASK,
+    distance,
+    load_model,
+    make_rows,
+    make_steps,
+    walk,
+    weights_of,
+)
+
+UNLABELLED = (1, 8, 17, 30)
+
+
+def widened(model, seed):
+    """Heads are drawn small; logits near 0 would show no fault."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.head.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    return model
+
+
+def pair(checkpoint, kind=Distillation, task=WEIGHTED_TASK, **options):
+    student, teacher = (widened(load_model(checkpoint, task, seed=seed), seed) for seed in (0, 3))
+    return kind(student, teacher, **options).double()
+
+
+def batch_of(model, rows):
+    return collate(model.task.features(rows, model.tokenizer), position_offset=model.config.position_offset)
+
+
+def first_step(objective, rows, **options):
+    """The loss and gradients of one step over all rows."""
+    sizes = {"batch_size": len(rows), "max_grad_norm": None, "micro_batch_tokens": 16384}
+    steps = make_steps(objective.model, rows, objective=objective, **{**sizes, **options})
+    _, batch = next(steps.batches())
+    sums = steps.accumulate(0, batch)
+    gradients = {name: parameter.grad for name, parameter in objective.named_parameters()}
+    loss = steps.update(0, batch, sums).values[0].item()
+    return loss, {name: gradient.to_dense().clone() for name, gradient in gradients.items() if gradient is not None}
+
+
+def plain(objective, rows, *, temperature, weight):
+    """The documented loss from one row after another, without packing: ``(1 - w)`` labels ``+ w`` teacher."""
+    student, teacher = objective.model, objective.teacher
+    labelled, weights, divergences = [], [], []
+    for row in rows:
+        (feature,) = student.task.features([row], student.tokenizer)
+        batch = collate([feature], position_offset=student.config.position_offset)
+        found = student(batch)
+        with torch.no_grad():
+            given = copy.deepcopy(teacher).eval()(batch)
+        soft = [F.log_softmax(logits / temperature, dim=-1) for logits in (given, found)]
+        divergences.append((soft[0].exp() * (soft[0] - soft[1])).sum() * temperature**2)
+        if row["label"] is not None:
+            index = LABELS.index(row["label"])
+            labelled.append(-found.log_softmax(-1)[0, index] * WEIGHTED_TASK.class_weights[index])
+            weights.append(WEIGHTED_TASK.class_weights[index])
+    return (1 - weight) * sum(labelled) / sum(weights) + weight * sum(divergences) / len(rows)
+
+
+@pytest.mark.parametrize(("temperature", "weight"), [(2.0, 0.5), (1.0, 0.9), (5.0, 0.1)])
+def test_loss_and_gradient_are_those_of_the_documented_formula(wide_checkpoint, temperature, weight):
+    rows = make_rows(9, unlabelled=(2, 5))
+    objective = pair(wide_checkpoint, temperature=temperature, weight=weight)
+    reference = copy.deepcopy(objective)
+    expected = plain(reference, rows, temperature=temperature, weight=weight)
+    expected.backward()
+    for tokens in (16384, 30):
+        loss, gradients = first_step(copy.deepcopy(objective), rows, micro_batch_tokens=tokens)
+        assert loss == pytest.approx(expected.item(), rel=1e-12)
+        for name, parameter in reference.named_parameters():
+            if parameter.grad is not None:
+                torch.testing.assert_close(gradients[name], parameter.grad.to_dense(), rtol=1e-9, atol=1e-12)
+
+
+class TrainingTeacher(Distillation):
+    """The usual mistake: the teacher follows the student into training mode."""
+
+    def train(self, mode=True):
+        self.teacher.train(mode)
+        return super().train(mode)
+
+
+class PaddingCounted(Distillation):
+    """Another one: the mean divides by places, not by rows."""
+
+    def counts(self, features):
+        counts = super().counts(features)
+        return {**counts, "distillation": counts["distillation"] * 1.5}
+
+    def forward(self, batch):
+        *others, term = super().forward(batch)
+        return (*others, dataclasses.replace(term, count=term.count * 1.5))
+
+
+def without_square(student, teacher, temperature):
+    return softmax_divergence(student, teacher, temperature) / temperature**2
+
+
+def other_direction(student, teacher, temperature):
+    return softmax_divergence(teacher, student, temperature)
+
+
+@pytest.mark.parametrize("fault", [PaddingCounted, without_square, other_direction], ids=lambda fault: fault.__name__)
+def test_the_formula_would_show_the_usual_mistakes(wide_checkpoint, monkeypatch, fault):
+    kind = fault if isinstance(fault, type) else Distillation
+    if kind is Distillation:
+        monkeypatch.setattr("bert_tasks.tasks.sequence_classification.task.softmax_divergence", fault)
+    rows = make_rows(9, unlabelled=(2, 5))
+    objective = pair(wide_checkpoint, kind, temperature=3.0)
+    expected = plain(copy.deepcopy(objective), rows, temperature=3.0, weight=0.5).item()
+    assert abs(first_step(objective, rows)[0] - expected) > 1e-3 * expected
+
+
+def seen_by_teacher(checkpoint, kind):
+    objective = pair(checkpoint, kind)
+    batch = batch_of(objective.model, make_rows(4))
+    objective.train()
+    return objective, [objective(batch)[1].total.item() for _ in range(2)]
+
+
+def test_the_teacher_has_no_dropout_and_the_student_has(dropout_checkpoint):
+    objective, totals = seen_by_teacher(dropout_checkpoint, Distillation)
+    assert objective.model.training
+    assert not any(module.training for module in objective.teacher.modules())
+    assert totals[0] != totals[1]
+    objective.model.eval()
+    batch = batch_of(objective.model, make_rows(4))
+    assert objective(batch)[1].total.item() == objective(batch)[1].total.item()
+    faulty, _ = seen_by_teacher(dropout_checkpoint, TrainingTeacher)
+    faulty.model.eval()
+    assert faulty(batch)[1].total.item() != faulty(batch)[1].total.item()
+
+
+def test_a_teacher_that_was_being_trained_is_in_evaluation_mode(checkpoint):
+    teacher = load_model(checkpoint, seed=3).train()
+    Distillation(load_model(checkpoint), teacher)
+    assert not teacher.training
+
+
+def test_the_teacher_is_moved_but_neither_trained_nor_stored(wide_checkpoint):
+    objective = pair(wide_checkpoint)
+    before = weights_of(objective.teacher)
+    assert all(parameter.dtype == torch.float64 for parameter in objective.teacher.parameters())
+    walk(make_steps(objective.model, make_rows(8), objective=objective, batch_size=4, epochs=1, learning_rate=1e-2))
+    assert distance(before, weights_of(objective.teacher)) == 0
+    assert all(parameter.grad is None for parameter in objective.teacher.parameters())
+    own = dict(Supervised(objective.model).checkpoint_parameters())
+    assert objective.checkpoint_parameters().keys() == own.keys()
+    objective.to("meta")
+    assert objective.teacher.device.type == "meta"
+
+
+def trained(checkpoint, *, kind=Distillation, micro_batch_tokens, **options):
+    objective = pair(checkpoint, kind, **options)
+    rows = make_rows(37, unlabelled=UNLABELLED)
+    settings = {"epochs": 4, "batch_size": 8, "learning_rate": 1e-3, "adam_epsilon": 1e-4, "weight_decay": 0.01}
+    steps = make_steps(objective.model, rows, objective=objective, micro_batch_tokens=micro_batch_tokens, **settings)
+    return weights_of(objective), walk(steps)
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 40])
+def test_micro_batches_change_no_weight(wide_checkpoint, micro_batch_tokens):
+    whole, logs = trained(wide_checkpoint, micro_batch_tokens=16384)
+    parts, others = trained(wide_checkpoint, micro_batch_tokens=micro_batch_tokens)
+    assert distance(whole, parts) <= 1e-12
+    for one, other in zip(logs, others, strict=True):
+        assert one.terms.keys() == {"sequence-classification", "distillation"}
+        assert other.terms == pytest.approx(one.terms, rel=1e-9)
+        assert one.loss == pytest.approx(sum(one.terms.values()) / 2, rel=1e-12)
+
+
+def test_rows_without_labels_teach(wide_checkpoint):
+    rows = make_rows(6, unlabelled=range(6))
+    objective = pair(wide_checkpoint)
+    teacher = objective.teacher
+    before = softmax_divergence(objective.model(batch_of(teacher, rows)), teacher(batch_of(teacher, rows)), 2.0).item()
+    logs = walk(make_steps(objective.model, rows, objective=objective, batch_size=3, epochs=8, learning_rate=1e-3))
+    assert all(log.terms.keys() == {"distillation"} for log in logs)
+    objective.model.eval()
+    after = softmax_divergence(objective.model(batch_of(teacher, rows)), teacher(batch_of(teacher, rows)), 2.0).item()
+    assert after < before / 2
+
+
+# Teachers that cannot teach
+
+
+def refused(checkpoint, teacher, **changes):
+    student = load_model(checkpoint, dataclasses.replace(TASK, **changes))
+    with pytest.raises(UsageError) as error:
+        Distillation(student, teacher)
+    return str(error.value)
+
+
+def test_a_teacher_that_does_not_fit_is_refused_by_name(checkpoint, unigram_tokenizer, tmp_path):
+    teacher = load_model(checkpoint, TASK)
+    save_checkpoint(tmp_path, "albert", unigram_tokenizer)
+    assert "positive, negative" in refused(checkpoint, teacher, labels=("positive", "negative"))
+    assert "other settings" in refused(checkpoint, teacher, problem_type="multi_label_classification")
+    other = load_model(checkpoint, PairClassification(labels=LABELS, max_length=40))
+    assert "pair-classification" in refused(checkpoint, other)
+    assert "another tokenizer" in refused(checkpoint, TaskModel.from_pretrained(tmp_path, task=TASK))
+    student = load_model(checkpoint)
+    with pytest.raises(UsageError, match="the model itself"):
+        Distillation(student, student)
+
+
+def test_a_student_without_segments_leaves_them_to_the_teacher(checkpoint):
+    feature = {"row": 0, "input_ids": [2, 7, 8, 3, 9, 3], "token_type_ids": [0] * 6}
+    assert objectives._with_segments(feature, 3)["token_type_ids"] == [0, 0, 0, 0, 1, 1]
+    assert objectives._with_segments({**feature, "input_ids": [2, 7]}, 3)["token_type_ids"] == [0, 0]
