@@ -1,0 +1,1 @@
+"""Masked language modelling: the task, and which tokens are masked."""

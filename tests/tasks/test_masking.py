@@ -1,0 +1,395 @@
+"""Masking: which tokens are predicted and what replaces them, against what the stated rule leads to expect."""
+
+import json
+from itertools import groupby
+
+import numpy as np
+import pytest
+from scipy.stats import chi2
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from bert_tasks.tasks.base import FeatureKeys
+from bert_tasks.tasks.masked_language_modeling.masking import (
+    MaskingIds,
+    MaskingRule,
+    chosen_units,
+    mask_feature,
+    masked_positions,
+    token_weights,
+    unit_starts,
+    word_numbers,
+)
+from support.small_tokenizers import LINES
+
+MASK, ORDINARY = 3, 4  # ids outside RANDOM, so that every replacement shows
+RANDOM = np.arange(10, 510)
+IDS = MaskingIds(mask_id=MASK, random_ids=RANDOM)
+
+
+def windows(count, *, seed=0, longest=254, shortest=1, word_sizes=(1, 1, 1, 1, 2, 2, 3, 5)):
+    """Word numbers of windows with special tokens at both ends, and some with one in the middle."""
+    chance = np.random.default_rng(seed)
+    made = []
+    for size in chance.integers(shortest, longest, endpoint=True, size=count):
+        sizes = chance.choice(word_sizes, size=size)
+        words = np.repeat(np.arange(size), sizes)[:size]
+        if size > 20 and chance.random() < 0.3:
+            words[chance.integers(5, size - 5)] = -1
+        made.append(np.concatenate([[-1], words, [-1]]))
+    return made
+
+
+def generator(i, epoch=0, seed=1):
+    return FeatureKeys(seed=seed, epoch=epoch, numbers=(i,)).generator(0)
+
+
+def within(value, expected, variance, deviations=4.0):
+    assert abs(value - expected) <= deviations * variance**0.5, (value, expected, variance**0.5)
+
+
+def chi_square_p(counts, expected):
+    counts, expected = np.asarray(counts, float), np.asarray(expected, float)
+    return chi2.sf(((counts - expected) ** 2 / expected).sum(), len(counts) - 1)
+
+
+def masked(all_words, rule, ids=IDS, epoch=0):
+    features = []
+    for i, words in enumerate(all_words):
+        feature = {"row": i, "input_ids": [ORDINARY] * len(words), "token_type_ids": [], "word_ids": words.tolist()}
+        features.append(mask_feature(feature, generator(i, epoch), rule, ids))
+    return features
+
+
+@pytest.fixture(scope="module")
+def words():
+    made = windows(9000)
+    assert sum((one >= 0).sum() for one in made) > 1_000_000
+    return made
+
+
+class TestShares:
+    """Over a million candidates, within 4 standard deviations of what the rule leads to expect."""
+
+    @pytest.mark.parametrize(("rate", "mask", "random"), [(0.15, 0.8, 0.1), (0.07, 0.5, 0.25)])
+    def test_of_single_tokens(self, words, rate, mask, random):
+        rule = MaskingRule(mlm_probability=rate, mask_replace_prob=mask, random_replace_prob=random)
+        features = masked(words, rule)
+        sizes = np.array([(one >= 0).sum() for one in words])
+        chosen = np.array([len(feature["gather_positions"]) for feature in features])
+        assert chosen.min() >= 1
+        wanted = rate * sizes
+        rest = wanted - np.floor(wanted)
+        assert np.all(np.abs(chosen - np.maximum(wanted, 1)) < 1)
+        large = wanted >= 1
+        within(chosen[large].sum(), wanted[large].sum(), (rest * (1 - rest))[large].sum())
+        assert np.all(chosen[~large] == 1)
+
+        replaced = np.concatenate([np.take(one["input_ids"], one["gather_positions"]) for one in features])
+        total = len(replaced)
+        for share, expected in (
+            ((replaced == MASK).sum(), mask),
+            (np.isin(replaced, RANDOM).sum(), random),
+            ((replaced == ORDINARY).sum(), 1 - mask - random),
+        ):
+            within(share, total * expected, total * expected * (1 - expected) + 1e-6)
+        if random:
+            counts = np.bincount(replaced[replaced >= RANDOM[0]] - RANDOM[0], minlength=len(RANDOM))
+            assert chi_square_p(counts, np.full(len(RANDOM), counts.sum() / len(RANDOM))) > 1e-4
+
+    def test_of_whole_words(self, words):
+        words = words[:2000]
+        sizes = np.array([(one >= 0).sum() for one in words])
+        chosen = [masked_positions(one, generator(i), MaskingRule(whole_word_mask=True)) for i, one in enumerate(words)]
+        counts = np.array([len(one) for one in chosen])
+        assert counts.min() >= 1
+        large = sizes >= 40  # in shorter windows the one word that is always masked counts
+        # The two words at the ends of the arc have up to 5 tokens each.
+        within(counts[large].sum(), 0.15 * sizes[large].sum(), ((counts - 0.15 * sizes)[large] ** 2).sum())
+        assert np.abs(counts - np.maximum(0.15 * sizes, 1)).max() <= 6
+        for positions, one in zip(chosen, words, strict=True):
+            parts = np.split(np.arange(len(one)), np.flatnonzero(np.diff(one)) + 1)
+            assert {len(set(part) & set(positions.tolist())) in (0, len(part)) for part in parts} == {True}
+            assert np.all(one[positions] >= 0)
+
+
+def test_the_rest_of_a_feature_stays():
+    feature = {"row": 7, "input_ids": [0, 5, 6, 1], "token_type_ids": [0] * 4, "word_ids": [-1, 0, 1, -1], "extra": 1}
+    before = json.dumps(feature)
+    made = mask_feature(
+        feature, generator(0), MaskingRule(mlm_probability=1.0, mask_replace_prob=1.0, random_replace_prob=0.0), IDS
+    )
+    assert json.dumps(feature) == before
+    assert made == {**feature, "input_ids": [0, MASK, MASK, 1], "gather_positions": [1, 2], "labels": [5.0, 6.0]}
+    nothing = mask_feature({**feature, "word_ids": [-1] * 4}, generator(0), MaskingRule(), IDS)
+    assert nothing == {**feature, "word_ids": [-1] * 4, "gather_positions": [], "labels": []}
+
+
+def test_positions_are_uniform_and_differ_between_epochs():
+    words = np.concatenate([[-1], np.arange(60), [-1]])
+    draws = 6000
+    first, second = (
+        np.array(
+            [np.isin(np.arange(62), masked_positions(words, generator(i, epoch), MaskingRule())) for i in range(draws)]
+        )
+        for epoch in (0, 1)
+    )
+    counts = first.sum(axis=0)
+    assert counts[0] == counts[-1] == 0
+    assert chi2.sf(((counts[1:-1] - draws * 0.15) ** 2 / (draws * 0.15 * 0.85)).sum() * 59 / 60, 59) > 1e-4
+    assert np.all(first.sum(axis=1) == 9)
+    # Hypergeometric: 9 of 60, and 9 of 60 again.
+    within((first & second).sum(), draws * 9 * 0.15, draws * 9 * 0.15 * 0.85 * 51 / 59)
+    again = [masked_positions(words, generator(i, 1), MaskingRule()).tolist() for i in range(0, draws, 500)]
+    assert again == [np.flatnonzero(second[i]).tolist() for i in range(0, draws, 500)]
+
+
+def test_every_word_is_as_likely_whatever_its_length():
+    sizes = np.array([1, 1, 2, 3, 5, 8, 1, 1, 2, 13, 1, 2])
+    draws, count = 20000, 12
+    chance = np.random.default_rng(3)
+    chosen = np.array([chosen_units(sizes, count, chance) for _ in range(draws)])
+    share = count / sizes.sum()
+    for number in chosen.sum(axis=0):
+        within(number, draws * share, draws * share * (1 - share))
+    tokens = chosen @ sizes
+    within(tokens.sum(), draws * count, ((tokens - count) ** 2).sum())
+    assert {int(one) for one in chosen_units(np.array([2, 3]), 5, chance)} == {1}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_window_with_words_has_one_masked_word_at_least(seed):
+    chosen = chosen_units(np.array([9, 30, 4]), 1, np.random.default_rng(seed))
+    assert chosen.sum() == 1
+
+
+def expected_units(words, longest):
+    """How many n-grams of each length ``words`` words are cut into on average, by recursion."""
+    totals = np.zeros((words + 1, longest))
+    for left in range(1, words + 1):
+        room = min(longest, left)
+        chances = 1 / np.arange(1, room + 1)
+        for length, chance in enumerate(chances / chances.sum(), start=1):
+            totals[left] += chance * (totals[left - length] + np.eye(longest)[length - 1])
+    return totals[words]
+
+
+def test_ngrams_have_lengths_in_inverse_proportion():
+    rule = MaskingRule(whole_word_mask=True, max_ngram=3)
+    words = np.repeat(np.arange(300), np.tile([1, 2, 1, 3], 75))
+    positions, numbers = np.arange(len(words)) + 1, words
+    cut, chosen_lengths, draws = np.zeros(3), np.zeros(3), 2000
+    for i in range(draws):
+        chance = generator(i)
+        starts = unit_starts(positions, numbers, chance, max_ngram=3)
+        lengths = np.diff([*numbers[starts], 300])
+        cut += np.bincount(lengths, minlength=4)[1:]
+        sizes = np.diff([*starts, len(words)])
+        chosen = chosen_units(sizes, 80, chance)
+        chosen_lengths += np.bincount(lengths[chosen], minlength=4)[1:]
+    shares = expected_units(300, 3)
+    assert shares / shares.sum() == pytest.approx([6 / 11, 3 / 11, 2 / 11], abs=0.004)
+    for counts in (cut, chosen_lengths):
+        for number, share in zip(counts, shares / shares.sum(), strict=True):
+            within(number, counts.sum() * share, counts.sum() * share * (1 - share))
+    picked = masked_positions(np.concatenate([[-1], words, [-1]]), generator(0), rule)
+    assert picked.tolist() == masked_positions(np.concatenate([[-1], words, [-1]]), generator(0), rule).tolist()
+    # near the mean over all windows
+    mean = np.mean([len(masked_positions(words, generator(i), rule)) for i in range(1000)])
+    assert mean == pytest.approx(0.15 * len(words), rel=0.01)
+
+
+def test_ngrams_end_at_tokens_that_are_no_candidates():
+    words = np.array([0, 1, 2, -1, 2, 3, 4, 5])
+    candidates = np.flatnonzero(words >= 0)
+    for i in range(50):
+        starts = unit_starts(candidates, words[candidates], generator(i), max_ngram=3)
+        assert {0, 3} <= set(starts.tolist())
+        assert starts.tolist() == sorted(set(starts.tolist()))
+
+
+def test_rare_tokens_are_predicted_more_often():
+    corpus = [{"input_ids": [0, *[5] * 15, 1]}, {"input_ids": [0, 6, 1]}]
+    weights = token_weights(corpus, vocab_size=8, smoothing=0.5)
+    assert weights.tolist() == pytest.approx([2**-0.5, 2**-0.5, 1, 1, 1, 15**-0.5, 1, 1])
+    words = np.array([-1, 0, 1, 2, -1])
+    of_window = weights[[0, 5, 6, 5, 1]]
+    draws = 8000
+    one = MaskingRule(mlm_probability=0.3, mask_smoothing=0.5)
+    rare = sum(masked_positions(words, generator(i), one, of_window).tolist() == [2] for i in range(draws))
+    share = 1 / (1 + 2 * 15**-0.5)
+    within(rare, draws * share, draws * share * (1 - share))
+    # Two of three, one after another: both frequent ones with this probability.
+    two = MaskingRule(mlm_probability=2 / 3 + 1e-9, mask_smoothing=0.5)
+    both = sum(masked_positions(words, generator(i), two, of_window).tolist() == [1, 3] for i in range(draws))
+    frequent = 15**-0.5
+    share = 2 * frequent / (1 + 2 * frequent) * frequent / (1 + frequent)
+    within(both, draws * share, draws * share * (1 - share))
+
+
+def test_counts_of_a_stored_corpus_are_those_of_a_list():
+    from datasets import Dataset
+
+    corpus = [{"row": i, "input_ids": [i % 7, 5, 6]} for i in range(2500)]
+    listed = token_weights(corpus, vocab_size=9, smoothing=0.7)
+    stored = Dataset.from_list(corpus)
+    assert token_weights(stored, vocab_size=9, smoothing=0.7).tolist() == listed.tolist()
+    part = stored.select(range(100, 200))
+    assert token_weights(part, vocab_size=9, smoothing=1.0)[5] == pytest.approx(1 / 114)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mlm_probability": 0.0}, "mlm_probability"),
+        ({"mlm_probability": 1.5}, "mlm_probability"),
+        ({"mask_replace_prob": -0.1}, "mask_replace_prob"),
+        ({"mask_replace_prob": 0.8, "random_replace_prob": 0.3}, "at most 1"),
+        ({"max_ngram": 0}, "max_ngram"),
+        ({"max_ngram": 3}, "whole_word_mask = true"),
+        ({"mask_smoothing": -1.0}, "mask_smoothing"),
+        ({"mask_smoothing": 0.7, "whole_word_mask": True}, "excludes"),
+    ],
+)
+def test_rules_that_make_no_sense(settings, message):
+    with pytest.raises(ValueError, match=message):
+        MaskingRule(**settings)
+
+
+def test_random_tokens_are_neither_special_nor_added(by_kind):
+    for tokenizer in by_kind.values():
+        ids = MaskingIds.of(tokenizer)
+        assert ids.mask_id == tokenizer.mask_token_id
+        assert len(ids.random_ids) == len(tokenizer) - len(tokenizer.get_added_vocab())
+        assert not set(ids.random_ids.tolist()) & set(tokenizer.all_special_ids)
+    wordpiece = PreTrainedTokenizerFast(tokenizer_object=small("wordpiece", LINES), mask_token="[MASK]")
+    wordpiece.add_tokens(["newword"])
+    assert wordpiece.convert_tokens_to_ids("newword") not in MaskingIds.of(wordpiece).random_ids
+    with pytest.raises(ValueError, match="no mask token"):
+        MaskingIds.of(PreTrainedTokenizerFast(tokenizer_object=small("wordpiece", LINES)))
+
+
+# Words
+
+UNSPACED = """
+昨天下午我们去了图书馆。借了三本关于历史的书。
+他们决定明天早上坐火车去北京。因为机票太贵了。
+今年的冬天比去年冷。河面已经结了厚厚的冰。
+昨日の午後、私たちは図書館へ行って本を三冊借りました。
+駅の近くの小さな店でコーヒーを飲みながら手紙を書いた。
+เมื่อวานนี้เราไปห้องสมุดและยืมหนังสือสามเล่ม
+""".strip().splitlines()
+KINDS = ("wordpiece", "bpe", "bpe-untrimmed", "unigram", "unigram-whole")
+
+
+def small(kind, lines):
+    """A tokenizer of the library ``tokenizers``, trained on a few lines."""
+    special = ["[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    options = {"special_tokens": special, "vocab_size": 420, "show_progress": False}
+    if kind == "wordpiece":
+        made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        made.normalizer, made.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(**options)
+    elif kind.startswith("bpe"):
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(**options, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    else:
+        made = Tokenizer(models.Unigram())
+        made.pre_tokenizer = pre_tokenizers.Metaspace()
+        trainer = trainers.UnigramTrainer(**options, unk_token="[UNK]")
+    made.train_from_iterator(lines, trainer)
+    if kind == "unigram-whole":  # pieces of words, of texts that nothing splits into words
+        made.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    template = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    )
+    trim = processors.ByteLevel(trim_offsets=kind == "bpe")
+    made.post_processor = processors.Sequence([trim, template]) if kind.startswith("bpe") else template
+    return made
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def of_kind(request):
+    return request.param, small(request.param, [*LINES, *UNSPACED])
+
+
+def pieces_of(tokenizer, text):
+    """The words of a text, each as its tokens; and the numbers of all tokens."""
+    encoding = tokenizer.encode(text)
+    numbers = word_numbers(text, encoding.word_ids, encoding.offsets)
+    grouped = groupby(zip(numbers, encoding.tokens, encoding.offsets, strict=True), key=lambda one: one[0])
+    return {number: list(members) for number, members in grouped if number >= 0}, numbers
+
+
+def test_words_of_text_with_spaces_end_at_spaces(of_kind):
+    kind, tokenizer = of_kind
+    for text in [*LINES, "  two  spaces, and  three "]:
+        words, numbers = pieces_of(tokenizer, text)
+        assert numbers[0] == numbers[-1] == -1
+        assert numbers[1:-1] == sorted(numbers[1:-1])
+        assert list(words) == list(range(len(words)))
+        read = ["".join(text[slice(*offsets)] for _, _, offsets in members).strip() for members in words.values()]
+        assert not any(" " in word for word in read)
+        if kind.startswith("unigram"):  # punctuation belongs to the word that it touches
+            assert len([word for word in read if word]) == len(text.split())
+    words, _ = pieces_of(tokenizer, "She read, folded and whistled: grandmother's anthem!")
+    tokens = [len(members) for members in words.values()]
+    assert max(tokens) >= 3
+    if not kind.startswith("unigram"):
+        assert len(words) == (12 if kind == "wordpiece" else 11)
+
+
+def test_each_token_of_text_without_spaces_is_a_word(of_kind):
+    kind, tokenizer = of_kind
+    for text in UNSPACED:
+        words, _ = pieces_of(tokenizer, text)
+        assert len(words) >= len(text) / 6
+        for members in words.values():
+            spans = [offsets for _, _, offsets in members]
+            # several tokens only where they are bytes of one character, or the sign of a space
+            if len(members) > 1:
+                assert max(end for _, end in spans) - min(first for first, _ in spans) <= 2
+            assert not kind.startswith("unigram") or len(members) <= 2
+        if kind.startswith("bpe"):  # no character is cut
+            cut = [members[0][2][0] for members in words.values()]
+            assert cut == sorted(set(cut))
+
+
+def test_both_kinds_of_text_in_one(of_kind):
+    _, tokenizer = of_kind
+    text = "the harbour图书馆letter morning"
+    words, _ = pieces_of(tokenizer, text)
+    read = [(members[0][2][0], members[-1][2][1]) for members in words.values()]
+    texts = [text[first:end].strip() for first, end in read]
+    assert texts[:2] == ["the", "harbour"]
+    assert texts[-2:] == ["letter", "morning"]
+    assert len(texts) >= 5
+
+
+def test_whole_words_are_masked_whole_by_every_kind(of_kind):
+    _, tokenizer = of_kind
+    rule = MaskingRule(whole_word_mask=True, mask_replace_prob=1.0, random_replace_prob=0.0)
+    encodings = [tokenizer.encode(text) for text in (*LINES, *UNSPACED)]
+    chosen = total = 0
+    for i, (text, encoding) in enumerate(zip((*LINES, *UNSPACED), encodings, strict=True)):
+        numbers = word_numbers(text, encoding.word_ids, encoding.offsets)
+        feature = {"row": 0, "input_ids": encoding.ids, "token_type_ids": [], "word_ids": numbers}
+        for epoch in range(40):
+            made = mask_feature(feature, generator(i, epoch), rule, IDS)
+            positions = set(made["gather_positions"])
+            hit = {numbers[position] for position in positions}
+            assert -1 not in hit
+            assert positions == {place for place, number in enumerate(numbers) if number in hit}
+            chosen += len(positions)
+            total += sum(number >= 0 for number in numbers)
+    assert chosen / total == pytest.approx(0.15, abs=0.01)
+
+
+def test_transformers_and_tokenizers_agree_on_words(by_kind):
+    text = "Don't like pretraining, unbelievable  <mask> [MASK] café!"
+    for tokenizer in by_kind.values():
+        encoding = tokenizer(text, return_offsets_mapping=True)
+        numbers = word_numbers(text, encoding.word_ids(), encoding["offset_mapping"])
+        expected = [-1 if word is None else word for word in encoding.word_ids()]
+        assert numbers == expected
