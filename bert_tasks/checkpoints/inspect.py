@@ -17,7 +17,7 @@ from bert_tasks.checkpoints.load import LoadReport, label_names, match_weights, 
 from bert_tasks.checkpoints.save import read_head_tensors
 from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import PerTokenHead, SequenceHead
+from bert_tasks.encoder.heads import PerTokenHead, PretrainingHead, ReplacedTokenHead, SequenceHead, VocabularyHead
 from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.errors import CheckpointError
 from bert_tasks.families import (
@@ -172,10 +172,17 @@ def _expected(
         model = nn.ModuleDict({"stack": TransformerEncoder(config)})
         if pooler:
             model["pooler"] = nn.Linear(config.hidden_size, config.hidden_size)
-        if head == "sequence":
-            model["head"] = SequenceHead(config, num_labels)
-        elif head != "base":
-            model["head"] = PerTokenHead(config, 2 if head == "span" else num_labels, dropout=0.0)
+        match head:
+            case "sequence":
+                model["head"] = SequenceHead(config, num_labels)
+            case "token" | "span":
+                model["head"] = PerTokenHead(config, 2 if head == "span" else num_labels, dropout=0.0)
+            case "masked-lm":
+                model["head"] = VocabularyHead(config)
+            case "pretraining":
+                model["head"] = PretrainingHead(config)
+            case "replaced-token":
+                model["head"] = ReplacedTokenHead(config)
     shapes = {key: value.shape for key, value in model.state_dict().items()}
     return shapes, parameter_map(family, config, head=head, pooler=pooler)
 

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_tasks.errors import CheckpointError, PathError
-from bert_tasks.families import CONFIG_KEY, current_name, split_unused
+from bert_tasks.families import CONFIG_KEY, copies_of_tied, current_name, split_unused
 from bert_tasks.families.base import Family
 from bert_tasks.storage import exists, is_file, is_link, lexists, resolved, sha256
 
@@ -274,7 +274,7 @@ class LoadReport:
         loaded: used; ``renamed`` of them under another name than the file's (gamma/beta, missing prefix).
         new: not in the file (or of another shape): freshly initialised parameters of the task head.
         dropped: heads of another task or of pre-training.
-        ignored: buffers that older versions saved.
+        ignored: buffers, and copies of tied tensors, that older versions saved.
         notes: what else a user should know (a head whose labels were reordered, ...).
     """
 
@@ -350,6 +350,12 @@ def match_weights(
             unused.remove(key)
         elif full in wanted:
             keys[full] = key
+    copies = copies_of_tied(family, names)
+    for copy, name in copies.items():
+        if copy in tensors and keys.setdefault(name, copy) != copy:
+            tied = tensors[keys[name]]
+            if tensors[copy].shape != tied.shape or not torch.equal(tensors[copy].to(tied.dtype), tied):
+                problems.append(f"{copy} differs from {keys[name]}, to which the head's decoder is tied")
     found: dict[str, Tensor] = {}
     loaded: list[str] = []
     new: list[str] = []
@@ -380,7 +386,7 @@ def match_weights(
             loaded += sources
         if not faults or not in_head:
             unused -= {keys[source] for source in sources if source in keys}
-    dropped, ignored, unknown = split_unused(family, unused)
+    dropped, ignored, unknown = split_unused(family, unused - copies.keys())
     problems += [f"unknown key {key}" for key in unknown]
     if problems and strict:
         raise CheckpointError(_listing("the checkpoint does not fit the model", problems))
@@ -389,7 +395,7 @@ def match_weights(
         renamed=sum(keys[source] != source for source in loaded),
         new=tuple(new),
         dropped=dropped,
-        ignored=ignored,
+        ignored=(*ignored, *sorted(unused & copies.keys())),
     )
     return Matched(tensors=found, report=report, problems=tuple(problems))
 

@@ -19,6 +19,8 @@ class HeadConfig:
         sequence_dropout: in the sequence head.
         token_dropout: before the token head's linear layer.
         span_dropout: before the span head's linear layer (DistilBERT only).
+        pair_dropout: before the linear layer of a pre-training head for pairs (ALBERT only).
+        vocabulary_activation: in heads over the vocabulary (RoBERTa and ELECTRA: always gelu, else ``hidden_act``).
     """
 
     activation: Activation
@@ -26,6 +28,8 @@ class HeadConfig:
     sequence_dropout: float
     token_dropout: float
     span_dropout: float = 0.0
+    pair_dropout: float = 0.0
+    vocabulary_activation: Activation = "gelu"
 
 
 @dataclass(frozen=True, kw_only=True)

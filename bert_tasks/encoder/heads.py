@@ -1,26 +1,34 @@
 """The heads that tasks put on the encoder, and pooling over sequences.
 
 A head selects the tokens that it reads from the last layer (``select``) and turns their states into logits
-(``forward``). What families differ in is data (``HeadConfig``).
+(``forward``). What families differ in is data (``HeadConfig``). Logits over a vocabulary are many: a head for them
+returns a ``VocabularyOutput``, which computes them some rows at a time.
 
 Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R tokens that a head reads, V vocabulary,
 E width of the embeddings.
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.dropout import Dropout
 from bert_tasks.encoder.layers import initialize
-from bert_tasks.encoder.linear import ACTIVATIONS, Linear
+from bert_tasks.encoder.linear import ACTIVATIONS, Linear, activated, linear
 from bert_tasks.encoder.packing import Layout, Packed, Padded, Selection
 
 TokenPooling = Literal["mean", "max", "attention"]
 Pooling = Literal["cls", TokenPooling]
+# The heads of transformers whose parameters have names in the families' data.
+HeadKind = Literal["sequence", "token", "span", "masked-lm", "pretraining", "replaced-token"]
+
+_CHUNK_LOGITS = 2**24  # logits over the vocabulary that exist at once: 64 MiB in float32
 
 
 class Head(nn.Module, ABC):
@@ -28,22 +36,29 @@ class Head(nn.Module, ABC):
 
     Attributes:
         per_token: the logits are one row for each token that is read, and not one for each sequence.
+        reads_embeddings: the logits are products with the table of word embeddings.
         label_dims: name of a parameter of single labels -> its dimensions that count labels, so that loading can
             reorder the labels.
-        output: the linear layer that makes the logits; export needs it.
+        output: the linear layer that makes the logits; a head without one overrides ``num_logits``.
     """
 
     per_token: ClassVar[bool] = False
+    reads_embeddings: ClassVar[bool] = False
     label_dims: ClassVar[dict[str, tuple[int, ...]]] = {"output.weight": (0,), "output.bias": (0,)}
     output: nn.Linear
+
+    @property
+    def num_logits(self) -> int:
+        """How many logits a row has; export needs it."""
+        return self.output.out_features
 
     def select(self, layout: Layout) -> Selection | None:
         """The tokens whose states ``forward`` gets; None: all."""
         return None
 
     @abstractmethod
-    def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
-        """Logits from the states of the selected tokens.
+    def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Any:
+        """Logits from the states of the selected tokens: a tensor, or for many of them a ``VocabularyOutput``.
 
         Args:
             hidden: ``[R, H]``, or ``[N, H]`` of all tokens.
@@ -181,6 +196,267 @@ class CRFHead(PerTokenHead):
         within = emissions[:, None, :] + self.transitions[:-1]  # [R, L + 1, L]
         ends = self.transitions[-1:].expand(emissions.shape[0], 1, -1)  # [R, 1, L]
         return torch.cat([within, ends], dim=1)
+
+
+class ReplacedTokenHead(PerTokenHead):
+    """One logit for each token: whether another one was put in its place. This is ELECTRA's discriminator."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config, 1, dropout=0.0)
+        self.activation = config.hidden_act
+        self.dense = Linear(config.hidden_size, config.hidden_size)
+        initialize(self, std=config.initializer_range)
+
+    def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
+        """``[R, H] -> [R, 1]``"""
+        return super().forward(activated(self.dense, hidden, self.activation), layout, embeddings)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VocabularyOutput:
+    """The logits of R tokens over the vocabulary, computed when they are asked for, some rows at a time.
+
+    ``[R, V]`` need not exist at once: for 600 masked tokens and 30,000 words it takes 72 MB, and training would keep
+    several copies. The methods that tensors have, too, do what they do there.
+
+    Attributes:
+        hidden: ``[R, E]`` what is multiplied with the table, in the precision of the product.
+        table: ``[V, E]`` the word embeddings; None: ``hidden`` are the logits, such as those of an exported graph.
+        bias: ``[V]``.
+        dtype: of the logits after the product; softmax is computed in it.
+    """
+
+    hidden: Tensor
+    table: Tensor | None
+    bias: Tensor | None
+    dtype: torch.dtype
+
+    @classmethod
+    def of_logits(cls, logits: Tensor) -> Self:
+        """Logits ``[R, V]`` that are there already; they have no gradient."""
+        return cls(hidden=logits, table=None, bias=None, dtype=logits.dtype)
+
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """The rows of several outputs of one head, at least one."""
+        return replace(parts[0], hidden=torch.cat([part.hidden for part in parts]))
+
+    @property
+    def device(self) -> torch.device:
+        return self.hidden.device
+
+    def __len__(self) -> int:
+        return len(self.hidden)
+
+    def float(self) -> Self:
+        return replace(self, dtype=torch.float32)
+
+    def double(self) -> Self:
+        return replace(self, dtype=torch.float64)
+
+    def isfinite(self) -> Tensor:
+        """``[R, E]`` whether what the logits are made of is finite."""
+        return self.hidden.isfinite()
+
+    def split(self, counts: Sequence[int]) -> tuple[Self, ...]:
+        """So many rows each."""
+        return tuple(replace(self, hidden=part) for part in torch.split(self.hidden, list(counts)))
+
+    @property
+    def chunk_rows(self) -> int:
+        """The number of rows whose logits exist at once."""
+        width = self.hidden.shape[1] if self.table is None else len(self.table)
+        return max(1, _CHUNK_LOGITS // width)
+
+    def logits(self) -> Tensor:
+        """All of them, ``[R, V]``."""
+        return torch.cat([self._of_rows(rows) for rows in torch.split(self.hidden, self.chunk_rows)])
+
+    def log_softmax(self) -> Iterator[Tensor]:
+        """The logarithms of all probabilities, of ``chunk_rows`` rows at a time: ``[chunk_rows, V]``."""
+        for rows in torch.split(self.hidden, self.chunk_rows):
+            yield self._of_rows(rows).log_softmax(dim=1)
+
+    def top_k(self, k: int) -> tuple[Tensor, Tensor]:
+        """The highest probabilities of each row, in falling order, and their ids: ``[R, k]`` each."""
+        best = [rows.topk(k, dim=1) for rows in self.log_softmax()]
+        return torch.cat([one.values for one in best]).exp(), torch.cat([one.indices for one in best])
+
+    def log_probabilities(self, ids: Tensor) -> Tensor:
+        """The logarithm of the probability of one id in each row: ``[R] -> [R]``."""
+        pairs = zip(self.log_softmax(), torch.split(ids, self.chunk_rows), strict=True)
+        return torch.cat([rows.gather(1, chosen.unsqueeze(1)).squeeze(1) for rows, chosen in pairs])
+
+    def cross_entropy(self, labels: Tensor) -> Tensor:
+        """The sum of the cross entropies of all rows, with gradients for the states, the table and the bias.
+
+        Args:
+            labels: ``[R]`` int64, the id that each row should have predicted.
+        """
+        if self.table is None:
+            return -self.log_probabilities(labels).sum()
+        return _cross_entropy(
+            self.hidden, self.table, self.bias, labels, self.dtype, self.chunk_rows, torch.is_grad_enabled()
+        )
+
+    def _of_rows(self, rows: Tensor) -> Tensor:
+        if self.table is None or self.bias is None:
+            return rows.to(self.dtype)
+        return linear(rows, self.table.to(rows.dtype), self.bias.to(rows.dtype)).to(self.dtype)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Sum of cross entropies over a vocabulary, whose logits exist for some rows at a time.
+
+    The forward pass computes the gradients, too: of a sum they are known up to the factor that the backward pass gets.
+    So no product is computed twice.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        table: Tensor,
+        bias: Tensor,
+        labels: Tensor,
+        dtype: torch.dtype,
+        chunk: int,
+        with_gradients: bool,
+    ) -> Tensor:
+        weight, shift = table.to(hidden.dtype), bias.to(hidden.dtype)
+        total = hidden.new_zeros((), dtype=dtype)
+        of_hidden: list[Tensor] = []
+        of_table = of_bias = None
+        for rows, chosen in zip(torch.split(hidden, chunk), torch.split(labels.unsqueeze(1), chunk), strict=True):
+            scores = linear(rows, weight, shift).to(dtype)  # [chunk, V]
+            normalizer = scores.logsumexp(dim=1, keepdim=True)
+            total += (normalizer - scores.gather(1, chosen)).sum()
+            if not with_gradients:
+                continue
+            excess = scores.sub_(normalizer).exp_()  # the probabilities, minus 1 for the label
+            excess.scatter_add_(1, chosen, excess.new_full((), -1.0).expand(len(rows), 1))
+            excess = excess.to(hidden.dtype)
+            of_hidden.append(linear(excess, weight.t(), None))
+            products = linear(excess.t(), rows.t(), None).to(table.dtype), excess.sum(0).to(bias.dtype)
+            of_table = products[0] if of_table is None else of_table.add_(products[0])
+            of_bias = products[1] if of_bias is None else of_bias.add_(products[1])
+        if with_gradients:
+            ctx.save_for_backward(torch.cat(of_hidden), of_table, of_bias)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        parts = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        return (*(part * gradient.to(part.dtype) if needed else None for part, needed in parts), *(None,) * 4)
+
+
+_cross_entropy: Callable[..., Tensor] = _CrossEntropy.apply
+
+
+class VocabularyHead(Head):
+    """Logits over the vocabulary for each token that is read: masked language modelling.
+
+    The decoder is tied to the word embeddings: it is their table, and has a bias of its own.
+    """
+
+    per_token = True
+    reads_embeddings = True
+    label_dims: ClassVar[dict[str, tuple[int, ...]]] = {}
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.activation = config.head.vocabulary_activation
+        self.dense = Linear(config.hidden_size, config.embedding_size)
+        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        initialize(self, std=config.initializer_range)
+
+    @property
+    def num_logits(self) -> int:
+        return len(self.bias)
+
+    def select(self, layout: Layout) -> Selection | None:
+        return Selection(rows=layout.gather_positions) if isinstance(layout, Packed) else None
+
+    def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Any:
+        """``[R, H] ->`` the output of R rows; a padded layout gives the logits, ``[N, V]``."""
+        output = self.output_of(hidden, embeddings)
+        return output.logits() if isinstance(layout, Padded) else output
+
+    def output_of(self, hidden: Tensor, embeddings: Tensor) -> VocabularyOutput:
+        """``[R, H] ->`` the output of R rows."""
+        states = self.norm(activated(self.dense, hidden, self.activation))
+        kind = states.device.type
+        if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16:
+            states = states.bfloat16()  # layer norm may leave float32, in which the product would take longer
+        return VocabularyOutput(hidden=states, table=embeddings, bias=self.bias, dtype=states.dtype)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PretrainingOutput:
+    """The logits of masked tokens and of pairs.
+
+    The methods that tensors have, too, do what they do there.
+
+    Attributes:
+        vocabulary: of R tokens.
+        pairs: ``[B, 2]``, or of one sequence ``[2]``.
+    """
+
+    vocabulary: VocabularyOutput
+    pairs: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.pairs.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.pairs.device
+
+    def float(self) -> Self:
+        return replace(self, vocabulary=self.vocabulary.float(), pairs=self.pairs.float())
+
+    def double(self) -> Self:
+        return replace(self, vocabulary=self.vocabulary.double(), pairs=self.pairs.double())
+
+    def isfinite(self) -> Tensor:
+        return torch.stack([self.vocabulary.isfinite().all(), self.pairs.isfinite().all()])
+
+    def split(self, counts: Sequence[int]) -> tuple[Self, ...]:
+        """Of each sequence so many tokens and its pair."""
+        parts = zip(self.vocabulary.split(counts), self.pairs.unbind(), strict=True)
+        return tuple(replace(self, vocabulary=tokens, pairs=pair) for tokens, pair in parts)
+
+
+class PretrainingHead(VocabularyHead):
+    """Beside the masked tokens, two logits for each sequence: BERT's next sentence and ALBERT's order of sentences."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        self.pooler = Linear(config.hidden_size, config.hidden_size)
+        self.dropout = Dropout(config.head.pair_dropout)
+        self.pair = Linear(config.hidden_size, 2)
+        initialize(self, std=config.initializer_range)
+
+    def select(self, layout: Layout) -> Selection | None:
+        if isinstance(layout, Padded):
+            return None
+        return Selection(rows=torch.cat([layout.gather_positions, layout.first_rows]))
+
+    def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Any:
+        """``[R + B, H] ->`` the output of R tokens and B pairs; a padded layout gives ``[N, V]`` and ``[B, 2]``."""
+        if isinstance(layout, Padded):
+            first = hidden.index_select(0, select_first_tokens(layout).rows)
+            return self.output_of(hidden, embeddings).logits(), self._pairs(first)
+        tokens, first = torch.split(hidden, [len(hidden) - len(layout.lengths), len(layout.lengths)])
+        return PretrainingOutput(vocabulary=self.output_of(tokens, embeddings), pairs=self._pairs(first))
+
+    def _pairs(self, first: Tensor) -> Tensor:
+        """``[B, H] -> [B, 2]``"""
+        logits: Tensor = self.pair(self.dropout(torch.tanh(self.pooler(first))))
+        return logits
 
 
 def reordered(tensor: Tensor, order: Tensor, dims: tuple[int, ...]) -> Tensor:

@@ -60,7 +60,7 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
     groups = values.pop("num_hidden_groups", layers)
     embedding_size = values.setdefault("embedding_size", size)
     dropout = {}
-    for kind in ("sequence_dropout", "token_dropout", "span_dropout"):
+    for kind in ("sequence_dropout", "token_dropout", "span_dropout", "pair_dropout"):
         options: Mapping[str, float | None] = getattr(family, kind)
         stated = [name for name in options if hf_config.get(name, options[name]) is not None]
         default = options[stated[0]] if stated else None
@@ -75,6 +75,9 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
         "head": HeadConfig(
             activation=family.head_activation,
             dropout_before_dense=family.dropout_before_dense,
+            vocabulary_activation=(
+                values["hidden_act"] if family.vocabulary_activation is None else family.vocabulary_activation
+            ),
             **dropout,
         ),
     }
@@ -110,6 +113,21 @@ def parameter_map(family: Family, config: EncoderConfig, *, head: str, pooler: b
         for i in range(max(config.layer_order) + 1 if "{i}" in row.module else 1)
         for parameter in row.parameters
     }
+
+
+def copies_of_tied(family: Family, names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """HF's names of a decoder over the vocabulary -> the names of the tensors that it is tied to.
+
+    Files may hold it, although transformers no longer saves it.
+
+    Args:
+        names: see ``parameter_map``; without a head over the vocabulary there is no decoder.
+    """
+    if "head.bias" not in names:
+        return {}
+    tied = {"weight": "stack.embeddings.word.weight", "bias": "head.bias"}
+    copies = {f"{family.decoder}.{parameter}": names[ours][0] for parameter, ours in tied.items()}
+    return {copy: name for copy, name in copies.items() if copy != name}
 
 
 def head_kind(hf_config: Mapping[str, Any]) -> str | None:

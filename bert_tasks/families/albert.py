@@ -2,8 +2,19 @@
 
 from dataclasses import replace
 
-from bert_tasks.families.base import BERT_FIELDS, EMBEDDING_KEYS, KeyRow, architectures, head_keys, layer_keys
+from bert_tasks.families.base import (
+    BERT_FIELDS,
+    EMBEDDING_KEYS,
+    KeyRow,
+    architectures,
+    head_keys,
+    layer_keys,
+    pair_keys,
+    vocabulary_keys,
+)
 from bert_tasks.families.bert import FAMILY as BERT
+
+_MASKED_LM = vocabulary_keys(dense="predictions.dense", norm="predictions.LayerNorm", bias="predictions")
 
 FAMILY = replace(
     BERT,
@@ -35,11 +46,17 @@ FAMILY = replace(
         ),
     ),
     pooler="pooler",
-    heads=head_keys(dense="albert.pooler", output="classifier"),
-    architectures=architectures("Albert"),
+    heads={
+        **head_keys(dense="albert.pooler", output="classifier"),
+        "masked-lm": _MASKED_LM,
+        "pretraining": _MASKED_LM + pair_keys(pooler="albert.pooler", pair="sop_classifier.classifier"),
+    },
+    architectures={**architectures("Albert"), "pretraining": "AlbertForPreTraining"},
     pretraining=("predictions.", "sop_classifier."),
+    decoder="predictions.decoder",
     sequence_dropout={"classifier_dropout_prob": 0.1},
     token_dropout={"classifier_dropout_prob": 0.1, "hidden_dropout_prob": 0.0},
+    pair_dropout={"classifier_dropout_prob": 0.1},
     options={"project_embeddings": True, "feed_forward_dropout": 0.0},
     only_values={**BERT.only_values, "inner_group_num": 1},
 )

@@ -61,10 +61,12 @@ class Family:
         pooler: the module of HF, without the prefix, that is the base model's linear layer on the first token.
         heads: kind of head -> the parameters of the head; the modules of HF are named in full.
         architectures: kind of head, or ``base`` -> class of HF.
-        pretraining: prefixes of pre-training heads, which are dropped on load.
+        pretraining: prefixes of pre-training heads, which are dropped on load by tasks that do not use them.
+        decoder: the module of HF that is the linear layer of the head over the vocabulary, tied to the embeddings.
         head_activation, dropout_before_dense: see ``HeadConfig``.
-        sequence_dropout, token_dropout, span_dropout: config fields of HF for the dropout of these heads with the
-            defaults of its config class, of which the first that is not None counts; without fields it is 0.
+        vocabulary_activation: see ``HeadConfig``; None: ``hidden_act``.
+        sequence_dropout, token_dropout, span_dropout, pair_dropout: config fields of HF for the dropout of these heads
+            with the defaults of its config class, of which the first that is not None counts; without fields it is 0.
         options: the fields of ``EncoderConfig`` that are the same for all models of the family.
         positions_after_padding: position ids count from ``pad_token_id + 1`` in place of 0.
         has_segments: the second text of a pair is told by its segment id. In RoBERTa and DistilBERT it is not, even
@@ -80,11 +82,14 @@ class Family:
     heads: Mapping[str, tuple[KeyRow, ...]]
     architectures: Mapping[str, str]
     pretraining: tuple[str, ...]
+    decoder: str
     head_activation: Activation
+    vocabulary_activation: Activation | None = None
     dropout_before_dense: bool = False
     sequence_dropout: Mapping[str, float | None]
     token_dropout: Mapping[str, float | None]
     span_dropout: Mapping[str, float | None] = field(default_factory=dict)
+    pair_dropout: Mapping[str, float | None] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     positions_after_padding: bool = False
     has_segments: bool = True
@@ -167,11 +172,26 @@ def head_keys(*, dense: str, output: str) -> dict[str, tuple[KeyRow, ...]]:
     }
 
 
+def vocabulary_keys(*, dense: str, norm: str, bias: str) -> tuple[KeyRow, ...]:
+    """The parameters of a head over the vocabulary, whose decoder is tied to the word embeddings.
+
+    Args:
+        dense, norm, bias: full names of the modules of HF that hold them.
+    """
+    return (KeyRow("head.dense", (dense,)), KeyRow("head.norm", (norm,)), KeyRow("head", (bias,), ("bias",)))
+
+
+def pair_keys(*, pooler: str, pair: str) -> tuple[KeyRow, ...]:
+    """The parameters that a pre-training head has for pairs, by the full names of the modules of HF."""
+    return (KeyRow("head.pooler", (pooler,)), KeyRow("head.pair", (pair,)))
+
+
 def architectures(name: str) -> dict[str, str]:
-    """HF's classes with the base model and the three usual heads, such as ``BertForSequenceClassification``."""
+    """HF's classes with the base model and the heads of all families, such as ``BertForSequenceClassification``."""
     return {
         "base": f"{name}Model",
         "sequence": f"{name}ForSequenceClassification",
         "token": f"{name}ForTokenClassification",
         "span": f"{name}ForQuestionAnswering",
+        "masked-lm": f"{name}ForMaskedLM",
     }

@@ -8,6 +8,12 @@ from bert_tasks.families.base import (
     Family,
     architectures,
     head_keys,
+    pair_keys,
+    vocabulary_keys,
+)
+
+_MASKED_LM = vocabulary_keys(
+    dense="cls.predictions.transform.dense", norm="cls.predictions.transform.LayerNorm", bias="cls.predictions"
 )
 
 FAMILY = Family(
@@ -16,9 +22,14 @@ FAMILY = Family(
     fields=BERT_FIELDS,
     keys=EMBEDDING_KEYS + BERT_LAYER_KEYS,
     pooler="pooler.dense",
-    heads=head_keys(dense="bert.pooler.dense", output="classifier"),
-    architectures=architectures("Bert"),
+    heads={
+        **head_keys(dense="bert.pooler.dense", output="classifier"),
+        "masked-lm": _MASKED_LM,
+        "pretraining": _MASKED_LM + pair_keys(pooler="bert.pooler.dense", pair="cls.seq_relationship"),
+    },
+    architectures={**architectures("Bert"), "pretraining": "BertForPreTraining"},
     pretraining=("cls.",),
+    decoder="cls.predictions.decoder",
     head_activation="tanh",
     sequence_dropout=CLASSIFIER_DROPOUT,
     token_dropout=CLASSIFIER_DROPOUT,

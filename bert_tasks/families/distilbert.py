@@ -1,6 +1,14 @@
 """DistilBERT (Sanh et al., 2019): no segments, no pooler, no dropout after attention, and names of its own."""
 
-from bert_tasks.families.base import BERT_FIELDS, EMBEDDING_KEYS, Family, architectures, head_keys, layer_keys
+from bert_tasks.families.base import (
+    BERT_FIELDS,
+    EMBEDDING_KEYS,
+    Family,
+    architectures,
+    head_keys,
+    layer_keys,
+    vocabulary_keys,
+)
 
 FAMILY = Family(
     model_type="distilbert",
@@ -28,9 +36,13 @@ FAMILY = Family(
         output_norm="output_layer_norm",
     ),
     pooler=None,
-    heads=head_keys(dense="pre_classifier", output="classifier"),
+    heads={
+        **head_keys(dense="pre_classifier", output="classifier"),
+        "masked-lm": vocabulary_keys(dense="vocab_transform", norm="vocab_layer_norm", bias="vocab_projector"),
+    },
     architectures=architectures("DistilBert"),
     pretraining=("vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
+    decoder="vocab_projector",
     head_activation="relu",
     sequence_dropout={"seq_classif_dropout": 0.2},
     token_dropout={"dropout": 0.1},

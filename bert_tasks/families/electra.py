@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from bert_tasks.families.base import BERT_FIELDS, KeyRow, architectures, head_keys
+from bert_tasks.families.base import BERT_FIELDS, KeyRow, architectures, head_keys, vocabulary_keys
 from bert_tasks.families.bert import FAMILY as BERT
 
 FAMILY = replace(
@@ -21,9 +21,20 @@ FAMILY = replace(
         KeyRow("stack.embeddings.projection", ("embeddings_project",), only_with="project_embeddings"),
     ),
     pooler=None,
-    heads=head_keys(dense="classifier.dense", output="classifier.out_proj"),
-    architectures=architectures("Electra"),
+    heads={
+        **head_keys(dense="classifier.dense", output="classifier.out_proj"),
+        "masked-lm": vocabulary_keys(
+            dense="generator_predictions.dense", norm="generator_predictions.LayerNorm", bias="generator_lm_head"
+        ),
+        "replaced-token": (
+            KeyRow("head.dense", ("discriminator_predictions.dense",)),
+            KeyRow("head.output", ("discriminator_predictions.dense_prediction",)),
+        ),
+    },
+    architectures={**architectures("Electra"), "replaced-token": "ElectraForPreTraining"},
     pretraining=("discriminator_predictions.", "generator_predictions.", "generator_lm_head."),
+    decoder="generator_lm_head",
     head_activation="gelu",
+    vocabulary_activation="gelu",
     dropout_before_dense=True,
 )

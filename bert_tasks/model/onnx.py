@@ -29,7 +29,7 @@ from bert_tasks.checkpoints.save import read_head_tensors
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.problems import shortened
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import CRFHead, Head, PerTokenHead
+from bert_tasks.encoder.heads import CRFHead, Head
 from bert_tasks.encoder.packing import PackedBatch, group_rows
 from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, UsageError
@@ -311,7 +311,7 @@ class GraphModel:
             rows = slice(row, row + int(lengths.sum()))
             parts.append(self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths))
             row = rows.stop
-        wanted = batch.layout.gather_positions if isinstance(self.head, PerTokenHead) else batch.layout.order
+        wanted = batch.layout.gather_positions if self.head.per_token else batch.layout.order
         logits = torch.cat(parts).index_select(0, wanted).to(device)
         return self.head.with_transitions(logits) if isinstance(self.head, CRFHead) else logits
 
@@ -328,7 +328,7 @@ class GraphModel:
         taken = [node.name for node in self.session.get_inputs()]
         with _graph_errors("cannot run"):
             found = [torch.from_numpy(part) for part in self.session.run(None, {name: feed[name] for name in taken})]
-        per_token, labels = isinstance(self.head, PerTokenHead), self.head.output.out_features
+        per_token, labels = self.head.per_token, self.head.num_logits
         shape = (*(mask.shape if per_token else mask.shape[:1]), *((labels,) if len(found) == 1 else ()))
         if any(part.shape != shape for part in found):
             raise CheckpointError(f"the graph returns logits of shape {tuple(found[0].shape)}, expected {shape}")
@@ -455,7 +455,7 @@ class ExportedModel(TaskModel[PredictionT]):
         model = cls(folder.hf_config, stated_task(folder, task, given), graph=graph)
         outputs = model.graph.session.get_outputs()
         found = (None, *outputs[0].shape)[-1] if len(outputs) == 1 else len(outputs)
-        found, expected = found if isinstance(found, int) else None, model.head.output.out_features
+        found, expected = found if isinstance(found, int) else None, model.head.num_logits
         if found != expected:
             raise CheckpointError(f"{path}: {GRAPH} returns {found} logits, but config.json states {expected} labels")
         if isinstance(model.head, CRFHead):  # its transitions are not in the graph

@@ -45,7 +45,7 @@ from bert_tasks.tasks.base import Feature, PredictionT, Task, checked_features, 
 
 # One row or several: mappings, texts, or tuples of the texts that a row needs.
 Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]]
-Logits = Callable[[PackedBatch], Tensor]  # a batch's logits: [B, L], or [R, L] of a head with logits per token
+Logits = Callable[[PackedBatch], Any]  # a batch's logits: [B, L], or [R, L] of a head with logits per token
 
 CHUNK_ROWS = 1024
 BATCH_TOKENS = 16384
@@ -82,6 +82,14 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         self._encoder_shapes = {f"stack.{name}": value.shape for name, value in self.stack.state_dict().items()}
         initialize(self.stack, std=self.config.initializer_range)
         self.head = task.head(self.config)
+        family = family_of(hf_config)
+        if task.hf_head is not None and task.hf_head not in family.architectures:
+            raise UsageError(f"{task.name}: {family.model_type} models have no head of the kind {task.hf_head!r}")
+        if self.head.reads_embeddings and hf_config.get("tie_word_embeddings") is False:
+            raise CheckpointError(
+                f"config.json: tie_word_embeddings = false is not supported by {task.name}: the decoder of its head is "
+                "the table of word embeddings"
+            )
         # Parameters and buffers that no file has given, with the values they were drawn with.
         self._drawn: dict[str, Tensor] = {}
 
@@ -210,7 +218,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             shapes={key: state[key].shape for key in names},
             family=family,
             head_may_be_new=head_may_be_new,
-            ignore_head=folder.head != kind,
+            ignore_head=folder.head != kind and not self.head.reads_embeddings,  # whose keys no other head has
             dtype=dtype,
         )
         tensors, report = matched.tensors, matched.report
@@ -301,8 +309,10 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         output_attentions: bool = False,
-    ) -> Tensor:
+    ) -> Any:
         """Logits of a packed batch, one row for each sequence or token that the head reads; or transformers' call.
+
+        The logits are what the head returns, a tensor for most.
 
         With ``[B, T]`` tensors the logits are shaped as in transformers: ``[B, L]``, or ``[B, T, L]`` with zeros at
         padding (spans: L = 2, start and end).
@@ -322,10 +332,14 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         hidden = self.stack(
             inputs.input_ids, inputs.position_ids, inputs.token_type_ids, inputs.layout, selection=selection
         )
-        logits: Tensor = self.head(hidden, inputs.layout, self.stack.embeddings.word.weight)
-        return inputs.rectangle(logits) if isinstance(inputs, PaddedInputs) and self.head.per_token else logits
+        logits = self.head(hidden, inputs.layout, self.stack.embeddings.word.weight)
+        if not isinstance(inputs, PaddedInputs) or not self.head.per_token:
+            return logits
+        if isinstance(logits, tuple):  # of tokens, and of sequences
+            return inputs.rectangle(logits[0]), logits[1]
+        return inputs.rectangle(logits)
 
-    def packed_logits(self, batch: PackedBatch) -> Tensor:
+    def packed_logits(self, batch: PackedBatch) -> Any:
         """The logits of a packed batch; exported models compute them with their graph."""
         return TaskModel.forward(self, batch)
 
@@ -372,9 +386,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         columns = [column for column in task.columns if not column.is_label]
         names = known_names(self.reading, columns)
 
-        def finite_logits(batch: PackedBatch) -> Tensor:
+        def finite_logits(batch: PackedBatch) -> Any:
             found = self.packed_logits(batch) if run is None else run(batch)
-            if not torch.isfinite(found).all():
+            if not found.isfinite().all():
                 raise CheckpointError(
                     "the model's scores are not finite numbers: its weights or its precision are broken"
                 )
@@ -419,7 +433,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             return most
         return max(1, min(most, _BATCH_LOGITS // self.head.transitions.numel()))
 
-    def batch_logits(self, features: Sequence[Feature], *, run: Logits | None = None) -> tuple[PackedBatch, Tensor]:
+    def batch_logits(self, features: Sequence[Feature], *, run: Logits | None = None) -> tuple[PackedBatch, Any]:
         """A packed batch and its logits, both on the model's device, logits in float32. Dropout is off meanwhile."""
         was_training = self.training
         self.eval()
@@ -432,8 +446,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         finally:
             self.train(was_training)
 
-    def reduce(self, batch: PackedBatch, logits: Tensor, features: Sequence[Feature]) -> tuple[Tensor, ...]:
+    def reduce(self, batch: PackedBatch, logits: Any, features: Sequence[Feature]) -> tuple[Tensor, ...]:
         """What the task keeps of the logits of each feature (``Task.reduce_logits``), on the CPU."""
         with torch.inference_mode():
-            parts = torch.split(logits, list(batch.layout.gather_counts)) if self.head.per_token else logits.unbind()
+            parts = logits.split(list(batch.layout.gather_counts)) if self.head.per_token else logits.unbind()
             return tuple(part.cpu() for part in self.task.reduce_logits(parts, features))

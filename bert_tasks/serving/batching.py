@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from torch import Tensor
-
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import return_freed_memory
@@ -174,7 +172,7 @@ class Batcher:
         Decoding per request keeps what a task reads around a row (documents) within the request.
         """
 
-        def logits(batch: PackedBatch) -> Tensor:
+        def logits(batch: PackedBatch) -> Any:
             if self._closed or all(request.answer.done() for request in requests):
                 raise GivenUpError
             return self._run(batch)

@@ -24,7 +24,7 @@ from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.data.table import Cuts
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import Head
+from bert_tasks.encoder.heads import Head, HeadKind
 from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import UsageError
 from bert_tasks.metrics.tables import MetricTable
@@ -157,7 +157,7 @@ class Task(ABC, Generic[PredictionT]):
     aliases: ClassVar[tuple[str, ...]] = ()
     tuned: ClassVar[tuple[str, ...]] = ()
     sample: ClassVar[Literal["row", "window"]] = "row"
-    default_head: ClassVar[Literal["sequence", "token", "span"] | None] = None
+    default_head: ClassVar[HeadKind | None] = None
     pipeline_tag: ClassVar[str | None] = None
     file_formats: ClassVar[tuple[str, ...]] = ()
     renders_labels: ClassVar[bool] = False
@@ -247,7 +247,7 @@ class Task(ABC, Generic[PredictionT]):
         """
 
     @property
-    def hf_head(self) -> Literal["sequence", "token", "span"] | None:
+    def hf_head(self) -> HeadKind | None:
         """The head of transformers that has the parameters of ours with these settings; None where there is none."""
         return self.default_head
 
@@ -273,11 +273,15 @@ class Task(ABC, Generic[PredictionT]):
     # The loss.
 
     @abstractmethod
-    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm, ...]:
+    def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
         """The terms of the loss, each summed over the labelled items of the batch, with the number of these items.
 
         A batch without labelled items for a term has that term all the same, with count 0 and a total that is 0 times
         the logits, because processes that train together wait for each other's gradients.
+
+        Args:
+            logits: what the head returned for the batch: a tensor, or a ``VocabularyOutput``.
+            batch: with the labels.
         """
 
     @abstractmethod
@@ -311,10 +315,11 @@ class Task(ABC, Generic[PredictionT]):
 
     # Predictions.
 
-    def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
+    def reduce_logits(self, logits: Sequence[Any], features: Sequence[Feature]) -> Sequence[Tensor]:
         """What ``decode`` needs of each feature's float32 logits (``[L]``, or ``[R, L]``), still on their device.
 
-        A task whose logits are many overrides this, so that only the result is copied to the host.
+        A task whose logits are many overrides this, so that only the result is copied to the host. In evaluation the
+        features are those of ``prepare``.
         """
         return logits
 

@@ -18,7 +18,6 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from bert_tasks.data.table import Samples, token_batches
-from bert_tasks.encoder.layers import Embeddings
 from bert_tasks.encoder.linear import constant_weights
 from bert_tasks.errors import DivergedError, UsageError
 from bert_tasks.model.task_model import TaskModel
@@ -346,13 +345,13 @@ def disable_bias_correction(optimizer: torch.optim.Optimizer) -> None:
 
 
 def sparse_gradients(objective: Objective, enabled: bool) -> None:
-    """Whether the gradients of word embeddings hold a batch's rows alone, unless a head uses the whole table.
+    """Whether the gradients of word embeddings hold a batch's rows alone, unless a head reads the whole table.
 
     That saves filling, measuring and scaling the other rows, nearly all of them. The optimizer needs them still.
     """
     for module in objective.modules():
-        if isinstance(module, Embeddings):
-            module.word.sparse = enabled
+        if isinstance(module, TaskModel):
+            module.stack.embeddings.word.sparse = enabled and not module.head.reads_embeddings
 
 
 def clip_and_scale(parameters: Iterable[nn.Parameter], *, factor: Tensor, max_norm: float | None) -> Tensor:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
 from bert_tasks.errors import CheckpointError
-from support.hf_models import FAMILIES, HEADS, Head, hf_config, hf_model
+from support.hf_models import FAMILIES, HEADS, PREFIX, Head, hf_config, hf_model
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -30,13 +30,31 @@ def test_every_kind_of_checkpoint(family: str, head: Head, tmp_path: Path) -> No
     assert found.report.dropped == ()
 
 
-def test_pretraining_checkpoint(tmp_path: Path) -> None:
-    model = transformers.BertForPreTraining(hf_config("bert")).half()
+PRETRAINING_CLASSES = {
+    **{f"{PREFIX[family]}ForMaskedLM": "masked-lm" for family in FAMILIES},
+    "BertForPreTraining": "pretraining",
+    "AlbertForPreTraining": "pretraining",
+    "ElectraForPreTraining": "replaced-token",
+}
+
+
+@pytest.mark.parametrize("name", PRETRAINING_CLASSES)
+def test_pretraining_checkpoint(name: str, tmp_path: Path) -> None:
+    family = next(family for family in FAMILIES if name.startswith(PREFIX[family]))
+    model = getattr(transformers, name)(hf_config(family, num_labels=2)).half()
     model.save_pretrained(tmp_path)
     found = inspect_checkpoint(tmp_path)
-    assert (found.head, found.dtypes, found.problems) == ("base", ("float16",), ())
+    assert (found.head, found.dtypes, found.problems) == (PRETRAINING_CLASSES[name], ("float16",), ())
+    assert (found.report.dropped, found.report.ignored) == ((), ())
+    assert found.sizes["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_checkpoint_of_a_class_that_is_not_known(tmp_path: Path) -> None:
+    model = transformers.BertForNextSentencePrediction(hf_config("bert"))
+    model.save_pretrained(tmp_path)
+    found = inspect_checkpoint(tmp_path)
+    assert (found.head, found.problems) == ("base", ())
     assert all(key.startswith("cls.") for key in found.report.dropped)
-    assert found.sizes["parameters"] == sum(parameter.numel() for parameter in model.bert.parameters())
     assert f"dropped: {len(found.report.dropped)}" in found.lines()
 
 

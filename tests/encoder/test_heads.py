@@ -8,7 +8,9 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from bert_tasks.encoder import heads
 from bert_tasks.encoder.config import EncoderConfig, HeadConfig
 from bert_tasks.encoder.heads import (
     CRFHead,
@@ -17,6 +19,7 @@ from bert_tasks.encoder.heads import (
     PoolingHead,
     SequenceHead,
     TokenPooling,
+    VocabularyOutput,
     select_first_tokens,
     softmax_rows,
 )
@@ -250,3 +253,58 @@ def test_a_crf_head_adds_what_a_label_scores_at_the_start_after_each_label_and_a
     for word, row, label in product(range(4), range(5), range(3)):
         own = emissions[word, label] if row < 4 else 0.0
         assert found[word, row, label] == own + head.transitions[row, label]
+
+
+def vocabulary_output(dtype: torch.dtype, *, rows: int = 37) -> tuple[VocabularyOutput, Tensor, tuple[Tensor, ...]]:
+    """Logits of some rows over 50 words, their labels, and the three tensors that get gradients."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((rows, 8), (50, 8), (50,))
+    parts = tuple(torch.randn(*shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes)
+    labels = torch.randint(50, (rows,), generator=generator)
+    return VocabularyOutput(hidden=parts[0], table=parts[1], bias=parts[2], dtype=dtype), labels, parts
+
+
+@pytest.mark.parametrize("most", [1, 500, 2**24], ids=["row by row", "chunks of 10", "at once"])
+def test_cross_entropy_over_a_vocabulary_is_torchs(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "_CHUNK_LOGITS", most)
+    output, labels, parts = vocabulary_output(torch.float64)
+    expected = F.cross_entropy(F.linear(*parts), labels, reduction="sum") * 0.25
+    expected_gradients = torch.autograd.grad(expected, parts)
+    total = output.cross_entropy(labels) * 0.25
+    assert total.item() == pytest.approx(expected.item(), rel=1e-13)
+    for ours, theirs in zip(torch.autograd.grad(total, parts), expected_gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    logits = F.linear(*parts).detach()
+    with torch.no_grad():
+        assert output.cross_entropy(labels).item() == pytest.approx(4 * expected.item(), rel=1e-13)
+        torch.testing.assert_close(output.logits(), logits)
+        scores, ids = output.top_k(3)
+        chosen = output.log_probabilities(labels)
+    torch.testing.assert_close(scores, logits.softmax(1).topk(3).values)
+    assert torch.equal(ids, logits.topk(3).indices)
+    torch.testing.assert_close(chosen, logits.log_softmax(1).gather(1, labels[:, None])[:, 0])
+
+
+def test_cross_entropy_of_no_rows_has_gradients_of_zero() -> None:
+    output, labels, parts = vocabulary_output(torch.float32)
+    nothing, _ = output.split([0, 37])
+    total = nothing.cross_entropy(labels[:0])
+    assert total.item() == 0
+    assert all(torch.equal(gradient, torch.zeros_like(gradient)) for gradient in torch.autograd.grad(total, parts))
+    assert [len(found) for found in (nothing, nothing.logits(), *nothing.top_k(2))] == [0, 0, 0, 0]
+
+
+def test_logits_over_a_vocabulary_never_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "_CHUNK_LOGITS", 500)
+    sizes: list[int] = []
+
+    def counted(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        product = F.linear(rows, weight, bias)
+        sizes.append(product.numel())
+        return product
+
+    monkeypatch.setattr(heads, "linear", counted)
+    output, labels, _ = vocabulary_output(torch.float32)
+    output.cross_entropy(labels).backward()
+    output.top_k(3)
+    assert max(sizes) <= 500
