@@ -40,7 +40,7 @@ from bert_tasks import fit
 from bert_tasks.encoder.linear import Linear
 from bert_tasks.environment import matmul_library
 from bert_tasks.run_dir.files import environment
-from bert_tasks.tasks.base import collate
+from bert_tasks.tasks.features import collate
 from bert_tasks.training.progress import Clock
 from bert_tasks.training.sampling import epoch_batches
 

@@ -55,7 +55,8 @@ from bert_tasks.storage import (
     sibling_path,
     weights_write_error,
 )
-from bert_tasks.tasks.base import Feature, Prediction, Task, checked_features
+from bert_tasks.tasks.base import Feature, Prediction, Task
+from bert_tasks.tasks.features import checked_features
 
 ExportFormat = Literal["onnx", "int8"]
 

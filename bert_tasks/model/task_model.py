@@ -41,7 +41,8 @@ from bert_tasks.model.pretrained import (
     saved_config,
     with_label_order,
 )
-from bert_tasks.tasks.base import Feature, PredictionT, Task, checked_features, collate
+from bert_tasks.tasks.base import Feature, PredictionT, Task
+from bert_tasks.tasks.features import checked_features, collate
 
 # One row or several: mappings, texts, or tuples of the texts that a row needs.
 Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]]

@@ -19,7 +19,8 @@ from bert_tasks.environment import return_freed_memory
 from bert_tasks.errors import GivenUpError
 from bert_tasks.model.task_model import CHUNK_ROWS, Logits, TaskModel
 from bert_tasks.serving.connections import Batching
-from bert_tasks.tasks.base import Feature, Prediction, checked_features
+from bert_tasks.tasks.base import Feature, Prediction
+from bert_tasks.tasks.features import checked_features
 
 
 class QueueFullError(Exception):

@@ -10,7 +10,6 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import groupby
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, NotRequired, Self, TypedDict, get_args, get_origin, get_type_hints
 
@@ -25,7 +24,7 @@ from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.data.table import Cuts
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head, HeadKind
-from bert_tasks.encoder.packing import PackedBatch, pack
+from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
 from bert_tasks.metrics.tables import MetricTable
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
@@ -558,47 +557,3 @@ def typed_setting(kind: type[Task], name: str, value: Any) -> Any:
     """
     adapter = TypeAdapter[Any](get_type_hints(kind, include_extras=True)[name], config=ConfigDict(allow_inf_nan=False))
     return adapter.validate_json(json.dumps(value, default=str), strict=True)
-
-
-def checked_features(
-    task: Task, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, config: EncoderConfig
-) -> list[Feature]:
-    """The task's features of these rows.
-
-    Raises:
-        UsageError: an id is outside the model's embedding table. A checkpoint's own tokenizer is checked when it is
-            loaded; a task that is not built in, or a tokenizer that was set later, may give any id.
-    """
-    features = task.features(rows, tokenizer)
-    tables = {
-        "input_ids": ([feature["input_ids"] for feature in features], config.vocab_size),
-        "token_type_ids": ([feature["token_type_ids"] for feature in features], config.type_vocab_size),
-    }
-    for name, (given, size) in tables.items():
-        extremes = {extreme for ids in given if ids for extreme in (min(ids), max(ids))}
-        outside = sorted(number for number in extremes if not 0 <= number < size)
-        if size and outside:  # a model without segments ignores their ids
-            raise UsageError(
-                f"{type(task).__name__}: the {name} of a feature hold {outside[0]}, but the model has embeddings for 0 "
-                f"to {size - 1} only; correct the task's features, or use the tokenizer that belongs to the model"
-            )
-    return features
-
-
-def collate(features: Sequence[Feature], *, position_offset: int, pad_groups: bool = True) -> PackedBatch:
-    """Packs features into a batch (see ``pack``).
-
-    Neighbours with the same ``row`` are the windows of one row. A feature that lacks one of the others' ``fields`` adds
-    nothing to it.
-    """
-    names = sorted({name for feature in features for name in feature.get("fields", ())})
-    return pack(
-        [feature["input_ids"] for feature in features],
-        [feature["token_type_ids"] for feature in features],
-        position_offset=position_offset,
-        windows=[len(list(windows)) for _, windows in groupby(features, key=lambda feature: feature["row"])],
-        labels=[() if labels is None else labels for labels in (feature.get("labels") for feature in features)],
-        gather_positions=[feature.get("gather_positions") for feature in features],
-        fields={name: [feature.get("fields", {}).get(name, ()) for feature in features] for name in names},
-        pad_groups=pad_groups,
-    )

@@ -22,7 +22,8 @@ from bert_tasks.encoder.linear import constant_weights
 from bert_tasks.errors import DivergedError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection
-from bert_tasks.tasks.base import Feature, FeatureKeys, collate
+from bert_tasks.tasks.base import Feature, FeatureKeys
+from bert_tasks.tasks.features import collate
 from bert_tasks.training.objectives import Objective
 from bert_tasks.training.sampling import epoch_batches, learning_rate_factor, rank_share, step_seed
 

@@ -37,7 +37,8 @@ from bert_tasks.serving.app import encoded
 from bert_tasks.serving.connections import Limits
 from bert_tasks.serving.requests import BodyReader
 from bert_tasks.tasks import TASKS, SequenceClassification
-from bert_tasks.tasks.base import Task, checked_features
+from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.features import checked_features
 from bert_tasks.terminal import printable
 from support.runs import PATIENCE
 from support.servers import Serving

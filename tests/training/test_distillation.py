@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from bert_tasks import TaskModel
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks import PairClassification
-from bert_tasks.tasks.base import collate
 from bert_tasks.tasks.distillation import softmax_divergence
+from bert_tasks.tasks.features import collate
 from bert_tasks.training import objectives
 from bert_tasks.training.objectives import Distillation, Supervised
 from support.small_checkpoints import save_checkpoint

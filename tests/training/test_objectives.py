@@ -13,7 +13,8 @@ from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import StoppedError, UsageError
 from bert_tasks.recipe.schema import OptimSection, RunSection
-from bert_tasks.tasks.base import FeatureKeys, LossTerm, collate
+from bert_tasks.tasks.base import FeatureKeys, LossTerm
+from bert_tasks.tasks.features import collate
 from bert_tasks.training.loop import Trainer
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.step import OptimizerSteps
