@@ -82,7 +82,7 @@ class Family:
     heads: Mapping[str, tuple[KeyRow, ...]]
     architectures: Mapping[str, str]
     pretraining: tuple[str, ...]
-    decoder: str
+    decoder: str = ""
     head_activation: Activation
     vocabulary_activation: Activation | None = None
     dropout_before_dense: bool = False

@@ -84,7 +84,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         initialize(self.stack, std=self.config.initializer_range)
         self.head = task.head(self.config)
         family = family_of(hf_config)
-        if task.hf_head is not None and task.hf_head not in family.architectures:
+        if task.hf_head is not None and task.hf_head not in family.heads:
             raise UsageError(f"{task.name}: {family.model_type} models have no head of the kind {task.hf_head!r}")
         if self.head.reads_embeddings and hf_config.get("tie_word_embeddings") is False:
             raise CheckpointError(
