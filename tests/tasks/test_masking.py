@@ -15,6 +15,7 @@ from bert_tasks.tasks.masked_language_modeling.masking import (
     MaskingRule,
     chosen_units,
     mask_feature,
+    mask_features,
     masked_positions,
     token_weights,
     unit_starts,
@@ -24,7 +25,7 @@ from support.small_tokenizers import LINES
 
 MASK, ORDINARY = 3, 4  # ids outside RANDOM, so that every replacement shows
 RANDOM = np.arange(10, 510)
-IDS = MaskingIds(mask_id=MASK, random_ids=RANDOM)
+IDS = MaskingIds(mask_id=MASK, random_ids=RANDOM, vocab_size=510)
 
 
 def windows(count, *, seed=0, longest=254, shortest=1, word_sizes=(1, 1, 1, 1, 2, 2, 3, 5)):
@@ -236,6 +237,62 @@ def test_counts_of_a_stored_corpus_are_those_of_a_list():
     assert token_weights(stored, vocab_size=9, smoothing=0.7).tolist() == listed.tolist()
     part = stored.select(range(100, 200))
     assert token_weights(part, vocab_size=9, smoothing=1.0)[5] == pytest.approx(1 / 114)
+
+
+class TestPreparing:
+    """Masks follow the feature: neither its batch nor its place in it."""
+
+    @staticmethod
+    def features(tokenizer):
+        made = []
+        for row, text in enumerate(LINES):
+            encoding = tokenizer(text, return_offsets_mapping=True)
+            numbers = word_numbers(text, encoding.word_ids(), encoding["offset_mapping"])
+            ids = encoding["input_ids"]
+            made.append({"row": row, "input_ids": ids, "token_type_ids": [0] * len(ids), "word_ids": numbers})
+        return made
+
+    @pytest.mark.parametrize(
+        "rule",
+        [
+            MaskingRule(),
+            MaskingRule(whole_word_mask=True),
+            MaskingRule(whole_word_mask=True, max_ngram=3),
+            MaskingRule(mask_smoothing=0.7),
+        ],
+        ids=["tokens", "words", "ngrams", "smoothed"],
+    )
+    def test_masks_are_those_of_the_feature_in_any_batch(self, wordpiece_tokenizer, rule):
+        features = self.features(wordpiece_tokenizer)
+
+        def masked_in(numbers, epoch=3, static=False, seed=5):
+            keys = FeatureKeys(seed=seed, epoch=epoch, numbers=numbers)
+            chosen = [features[number] for number in numbers]
+            made = mask_features(chosen, keys, features, wordpiece_tokenizer, rule, static=static)
+            return {feature["row"]: feature for feature in made}
+
+        whole = masked_in(range(20))
+        assert whole == {row: made for number in range(20) for row, made in masked_in([number]).items()}
+        assert whole == masked_in([*range(19, 9, -1)]) | masked_in([4, 2, 0, 9, 1, 3, 8, 6, 5, 7])
+        for other in (masked_in(range(20), epoch=4), masked_in(range(20), seed=6)):
+            assert sum(other[row] == whole[row] for row in range(20)) <= 2
+        static = masked_in(range(20), static=True)
+        assert static == masked_in(range(20), epoch=9, static=True)
+        assert static != masked_in(range(20), static=True, seed=6)
+
+    def test_smoothing_counts_the_tokens_of_the_corpus(self, wordpiece_tokenizer):
+        from datasets import Dataset
+
+        features = self.features(wordpiece_tokenizer)
+        rule = MaskingRule(mask_smoothing=2.0, mlm_probability=0.3)
+        keys = FeatureKeys(seed=1, epoch=0, numbers=range(20))
+        made = mask_features(features, keys, features, wordpiece_tokenizer, rule)
+        stored = Dataset.from_list(features)
+        assert made == mask_features(features, keys, stored, wordpiece_tokenizer, rule)
+        assert made == mask_features(features, keys, stored, wordpiece_tokenizer, rule)
+        the = wordpiece_tokenizer.convert_tokens_to_ids("the")
+        assert sum(feature["labels"].count(the) for feature in made) == 0
+        assert sum(feature["input_ids"].count(the) for feature in features) > 10
 
 
 @pytest.mark.parametrize(

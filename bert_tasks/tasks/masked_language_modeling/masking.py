@@ -10,8 +10,9 @@ Shape legend: N tokens of a window, C candidates (tokens that may be masked), U 
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.tasks.base import Feature
+from bert_tasks.tasks.base import Feature, FeatureKeys
 
 NO_WORD = -1  # the word number of tokens that the tokenizer's post-processor added
 _BATCH = 1000
@@ -87,16 +88,18 @@ class MaskingIds:
     Attributes:
         mask_id: of the mask token.
         random_ids: the ids from which random tokens are drawn: all but special and added tokens.
+        vocab_size: V, one more than the largest id.
         weights: ``[V]`` the weight of each id in the draw of positions; None: all alike.
     """
 
     mask_id: int
     random_ids: Numbers
+    vocab_size: int
     weights: NDArray[np.float64] | None = None
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, weights: NDArray[np.float64] | None = None) -> Self:
-        """The ids of a tokenizer.
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Self:
+        """The ids of a tokenizer, without weights.
 
         Raises:
             ValueError: the tokenizer has no mask token.
@@ -104,8 +107,12 @@ class MaskingIds:
         if tokenizer.mask_token_id is None:
             raise ValueError("the tokenizer has no mask token; expected the tokenizer of a masked language model")
         excluded = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
-        kept = sorted(set(tokenizer.get_vocab().values()) - excluded)
-        return cls(mask_id=tokenizer.mask_token_id, random_ids=np.asarray(kept, dtype=np.int64), weights=weights)
+        vocabulary = set(tokenizer.get_vocab().values())
+        return cls(
+            mask_id=tokenizer.mask_token_id,
+            random_ids=np.asarray(sorted(vocabulary - excluded), dtype=np.int64),
+            vocab_size=max(vocabulary) + 1,
+        )
 
 
 def token_weights(corpus: Sequence[Mapping[str, Any]], *, vocab_size: int, smoothing: float) -> NDArray[np.float64]:
@@ -154,6 +161,40 @@ def word_numbers(text: str, word_ids: Sequence[int | None], offsets: Sequence[tu
         word, end, was_unspaced = token_word, after if begins else max(end, after), is_unspaced
         has_letters = bool(letters) or (has_letters and not begins)
     return numbers
+
+
+def mask_features(
+    features: Sequence[Feature],
+    keys: FeatureKeys,
+    corpus: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    rule: MaskingRule,
+    *,
+    static: bool = False,
+) -> list[Feature]:
+    """The features as masked language modelling sees them; for ``Task.prepare``, whose arguments they are.
+
+    Args:
+        rule: what is masked.
+        static: mask the same tokens in every epoch.
+    """
+    ids = _ids_of(tokenizer)
+    if rule.mask_smoothing:
+        weights = _weights_of if isinstance(corpus, Hashable) else _weights_of.__wrapped__
+        ids = replace(ids, weights=weights(corpus, ids.vocab_size, rule.mask_smoothing))
+    if static:
+        keys = replace(keys, epoch=0)
+    return [mask_feature(feature, keys.generator(i), rule, ids) for i, feature in enumerate(features)]
+
+
+@lru_cache(maxsize=8)
+def _ids_of(tokenizer: PreTrainedTokenizerBase) -> MaskingIds:
+    return MaskingIds.of(tokenizer)
+
+
+@lru_cache(maxsize=2)
+def _weights_of(corpus: Sequence[Mapping[str, Any]], vocab_size: int, smoothing: float) -> NDArray[np.float64]:
+    return token_weights(corpus, vocab_size=vocab_size, smoothing=smoothing)
 
 
 def mask_feature(feature: Feature, generator: np.random.Generator, rule: MaskingRule, ids: MaskingIds) -> Feature:
