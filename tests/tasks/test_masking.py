@@ -96,6 +96,7 @@ class TestShares:
             within(share, total * expected, total * expected * (1 - expected) + 1e-6)
         if random:
             counts = np.bincount(replaced[replaced >= RANDOM[0]] - RANDOM[0], minlength=len(RANDOM))
+            assert counts.min() > 0
             assert chi_square_p(counts, np.full(len(RANDOM), counts.sum() / len(RANDOM))) > 1e-4
 
     def test_of_whole_words(self, words):
@@ -153,6 +154,9 @@ def test_every_word_is_as_likely_whatever_its_length():
     share = count / sizes.sum()
     for number in chosen.sum(axis=0):
         within(number, draws * share, draws * share * (1 - share))
+    # neighbours no more often together than others
+    together = [(chosen[:, 0] & chosen[:, other]).mean() for other in (1, 6, 7, 10)]
+    assert max(together) - min(together) <= 4 * (2 * max(together) / draws) ** 0.5
     tokens = chosen @ sizes
     within(tokens.sum(), draws * count, ((tokens - count) ** 2).sum())
     assert {int(one) for one in chosen_units(np.array([2, 3]), 5, chance)} == {1}
