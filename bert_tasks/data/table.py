@@ -249,8 +249,8 @@ def without_absent(rows: "Dataset", columns: Sequence[Column]) -> "Dataset":
 
 
 MakeFeatures = Callable[[list[dict[str, Any]], Any], Sequence[Mapping[str, Any]]]
-_FEATURES_VERSION = 4  # part of the key: raise it when the schema changes
-_OPTIONAL = ("labels", "gather_positions", "word_ids", "offsets")
+_FEATURES_VERSION = 5  # part of the key: raise it when the schema changes
+_OPTIONAL = ("labels", "gather_positions", "word_ids", "offsets", "sentence_starts")
 
 
 def cached_features(
@@ -279,6 +279,7 @@ def cached_features(
     schema = Features(
         {"row": Value("int64"), "input_ids": numbers, "token_type_ids": List(Value("int8"))}
         | {"labels": List(Value("float64")), "gather_positions": numbers, "word_ids": numbers, "offsets": numbers}
+        | {"sentence_starts": numbers}
         | {"lost_tokens": Value("int32"), "lost_answers": Value("int32")}
     )
     if len(table) == 0:
@@ -336,7 +337,7 @@ def tokenizer_content(tokenizer: Any) -> str:
 Numbers = NDArray[np.int64]
 
 # What a batch is made of, and what decoding needs.
-_FOR_TRAINING = ("row", "input_ids", "token_type_ids", "labels", "gather_positions")
+_FOR_TRAINING = ("row", "input_ids", "token_type_ids", "labels", "gather_positions", "word_ids", "sentence_starts")
 _FOR_DECODING = ("row", "gather_positions", "word_ids", "offsets")
 
 

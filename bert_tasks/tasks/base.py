@@ -58,6 +58,7 @@ class Feature(TypedDict):
             ``reduce_logits`` and ``decode``. Training loads neither ``word_ids`` nor ``offsets``.
         lost_tokens: how many of the row's tokens no window holds.
         lost_answers: how many of the row's answers no window holds whole, so that training does not see them.
+        sentence_starts: the tokens at which sentences begin, for a task that makes pairs of them.
         fields: further numbers for ``loss``, by name; never cached, ``prepare`` makes them.
     """
 
@@ -70,6 +71,7 @@ class Feature(TypedDict):
     offsets: NotRequired[list[int] | None]
     lost_tokens: NotRequired[int]
     lost_answers: NotRequired[int]
+    sentence_starts: NotRequired[list[int] | None]
     fields: NotRequired[Mapping[str, Sequence[float]]]
 
 

@@ -21,7 +21,10 @@ def stored(windows: list[list[int]], lost: int = 0) -> Dataset:
         "row": [row for row, _ in made],
         "input_ids": [list(range(tokens)) for _, tokens in made],
         "token_type_ids": [[0] * tokens for _, tokens in made],
-        **{name: [None] * len(made) for name in ("labels", "gather_positions", "word_ids", "offsets")},
+        **{
+            name: [None] * len(made)
+            for name in ("labels", "gather_positions", "word_ids", "offsets", "sentence_starts")
+        },
         "lost_tokens": [lost if row % 2 else 0 for row, _ in made],
         "lost_answers": [0] * len(made),
     }

@@ -1,0 +1,276 @@
+"""Pairs of segments for next sentence and sentence order prediction: where they come from, and their labels."""
+
+import json
+import os
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_tasks.errors import DataError
+from bert_tasks.tasks.base import FeatureKeys
+from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, word_numbers
+from bert_tasks.tasks.masked_language_modeling.sentences import (
+    IN_ORDER,
+    NO_PAIR,
+    NOT_IN_ORDER,
+    PAIR,
+    PairTemplate,
+    pair_feature,
+    sentence_windows,
+)
+from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens
+from support.small_tokenizers import LINES
+
+MAX_LENGTH = 43
+ROOM = MAX_LENGTH - 3
+TEXTS = [LINES[:1], LINES[1:3], LINES[3:6], LINES[6:11], LINES[11:12], LINES[12:]]
+
+
+def windows_of(documents, template, room=ROOM):
+    features = []
+    for row, sentences in enumerate(documents):
+        for window in sentence_windows(sentences, room=room):
+            features.append(
+                {
+                    "row": row,
+                    "input_ids": [*template.before, *window.ids, *template.after],
+                    "token_type_ids": [0] * (len(window.ids) + 2),
+                    "word_ids": [NO_WORD, *window.words, NO_WORD],
+                    "sentence_starts": [start + 1 for start in window.starts],
+                }
+            )
+    return features
+
+
+def numbered(sizes):
+    """Documents of sentences of such lengths; a token's id tells its document and place. Words have 1 or 2 tokens."""
+    documents = []
+    for row, lengths in enumerate(sizes):
+        sentences, place = [], 0
+        for length in lengths:
+            ids = [1000 * (row + 1) + place + i for i in range(length)]
+            sentences.append(DocumentTokens(ids=ids, words=[i * 2 // 3 for i in range(length)]))
+            place += length
+        documents.append(sentences)
+    return documents
+
+
+def tokenized(texts, tokenizer):
+    documents = []
+    for sentences in texts:
+        encoded = [tokenizer(one, add_special_tokens=False, return_offsets_mapping=True) for one in sentences]
+        documents.append(
+            [
+                DocumentTokens(ids=one["input_ids"], words=word_numbers(text, one.word_ids(), one["offset_mapping"]))
+                for text, one in zip(sentences, encoded, strict=True)
+            ]
+        )
+    return documents
+
+
+@pytest.fixture(scope="module")
+def template(wordpiece_tokenizer):
+    return PairTemplate.of(wordpiece_tokenizer)
+
+
+@pytest.fixture(scope="module")
+def corpus(template):
+    chance = np.random.default_rng(2)
+    sizes = [chance.integers(1, 30, size=chance.integers(1, 12)).tolist() for _ in range(40)]
+    return windows_of(numbered([*sizes, [1], [90], []]), template)
+
+
+def drawn(corpus, template, objective, *, epoch=0, max_length=MAX_LENGTH):
+    keys = FeatureKeys(seed=1, epoch=epoch, numbers=range(len(corpus)))
+    return [
+        pair_feature(feature, keys.generator(i), corpus, template, objective=objective, max_length=max_length)
+        for i, feature in enumerate(corpus)
+    ]
+
+
+def segments(feature, template):
+    """The two segments of a pair, read from its segment ids."""
+    ids, types = feature["input_ids"], feature["token_type_ids"]
+    second = types.index(1)
+    assert ids[0] == template.before[0]
+    assert ids[second - 1] == template.between[0]
+    assert ids[-1] == template.after[0]
+    assert types == [0] * second + [1] * (len(ids) - second)
+    words = feature["word_ids"]
+    assert [place for place, word in enumerate(words) if word == NO_WORD] == [0, second - 1, len(ids) - 1]
+    return ids[1 : second - 1], ids[second:-1]
+
+
+def label_of(feature):
+    (label,) = feature["fields"][PAIR]
+    return label
+
+
+def inner(feature):
+    return feature["input_ids"][1:-1]
+
+
+def test_templates_are_those_of_the_tokenizers(by_kind):
+    for kind, tokenizer in by_kind.items():
+        one, other = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a map", "the street"))
+        template = PairTemplate.of(tokenizer)
+        encoding = tokenizer("a map", "the street", return_token_type_ids=True)
+        parts = [template.before, one, template.between, other, template.after]
+        assert [token for part in parts for token in part] == encoding["input_ids"]
+        types = [kind for part, kind in zip(parts, template.types, strict=True) for _ in part]
+        assert types == encoding["token_type_ids"]
+        assert template.size == len(encoding["input_ids"]) - len(one) - len(other) == (4 if kind == "bpe" else 3)
+        assert template.single == (1, 1)
+
+
+def test_windows_hold_every_token_once_in_whole_sentences():
+    documents = numbered([[5, 9, 12, 3, 20, 40, 1], [100, 2], [], [7]])
+    for sentences in documents:
+        made = list(sentence_windows(sentences, room=30))
+        assert [token for window in made for token in window.ids] == [token for one in sentences for token in one.ids]
+        assert max(len(window.ids) for window in made) <= 30
+        begins = {one.ids[0] for one in sentences}
+        for window in made:
+            assert window.words == sorted(window.words)
+            assert window.starts[:1] in ([0], [])
+            assert all(window.ids[start] in begins for start in window.starts[1:])
+        # a window ends where the next sentence, or the next word of a long one, does not fit
+        for window, following in pairwise(made):
+            first = following.ids[: [*following.starts, len(following.ids)][1]]
+            assert len(window.ids) + len(first) > 30 or window.ids[-1] // 1000 == 2
+    long = list(sentence_windows(documents[1], room=30))
+    assert [len(window.ids) for window in long] == [30, 30, 30, 12]
+    words = [word for window in long for word in window.words]
+    assert all(one.words[-1] != other.words[0] for one, other in pairwise(long))
+    assert len(set(words)) == 67 + 1
+    uncut = DocumentTokens(ids=list(range(70)), words=[0] * 70)
+    assert [len(window.ids) for window in sentence_windows([uncut], room=30)] == [30, 30, 10]
+
+
+class TestOrder:
+    def test_segments_are_swapped_and_never_foreign(self, corpus, template):
+        swapped = 0
+        for feature, pair in zip(corpus, drawn(corpus, template, "sop"), strict=True):
+            if len(set(feature["word_ids"]) - {NO_WORD}) < 2:
+                assert pair == {**feature, "fields": {PAIR: [NO_PAIR]}}
+                continue
+            first, second = segments(pair, template)
+            assert first
+            assert second
+            is_swapped = label_of(pair) == NOT_IN_ORDER
+            assert (second + first if is_swapped else first + second) == inner(feature)
+            cut = len(second if is_swapped else first)
+            places = feature["sentence_starts"][1:]
+            assert not places or cut + 1 in places
+            swapped += is_swapped
+            assert len(pair["input_ids"]) <= MAX_LENGTH
+        assert 0 < swapped < len(corpus)
+
+    def test_a_window_of_one_word_has_no_pair(self, template):
+        (feature,) = windows_of([[DocumentTokens(ids=[7, 8], words=[0, 0])]], template)
+        for objective in ("nsp", "sop"):
+            (pair,) = drawn([feature], template, objective)
+            assert pair == {**feature, "fields": {PAIR: [NO_PAIR]}}
+
+
+class TestNext:
+    def test_negatives_are_of_another_document(self, corpus, template):
+        rows = {feature["input_ids"][1] // 1000 for feature in corpus if inner(feature)}
+        partners = set()
+        for epoch in range(4):
+            for feature, pair in zip(corpus, drawn(corpus, template, "nsp", epoch=epoch), strict=True):
+                if label_of(pair) == NO_PAIR:
+                    continue
+                first, second = segments(pair, template)
+                assert first == inner(feature)[: len(first)]
+                assert 0 < len(second) <= ROOM - len(first)
+                assert len(pair["input_ids"]) == len(pair["word_ids"]) <= MAX_LENGTH
+                (document,) = {token // 1000 - 1 for token in second}
+                if label_of(pair) == IN_ORDER:
+                    assert first + second == inner(feature)
+                    assert document == feature["row"]
+                else:
+                    assert document != feature["row"]
+                    assert second == list(range(second[0], second[0] + len(second)))
+                    partners.add(document)
+        assert len(partners) > len(rows) / 2
+
+    def test_one_document_is_not_enough(self, corpus, template):
+        for sizes in ([[5, 6, 7]], [[5, 6, 7], []]):
+            alone = windows_of(numbered(sizes), template)
+            with pytest.raises(DataError, match="a second document"):
+                _ = [drawn(alone, template, "nsp", epoch=epoch) for epoch in range(20)]
+
+    def test_negatives_begin_and_end_as_the_others_do(self, corpus, template):
+        """Otherwise a broken sentence would tell the label."""
+        begins = {inner(one)[start - 1] for one in corpus for start in one["sentence_starts"]}
+        broken = negatives = 0
+        for feature, pair in zip(corpus, drawn(corpus, template, "nsp"), strict=True):
+            if label_of(pair) == NOT_IN_ORDER:
+                _, second = segments(pair, template)
+                negatives += 1
+                if len(feature["sentence_starts"]) > 1:
+                    assert second[0] in begins
+                    broken += second[-1] + 1 not in begins | {inner(one)[-1] + 1 for one in corpus if inner(one)}
+        assert broken < negatives / 3
+
+
+@pytest.mark.parametrize("objective", ["nsp", "sop"])
+def test_half_of_the_pairs_are_in_order(corpus, template, objective):
+    labels = [label_of(pair) for epoch in range(30) for pair in drawn(corpus, template, objective, epoch=epoch)]
+    known = np.array([label for label in labels if label != NO_PAIR])
+    assert abs(known.sum() - len(known) / 2) <= 4 * (len(known) / 4) ** 0.5
+    assert len(known) > 3000
+
+
+def test_pairs_follow_the_feature_and_the_epoch(corpus, template):
+    whole = drawn(corpus, template, "nsp")
+    assert whole == drawn(corpus, template, "nsp")
+    keys = FeatureKeys(seed=1, epoch=0, numbers=(7, 3))
+    alone = pair_feature(corpus[3], keys.generator(1), corpus, template, objective="nsp", max_length=MAX_LENGTH)
+    assert alone == whole[3]
+    other = drawn(corpus, template, "nsp", epoch=1)
+    assert sum(one == two for one, two in zip(whole, other, strict=True)) < len(corpus) / 2
+
+
+def real_documents():
+    """Articles of SQuAD and paragraphs of XQuAD, cut into sentences."""
+    folder = os.environ.get("BERT_TASKS_DATA")
+    if folder is None:
+        return None
+    documents = []
+    for name in ("dev-v2.0.part.json", "xquad.en.json"):
+        articles = json.loads((Path(folder) / "squad" / name).read_text("utf-8"))["data"]
+        for article in articles:
+            text = " ".join(paragraph["context"] for paragraph in article["paragraphs"][:12])
+            documents.append(re.split(r"(?<=[.!?]) +(?=[A-Z])", text))
+    return documents
+
+
+@pytest.mark.parametrize("source", ["written", "real"])
+@pytest.mark.parametrize("objective", ["nsp", "sop"])
+def test_pairs_of_documents(wordpiece_tokenizer, template, source, objective):
+    texts = TEXTS if source == "written" else real_documents()
+    if texts is None:
+        pytest.skip("BERT_TASKS_DATA is not set")
+    documents = tokenized(texts, wordpiece_tokenizer)
+    made = windows_of(documents, template, room=125)
+    tokens = [token for feature in made for token in inner(feature)]
+    assert tokens == [token for sentences in documents for one in sentences for token in one.ids]
+    epochs = 40 if source == "written" else 3
+    labels = []
+    for epoch in range(epochs):
+        for feature, pair in zip(made, drawn(made, template, objective, epoch=epoch, max_length=128), strict=True):
+            first, second = segments(pair, template)
+            labels.append(label_of(pair))
+            if label_of(pair) == IN_ORDER:
+                assert first + second == inner(feature)
+            elif objective == "sop":
+                assert second + first == inner(feature)
+            else:
+                assert first == inner(feature)[: len(first)]
+    assert NO_PAIR not in labels
+    assert abs(sum(labels) - len(labels) / 2) <= 4 * (len(labels) / 4) ** 0.5
