@@ -54,7 +54,8 @@ def fit(
     lr_scheduler_type: LearningRateSchedule = "linear",
     epochs: int = 3,
     max_steps: int | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = 32,
+    batch_tokens: int | None = None,
     warmup_ratio: float = 0.0,
     decay_ratio: float = 0.1,
     weight_decay: float = 0.0,
@@ -112,6 +113,8 @@ def fit(
         epochs: how often each sample is used.
         max_steps: number of optimizer steps in place of ``epochs``.
         batch_size: samples per optimizer step, over all devices.
+        batch_tokens: tokens per optimizer step, in place of ``batch_size``: as many samples of similar length as fit.
+            Needs ``max_steps``.
         warmup_ratio: share of the steps in which the learning rate rises from 0.
         decay_ratio: share of the steps, the last ones, in which "wsd" lowers the learning rate.
         weight_decay: of all weights except those of layer norms and biases.
@@ -168,6 +171,8 @@ def fit(
             wrong.append(f"unknown argument '{name}'{hint}")
         raise UsageError(f"fit: {'; '.join(wrong)}")
     settings = {name: arguments[name] for name in FIT_SETTINGS}
+    if batch_tokens is not None and batch_size == OptimSection.model_fields["batch_size"].default:
+        settings["batch_size"] = None
     optim, run = sections(**settings, output_dir=str(output_dir))
     prepare_model(model, seed=run.seed)
     check_installed(run.trackers)

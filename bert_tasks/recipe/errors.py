@@ -121,7 +121,8 @@ def _problem(path: KeyPath, failures: Sequence[ErrorDetails], known: KnownKeys) 
     if first["type"] == "missing":
         return Problem(path=path, text=missing_key(path, known))
     if first["type"] == "value_error":
-        return Problem(path=path, text=f"[{_dotted(path)}]: {first['ctx']['error']}")
+        place = f"[{_dotted(path)}]: " if path else ""
+        return Problem(path=path, text=f"{place}{first['ctx']['error']}")
     expected: dict[str, None] = {}
     for details in failures:
         wording = _EXPECTED.get(details["type"])

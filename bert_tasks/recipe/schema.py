@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +23,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     WithJsonSchema,
+    model_validator,
 )
 
 from bert_tasks.data.splits import DataSpec
@@ -120,8 +121,11 @@ class OptimSection(BaseModel):
     """How often each sample is used."""
     max_steps: Count | None = None
     """Number of optimizer steps in place of `epochs`."""
-    batch_size: Count = 32
+    batch_size: Count | None = 32
     """Samples per optimizer step, over all devices."""
+    batch_tokens: Count | None = None
+    """Tokens per optimizer step, over all devices, in place of `batch_size`: as many samples of similar length as fit,
+    one at least. Needs `max_steps`, because epochs then differ in their number of steps."""
     warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the steps in which the learning rate rises from 0."""
     decay_ratio: Annotated[float, Field(gt=0, le=1)] = 0.1
@@ -150,6 +154,28 @@ class OptimSection(BaseModel):
     """Number of layers, counted from the embeddings, that are not trained."""
     micro_batch_tokens: Count = 16384
     """Tokens that a device processes at once. Changes memory and, unless dropout is 0, the masks that dropout draws."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_size(cls, given: Any) -> Any:
+        """Leaves ``batch_size`` out where ``batch_tokens`` replaces it.
+
+        Raises:
+            ValueError: both are stated, or ``batch_tokens`` without ``max_steps``.
+        """
+        if not isinstance(given, Mapping) or given.get("batch_tokens") is None:
+            return given
+        if given.get("batch_size") is not None:
+            raise ValueError("batch_tokens replaces batch_size: remove one of them")
+        if given.get("max_steps") is None:
+            raise ValueError("batch_tokens needs max_steps, because epochs then differ in their number of steps")
+        return {**given, "batch_size": None}
+
+    @model_validator(mode="after")
+    def _has_size(self) -> Self:
+        if self.batch_size is None and self.batch_tokens is None:
+            raise ValueError("batch_size: expected a whole number, at least 1, or batch_tokens in its place")
+        return self
 
 
 class RunSection(BaseModel):

@@ -270,6 +270,7 @@ _SETTINGS = (
     ("epochs", "optim.epochs"),
     ("steps, in place of epochs", "optim.max_steps"),
     ("batch size", "optim.batch_size"),
+    ("tokens of a batch", "optim.batch_tokens"),
     ("learning rate", "optim.learning_rate"),
     ("schedule", "optim.lr_scheduler_type"),
     ("warm-up ratio", "optim.warmup_ratio"),

@@ -11,7 +11,6 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import cached_property, partial
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -363,7 +362,8 @@ class Trainer:
 
     def _evaluation_is_due(self) -> bool:
         step, every = self.state.step, self.run.eval_steps
-        return _is_multiple(step, self.steps.epoch_steps if every is None else every) or step == self.steps.total_steps
+        due = self.steps.order.ends_epoch(step) if every is None else _is_multiple(step, every)
+        return due or step == self.steps.total_steps
 
     def _log_step(self, result: StepResult) -> bool:
         """Reports a step; True if a process was asked to stop."""
@@ -380,7 +380,7 @@ class Trainer:
                 with suppress(CheckpointError):  # the divergence is the error to report
                     self.logger.record({**event, **rates, "rows": [row + 1 for row in rows_of(result.batch)]})
             raise
-        step, epoch, speed = log.step + 1, log.step // self.steps.epoch_steps, self.clock.tokens_per_second
+        step, epoch, speed = log.step + 1, self.steps.order.epoch_of(log.step), self.clock.tokens_per_second
         self.reporter.step(log, epoch=epoch, tokens_per_second=speed)
         if is_main and (_is_multiple(step, self.run.logging_steps) or step == self.steps.total_steps):
             event = {"event": "step", "step": step, "epoch": epoch + 1, "loss": log.loss}
@@ -414,7 +414,7 @@ class Trainer:
             collapse=found.collapses[split_key(metadata["best"], metadata["sets"])[0]],
             patience=self.run.early_stopping_patience,
         )
-        epoch = (state.step - 1) // self.steps.epoch_steps
+        epoch = self.steps.order.epoch_of(state.step - 1)
         event = {"event": "evaluation", "step": state.step, "epoch": epoch + 1, "metrics": found.metrics}
         broadcast_from_main(self.accelerator, lambda: self.logger.record(event))
         self._save()
@@ -439,11 +439,11 @@ class Trainer:
         state, steps = self.state, self.steps
 
         def write() -> None:
-            epochs, rest = divmod(state.step, steps.epoch_steps)
-            batches = islice(steps.batches(state.step - rest), rest)
+            epoch = steps.order.epoch_of(state.step)
+            batches = steps.order.batches(steps.order.first_step(epoch), state.step)
             metadata = {
-                "epoch": state.step / steps.epoch_steps,
-                "samples": epochs * len(steps.samples) + sum(len(batch) for _, batch in batches),
+                "epoch": steps.order.epochs(state.step),
+                "samples": epoch * len(steps.samples) + sum(len(batch) for _, batch in batches),
                 "processes": self.accelerator.num_processes,
                 "seed": self.run.seed,
                 "data": outputs.data_metadata(self.splits),
@@ -475,7 +475,7 @@ class Trainer:
             where = f" of the validation set {name!r}" if name else ""
             *first, last = (
                 f"a lower learning_rate (now {self.optim.learning_rate:g})",
-                f"more epochs (now {self.steps.total_steps / self.steps.epoch_steps:.3g})",
+                f"more epochs (now {self.steps.order.epochs(self.steps.total_steps):.3g})",
                 *state.task.collapse_remedies,
             )
             notes = (

@@ -21,9 +21,8 @@ from bert_tasks.run_dir.checkpoints import checkpoints
 from bert_tasks.tasks.base import Task
 from bert_tasks.training.loop import Trainer, prepare_model
 from bert_tasks.training.progress import check_installed
-from bert_tasks.training.sampling import epoch_batches
 from bert_tasks.training.state import FitResult
-from bert_tasks.training.step import StepPlan
+from bert_tasks.training.step import StepPlan, sample_order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +162,8 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     else:
         state = "a run without a checkpoint, which starts again from the beginning"
     samples = tokenized(trainer.splits.train, model.task, model)
-    plan = StepPlan.of(optim, samples=len(samples))
-    first = epoch_batches(samples.lengths, batch_size=optim.batch_size, seed=recipe.run.seed, epoch=0)[0][0]
+    order = sample_order(samples, optim, recipe.run.seed)
+    plan, (_, batch) = StepPlan.of(optim, order), next(order.batches(0, 1))
     return DryRun(
         steps=plan.total,
         warmup_steps=plan.warmup,
@@ -172,7 +171,7 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         report=_data_report(trainer),
         load_summary="" if model.load_report is None else model.load_report.summary(),
-        example=str(model.require_tokenizer().decode(samples.features_of([first])[0]["input_ids"])),
+        example=str(model.require_tokenizer().decode(samples.features_of(batch[:1])[0]["input_ids"])),
         output_dir=str(folder),
         state=state,
     )

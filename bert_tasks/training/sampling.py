@@ -5,7 +5,10 @@ any number of processes sees the same batches. A sample is its index into ``leng
 """
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,23 +18,125 @@ from bert_tasks.recipe.schema import LearningRateSchedule
 BUCKET_BATCHES = 50
 
 
-def epoch_batches(lengths: ArrayLike, *, batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+@dataclass(frozen=True, kw_only=True)
+class BatchSize:
+    """What a batch holds: so many samples, or as many as have so many tokens, of which one is given.
+
+    A sample with more tokens than that is a batch of its own.
+    """
+
+    samples: int | None = None
+    tokens: int | None = None
+
+
+def epoch_batches(lengths: ArrayLike, size: BatchSize, *, seed: int, epoch: int) -> list[list[int]]:
     """The optimizer batches of an epoch: random, yet each of samples of similar length.
 
-    The shuffled order is cut into buckets of 50 batches; each is sorted by length before it is cut into
-    batches, and the batches are shuffled. At most one batch is smaller than ``batch_size``; it may be anywhere
-    in the epoch.
+    The shuffled order is cut into buckets of about 50 batches; each is sorted by length before the order is cut into
+    batches, and the batches are shuffled. With a number of samples at most one batch is smaller; it may be anywhere in
+    the epoch.
     """
-    sizes = np.asarray(lengths, dtype=np.int64)
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
-    order = rng.permutation(len(sizes))
-    batches: list[list[int]] = []
-    bucket_size = BUCKET_BATCHES * batch_size
-    for start in range(0, len(order), bucket_size):
-        bucket = order[start : start + bucket_size]
-        bucket = bucket[np.argsort(sizes[bucket], kind="stable")]
-        batches += [bucket[at : at + batch_size].tolist() for at in range(0, len(bucket), batch_size)]
-    return [batches[index] for index in rng.permutation(len(batches))]
+    return _EpochCut.of(lengths, size, seed=seed, epoch=epoch).batches()
+
+
+class _EpochCut(NamedTuple):
+    """The samples of an epoch sorted within buckets, where each batch starts, and the order of the batches."""
+
+    samples: NDArray[np.int64]
+    starts: Sequence[int]
+    shuffled: NDArray[np.int64]
+
+    def batches(self) -> list[list[int]]:
+        members, ends = self.samples.tolist(), [*self.starts[1:], len(self.samples)]
+        return [members[self.starts[index] : ends[index]] for index in self.shuffled.tolist()]
+
+    @classmethod
+    def of(cls, lengths: ArrayLike, size: BatchSize, *, seed: int, epoch: int) -> Self:
+        sizes = np.asarray(lengths, dtype=np.int64)
+        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
+        order = rng.permutation(len(sizes))
+        if size.tokens is None:
+            samples = 1 if size.samples is None else size.samples
+            buckets = np.arange(len(order)) // (BUCKET_BATCHES * samples)
+        else:
+            buckets = (np.cumsum(sizes[order]) - sizes[order]) // (BUCKET_BATCHES * size.tokens)
+        # By bucket, then by length; equal ones stay as they were.
+        order = order[np.argsort(buckets * (sizes.max(initial=0) + 1) + sizes[order], kind="stable")]
+        if size.tokens is None:
+            starts: Sequence[int] = range(0, len(order), samples)
+        else:
+            starts = _token_starts(sizes[order], size.tokens)
+        return cls(order, starts, rng.permutation(len(starts)))
+
+
+def _token_starts(sizes: NDArray[np.int64], tokens: int) -> list[int]:
+    """Where batches of at most ``tokens`` tokens start; a larger sample is alone."""
+    ends = np.cumsum(sizes).tolist()
+    starts: list[int] = []
+    start = before = 0
+    while start < len(ends):
+        starts.append(start)
+        start = max(start + 1, bisect_right(ends, before + tokens, lo=start))
+        before = ends[start - 1]
+    return starts
+
+
+class SampleOrder:
+    """The batches of all steps of a run, a function of the samples' lengths, the size of a batch and the seed.
+
+    An epoch of batches with a number of tokens has another number of steps than the next one. How many there are in
+    the epochs so far is counted when it is needed, which takes a fraction of a second for a million samples.
+
+    Args:
+        lengths: tokens of each sample.
+        size: of a batch.
+        seed: of the run.
+    """
+
+    def __init__(self, lengths: ArrayLike, size: BatchSize, *, seed: int) -> None:
+        self._lengths, self._size, self._seed = np.asarray(lengths, dtype=np.int64), size, seed
+        self._first = [0]  # step of each epoch, as far as they are known
+        self._latest: tuple[int, _EpochCut] | None = None
+
+    def batches(self, first: int, end: int) -> Iterator[tuple[int, list[int]]]:
+        """The steps from ``first`` to ``end - 1``, each with its samples."""
+        step = first
+        while step < end:
+            epoch = self.epoch_of(step)
+            for batch in self._epoch(epoch).batches()[step - self.first_step(epoch) : end - self.first_step(epoch)]:
+                yield step, batch
+                step += 1
+
+    def first_step(self, epoch: int) -> int:
+        """The number of steps before an epoch."""
+        if self._size.samples is not None:
+            return epoch * math.ceil(len(self._lengths) / self._size.samples)  # the last, smaller batch is a step, too
+        while len(self._first) <= epoch:
+            self._first.append(self._first[-1] + len(self._epoch(len(self._first) - 1).starts))
+        return self._first[epoch]
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch that a step is in."""
+        if self._size.samples is not None:
+            return step // self.first_step(1)
+        while self._first[-1] <= step:
+            self.first_step(len(self._first))
+        return bisect_right(self._first, step) - 1
+
+    def ends_epoch(self, steps: int) -> bool:
+        """Whether an epoch is complete after so many steps."""
+        return steps > 0 and self.first_step(self.epoch_of(steps)) == steps
+
+    def _epoch(self, epoch: int) -> _EpochCut:
+        if self._latest is None or self._latest[0] != epoch:
+            self._latest = epoch, _EpochCut.of(self._lengths, self._size, seed=self._seed, epoch=epoch)
+        return self._latest[1]
+
+    def epochs(self, steps: int) -> float:
+        """How many epochs so many steps are."""
+        epoch = self.epoch_of(steps)
+        first = self.first_step(epoch)
+        return epoch + (steps - first) / (self.first_step(epoch + 1) - first)
 
 
 def rank_share(

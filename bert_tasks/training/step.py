@@ -25,7 +25,7 @@ from bert_tasks.recipe.schema import OptimSection
 from bert_tasks.tasks.base import Feature, FeatureKeys
 from bert_tasks.tasks.features import collate
 from bert_tasks.training.objectives import Objective
-from bert_tasks.training.sampling import epoch_batches, learning_rate_factor, rank_share, step_seed
+from bert_tasks.training.sampling import BatchSize, SampleOrder, learning_rate_factor, rank_share, step_seed
 
 # With fp16 an overflow lowers the loss scale and skips the step, which is normal; this many in a row are not.
 MOST_OVERFLOWS = 20
@@ -72,20 +72,24 @@ class StepLog:
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """Numbers of optimizer steps: of an epoch, of the run, of the warm-up, and of the decay of ``wsd``."""
+    """Numbers of optimizer steps: of the run, of the warm-up, and of the decay of ``wsd``."""
 
-    epoch: int
     total: int
     warmup: int
     decay: int
 
     @classmethod
-    def of(cls, optim: OptimSection, *, samples: int) -> Self:
-        epoch = math.ceil(samples / optim.batch_size)  # the last, smaller batch is a step, too
-        total = optim.epochs * epoch if optim.max_steps is None else optim.max_steps
+    def of(cls, optim: OptimSection, order: SampleOrder) -> Self:
+        total = order.first_step(optim.epochs) if optim.max_steps is None else optim.max_steps
         # Shares are rounded up as in HF's Trainer.
         warmup, decay = (math.ceil(share * total) for share in (optim.warmup_ratio, optim.decay_ratio))
-        return cls(epoch=epoch, total=total, warmup=warmup, decay=decay)
+        return cls(total=total, warmup=warmup, decay=decay)
+
+
+def sample_order(samples: Samples, optim: OptimSection, seed: int) -> SampleOrder:
+    """Which samples form each step of a run."""
+    size = BatchSize(samples=optim.batch_size, tokens=optim.batch_tokens)
+    return SampleOrder(samples.lengths, size, seed=seed)
 
 
 class OptimizerSteps:
@@ -97,8 +101,7 @@ class OptimizerSteps:
     Attributes:
         objective: what is minimised; ``prepared`` is what is called (wrapped for several processes or mixed precision).
         optimizer: AdamW as accelerate prepared it; ``rates`` are its groups' learning rates before the schedule.
-        plan: how many steps there are.
-        total_steps: of the run; ``epoch_steps``: of an epoch.
+        order: which samples form each step; ``plan``: how many steps there are; ``total_steps``: of the run.
     """
 
     def __init__(
@@ -107,8 +110,9 @@ class OptimizerSteps:
         """Moves the objective to the device and makes its optimizer."""
         self.objective, self.samples, self.optim = objective, samples, optim
         self.seed, self.accelerator = seed, accelerator
-        self.plan = StepPlan.of(optim, samples=len(samples))
-        self.epoch_steps, self.total_steps = self.plan.epoch, self.plan.total
+        self.order = sample_order(samples, optim, seed)
+        self.plan = StepPlan.of(optim, self.order)
+        self.total_steps = self.plan.total
         objective.to(accelerator.device)
         objective.train()
         objective.zero_grad(set_to_none=True)
@@ -133,11 +137,7 @@ class OptimizerSteps:
 
     def batches(self, first: int = 0) -> Iterator[tuple[int, list[int]]]:
         """The steps of the run from ``first`` on, each with its samples."""
-        for epoch in range(first // self.epoch_steps, math.ceil(self.total_steps / self.epoch_steps)):
-            batches = epoch_batches(self.samples.lengths, batch_size=self.optim.batch_size, seed=self.seed, epoch=epoch)
-            for step, batch in enumerate(batches, epoch * self.epoch_steps):
-                if first <= step < self.total_steps:
-                    yield step, batch
+        return self.order.batches(first, self.total_steps)
 
     @constant_weights()
     def accumulate(self, step: int, batch: Sequence[int]) -> Tensor:
@@ -159,7 +159,7 @@ class OptimizerSteps:
         chosen = share if share else [min(batch, key=samples.lengths.__getitem__)]
 
         # The features as this step sees them, cut into micro-batches between samples.
-        keys = FeatureKeys(seed=self.seed, epoch=step // self.epoch_steps, numbers=samples.indices(chosen))
+        keys = FeatureKeys(seed=self.seed, epoch=self.order.epoch_of(step), numbers=samples.indices(chosen))
         stored, corpus = (cast("Sequence[Feature]", one) for one in (samples.features_of(chosen), samples.features))
         prepared = iter(objective.prepare(stored, keys, corpus))
         windows = [list(islice(prepared, int(samples.starts[i + 1] - samples.starts[i]))) for i in chosen]

@@ -88,6 +88,7 @@ def test_a_minimal_recipe_has_the_documented_defaults(folder: Path) -> None:
         "epochs": 3,
         "max_steps": None,
         "batch_size": 32,
+        "batch_tokens": None,
         "warmup_ratio": 0.0,
         "decay_ratio": 0.1,
         "weight_decay": 0.0,
@@ -343,6 +344,20 @@ def test_sections_for_the_api() -> None:
     ]
     assert lines[3].startswith("unknown key 'lr'; known: learning_rate, ")
     assert lines[4] == "eval_steps = 0: expected at least 1"
+
+
+def test_a_batch_has_a_number_of_samples_or_of_tokens(folder: Path) -> None:
+    recipe = load_recipe(write(folder, MINIMAL + "[optim]\nbatch_tokens = 4096\nmax_steps = 100\n"))
+    assert (recipe.optim.batch_size, recipe.optim.batch_tokens) == (None, 4096)
+    assert load_recipe(write(folder, resolved_toml(recipe))) == recipe
+    with pytest.raises(RecipeError, match=r"\[optim\]: batch_tokens needs max_steps, because"):
+        load_recipe(write(folder, MINIMAL + "[optim]\nbatch_tokens = 4096\n"))
+    with pytest.raises(RecipeError, match=r"\[optim\]: batch_tokens replaces batch_size: remove one"):
+        load_recipe(write(folder, MINIMAL + "[optim]\nbatch_tokens = 4096\nmax_steps = 9\nbatch_size = 32\n"))
+    with pytest.raises(RecipeError, match=r"^batch_tokens needs max_steps"):
+        sections(batch_tokens=4096)
+    with pytest.raises(RecipeError, match=r"^batch_size: expected a whole number"):
+        sections(batch_size=None)
 
 
 def test_a_recipe_cannot_be_changed(folder: Path) -> None:

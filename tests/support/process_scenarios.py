@@ -40,19 +40,17 @@ def trajectory(
     dtype: torch.dtype,
     *,
     rows: int,
-    batch_size: int,
-    micro_batch_tokens: int,
     kind: Callable[[TaskModel], Objective] = Supervised,
+    **sizes: int,
 ) -> dict[str, Any]:
-    """Twenty steps without dropout over rows of unequal lengths, weights and labels."""
+    """Twenty steps without dropout over rows of unequal lengths, weights and labels; ``sizes``: of batches."""
     objective = kind(load_model(checkpoint, WEIGHTED_TASK)).to(dtype)
     steps = make_steps(
         objective.model,
         make_rows(rows, unlabelled=range(1, rows, 7)),
         objective=objective,
-        epochs=20 // -(-rows // batch_size),
-        batch_size=batch_size,
-        micro_batch_tokens=micro_batch_tokens,
+        max_steps=20,
+        **sizes,
         learning_rate=1e-3,
         weight_decay=0.01,
         adam_epsilon=1e-4,
@@ -110,6 +108,8 @@ def scenarios(checkpoint: Path, wide_checkpoint: Path, folder: Path) -> dict[str
             micro_batch_tokens=20,
             kind=lambda model: Distillation(model, load_model(wide_checkpoint, WEIGHTED_TASK, seed=3)),
         ),
+        # epochs of different numbers of steps
+        "tokens": trajectory(wide_checkpoint, torch.float64, rows=15, batch_tokens=60, micro_batch_tokens=30),
         # rank 0 has long rows, one micro-batch each; rank 1 may have fewer of them
         "uneven": trajectory(wide_checkpoint, torch.float64, rows=15, batch_size=3, micro_batch_tokens=1),
         "evaluations": {count: evaluation(wide_checkpoint, count) for count in EVALUATED},

@@ -17,7 +17,7 @@ from bert_tasks import fit
 from bert_tasks.environment import MatmulLibrary, matmul_library
 from bert_tasks.errors import CheckpointError, StoppedError, UsageError
 from bert_tasks.run_dir.checkpoints import read_weights
-from bert_tasks.training import loop
+from bert_tasks.training import loop, sampling
 from bert_tasks.training.state import TrainerState, load_state
 from support.stopped_runs import KINDS, SETTINGS, STEPS, digests, events, run, stopped
 from support.task_examples import EXAMPLES
@@ -85,6 +85,24 @@ def test_a_stopped_run_in_bfloat16_ends_with_the_same_bits(dropout_checkpoint, t
     run(tmp_path / "run", dropout_checkpoint, head_seed=5, **half)
     assert digests(tmp_path / "run") == digests(tmp_path / "whole")
     assert events(tmp_path / "run") == events(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("step", [4, 10])
+def test_epochs_of_different_numbers_of_steps_end_with_the_same_bits(dropout_checkpoint, tmp_path, monkeypatch, step):
+    monkeypatch.setattr(sampling, "BUCKET_BATCHES", 1)  # eight rows are a single bucket otherwise
+    tokens = {"batch_size": 32, "batch_tokens": 23, "max_steps": 11}
+    run(tmp_path / "whole", dropout_checkpoint, **tokens)
+    stopped(step, tmp_path / "run", dropout_checkpoint, **tokens)
+    run(tmp_path / "run", dropout_checkpoint, head_seed=5, **tokens)
+    assert digests(tmp_path / "run") == digests(tmp_path / "whole")
+    assert events(tmp_path / "run") == events(tmp_path / "whole")
+    # Evaluated when all samples of an epoch have been used: after four steps, then after five.
+    found = [event for event in events(tmp_path / "run") if event["event"] == "evaluation"]
+    assert [(event["step"], event["epoch"]) for event in found] == [(4, 1), (9, 2), (11, 3)]
+    manifest = json.loads((tmp_path / "run" / "checkpoints" / "ckpt-11" / "manifest.json").read_text("utf-8"))
+    assert (manifest["epoch"], manifest["samples"] // 8) == (2.5, 2)
+    with pytest.raises(UsageError, match=r"optim\.batch_tokens = 50 \(was 23\)"):
+        run(tmp_path / "run", dropout_checkpoint, **{**tokens, "batch_tokens": 50})
 
 
 def test_without_the_moments_the_weights_differ(straight, dropout_checkpoint, tmp_path, monkeypatch):
