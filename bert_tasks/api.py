@@ -26,7 +26,15 @@ from bert_tasks.experiments.seeds import SeedsResult
 from bert_tasks.model.inputs import Data, load_table, renamed
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.errors import nearest_or_all
-from bert_tasks.recipe.schema import LearningRateSchedule, OptimSection, Recipe, RunSection, TrackerName, sections
+from bert_tasks.recipe.schema import (
+    LearningRateSchedule,
+    OptimSection,
+    Recipe,
+    RunSection,
+    TrackerName,
+    sections,
+    teacher_section,
+)
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import GivenRows
 from bert_tasks.run_dir.files import REPORT
@@ -91,6 +99,10 @@ def fit(
     overwrite: bool = False,
     progress: bool = True,
     gradient_checkpointing: bool = False,
+    teacher: TaskModel | str | Path | None = None,
+    teacher_revision: str | None = None,
+    temperature: float = 2.0,
+    teacher_weight: float = 0.5,
     report: bool = False,
     callback: Callback | None = None,
     **unknown: Never,
@@ -142,6 +154,11 @@ def fit(
         overwrite: replace an earlier run in ``output_dir`` instead of resuming it.
         progress: show progress on standard error.
         gradient_checkpointing: recompute activations in the backward pass to save memory.
+        teacher: a trained model of the same task, labels and tokenizer, or its name, from which the model learns beside
+            the labels (distillation); rows without a label then train, too. ``TaskModel.with_layers`` makes a student.
+        teacher_revision: of a teacher on the hub.
+        temperature: the logits of both models are divided by it before they are compared.
+        teacher_weight: share of the teacher's logits in the loss, from 0 to 1; the labels have the rest.
         report: write ``output_dir/report.html`` at the end, as the command ``train`` does.
         callback: called with each record of metrics.jsonl; a true return value for an "evaluation" ends the run.
         unknown: not accepted; another argument raises UsageError with the name that was probably meant.
@@ -177,8 +194,14 @@ def fit(
     prepare_model(model, seed=run.seed)
     check_installed(run.trackers)
     options = ReadOptions(**{field.name: arguments[field.name] for field in fields(ReadOptions)})
-    load = partial(_load_splits, model, train, validation, options, validation_share, on_error, run.seed)
+    taught = teacher is not None
+    load = partial(_load_splits, model, train, validation, options, validation_share, on_error, run.seed, taught)
     splits = main_process_first(make_accelerator(optim.mixed_precision), load)
+    section = None
+    if teacher is not None:
+        name = "a model in memory" if isinstance(teacher, TaskModel) else str(teacher)
+        stated = {"revision": teacher_revision, "temperature": temperature, "weight": teacher_weight}
+        section = teacher_section(name=name, **stated)
     trainer = Trainer(
         model=model,
         splits=splits,
@@ -186,6 +209,7 @@ def fit(
         run=run,
         model_settings={"gradient_checkpointing": gradient_checkpointing},
         callback=callback,
+        objective=training.make_objective(model, section, teacher if isinstance(teacher, TaskModel) else None),
     )
     result = trainer.train(overwrite=overwrite, progress=progress)
     _write_after_run("model card", lambda: write_card(result.output_dir))
@@ -246,8 +270,9 @@ def _load_splits(
     validation_share: float,
     on_error: Literal["fail", "skip"],
     seed: int,
+    unlabelled: bool,
 ) -> Splits:
-    """The checked rows; the model remembers how they were read."""
+    """The checked rows; the model remembers how they were read. ``unlabelled``: training rows may lack labels."""
     task, skips = model.task, on_error == "skip"
     if on_error not in ("fail", "skip"):
         raise UsageError(f"on_error = {on_error!r}: expected 'fail' or 'skip'")
@@ -256,7 +281,8 @@ def _load_splits(
     for name, data in (("train", train), *((f"validation {name}".strip(), data) for name, data in sets.items())):
         given = renamed(data, task, options.columns, name)
         try:
-            table = load_table(given, task, reading=options, name=name, skip_faulty=skips)
+            labels: Literal["optional", "required"] = "optional" if unlabelled and name == "train" else "required"
+            table = load_table(given, task, reading=options, name=name, skip_faulty=skips, labels=labels)
             loaded.append(table.without_faults())
         except BadRowsError as error:
             raise BadRowsError(error.found, None if skips else 'on_error="skip" leaves such rows out') from None
@@ -266,7 +292,7 @@ def _load_splits(
             raise UsageError(f"validation_share = {validation_share}: expected a share between 0 and 1")
         rows, tables[""] = train_validation_split(rows, task.columns, validation_share, seed)
     splits = Splits(train=rows, validation=tables)
-    check_splits(splits, columns=task.columns, labels=task.labels)
+    check_splits(splits, columns=task.columns, labels=task.labels, unlabelled=unlabelled)
     model.reading = training_reading(options, train if isinstance(train, str | Path) else None, task.columns)
     return splits
 

@@ -109,7 +109,9 @@ def infer_labels(table: RowTable, columns: Sequence[Column], census: LabelCensus
     return tuple(sorted(names, key=int) if all(map(is_integer, names)) else names)
 
 
-def check_splits(splits: Splits, *, columns: Sequence[Column], labels: Sequence[str] = ()) -> tuple[str, ...]:
+def check_splits(
+    splits: Splits, *, columns: Sequence[Column], labels: Sequence[str] = (), unlabelled: bool = False
+) -> tuple[str, ...]:
     """Checks that the splits can be trained and evaluated with, and returns the labels to train on.
 
     Args:
@@ -117,6 +119,7 @@ def check_splits(splits: Splits, *, columns: Sequence[Column], labels: Sequence[
         columns: the task's columns.
         labels: the known labels; without any those of the training rows are taken. Of chunk tags only those of training
             rows must be among them, in any scheme; the data report notes those of validation rows that are not.
+        unlabelled: a teacher knows the classes that no training row has.
 
     Returns:
         The labels; none for columns without labels.
@@ -129,7 +132,11 @@ def check_splits(splits: Splits, *, columns: Sequence[Column], labels: Sequence[
     for table in tables:
         if len(table) == 0:
             raise DataError(f"{table.source}: no rows")
-    if column_of(columns, "answers") is not None and _label_counts(train, columns)["answerable"] == 0:
+    if (
+        not unlabelled
+        and column_of(columns, "answers") is not None
+        and _label_counts(train, columns)["answerable"] == 0
+    ):
         raise DataError(
             f"{train.source}: none of {counted(len(train), 'question')} has an answer; training needs some that do"
         )
@@ -144,7 +151,7 @@ def check_splits(splits: Splits, *, columns: Sequence[Column], labels: Sequence[
         censuses[0].report(problems, column.name, known_tags(known), new_types=False)
         if problems.count > 0:
             raise BadRowsError([problems])
-    else:
+    elif not unlabelled:
         for table, census in zip(tables[1:], censuses[1:], strict=True):
             new = [name for name in sorted(census.counts) if name not in trained]
             new = [name for name in new if name in known or not suggestion(name, known)]  # others are misspelt
@@ -160,7 +167,7 @@ def check_splits(splits: Splits, *, columns: Sequence[Column], labels: Sequence[
     if any(problems.count > 0 for problems in found):
         raise BadRowsError(found)
     least = 1 if column.kind == "labels" else 2
-    if len(trained) < least:
+    if not unlabelled and len(trained) < least:
         what = "tag" if column.kind == "tags" else "label"
         only = f"only the {what} {next(iter(trained))!r}" if trained else f"no {what}"
         classes = counted(least, "class") if least == 1 else f"{least} classes"

@@ -279,8 +279,9 @@ def load_splits(
     seed: int,
     labels: Sequence[str] | None = None,
     cache_dir: Path | None = None,
+    unlabelled: bool = False,
 ) -> Splits:
-    """Reads all splits; ``read_table`` says what ``labels`` does.
+    """Reads all splits; ``read_table`` says what ``labels`` does. ``unlabelled``: training rows may lack labels.
 
     Raises:
         BadRowsError: one report over all files.
@@ -290,17 +291,18 @@ def load_splits(
     shared: dict[str, Any] = {"columns": columns, "labels": labels, "cache_dir": cache_dir}
     shared["skip_faulty"] = spec.on_error == "skip"
 
-    def read(place: str) -> RowTable:
+    def read(place: str, require_labels: bool) -> RowTable:
         if spec.dataset is None:
-            return read_table(place, reading=_read_options(spec), **shared)
+            return read_table(place, reading=_read_options(spec), require_labels=require_labels, **shared)
         of_hub: dict[str, Any] = {"config": spec.config, "revision": spec.revision, "format": spec.format}
+        of_hub["require_labels"] = require_labels
         return read_hub(spec.dataset, split=place, names=spec.columns, **of_hub, **shared)
 
     tables: list[RowTable] = []
     bad: list[Problems] = []
-    for place in (train, *validation.values()):
+    for number, place in enumerate((train, *validation.values())):
         try:
-            tables.append(read(place).without_faults())
+            tables.append(read(place, require_labels=number > 0 or not unlabelled).without_faults())
         except BadRowsError as error:
             bad += error.found
     if bad:

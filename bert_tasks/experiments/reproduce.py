@@ -20,8 +20,8 @@ from bert_tasks.run_dir import files as outputs
 from bert_tasks.storage import exists, is_file, resolved, sha256_file, sibling_path
 from bert_tasks.terminal import write_message
 from bert_tasks.training.loop import Trainer
+from bert_tasks.training.objectives import weights_digest
 from bert_tasks.training.run import make_trainer, prepare
-from bert_tasks.training.state import weights_digest
 
 _TIMES = ("train_seconds", "tokens_per_second")
 _SHOWN = 20  # differences in a table for people
@@ -165,9 +165,12 @@ def _environment_differences(metadata: Mapping[str, Any], trainer: Trainer) -> I
     now["device_name"] = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     for found in outputs.environment_changes(metadata, now):
         yield Difference(where=found.name, before=found.before, now=found.now)
-    weights = weights_digest(trainer.objective)
+    weights = weights_digest(trainer.objective.checkpoint_parameters())
     if metadata.get("initial_weights", weights) != weights:
         yield Difference(where="weights before training", before=metadata["initial_weights"], now=weights)
+    teachers = [settings.get("teacher.digest") for settings in (metadata["settings"], trainer.folder.settings)]
+    if teachers[0] != teachers[1]:
+        yield Difference(where="weights of the teacher", before=teachers[0], now=teachers[1])
     for change in metadata.get("changes", ()):
         yield Difference(where=f"settings at step {change['step']}", before=change["change"], now="set from step 0 on")
 

@@ -12,8 +12,9 @@ from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any, get_args
 
+from bert_tasks.data.problems import did_you_mean
 from bert_tasks.encoder.config import Activation, EncoderConfig, HeadConfig
-from bert_tasks.errors import CheckpointError
+from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families.base import BUFFERS, OLD_PARAMETERS, Family, KeyRow
 
 # The one key of ours in a config.json: task, settings, values fitted to data, version.
@@ -82,6 +83,35 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
         ),
     }
     return EncoderConfig(**{**values, **derived, **family.options})
+
+
+def converted_config(hf_config: Mapping[str, Any], *, layers: int, family: str | None) -> dict[str, Any]:
+    """The config.json of a model with so many layers of this one, as a model of another family if one is named.
+
+    Raises:
+        UsageError: there is no such family, or it computes something else.
+    """
+    own = family_of(hf_config)
+    target = own if family is None else FAMILIES.get(family)
+    if target is None:
+        raise UsageError(
+            f"unknown family {family!r}{did_you_mean(str(family), FAMILIES)}; known: {', '.join(FAMILIES)}"
+        )
+    name, _ = target.fields["num_hidden_layers"]
+    if target is own:
+        return {**hf_config, name: layers}
+    config = vars(encoder_config(hf_config))
+    stated = {theirs: config[ours] for ours, (theirs, _) in target.fields.items() if theirs and ours in config}
+    converted = {"model_type": target.model_type, **stated, name: layers}
+    # Dropout is no part of what a trained model computes, and the rows of the segment table can be added to positions.
+    free = ("layer_order", "head", "type_vocab_size", "second_segment", "initializer_range")
+    for field, value in vars(encoder_config(converted)).items():
+        if field not in free and not field.endswith(("dropout", "dropout_prob")) and value != config[field]:
+            raise UsageError(
+                f"a {family} computes with {field} = {value!r}, this {own.model_type} with {config[field]!r}: "
+                "it cannot be converted"
+            )
+    return converted
 
 
 def _value(hf_config: Mapping[str, Any], name: str, default: Any) -> Any:

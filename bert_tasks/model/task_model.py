@@ -9,11 +9,12 @@ results back in order, so that memory depends on the chunk and not on the number
 Shape legend: N tokens, B sequences, T padded length, H hidden, L labels, R tokens that the head reads.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, Self, cast
+from typing import Any, Generic, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from bert_tasks.encoder.layers import initialize
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import return_freed_memory
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.families import family_of, parameter_map
+from bert_tasks.families import converted_config, family_of, parameter_map
 from bert_tasks.model.encoder import PaddedInputs, PretrainedModule, padded_inputs
 from bert_tasks.model.pretrained import (
     CheckpointFolder,
@@ -159,6 +160,49 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         model.reading = folder.reading
         model.tokenizer = load_tokenizer(folder.path, vocab_size=model.config.vocab_size)
         return model.eval()
+
+    def with_layers(
+        self, layers: Sequence[int] | Literal["every-other"] | None = None, *, family: str | None = None
+    ) -> Self:
+        """A new model that has copies of some of the layers, of the embeddings and of the head: a smaller student.
+
+        Args:
+            layers: which, counted from 0, in any order; "every-other": 0, 2, 4 and so on; default: all.
+            family: makes it a model of another family, such as "distilbert" of a BERT. One without segments gets
+                segment 0 of the table added to its positions, so that it computes the same for a single text. A head
+                that differs between the families is new.
+
+        Raises:
+            UsageError: there is no such layer or family, the layers share their weights, or the family computes
+                something else.
+        """
+        count, model_type = len(self.config.layer_order), self.hf_config["model_type"]
+        kept = [*range(0, count, 2 if layers == "every-other" else 1)]
+        if layers is not None and layers != "every-other":
+            kept = [int(layer) for layer in layers]
+        if len(set(self.config.layer_order)) < count:
+            raise UsageError(f"the layers of this {model_type} share their weights: none of them can be left out")
+        if not kept or not all(0 <= layer < count for layer in kept):
+            raise UsageError(f"layers = {kept}: expected numbers from 0 to {count - 1}, the layers of the checkpoint")
+        config = converted_config(self.hf_config, layers=len(kept), family=family)
+        student = type(self)(config, self.task, tokenizer=self.tokenizer)
+        own, state = student.state_dict(), self.state_dict()
+        same_head = self.head.per_token or student.config.head.activation == self.config.head.activation
+        of_head = {name for name in own if name.startswith("head.")}
+        for name, tensor in own.items():
+            found = re.match(r"stack\.layers\.(\d+)\.", name)
+            if found is not None:
+                tensor.copy_(state[f"stack.layers.{kept[int(found[1])]}.{name[found.end() :]}"])
+            elif same_head or name not in of_head:
+                tensor.copy_(state[name])
+        if "stack.embeddings.token_type.weight" in state.keys() - own.keys():
+            own["stack.embeddings.position.weight"] += state["stack.embeddings.token_type.weight"][0]
+        student._drawn = {name: own[name].clone() for name in (self._drawn if same_head else of_head)}
+        student.origin, student.reading, student.load_report = self.origin, self.reading, self.load_report
+        if self.load_report is not None:
+            note = f"layers {', '.join(map(str, kept))} of {count}{'' if family is None else f', as {family}'}"
+            student.load_report = replace(self.load_report, notes=(*self.load_report.notes, note))
+        return student.to(self.device, self.stack.embeddings.word.weight.dtype).eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes a folder that ``from_pretrained`` and stock transformers open.

@@ -87,6 +87,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_without_repeats)]
 LearningRateSchedule = Literal["linear", "cosine", "constant", "wsd"]
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+Layers = Literal["every-other"] | tuple[Annotated[int, Field(ge=0, lt=2**31)], ...]
 Trackers = Annotated[tuple[TrackerName, ...], BeforeValidator(_tracker_names)]
 # TOML has no null: 0 and "none" disable the limit.
 Norm = Annotated[
@@ -104,8 +105,26 @@ class ModelSection(BaseModel):
     """A hub id, a folder, or `package:NAME/PATH` for weights inside an installed package."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
+    layers: Layers | None = None
+    """Train a student that has only these layers of the checkpoint, counted from 0; "every-other": 0, 2, 4, ...."""
+    family: Annotated[str, Field(min_length=1)] | None = None
+    """Train the checkpoint as a model of another family that computes the same, such as "distilbert" of a BERT."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
+
+
+class TeacherSection(BaseModel):
+    """A trained model of the same task from which the model learns beside the labels (distillation)."""
+
+    model_config = _CLOSED
+    name: Annotated[str, Field(min_length=1)]
+    """A folder, the output folder of a run, a hub id, or `package:NAME/PATH`."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    temperature: Positive = 2.0
+    """Logits of classes are divided by it; a higher one shows more of what the teacher finds less likely."""
+    weight: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of the teacher's logits in the loss, which is (1 - weight) x labels + weight x teacher."""
 
 
 class OptimSection(BaseModel):
@@ -224,6 +243,8 @@ class Recipe(BaseModel):
     """The optimizer."""
     run: RunSection = RunSection()
     """What is evaluated, saved and logged."""
+    teacher: TeacherSection | None = None
+    """A trained model to learn from."""
 
 
 def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: str | Path | None = None) -> Recipe:
@@ -285,6 +306,19 @@ def sections(**settings: object) -> tuple[OptimSection, RunSection]:
     return built[OptimSection], built[RunSection]
 
 
+def teacher_section(**settings: object) -> TeacherSection:
+    """The section ``[teacher]`` from keywords of ``fit``.
+
+    Raises:
+        RecipeError: naming every value that is not allowed.
+    """
+    try:
+        return TeacherSection.model_validate(settings)
+    except ValidationError as error:
+        found = schema_problems(error, settings, (), {"": tuple(TeacherSection.model_fields)})
+        raise RecipeError("\n".join(f"teacher: {problem.text}" for problem in found)) from None
+
+
 def load_task_class(name: str) -> "type[Task]":
     """The task class of a name; ``module:Class`` imports the module, which runs its code.
 
@@ -341,6 +375,7 @@ def _validated(document: Document, sources: KeySources) -> Recipe:
         "model": tuple(ModelSection.model_fields),
         "optim": tuple(OptimSection.model_fields),
         "run": tuple(RunSection.model_fields),
+        "teacher": tuple(TeacherSection.model_fields),
         "data": tuple(field.name for field in dataclasses.fields(DataSpec)),
         "settings": () if task_class is None else tuple(stated_fields(task_class)),
         "": ("task",),

@@ -277,4 +277,8 @@ _SETTINGS = (
     ("weight decay", "optim.weight_decay"),
     ("mixed precision", "optim.mixed_precision"),
     ("metric for best model", "run.metric_for_best_model"),
+    ("layers of the checkpoint", "model.layers"),
+    ("teacher", "teacher.name"),
+    ("temperature", "teacher.temperature"),
+    ("weight of the teacher", "teacher.weight"),
 )

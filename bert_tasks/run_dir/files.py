@@ -365,7 +365,7 @@ def changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, 
     found = [
         Change(name=name, before=before.get(name, _ABSENT), now=now.get(name, _ABSENT))
         for name in sorted({*before, *now} - {*SILENT} - (of_encoder - (before.keys() & now.keys())))
-        if before.get(name, _ABSENT) != now.get(name, _ABSENT)
+        if before.get(name) != now.get(name)  # a setting without a value is one that is not stated
     ]
     refused = [change for change in found if change.name not in NOTED]
     if finished and not any(change.name in EXTENDING for change in found):

@@ -43,7 +43,7 @@ from bert_tasks.run_dir import files as outputs
 from bert_tasks.run_dir.checkpoints import LoadedCheckpoint, save_checkpoint
 from bert_tasks.storage import locked
 from bert_tasks.training.evaluation import Validation, check_metric, evaluate_all, metric_metadata, rank_of
-from bert_tasks.training.objectives import Objective, Supervised
+from bert_tasks.training.objectives import Objective, Supervised, weights_digest
 from bert_tasks.training.progress import Callback, Clock, MetricsLogger, Reporter, make_reporter
 from bert_tasks.training.state import (
     ExistingRun,
@@ -53,13 +53,12 @@ from bert_tasks.training.state import (
     broadcast_state,
     load_state,
     state_dict,
-    weights_digest,
 )
 from bert_tasks.training.step import OptimizerSteps, StepResult, freeze, read_step_metrics, sparse_gradients
 
 _DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Machines may store the weights in different places; DDP sends those of the main process.
-_OWN_TO_PROCESS = ("model.name", "model.revision")
+_OWN_TO_PROCESS = ("model.name", "model.revision", "teacher.name", "teacher.revision")
 
 
 class Trainer:
@@ -203,6 +202,7 @@ class Trainer:
             settings={**task.settings(), "labels": list(task.labels)},
             encoder=vars(self.model.config),
             data={name: split["fingerprint"] for name, split in data.items()},
+            **self.objective.settings,
         )
         settings["task"] = type(task).__name__
         if not isinstance(self.objective, Supervised):
@@ -291,7 +291,7 @@ class Trainer:
             "data": outputs.data_metadata(self.splits),
             "rows": len(self.splits.train),
             "steps": self.steps.total_steps,
-            "initial_weights": weights_digest(self.objective),
+            "initial_weights": weights_digest(self.objective.checkpoint_parameters()),
         }
 
     def _log_run_summary(self, attention: str) -> None:
@@ -312,6 +312,8 @@ class Trainer:
                 note(f'note: {slow}; set optim.mixed_precision = "no"')
         if model.load_report is not None:
             note(model.load_report.summary())
+        for text in self.objective.notes:
+            note(text)
         tables = {f"validation {name}".strip(): table for name, table in self.splits.validation.items()}
         for name, table in {"train": self.splits.train, **tables}.items():
             for text in table.notes:

@@ -18,6 +18,7 @@ from bert_tasks.checkpoints.tokenizers import same_token_ids
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm
 from bert_tasks.tasks.distillation import DISTILLATION
 
@@ -53,6 +54,16 @@ class Objective(nn.Module, ABC):
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """The count of each loss term for prepared features; see ``Task.counts``."""
         return self.model.task.counts(features)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Section -> the settings of a run that are this objective's, with which it can be resumed."""
+        return {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for people about what is minimised."""
+        return ()
 
     def parameter_depths(self) -> dict[str, int]:
         """Each parameter's depth, from which its learning rate follows; see ``TaskModel.parameter_depths``.
@@ -112,6 +123,24 @@ class Distillation(Objective):
     @property
     def teacher(self) -> TaskModel:
         return self._unregistered[0]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """See ``Objective.settings``; the digest tells a changed teacher of the same name."""
+        origin = {} if self.teacher.origin is None else dict(vars(self.teacher.origin))
+        own = {"temperature": self.temperature, "weight": self.weight}
+        return {"teacher": {**origin, "digest": weights_digest(self.teacher.state_dict()), **own}}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """See ``Objective.notes``."""
+        origin, parameters = self.teacher.origin, sum(tensor.numel() for tensor in self.teacher.parameters())
+        own = sum(tensor.numel() for tensor in self.model.parameters())
+        name = "in memory" if origin is None else origin.name
+        return (
+            f"teacher {name}: {parameters:,} parameters, {len(self.teacher.config.layer_order)} layers; "
+            f"the model: {own:,} parameters, {len(self.model.config.layer_order)} layers",
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves the teacher with the student, to a device or a precision."""
@@ -177,6 +206,15 @@ def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
         raise UsageError(
             f"max_length = {task.max_length}, but the teacher has {teacher.config.usable_length} positions"
         )
+
+
+def weights_digest(tensors: Mapping[str, Tensor]) -> str:
+    """The sha256 of tensors and of their names."""
+    return sha256(
+        part
+        for name, tensor in sorted(tensors.items())
+        for part in (name.encode(), tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    )
 
 
 def _with_segments(feature: Feature, separator: int) -> Feature:

@@ -12,14 +12,15 @@ from bert_tasks.data.formats import named_format
 from bert_tasks.data.splits import Splits, load_splits, stored_reading
 from bert_tasks.data.table import Cuts
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
-from bert_tasks.errors import RecipeError
+from bert_tasks.errors import CheckpointError, RecipeError
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.recipe.schema import Recipe, build_task, load_recipe, resolved_toml
+from bert_tasks.recipe.schema import Recipe, TeacherSection, build_task, load_recipe, resolved_toml
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.run_dir.checkpoints import checkpoints
 from bert_tasks.tasks.base import Task
 from bert_tasks.training.loop import Trainer, prepare_model
+from bert_tasks.training.objectives import Distillation, Objective, Supervised
 from bert_tasks.training.progress import check_installed
 from bert_tasks.training.state import FitResult
 from bert_tasks.training.step import StepPlan, sample_order
@@ -47,15 +48,19 @@ def prepare(recipe: Recipe) -> Prepared:
     stated: tuple[str, ...] = draft.labels
     if not stated and recipe.data.format is not None:
         stated = tuple(named_format(recipe.data.format).label_names.values())
-    splits = load_splits(recipe.data, columns=draft.columns, seed=recipe.run.seed, labels=stated)
-    labels = check_splits(splits, columns=draft.columns, labels=stated)
+    taught = recipe.teacher is not None
+    splits = load_splits(recipe.data, columns=draft.columns, seed=recipe.run.seed, labels=stated, unlabelled=taught)
+    labels = check_splits(splits, columns=draft.columns, labels=stated, unlabelled=taught)
     return Prepared(recipe=recipe, task=build_task(recipe, labels) if labels else draft, splits=splits)
 
 
 def make_trainer(prepared: Prepared) -> Trainer:
     """The run of a recipe; loads its checkpoint, with the task's head."""
     recipe = prepared.recipe
-    model = TaskModel.from_pretrained(recipe.model.name, task=prepared.task, revision=recipe.model.revision)
+    stated = recipe.model
+    model = TaskModel.from_pretrained(stated.name, task=prepared.task, revision=stated.revision)
+    if stated.layers is not None or stated.family is not None:
+        model = model.with_layers(stated.layers, family=stated.family)
     prepare_model(model, seed=recipe.run.seed)
     model.reading = stored_reading(recipe.data, prepared.task.columns)
     return Trainer(
@@ -65,7 +70,37 @@ def make_trainer(prepared: Prepared) -> Trainer:
         run=recipe.run,
         model_settings=recipe.model.model_dump(),
         recipe_text=resolved_toml(recipe),
+        objective=make_objective(model, recipe.teacher),
     )
+
+
+def make_objective(model: TaskModel, section: TeacherSection | None, teacher: TaskModel | None = None) -> Objective:
+    """The loss of the task, and of a teacher if there is one.
+
+    Args:
+        model: what is trained.
+        section: names the teacher and says how it teaches; None: there is none.
+        teacher: the model itself, where it is in memory already.
+
+    Raises:
+        CheckpointError: the teacher's folder has no trained head for the task and its labels.
+        UsageError: see ``Distillation``.
+    """
+    if section is None:
+        return Supervised(model)
+    if teacher is None:
+        kind, labels = type(model.task), model.task.labels
+        teacher = TaskModel.from_pretrained(
+            section.name, task=kind, labels=labels if labels else None, revision=section.revision
+        )
+        report = teacher.load_report
+        if report is not None and report.new:
+            reasons = "; ".join([*report.notes, f"{', '.join(report.new)} would be new"])
+            raise CheckpointError(
+                f"teacher {section.name}: it has no trained head for {kind.name} with this run's labels ({reasons}). "
+                "Train it first, or name another teacher"
+            )
+    return Distillation(model, teacher, temperature=section.temperature, weight=section.weight)
 
 
 def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FitResult:

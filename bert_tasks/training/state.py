@@ -27,7 +27,7 @@ from bert_tasks.run_dir import checkpoints as checkpointing
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.run_dir.checkpoints import LoadedCheckpoint, RunState
 from bert_tasks.run_dir.files import Change
-from bert_tasks.storage import is_file, remove_temporaries, sha256
+from bert_tasks.storage import is_file, remove_temporaries
 from bert_tasks.tasks.base import Task
 from bert_tasks.training.objectives import Objective
 
@@ -365,12 +365,3 @@ class RunFolder:
             self.model.save_pretrained(self.path / outputs.MODEL)
         finally:
             self.model.task = untuned
-
-
-def weights_digest(objective: Objective) -> str:
-    """The sha256 of all weights, including a new head's: the point at which training starts."""
-    return sha256(
-        part
-        for name, parameter in sorted(objective.checkpoint_parameters().items())
-        for part in (name.encode(), parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
-    )

@@ -16,7 +16,7 @@ import pytest
 
 from bert_tasks.run_dir.checkpoints import newest_checkpoint
 from support import runs
-from support.training_runs import make_rows
+from support.training_runs import load_model, make_rows
 
 KILLS, CHAINS = (int(os.environ.get(f"BERT_TASKS_{name}", default)) for name, default in (("KILLS", 4), ("CHAINS", 1)))
 MOMENTS = ("start-up", "training", "saving", "evaluation")
@@ -24,18 +24,28 @@ EPOCH_STEPS, EPOCHS = 10, 6 + 2 * KILLS
 START_UP_SECONDS = 3.0
 
 
-def write_long_recipe(folder: Path, checkpoint: Path) -> Path:
+def write_long_recipe(folder: Path, checkpoint: Path, *, teacher: bool = False) -> Path:
     """Evaluations that take about as long as an epoch, so that there is time to be killed in them."""
     path = runs.write_recipe(folder, checkpoint, epochs=EPOCHS)
+    if teacher:
+        load_model(checkpoint, seed=3).save_pretrained(folder / "teacher")
+        path.write_text(path.read_text("utf-8") + '\n[teacher]\nname = "./teacher"\n', "utf-8")
     lines = [f"{row['text']},{row['label']}" for row in make_rows(300, seed=1)]
     (folder / "dev.csv").write_text("\n".join(["text,label", *lines]) + "\n", "utf-8")
     return path
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["labels", "teacher"])
+def teacher(request: pytest.FixtureRequest) -> bool:
+    """Whether the run learns from a teacher, too."""
+    return bool(request.param)
+
+
 @pytest.fixture(scope="module")
-def undisturbed(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(checkpoint: Path, teacher: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
-    ended = runs.run([*runs.CONSOLE, "train", write_long_recipe(folder, checkpoint)], folder=folder)
+    recipe = write_long_recipe(folder, checkpoint, teacher=teacher)
+    ended = runs.run([*runs.CONSOLE, "train", recipe], folder=folder)
     assert ended.code == 0, ended.err
     return folder / "run"
 
@@ -80,9 +90,15 @@ def found_in(run: Path, moment: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("chain", range(CHAINS))
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_were_not(
-    undisturbed: Path, checkpoint: Path, tmp_path: Path, chain: int, record_property: Callable[[str, object], None]
+    undisturbed: Path,
+    teacher: bool,
+    checkpoint: Path,
+    tmp_path: Path,
+    chain: int,
+    record_property: Callable[[str, object], None],
 ) -> None:
-    chance, recipe, run = random.Random(chain), write_long_recipe(tmp_path, checkpoint), tmp_path / "run"
+    chance, run = random.Random(chain), tmp_path / "run"
+    recipe = write_long_recipe(tmp_path, checkpoint, teacher=teacher)
     killed: Counter[str] = Counter()
     while killed.total() < KILLS:
         moment = min(MOMENTS, key=lambda name: killed[name])

@@ -2,19 +2,23 @@
 
 import copy
 import dataclasses
+import json
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from bert_tasks import TaskModel
-from bert_tasks.errors import UsageError
+from bert_tasks import TaskModel, fit, load_recipe
+from bert_tasks.errors import CheckpointError, RecipeError, StoppedError, UsageError
 from bert_tasks.tasks import PairClassification
 from bert_tasks.tasks.distillation import softmax_divergence
 from bert_tasks.tasks.features import collate
 from bert_tasks.training import objectives
 from bert_tasks.training.objectives import Distillation, Supervised
+from bert_tasks.training.run import dry_run
+from bert_tasks.training.step import OptimizerSteps
 from support.small_checkpoints import save_checkpoint
+from support.stopped_runs import digests, events, signalling
 from support.training_runs import (
     LABELS,
     TASK,
@@ -229,3 +233,112 @@ def test_a_student_without_segments_leaves_them_to_the_teacher(checkpoint):
     feature = {"row": 0, "input_ids": [2, 7, 8, 3, 9, 3], "token_type_ids": [0] * 6}
     assert objectives._with_segments(feature, 3)["token_type_ids"] == [0, 0, 0, 0, 1, 1]
     assert objectives._with_segments({**feature, "input_ids": [2, 7]}, 3)["token_type_ids"] == [0, 0]
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def teacher_folder(dropout_checkpoint, tmp_path_factory):
+    """Saved with its labels in another order: they are compared by name."""
+    folder = tmp_path_factory.mktemp("teacher") / "model"
+    task = dataclasses.replace(TASK, labels=LABELS[::-1])
+    widened(load_model(dropout_checkpoint, task, seed=3), 3).save_pretrained(folder)
+    return folder
+
+
+def run(folder, checkpoint, teacher, *, head_seed=0, **changes):
+    student = load_model(checkpoint, TASK, seed=head_seed)
+    settings = {"epochs": 2, "batch_size": 3, "learning_rate": 1e-3, "micro_batch_tokens": 30, "logging_steps": 1}
+    rows = make_rows(8, unlabelled=(2,))
+    fit(student, rows, make_rows(6, seed=1), output_dir=folder, teacher=teacher, progress=False, **settings, **changes)
+    return student
+
+
+@pytest.fixture(scope="module")
+def straight(dropout_checkpoint, teacher_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("distilled") / "run"
+    run(folder, dropout_checkpoint, teacher_folder)
+    return folder
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, teacher_folder, tmp_path, step):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OptimizerSteps, "update", signalling(OptimizerSteps.update, step))
+        with pytest.raises(StoppedError):
+            run(tmp_path, dropout_checkpoint, teacher_folder)
+    run(tmp_path, dropout_checkpoint, teacher_folder, head_seed=5)
+    assert digests(tmp_path) == digests(straight)
+    assert events(tmp_path) == events(straight)
+
+
+def test_a_run_records_its_teacher_and_each_loss_term(straight, teacher_folder):
+    settings = json.loads((straight / "run.json").read_text("utf-8"))["settings"]
+    assert settings["teacher.name"] == str(teacher_folder)
+    assert len(settings["teacher.digest"]) == 64
+    assert (settings["teacher.temperature"], settings["teacher.weight"]) == (2.0, 0.5)
+    steps = [event for event in events(straight) if event["event"] == "step"]
+    assert all(event["terms"].keys() == {"sequence-classification", "distillation"} for event in steps)
+    assert all(event["loss"] == pytest.approx(sum(event["terms"].values()) / 2) for event in steps)
+    loaded = TaskModel.from_pretrained(straight / "model")
+    assert loaded.task.labels == LABELS
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"temperature": 3.0}, "teacher.temperature = 3.0 \\(was 2.0\\)"),
+        ({"teacher_weight": 0.1}, "teacher.weight = 0.1 \\(was 0.5\\)"),
+    ],
+)
+def test_another_teacher_is_another_run(straight, dropout_checkpoint, teacher_folder, changes, said):
+    with pytest.raises(UsageError, match=said):
+        run(straight, dropout_checkpoint, **{"teacher": teacher_folder, **changes})
+
+
+def test_a_teacher_whose_weights_changed_is_another_one(straight, dropout_checkpoint, teacher_folder):
+    changed = TaskModel.from_pretrained(teacher_folder, task=TASK)
+    with torch.no_grad():
+        changed.head.output.bias += 1e-3
+    with pytest.raises(UsageError, match=r"teacher\.digest"):
+        run(straight, dropout_checkpoint, changed)
+
+
+def test_impossible_values_are_named(checkpoint, teacher_folder, tmp_path):
+    with pytest.raises(RecipeError, match=r"weight = 1\.5: expected at most 1"):
+        run(tmp_path, checkpoint, teacher_folder, teacher_weight=1.5)
+    with pytest.raises(CheckpointError, match="no trained head for sequence-classification"):
+        run(tmp_path, checkpoint, checkpoint)
+
+
+RECIPE = """\
+task = "sequence-classification"
+[model]
+name = "CHECKPOINT"
+layers = "every-other"
+[teacher]
+name = "TEACHER"
+temperature = 1.5
+[settings]
+max_length = 40
+[data]
+train = "train.csv"
+validation = "train.csv"
+[run]
+output_dir = "run"
+"""
+
+
+def test_a_recipe_names_the_layers_and_the_teacher(checkpoint, teacher_folder, tmp_path):
+    lines = [f"{row['text']},{row['label']}" for row in make_rows(8)]
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *lines]) + "\n", "utf-8")
+    (tmp_path / "teacher").symlink_to(teacher_folder)
+    text = RECIPE.replace("CHECKPOINT", str(checkpoint)).replace("TEACHER", "./teacher")
+    (tmp_path / "recipe.toml").write_text(text, "utf-8")
+    recipe = load_recipe(tmp_path / "recipe.toml")
+    assert (recipe.model.layers, recipe.teacher.temperature, recipe.teacher.weight) == ("every-other", 1.5, 0.5)
+    assert recipe.teacher.name == str(tmp_path / "teacher")
+    assert "layers 0 of 2" in dry_run(recipe).load_summary
+    with pytest.raises(UsageError, match="layers = \\[2\\]: expected numbers from 0 to 1"):
+        dry_run(load_recipe(tmp_path / "recipe.toml", overrides=["model.layers=[2]"]))
