@@ -103,6 +103,9 @@ def fit(
     teacher_revision: str | None = None,
     temperature: float = 2.0,
     teacher_weight: float = 0.5,
+    teacher_hidden: Literal["none", "cosine", "mse"] = "none",
+    teacher_relations: bool | int = False,
+    cache_teacher_logits: bool = False,
     report: bool = False,
     callback: Callback | None = None,
     **unknown: Never,
@@ -159,6 +162,10 @@ def fit(
         teacher_revision: of a teacher on the hub.
         temperature: the logits of both models are divided by it before they are compared.
         teacher_weight: share of the teacher's logits in the loss, from 0 to 1; the labels have the rest.
+        teacher_hidden: also compare the last layer's states of all tokens.
+        teacher_relations: also compare the relations of tokens in the last layer, in so many heads (MiniLMv2,
+            arXiv:2012.15828); True: as many as the teacher's attention has.
+        cache_teacher_logits: compute the teacher's logits once and keep them in the cache.
         report: write ``output_dir/report.html`` at the end, as the command ``train`` does.
         callback: called with each record of metrics.jsonl; a true return value for an "evaluation" ends the run.
         unknown: not accepted; another argument raises UsageError with the name that was probably meant.
@@ -200,8 +207,15 @@ def fit(
     section = None
     if teacher is not None:
         name = "a model in memory" if isinstance(teacher, TaskModel) else str(teacher)
-        stated = {"revision": teacher_revision, "temperature": temperature, "weight": teacher_weight}
-        section = teacher_section(name=name, **stated)
+        section = teacher_section(
+            name=name,
+            revision=teacher_revision,
+            temperature=temperature,
+            weight=teacher_weight,
+            hidden=teacher_hidden,
+            relations=teacher_relations,
+            cache_logits=cache_teacher_logits,
+        )
     trainer = Trainer(
         model=model,
         splits=splits,

@@ -145,6 +145,7 @@ def keys() -> dict[str, set[str]]:
     """The keys of every section; those of any task for settings."""
     schema = Recipe.model_json_schema()
     sections = {"model": "ModelSection", "data": "DataSpec", "optim": "OptimSection", "run": "RunSection"}
+    sections["teacher"] = "TeacherSection"
     found = {name: set(schema["$defs"][kind]["properties"]) for name, kind in sections.items()}
     settings = {field.name for task in TASKS.values() for field in dataclasses.fields(task)}
     return {**found, "settings": settings, "task": set()}
@@ -156,7 +157,7 @@ def is_key(path: str) -> bool:
     return section in known and (not rest or rest.split(".")[0] in known[section])
 
 
-KEY = re.compile(r"(?<![\w./\-])((?:model|data|optim|run|settings)\.([a-z]\w*))(?![\w(/]|\.\w+\()")
+KEY = re.compile(r"(?<![\w./\-])((?:model|data|optim|run|settings|teacher)\.([a-z]\w*))(?![\w(/]|\.\w+\()")
 FILES = ("json", "jsonl", "lock", "toml", "safetensors", "onnx", "py", "md", "csv", "html")
 # What a model in Python has, and run.json under "model".
 OF_MODELS = {*vars(TaskModel), "commit", "task", "tokenizer", "config", "hf_config", "load_report"}

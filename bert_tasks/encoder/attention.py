@@ -66,9 +66,7 @@ def attend(qkv: Tensor, layout: Packed | Padded, *, dropout: float) -> Tensor:
         return context.flatten(1)
     if backend == "jagged":
         return _attend_jagged(qkv, layout, dropout)
-    regroup = layout.regroup
-    if regroup is not None:
-        qkv = _pad(qkv, regroup.gather, regroup.scatter)  # [P, 3, A, D]
+    regroup, qkv = layout.regroup, pad_groups(qkv, layout)  # [P, 3, A, D]
     # The gradient of a split is one concatenation, that of a slice is as large as the whole.
     parts = torch.split(qkv, [group.rows for group in layout.groups])
     contexts = [
@@ -89,8 +87,7 @@ def attend_first(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: f
     Returns:
         ``[B, H]`` context, in the order of the rows.
     """
-    if layout.regroup is not None:
-        key_value = _pad(key_value, layout.regroup.gather, layout.regroup.scatter)  # [P, 2, A, D]
+    key_value = pad_groups(key_value, layout)  # [P, 2, A, D]
     queries = torch.split(query, [group.sequences for group in layout.groups])
     parts = torch.split(key_value, [group.rows for group in layout.groups])
     contexts = []
@@ -102,6 +99,11 @@ def attend_first(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: f
         )  # [sequences, A, 1, D]
         contexts.append(context)
     return torch.cat(contexts).flatten(1)
+
+
+def pad_groups(rows: Tensor, layout: Packed) -> Tensor:
+    """``[N, ...] -> [P, ...]`` packed rows as the layout's groups have them; padding shows row 0."""
+    return rows if layout.regroup is None else _pad(rows, layout.regroup.gather, layout.regroup.scatter)
 
 
 def _attend_jagged(qkv: Tensor, layout: Packed, dropout: float) -> Tensor:

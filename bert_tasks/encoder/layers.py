@@ -5,6 +5,9 @@ Only attention sees the layout; everything else runs on the rows of ``[N, H]``.
 Shape legend: N tokens, B sequences, H hidden, A heads, D head size, R tokens that a head reads.
 """
 
+from collections.abc import Sequence
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -155,6 +158,16 @@ class TransformerEncoder(nn.Module):
             if hidden_states is not None:
                 hidden_states.append(hidden)
         return hidden
+
+    def last_queries_keys_values(self, hidden_states: Sequence[Tensor]) -> Tensor:
+        """``[N, 3, H]`` of the last layer for all tokens, from the states that ``forward`` collected.
+
+        They are computed once more, so that no layer has to hand them out, checkpointed or not.
+        """
+        index = self.layer_order[-1]
+        last = cast("Layer", self.layers[index])
+        qkv: Tensor = last.attention.qkv(hidden_states[-2])
+        return qkv.view(len(qkv), 3, -1)
 
 
 def initialize(module: nn.Module, *, std: float) -> None:

@@ -384,6 +384,17 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             return inputs.rectangle(logits[0]), logits[1]
         return inputs.rectangle(logits)
 
+    def logits_and_states(self, batch: PackedBatch) -> tuple[Tensor, Sequence[Tensor]]:
+        """The logits of a packed batch, and ``[N, H]`` states of all tokens: of the embeddings and after each layer."""
+        states: list[Tensor] = []
+        hidden = self.stack(
+            batch.input_ids, batch.position_ids, batch.token_type_ids, batch.layout, hidden_states=states
+        )
+        selection = self.head.select(batch.layout)
+        if selection is not None:
+            hidden = hidden.index_select(0, selection.rows)
+        return self.head(hidden, batch.layout, self.stack.embeddings.word.weight), states
+
     def packed_logits(self, batch: PackedBatch) -> Any:
         """The logits of a packed batch; exported models compute them with their graph."""
         return TaskModel.forward(self, batch)

@@ -125,6 +125,17 @@ class TeacherSection(BaseModel):
     """Logits of classes are divided by it; a higher one shows more of what the teacher finds less likely."""
     weight: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of the teacher's logits in the loss, which is (1 - weight) x labels + weight x teacher."""
+    hidden: Literal["none", "cosine", "mse"] = "none"
+    """Also compare the last layer's states of all tokens: by their angle, or by their mean squared difference."""
+    hidden_weight: NotNegative = 1.0
+    """Weight of the states in the loss."""
+    relations: bool | Count = False
+    """Also compare the relations between tokens in the last layer's queries, keys and values, in so many heads; true:
+    as many as the teacher's attention has. Widths and heads of the models may differ (MiniLMv2)."""
+    relations_weight: NotNegative = 1.0
+    """Weight of the relations in the loss."""
+    cache_logits: bool = False
+    """Compute the teacher's logits once and keep them in the cache, in place of running the teacher in each step."""
 
 
 class OptimSection(BaseModel):

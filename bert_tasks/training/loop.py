@@ -241,6 +241,7 @@ class Trainer:
                 {name: (tokenized(table, model.task, model), table) for name, table in splits.validation.items()},
             ),
         )
+        main_process_first(self.accelerator, lambda: self.objective.begin(samples.features, self.accelerator.device))
         model.stack.gradient_checkpointing = self.model_settings.get("gradient_checkpointing", False)
         if self.accelerator.device.type == "cpu":
             stack.enter_context(keep_freed_memory())

@@ -19,8 +19,9 @@ from bert_tasks.recipe.schema import Recipe, TeacherSection, build_task, load_re
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.run_dir.checkpoints import checkpoints
 from bert_tasks.tasks.base import Task
+from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.loop import Trainer, prepare_model
-from bert_tasks.training.objectives import Distillation, Objective, Supervised
+from bert_tasks.training.objectives import Objective, Supervised
 from bert_tasks.training.progress import check_installed
 from bert_tasks.training.state import FitResult
 from bert_tasks.training.step import StepPlan, sample_order
@@ -100,7 +101,7 @@ def make_objective(model: TaskModel, section: TeacherSection | None, teacher: Ta
                 f"teacher {section.name}: it has no trained head for {kind.name} with this run's labels ({reasons}). "
                 "Train it first, or name another teacher"
             )
-    return Distillation(model, teacher, temperature=section.temperature, weight=section.weight)
+    return Distillation(model, teacher, section)
 
 
 def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FitResult:

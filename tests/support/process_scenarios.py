@@ -19,7 +19,8 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.model.inputs import tokenized
-from bert_tasks.training.objectives import Distillation, Objective, Supervised
+from bert_tasks.training.distillation import Distillation
+from bert_tasks.training.objectives import Objective, Supervised
 from support.training_runs import (
     TASK,
     WEIGHTED_TASK,

@@ -24,6 +24,7 @@ from bert_tasks.recipe.schema import (
     OptimSection,
     Recipe,
     RunSection,
+    TeacherSection,
     field_descriptions,
     recipe_schema,
     schema_text,
@@ -259,7 +260,7 @@ def recipe_page() -> str:
             [f"`task` may also be {' or '.join(f'`{alias}`' for alias in task.aliases)}.", ""] if task.aliases else []
         )
         parts += ["", f"### {name}", "", *also, _settings(task)]
-    for name, kind in (("optim", OptimSection), ("run", RunSection)):
+    for name, kind in (("optim", OptimSection), ("run", RunSection), ("teacher", TeacherSection)):
         parts += ["", f"## [{name}]", "", *_section(name, kind)]
     return "\n".join(parts) + "\n"
 

@@ -29,7 +29,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import TASKS, Task
 from bert_tasks.tasks.base import Feature, Prediction
 from bert_tasks.tasks.features import collate
-from bert_tasks.training.objectives import Distillation
+from bert_tasks.training.distillation import Distillation
 from support.meta_device import META, on_meta_device
 from support.training_runs import batches, make_steps
 

@@ -10,15 +10,20 @@ from torch.nn import functional as F
 
 from bert_tasks import TaskModel, fit, load_recipe
 from bert_tasks.errors import CheckpointError, RecipeError, StoppedError, UsageError
+from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.tasks import PairClassification
+from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.tasks.distillation import softmax_divergence
 from bert_tasks.tasks.features import collate
-from bert_tasks.training import objectives
-from bert_tasks.training.objectives import Distillation, Supervised
+from bert_tasks.training.distillation import Distillation
+from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.run import dry_run
 from bert_tasks.training.step import OptimizerSteps
+from support.hf_models import hf_class, hf_config, widen
 from support.small_checkpoints import save_checkpoint
 from support.stopped_runs import digests, events, signalling
+from support.task_contract import changed
+from support.task_examples import EXAMPLES
 from support.training_runs import (
     LABELS,
     TASK,
@@ -45,7 +50,7 @@ def widened(model, seed):
 
 def pair(checkpoint, kind=Distillation, task=WEIGHTED_TASK, **options):
     student, teacher = (widened(load_model(checkpoint, task, seed=seed), seed) for seed in (0, 3))
-    return kind(student, teacher, **options).double()
+    return kind(student, teacher, TeacherSection(name="teacher", **options)).double()
 
 
 def batch_of(model, rows):
@@ -229,10 +234,21 @@ def test_a_teacher_that_does_not_fit_is_refused_by_name(checkpoint, unigram_toke
         Distillation(student, student)
 
 
-def test_a_student_without_segments_leaves_them_to_the_teacher(checkpoint):
-    feature = {"row": 0, "input_ids": [2, 7, 8, 3, 9, 3], "token_type_ids": [0] * 6}
-    assert objectives._with_segments(feature, 3)["token_type_ids"] == [0, 0, 0, 0, 1, 1]
-    assert objectives._with_segments({**feature, "input_ids": [2, 7]}, 3)["token_type_ids"] == [0, 0]
+def test_a_student_without_segments_leaves_them_to_the_teacher(wordpiece_tokenizer, tmp_path):
+    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer)
+    task = PairClassification(labels=LABELS, max_length=40)
+    teacher = TaskModel.from_pretrained(tmp_path, task=task)
+    student = teacher.with_layers(family="distilbert")
+    rows = [{"text": "a b", "text_pair": "c"}, {"text": "", "text_pair": "d e f"}]
+    (expected, ours) = (model.task.features(rows, model.tokenizer) for model in (teacher, student))
+    assert any(one["token_type_ids"] != other["token_type_ids"] for one, other in zip(expected, ours, strict=True))
+    objective = Distillation(student, teacher)
+    keys = FeatureKeys(seed=0, epoch=0, numbers=(0, 1))
+    found = objective.prepare(ours, keys, ours)
+    assert [one["token_type_ids"] for one in found] == [one["token_type_ids"] for one in expected]
+    assert (
+        Distillation(teacher, TaskModel.from_pretrained(tmp_path, task=task)).prepare(expected, keys, ours) == expected
+    )
 
 
 # Runs
@@ -342,3 +358,152 @@ def test_a_recipe_names_the_layers_and_the_teacher(checkpoint, teacher_folder, t
     assert "layers 0 of 2" in dry_run(recipe).load_summary
     with pytest.raises(UsageError, match="layers = \\[2\\]: expected numbers from 0 to 1"):
         dry_run(load_recipe(tmp_path / "recipe.toml", overrides=["model.layers=[2]"]))
+
+
+# Hidden states and relations
+
+
+def states_of(model, row):
+    """Embeddings and layers of one row, unpadded."""
+    (feature,) = model.task.features([row], model.tokenizer)
+    batch = collate([feature], position_offset=model.config.position_offset)
+    return model.logits_and_states(batch)[1]
+
+
+def plain_relations(student, teacher, row, heads):
+    """One row, one head, one pair of tokens after another."""
+    total = 0.0
+    found = []
+    for model in (student, teacher):
+        inputs, layer = states_of(model, row)[-2], model.stack.layers[model.stack.layer_order[-1]]
+        query, key, value = F.linear(inputs, layer.attention.qkv.weight, layer.attention.qkv.bias).chunk(3, dim=-1)
+        found.append((query, key, value))
+    for own, given in zip(*found, strict=True):
+        for one, other in zip(own.chunk(heads, dim=-1), given.chunk(heads, dim=-1), strict=True):
+            q, p = ((part @ part.T / part.shape[1] ** 0.5).softmax(-1) for part in (one, other))
+            total += (p * (p.log() - q.log())).sum(-1).mean() / (3 * heads)
+    return total
+
+
+def wider(checkpoint, folder, tokenizer):
+    """A teacher of another width, with other heads and one layer more."""
+    config = hf_config("roberta", vocab_size=len(tokenizer), num_hidden_layers=3, hidden_size=48, num_attention_heads=6)
+    model = hf_class("roberta", "base")(config, add_pooling_layer=False)
+    widen(model, seed=5)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return widened(load_model(folder, WEIGHTED_TASK, seed=3), 3)
+
+
+@pytest.mark.parametrize("heads", [True, 1, 12])
+def test_relations_of_models_of_any_width_are_those_of_unpadded_rows(wide_checkpoint, bpe_tokenizer, tmp_path, heads):
+    teacher = wider(wide_checkpoint, tmp_path, bpe_tokenizer)
+    student = widened(load_model(wide_checkpoint, WEIGHTED_TASK), 0)
+    objective = Distillation(student, teacher, TeacherSection(name="teacher", relations=heads)).double()
+    assert objective.relation_heads == (6 if heads is True else heads)
+    rows = make_rows(9, unlabelled=(2, 5))
+    features = student.task.features(rows, student.tokenizer)
+    batch = collate(features, position_offset=student.config.position_offset)
+    assert batch.layout.regroup is not None  # rows are padded
+    term = objective(batch)[-1]
+    expected = sum(plain_relations(student, teacher, row, objective.relation_heads) for row in rows)
+    assert (term.name, term.count.item()) == ("relations", 9)
+    assert term.total.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert objective.counts(features)["relations"] == 9
+
+
+@pytest.mark.parametrize("kind", ["cosine", "mse"])
+def test_hidden_states_of_all_tokens_are_compared(wide_checkpoint, kind):
+    objective = pair(wide_checkpoint, hidden=kind, hidden_weight=0.3)
+    with torch.no_grad():
+        objective.teacher.stack.layers[0].output.weight.mul_(1.5)
+    rows = make_rows(9, unlabelled=(2, 5))
+    batch = batch_of(objective.model, rows)
+    term = objective(batch)[-1]
+    states = [[states_of(model, row)[-1] for row in rows] for model in (objective.model, objective.teacher)]
+    student, teacher = (torch.cat(one) for one in states)
+    cosine = (student * teacher).sum(-1) / student.norm(dim=-1) / teacher.norm(dim=-1)
+    expected = (1 - cosine).sum() if kind == "cosine" else (student - teacher).square().sum() / student.shape[1]
+    assert (term.name, term.weight, term.count.item()) == ("hidden", 0.3, len(student))
+    assert term.total.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert term.total.item() > 1e-3
+
+
+def test_reading_all_states_changes_no_logit(wide_checkpoint):
+    model = widened(load_model(wide_checkpoint), 0).double()
+    batch = batch_of(model, make_rows(9))
+    logits, states = model.logits_and_states(batch)
+    torch.testing.assert_close(logits, model(batch), rtol=0, atol=1e-12)
+    assert [tuple(one.shape) for one in states] == [(len(batch.input_ids), 36)] * 3
+
+
+@pytest.mark.parametrize("relations", [False, 3])
+def test_checkpointed_layers_give_the_same_gradients(dropout_checkpoint, relations):
+    rows, found = make_rows(9), []
+    for checkpointing in (False, True):
+        objective = pair(dropout_checkpoint, hidden="cosine", relations=relations)
+        objective.model.stack.gradient_checkpointing = checkpointing
+        found.append(first_step(objective, rows))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(one, found[1][1][name]) for name, one in found[0][1].items())
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 40])
+def test_micro_batches_change_no_weight_with_four_terms(wide_checkpoint, micro_batch_tokens):
+    options = {"hidden": "mse", "relations": True, "relations_weight": 0.5}
+    whole, logs = trained(wide_checkpoint, micro_batch_tokens=16384, **options)
+    parts, _ = trained(wide_checkpoint, micro_batch_tokens=micro_batch_tokens, **options)
+    assert distance(whole, parts) <= 1e-12
+    assert list(logs[0].terms) == ["sequence-classification", "distillation", "hidden", "relations"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"hidden": "cosine"}, "the teacher has 48, the model 36"),
+        ({"relations": 7}, "those that do are 1, 2, 3, 4, 6, 12"),
+        ({"relations": True, "cache_logits": True}, "keeps logits alone"),
+    ],
+)
+def test_what_two_models_do_not_share_is_refused(wide_checkpoint, bpe_tokenizer, tmp_path, options, said):
+    teacher = wider(wide_checkpoint, tmp_path, bpe_tokenizer)
+    with pytest.raises(UsageError, match=said):
+        Distillation(load_model(wide_checkpoint, WEIGHTED_TASK), teacher, TeacherSection(name="teacher", **options))
+
+
+# Logits that are kept
+
+
+@pytest.mark.parametrize("kind", ["single", "windows", "several", "token", "span"])
+def test_kept_logits_are_those_of_the_teacher(wide_checkpoint, monkeypatch, kind):
+    example = EXAMPLES[kind]
+    objectives = [pair(wide_checkpoint, task=example.task, cache_logits=kept) for kept in (False, True)]
+    rows = [*example.rows, changed(example, "word " * 60)]
+    losses = []
+    for objective in objectives:
+        steps = make_steps(objective.model, rows, objective=objective, batch_size=4, epochs=2, learning_rate=1e-3)
+        objective.begin(steps.samples.features, torch.device("cpu"))
+        if objective.section.cache_logits:
+            monkeypatch.setattr(objective.teacher, "forward", None)  # it is not run again
+        losses.append([log.loss for log in walk(steps)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_kept_logits_are_found_again_and_belong_to_one_teacher(wide_checkpoint, monkeypatch):
+    objective = pair(wide_checkpoint, cache_logits=True)
+    features = make_steps(objective.model, make_rows(6), objective=objective).samples.features
+    device = torch.device("cpu")
+    objective.begin(features, device)
+    first = objective._cached["logits"]
+    with torch.no_grad():
+        objective.teacher.head.output.bias += 1
+    objective.begin(features, device)
+    torch.testing.assert_close(torch.tensor(objective._cached["logits"]), torch.tensor(first) + 1)
+    monkeypatch.setattr(TaskModel, "batch_logits", None)
+    objective.begin(features, device)
+
+
+def test_a_task_that_changes_its_inputs_keeps_no_logits(checkpoint, monkeypatch):
+    monkeypatch.setattr(type(TASK), "prepare", lambda self, features, keys, corpus: features)
+    with pytest.raises(UsageError, match="changes its inputs in each epoch"):
+        pair(checkpoint, cache_logits=True)

@@ -1,0 +1,306 @@
+"""Distillation: a student learns from a teacher beside the labels of its rows.
+
+Owns which teachers can teach a model, the parts of the loss that compare the two (logits, states of the last layer,
+relations of queries, keys and values), and the logits of a teacher that are computed once and kept in the cache.
+
+Shape legend: N tokens, B sequences, T tokens of a group's longest sequence, H hidden, A relation heads, D their size.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bert_tasks.checkpoints.tokenizers import same_token_ids
+from bert_tasks.data.records import rows_of
+from bert_tasks.data.table import cache_folder, longest_first, store
+from bert_tasks.encoder.attention import pad_groups
+from bert_tasks.encoder.packing import Packed, PackedBatch
+from bert_tasks.errors import UsageError
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.recipe.schema import TeacherSection
+from bert_tasks.storage import sha256_file, sha256_json
+from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Task
+from bert_tasks.tasks.distillation import DISTILLATION
+from bert_tasks.training.objectives import Objective, float32, weights_digest
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_LOGITS = "teacher_logits"
+_CACHE_VERSION = 1
+_MASKED = -1e30  # a score of padding; an infinite one would make the divergence 0 times infinity
+
+
+class Distillation(Objective):
+    """The loss of the task, and how far the student is from a teacher that reads the same inputs.
+
+    The loss is ``(1 - weight)`` times that of the task plus ``weight`` times the distance of the logits, which also
+    rows without labels have, plus the distances of hidden states and of relations where they are asked for. The
+    teacher is not trained, is no part of checkpoints, and stays in evaluation mode.
+
+    Attributes:
+        model: the student.
+        teacher: a model of the same task; see ``check_teacher``.
+        section: how it teaches.
+        relation_heads: into how many heads queries, keys and values are cut to be compared; 0: they are not compared.
+    """
+
+    def __init__(self, model: TaskModel, teacher: TaskModel, section: TeacherSection | None = None) -> None:
+        """Checks that the teacher can teach the model.
+
+        Args:
+            model: the student.
+            teacher: a trained model.
+            section: a recipe's ``[teacher]``, whose name and revision are not used; default: the section's defaults.
+
+        Raises:
+            UsageError: the teacher has another task, other labels or another tokenizer, the task cannot learn from
+                one, or the section asks for what these two models do not have.
+        """
+        super().__init__(model)
+        self.section = TeacherSection(name="teacher") if section is None else section
+        self._unregistered = (teacher.eval(),)
+        self._cached: Dataset | None = None
+        check_teacher(teacher, model)
+        widths = (teacher.config.hidden_size, model.config.hidden_size)
+        stated = self.section.relations
+        self.relation_heads = teacher.config.num_attention_heads if stated is True else int(stated)
+        if self.section.hidden != "none" and widths[0] != widths[1]:
+            raise UsageError(
+                f"teacher.hidden = {self.section.hidden!r} compares states of one width: the teacher has {widths[0]}, "
+                f"the model {widths[1]}. Set it to 'none'; teacher.relations compares models of any width"
+            )
+        if self.relation_heads and any(width % self.relation_heads for width in widths):
+            fitting = [heads for heads in range(1, math.gcd(*widths) + 1) if math.gcd(*widths) % heads == 0]
+            raise UsageError(
+                f"teacher.relations: {self.relation_heads} heads do not divide the widths of the teacher, {widths[0]}, "
+                f"and of the model, {widths[1]}; those that do are {', '.join(map(str, fitting))}"
+            )
+        if self.section.cache_logits and self._reads_states:
+            raise UsageError(
+                "teacher.cache_logits keeps logits alone; set teacher.hidden to 'none' and teacher.relations to false"
+            )
+        if self.section.cache_logits and type(model.task).prepare is not Task.prepare:
+            raise UsageError(
+                f"teacher.cache_logits: {model.task.name} changes its inputs in each epoch, so that a teacher's logits "
+                "cannot be kept; set it to false"
+            )
+
+    @property
+    def teacher(self) -> TaskModel:
+        return self._unregistered[0]
+
+    @property
+    def _reads_states(self) -> bool:
+        return self.section.hidden != "none" or self.relation_heads > 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """See ``Objective.settings``; the digest tells a changed teacher of the same name."""
+        origin = {} if self.teacher.origin is None else dict(vars(self.teacher.origin))
+        stated = self.section.model_dump(exclude={"name", "revision"})
+        return {"teacher": {**origin, "digest": weights_digest(self.teacher.state_dict()), **stated}}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """See ``Objective.notes``."""
+        name = "in memory" if self.teacher.origin is None else self.teacher.origin.name
+        sizes = [
+            f"{sum(tensor.numel() for tensor in one.parameters()):,} parameters in {len(one.config.layer_order)} layers"
+            for one in (self.teacher, self.model)
+        ]
+        return (f"teacher {name}: {sizes[0]}; the model: {sizes[1]}",)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves the teacher with the student, to a device or a precision."""
+        self.teacher._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch
+        return self
+
+    def begin(self, features: "Dataset", device: torch.device) -> None:
+        """See ``Objective.begin``; computes the logits of a teacher that are to be kept, or finds them."""
+        if self.section.cache_logits:
+            self.teacher.to(device)
+            self._cached = cached_logits(self.teacher, features, self._of_teacher)
+
+    def prepare(
+        self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]
+    ) -> Sequence[Feature]:
+        """See ``Objective.prepare``."""
+        prepared = [self._of_teacher(feature) for feature in super().prepare(features, keys, corpus)]
+        if self._cached is None:
+            return prepared
+        logits = self._cached[list(keys.numbers)]["logits"]
+        return [
+            {**feature, "fields": {**feature.get("fields", {}), _LOGITS: values}}
+            for feature, values in zip(prepared, logits, strict=True)
+        ]
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        """See ``Objective.counts``."""
+        counts = {**super().counts(features), DISTILLATION: self.model.task.distillation_count(features)}
+        if self.section.hidden != "none":
+            counts["hidden"] = float(sum(len(feature["input_ids"]) for feature in features))
+        if self.relation_heads:
+            counts["relations"] = float(len(features))
+        return counts
+
+    def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
+        """See ``Objective.forward``."""
+        task, section = self.model.task, self.section
+        student, states = self._logits_and_states(self.model, batch)
+        if _LOGITS in batch.fields:
+            teacher, of_teacher = batch.fields[_LOGITS].to(student.dtype).view_as(student), states
+        else:
+            with torch.no_grad():
+                teacher, of_teacher = self._logits_and_states(self.teacher, self._seen_by_teacher(batch))
+        with torch.autocast(student.device.type, enabled=False):
+            terms = [replace(term, weight=term.weight * (1 - section.weight)) for term in task.loss(student, batch)]
+            distance = task.distillation_loss(student, teacher, batch, section.temperature)
+            terms.append(replace(distance, weight=section.weight))
+            terms += self._state_terms(states, of_teacher, batch.layout)
+        return tuple(terms)
+
+    def _logits_and_states(self, model: TaskModel, batch: PackedBatch) -> tuple[Tensor, Sequence[Tensor]]:
+        """Without states where none are compared: then the last layer computes only what the head reads."""
+        if not self._reads_states:
+            return float32(model(batch)), ()
+        logits, states = model.logits_and_states(batch)
+        return float32(logits), states
+
+    def _state_terms(self, own: Sequence[Tensor], given: Sequence[Tensor], layout: Packed) -> Iterator[LossTerm]:
+        """The distances of the last layers: of their states, and of what their attention reads."""
+        section = self.section
+        if section.hidden != "none":
+            student, teacher = float32(own[-1]), float32(given[-1])  # [N, H]
+            if section.hidden == "cosine":
+                total = (1 - F.cosine_similarity(student, teacher, dim=-1)).sum()
+            else:
+                total = (student - teacher).square().mean(dim=-1).sum()
+            count = student.new_full((), len(student))
+            yield LossTerm(name="hidden", total=total, count=count, weight=section.hidden_weight)
+        if self.relation_heads:
+            qkv = [
+                float32(one.stack.last_queries_keys_values(states))
+                for one, states in ((self.model, own), (self.teacher, given))
+            ]
+            total = relation_divergence(qkv[0], qkv[1].detach(), layout, heads=self.relation_heads)
+            count = total.new_full((), len(layout.lengths))
+            yield LossTerm(name="relations", total=total, count=count, weight=section.relations_weight)
+
+    def _of_teacher(self, feature: Feature) -> Feature:
+        """The feature with BERT's segments where the student has none, and ignores them, but the teacher has."""
+        if self.model.config.type_vocab_size or not self.teacher.config.second_segment:
+            return feature
+        ids, separator = feature["input_ids"], self.model.require_tokenizer().sep_token_id
+        first = ids.index(separator) + 1 if separator in ids else len(ids)
+        return {**feature, "token_type_ids": [0] * first + [1] * (len(ids) - first)}
+
+    def _seen_by_teacher(self, batch: PackedBatch) -> PackedBatch:
+        """The batch with the position ids that the teacher's family gives the same tokens."""
+        shift = self.teacher.config.position_offset - self.model.config.position_offset
+        return replace(batch, position_ids=batch.position_ids + shift) if shift else batch
+
+
+def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
+    """Refuses a teacher whose logits do not mean for the same tokens what the student's mean.
+
+    Raises:
+        UsageError: it is the student itself, has another task, other labels or another tokenizer, or reads fewer
+            tokens.
+    """
+    task, other = model.task, teacher.task
+    task.distillation_count([])
+    if teacher is model:
+        raise UsageError("the teacher is the model itself; load the teacher a second time")
+    if type(task) is not type(other):
+        raise UsageError(f"the teacher's task is {other.name}, the model's is {task.name}; both need the same task")
+    if task.labels != other.labels:
+        theirs, ours = (", ".join(one.labels) if one.labels else "none" for one in (other, task))
+        raise UsageError(f"the teacher's labels are {theirs}, the model's are {ours}; both need the same in one order")
+    if task.hf_config != other.hf_config:
+        raise UsageError("the teacher's logits mean something else: its task has other settings, such as problem_type")
+    if not same_token_ids(teacher.require_tokenizer(), model.require_tokenizer()):
+        raise UsageError(
+            "the teacher has another tokenizer than the model: both read the same token ids, so distil from a teacher "
+            "with the model's tokenizer, or make the student of the teacher's layers"
+        )
+    if teacher.config.usable_length < task.max_length:
+        raise UsageError(
+            f"max_length = {task.max_length}, but the teacher has {teacher.config.usable_length} positions"
+        )
+
+
+def relation_divergence(student: Tensor, teacher: Tensor, layout: Packed, *, heads: int) -> Tensor:
+    """How far a student's relations between tokens are from a teacher's, as in MiniLMv2 (arXiv:2012.15828).
+
+    Queries, keys and values are cut into ``heads`` relation heads, whatever the heads of attention. Each of the three
+    is compared with itself: softmax of the scaled products of a token with all tokens of its sequence.
+
+    Args:
+        student, teacher: ``[N, 3, H]``, widths of their own.
+        layout: of the rows.
+
+    Returns:
+        0-dimensional: the Kullback-Leibler divergence of the student's relations from the teacher's, mean over the
+        three relations, the heads and the tokens of a sequence, summed over the sequences.
+    """
+    found = [pad_groups(rows, layout) for rows in (student, teacher)]
+    total = student.new_zeros(())
+    parts = zip(*(torch.split(rows, [group.rows for group in layout.groups]) for rows in found), strict=True)
+    for group, pair in zip(layout.groups, parts, strict=True):
+        logs = []
+        for rows in pair:
+            cut = rows.view(group.sequences, group.length, 3, heads, -1).permute(2, 0, 3, 1, 4)  # [3, B, A, T, D]
+            scores = cut @ cut.transpose(-1, -2) / math.sqrt(cut.shape[-1])  # [3, B, A, T, T]
+            if group.mask is not None:
+                scores = scores.masked_fill(~group.mask, _MASKED)
+            logs.append(scores.log_softmax(dim=-1))
+        divergence = F.kl_div(logs[0], logs[1], reduction="none", log_target=True).sum(dim=-1).mean(dim=(0, 2))
+        if group.mask is None:
+            total = total + divergence.mean(dim=-1).sum()
+        else:
+            real = group.mask.flatten(1)  # [B, T]
+            total = total + ((divergence * real).sum(dim=-1) / real.sum(dim=-1)).sum()
+    return total
+
+
+def cached_logits(teacher: TaskModel, features: "Dataset", of_teacher: Callable[[Feature], Feature]) -> "Dataset":
+    """The teacher's logits of every feature, float32 and flat, memory-mapped from the cache.
+
+    The key is made of the teacher's weights and of the content of the features, so that another teacher, other rows or
+    other settings compute them anew.
+    """
+    from datasets import Features, List, Value
+
+    files = [sha256_file(Path(file["filename"])) for file in features.cache_files]
+    key = sha256_json(_CACHE_VERSION, weights_digest(teacher.state_dict()), teacher.hf_config, files)
+
+    def compute(columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        chosen = [of_teacher(cast("Feature", feature)) for feature in rows_of(columns)]
+        found: dict[int, list[float]] = {}
+        for numbers in longest_first([len(one["input_ids"]) for one in chosen], max_tokens=teacher.batch_tokens):
+            batch, logits = teacher.batch_logits([chosen[i] for i in numbers])
+            parts = torch.split(logits, list(batch.layout.gather_counts)) if teacher.head.per_token else logits.unbind()
+            found |= {i: part.flatten().tolist() for i, part in zip(numbers, parts, strict=True)}
+        return {"logits": [found[i] for i in range(len(chosen))]}
+
+    def write(path: Path) -> None:
+        features.map(
+            compute,
+            batched=True,
+            remove_columns=features.column_names,
+            features=Features({"logits": List(Value("float32"))}),
+            new_fingerprint=key,
+            cache_file_name=str(path),
+            load_from_cache_file=False,
+            desc="Logits of the teacher",
+        )
+
+    return store(cache_folder(None, "teacher_logits"), key, write).rows
