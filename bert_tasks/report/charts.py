@@ -77,10 +77,14 @@ def drawn_metrics(run: Run) -> list[str]:
 
 
 def loss_chart(run: Run) -> Chart | None:
-    """Training loss at the logged steps and validation loss at the evaluations."""
-    train = [(event["step"], event.get("loss")) for event in run.events if event["event"] == "step"]
+    """Training loss, with its terms if there are several, at the logged steps; validation loss at the evaluations."""
+    steps = [event for event in run.events if event["event"] == "step"]
+    train = [(event["step"], event.get("loss")) for event in steps]
     lines = [Line(name="training", points=train, style=0, marked=False)] if train else []
-    for style, name in enumerate(run.sets, start=1):
+    for term in dict.fromkeys(term for event in steps for term in event.get("terms", {})):
+        points = [(event["step"], event.get("terms", {}).get(term)) for event in steps]
+        lines.append(Line(name=f"training, {term.replace('-', ' ')}", points=points, style=len(lines), marked=False))
+    for style, name in enumerate(run.sets, start=max(1, len(lines))):
         points = _points(run, metric_key(name, LOSS))
         if any(value is not None for _, value in points):
             lines.append(Line(name=f"validation {name}".strip(), points=points, style=style))

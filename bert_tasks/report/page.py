@@ -259,6 +259,10 @@ def _properties(run: Run) -> list[tuple[str, str]]:
         time = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
         found += [("best model after step", f"{summary['best_step']:,}"), ("training time", time)]
         found += [("stopped early", "yes" if summary["stopped_early"] else "no")]
+    for event in run.events:
+        if event["event"] == "agreement":
+            shares = [f"{share:.1%}{f' on {name}' if name else ''}" for name, share in event["agreement"].items()]
+            found += [("predictions as the teacher's", ", ".join(shares))]
     found += [(name, settings.get(key)) for name, key in _SETTINGS]
     found += [("seed", metadata["seed"]), ("processes", f"{metadata['processes']} x {metadata['device']}")]
     found += [(name, metadata[key]) for name, key in (("attention", "attention"), ("machine", "platform"))]

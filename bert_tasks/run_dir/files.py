@@ -222,7 +222,7 @@ def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:
     if not is_file(path):
         return
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # a label may hold other line ends
-    ends = {"evaluation": evaluated_step}
+    ends = {"evaluation": evaluated_step, "agreement": -1}  # of the run's end, which is not reached yet
     remaining = [line for line in lines for kind, at in [_kind_and_step(line)] if at <= ends.get(kind, step)]
     write_text(path, "".join(f"{line}\n" for line in remaining))
 

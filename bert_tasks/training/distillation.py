@@ -8,11 +8,13 @@ Shape legend: N tokens, B sequences, T tokens of a group's longest sequence, H h
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,12 +23,15 @@ from bert_tasks.data.records import rows_of
 from bert_tasks.data.table import cache_folder, longest_first, store
 from bert_tasks.encoder.attention import pad_groups
 from bert_tasks.encoder.packing import Packed, PackedBatch
-from bert_tasks.errors import UsageError
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.inference import evaluate_samples
+from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.storage import sha256_file, sha256_json
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Task
 from bert_tasks.tasks.distillation import DISTILLATION
+from bert_tasks.training.evaluation import Validation
 from bert_tasks.training.objectives import Objective, float32, weights_digest
 
 if TYPE_CHECKING:
@@ -128,6 +133,24 @@ class Distillation(Objective):
         if self.section.cache_logits:
             self.teacher.to(device)
             self._cached = cached_logits(self.teacher, features, self._of_teacher)
+
+    def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
+        """See ``Objective.agreement``; a set whose predictions cannot be compared is left out."""
+        task, own, shares = self.model.task, self.teacher.task, {}
+        self.teacher.task = task
+        try:
+            for name, (samples, table) in validation.items():
+                seen = tokenized(table, task, self.teacher)
+                found = [
+                    evaluate_samples(model, features, table, accelerator).predictions
+                    for model, features in ((self.model, samples), (self.teacher, seen))
+                ]
+                with suppress(DataError):
+                    same = task.same_predictions(*found)
+                    shares[name] = sum(same) / max(1, len(same))
+        finally:
+            self.teacher.task = own
+        return shares
 
     def prepare(
         self, features: Sequence[Feature], keys: FeatureKeys, corpus: Sequence[Mapping[str, Any]]

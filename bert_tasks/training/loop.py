@@ -472,6 +472,10 @@ class Trainer:
         state, sets = self.state, tuple(self.splits.validation)
         self._load_best()
         self.model.task = state.task
+        agreement = self.objective.agreement(self.validation, self.accelerator)
+        if agreement:
+            event = {"event": "agreement", "step": state.step, "agreement": agreement}
+            broadcast_from_main(self.accelerator, lambda: self.logger.record(event))
         notes: tuple[str, ...] = ()
         if state.best_collapse is not None:
             name, _ = split_key(metric_metadata(state.task, self.run, sets)["best"], sets)

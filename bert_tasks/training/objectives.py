@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm
+from bert_tasks.training.evaluation import Validation
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -61,6 +63,10 @@ class Objective(nn.Module, ABC):
 
     def begin(self, features: "Dataset", device: torch.device) -> None:
         """Called once before the first step, on the main process first, with the features of the training rows."""
+
+    def agreement(self, validation: Validation, accelerator: Accelerator) -> dict[str, float]:
+        """Validation set -> share of the predictions that are those of another model, such as a teacher."""
+        return {}
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from bert_tasks import TaskModel, fit, load_recipe
 from bert_tasks.errors import CheckpointError, RecipeError, StoppedError, UsageError
 from bert_tasks.recipe.schema import TeacherSection
+from bert_tasks.report import make_report
 from bert_tasks.tasks import PairClassification
 from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.tasks.distillation import softmax_divergence
@@ -299,6 +300,19 @@ def test_a_run_records_its_teacher_and_each_loss_term(straight, teacher_folder):
     assert all(event["loss"] == pytest.approx(sum(event["terms"].values()) / 2) for event in steps)
     loaded = TaskModel.from_pretrained(straight / "model")
     assert loaded.task.labels == LABELS
+    rows = [{"text": row["text"]} for row in make_rows(6, seed=1)]
+    predictions = [
+        [one.label for one in model.predict(rows)] for model in (loaded, TaskModel.from_pretrained(teacher_folder))
+    ]
+    same = sum(one == other for one, other in zip(*predictions, strict=True)) / 6
+    assert events(straight)[-1] == {"event": "agreement", "step": 6, "agreement": {"": same}}
+
+
+def test_the_report_draws_each_term_and_states_the_agreement(straight, tmp_path):
+    make_report(straight, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "training, distillation" in page
+    assert "predictions as the teacher" in page
 
 
 @pytest.mark.parametrize(
