@@ -32,11 +32,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from datasets import Dataset
 from matrix_products import Products, Recorder
 from torch import nn
 from train_workloads import SHAPES, WORKLOADS, Predictor, prepared, trainer_dataset
 
-from bert_tasks import fit
+from bert_tasks import TaskModel, fit
+from bert_tasks.data.columns import Row
 from bert_tasks.encoder.linear import Linear
 from bert_tasks.environment import matmul_library
 from bert_tasks.run_dir.files import environment
@@ -79,6 +81,11 @@ class Options:
 
 def train_ours(work: Predictor, options: Options) -> float:
     """Seconds of an epoch of ``fit``, without its evaluation and saving."""
+    return timed_fit(work.model(), work.rows, options, batch_size=work.workload.batch_size)
+
+
+def timed_fit(model: TaskModel, rows: Sequence[Row], options: Options, *, batch_size: int) -> float:
+    """Seconds of an epoch over these rows, without evaluation and saving."""
     now = CLOCKS[options.clock]
 
     @dataclass(kw_only=True)
@@ -91,14 +98,14 @@ def train_ours(work: Predictor, options: Options) -> float:
 
     with tempfile.TemporaryDirectory() as folder, patch("bert_tasks.training.loop.Clock", Timer):
         result = fit(
-            work.model(),
-            work.rows,
-            work.rows[:8],
+            model,
+            rows,
+            rows[:8],
             output_dir=Path(folder) / "run",
             progress=False,
             epochs=1,
             learning_rate=LEARNING_RATE,
-            batch_size=work.workload.batch_size,
+            batch_size=batch_size,
             warmup_ratio=0.1,
             weight_decay=0.01,
             max_grad_norm=1.0,
@@ -123,18 +130,41 @@ def train_theirs(
         padding: to ``max_length``, else dynamic.
         routed: linear layers in the library that ours chooses.
     """
-    from transformers import Trainer, TrainingArguments
-
-    clock, model = _clock(options), work.trainer_model()
+    model = work.trainer_model()
     for module in model.modules() if routed else ():
         if type(module) is nn.Linear:
             module.__class__ = Linear
+    return timed_trainer(
+        model,
+        trainer_dataset(work),
+        work.trainer_collator(to_max_length=padding),
+        options,
+        batch_size=work.workload.batch_size,
+        sampling=sampling,
+        compiled=compiled,
+    )
+
+
+def timed_trainer(
+    model: Any,
+    dataset: Dataset,
+    collator: Any,
+    options: Options,
+    *,
+    batch_size: int,
+    sampling: str = "random",
+    compiled: bool = False,
+) -> float:
+    """Seconds of an epoch of ``Trainer.train``, without its set-up."""
+    from transformers import Trainer, TrainingArguments
+
+    clock = _clock(options)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,
             learning_rate=LEARNING_RATE,
             num_train_epochs=1,
-            per_device_train_batch_size=work.workload.batch_size,
+            per_device_train_batch_size=batch_size,
             warmup_steps=0.1,  # below 1: a ratio
             weight_decay=0.01,
             max_grad_norm=1.0,
@@ -148,15 +178,8 @@ def train_theirs(
             report_to="none",
             disable_tqdm=True,
         )
-        trainer = Trainer(
-            model=model,
-            args=arguments,
-            train_dataset=trainer_dataset(work),
-            data_collator=work.trainer_collator(to_max_length=padding),
-            callbacks=[clock],
-        )
-        trainer.train()
-    return clock.ended - clock.started
+        Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator, callbacks=[clock]).train()
+    return float(clock.ended - clock.started)
 
 
 def _clock(options: Options) -> Any:

