@@ -7,6 +7,7 @@ from bert_tasks.inference.evaluation import Evaluation as Evaluation
 from bert_tasks.inference.evaluation import evaluate as evaluate
 from bert_tasks.inference.evaluation import evaluate_data as evaluate_data
 from bert_tasks.inference.evaluation import evaluate_samples as evaluate_samples
+from bert_tasks.inference.evaluation import evaluated_predictions as evaluated_predictions
 from bert_tasks.inference.output import Predicted as Predicted
 from bert_tasks.inference.output import WriteOptions as WriteOptions
 from bert_tasks.inference.prediction import predict as predict
@@ -19,6 +20,7 @@ __all__ = [
     "evaluate",
     "evaluate_data",
     "evaluate_samples",
+    "evaluated_predictions",
     "predict",
     "predict_file",
 ]

@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Document, Row
 from bert_tasks.data.readers import ReadOptions
@@ -92,6 +93,20 @@ def evaluate_samples(
     return broadcast_from_main(accelerator, lambda: _evaluation(model, samples, table, results, tune=tune))
 
 
+def evaluated_predictions(model: TaskModel, table: RowTable) -> list[Prediction]:
+    """The predictions for labelled rows that their metrics are computed from, by this process alone.
+
+    Those of ``predict`` are others where a task prepares rows for evaluation: masked language modelling masks tokens.
+
+    Raises:
+        DataError, UsageError: the rows cannot be read for the model's task.
+    """
+    samples = tokenized(table, model.task, model)
+    batches = longest_first(samples.lengths, max_tokens=model.batch_tokens)
+    results = [_run_batch(model, samples, batch, None) for batch in batches]
+    return _decoded(model.task, model.require_tokenizer(), samples, _by_feature(samples, results), list(table))
+
+
 def _run_batch(model: TaskModel, samples: Samples, chosen: list[int], run: Logits | None) -> _BatchResult:
     keys = FeatureKeys(seed=EVALUATION_SEED, epoch=0, numbers=samples.indices(chosen))
     features = model.task.prepare(
@@ -118,18 +133,15 @@ def _evaluation(
     seen = sorted(sample for result in ordered for sample in result.samples)
     if seen != list(range(len(samples))):
         raise BertTasksError(f"evaluation saw {len(seen)} of {len(samples)} samples: please report this")
-    by_feature: dict[int, Tensor] = {}
-    for result in ordered:
-        by_feature |= zip(samples.indices(result.samples), result.summaries, strict=True)
-    reduced = [by_feature[index] for index in range(len(by_feature))]
-    rows = list(table)
-    task, predictions = model.task, _decoded(model.task, samples, reduced, rows)
+    reduced, rows = _by_feature(samples, ordered), list(table)
+    tokenizer = model.require_tokenizer()
+    task, predictions = model.task, _decoded(model.task, tokenizer, samples, reduced, rows)
     extra: dict[str, float] = {}
     if tune:
         task = task.tuned_on(predictions, rows)
         if task != model.task:
             extra = {untuned(task.primary_metric): model.task.metrics(predictions, rows)[task.primary_metric]}
-            predictions = _decoded(task, samples, reduced, rows)
+            predictions = _decoded(task, tokenizer, samples, reduced, rows)
     terms = [map(sum, zip(*batches, strict=True)) for batches in zip(*(one.loss for one in ordered), strict=True)]
     means = [total / count for total, count in terms if count]
     loss = {LOSS: sum(means)} if means else {}
@@ -137,14 +149,28 @@ def _evaluation(
     return Evaluation(metrics=metrics, predictions=predictions, task=task, collapse=task.collapse(predictions, rows))
 
 
-def _decoded(task: Task, samples: Samples, reduced: Sequence[Tensor], rows: Sequence[Row]) -> list[Prediction]:
+def _by_feature(samples: Samples, results: Sequence[_BatchResult]) -> list[Tensor]:
+    """What decoding needs of each feature, in feature order."""
+    found: dict[int, Tensor] = {}
+    for result in results:
+        found |= zip(samples.indices(result.samples), result.summaries, strict=True)
+    return [found[index] for index in range(len(found))]
+
+
+def _decoded(
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: Samples,
+    reduced: Sequence[Tensor],
+    rows: Sequence[Row],
+) -> list[Prediction]:
     """All predictions, decoded in chunks of rows, because what decoding reads may be large."""
     predictions: list[Prediction] = []
     for first in range(0, len(rows), DECODED_ROWS):
         end = min(first + DECODED_ROWS, len(rows))
         features = cast("list[Feature]", samples.decoded_rows(first, end))
         chunk = reduced[samples.row_starts[first] : samples.row_starts[end]]
-        predictions += task.decode(chunk, features, rows[first:end])
+        predictions += task.with_texts(task.decode(chunk, features, rows[first:end]), tokenizer)
     return predictions
 
 

@@ -363,3 +363,21 @@ def answer_measure(exact: Sequence[float], f1_scores: Sequence[float], *, exact_
         return np.stack([percentage(sums[..., 1], count), percentage(sums[..., 2], count)], axis=-1)
 
     return Measure(names=(exact_name, "f1"), statistics=SufficientStatistics.of(rows), formula=formula)
+
+
+def masked_token_measure(counts: Sequence[int], losses: Sequence[float], correct: Sequence[int]) -> Measure:
+    """Perplexity, exp of the mean cross entropy, and accuracy of masked tokens.
+
+    Args:
+        counts: the masked tokens of each row.
+        losses: the sum of their cross entropies.
+        correct: how many of them are predicted correctly.
+    """
+    rows = np.stack([np.asarray(part, dtype=np.float64) for part in (counts, losses, correct)], axis=1)
+
+    def formula(sums: Floats) -> Floats:
+        count, loss, hits = np.moveaxis(sums, -1, 0)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            return np.stack([np.exp(loss / count), hits / count], axis=-1)
+
+    return Measure(names=("perplexity", "accuracy"), statistics=SufficientStatistics.of(rows), formula=formula)

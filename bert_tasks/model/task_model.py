@@ -459,7 +459,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             features = checked_features(task, read, tokenizer, self.config)
             note(features)
             reduced = self.reduced_logits(features, run=finite_logits)
-            predictions = task.decode(reduced, features, read)
+            predictions = task.with_texts(task.decode(reduced, features, read), tokenizer)
             if logits:
                 predictions = task.with_logits(predictions, reduced, features)
             yield from predictions

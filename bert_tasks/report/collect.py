@@ -18,6 +18,7 @@ from bert_tasks.data.problems import missing_path
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, UsageError
 from bert_tasks.experiments.seeds import SEEDS
+from bert_tasks.inference import evaluated_predictions
 from bert_tasks.metrics.tables import metric_key, metrics_of_set, split_key
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
@@ -218,7 +219,6 @@ def _predicted(
         if metadata["data"].get(split, {}).get("fingerprint") != table.fingerprint:
             missing.append(f"{table.source} has changed since the run, so its results cannot be shown.")
             continue
-        rows = list(table)
-        predictions = list(model.predict_rows(rows))
-        found.append(PredictedSet(name=name, source=table.source, rows=rows, predictions=predictions))
+        predictions = evaluated_predictions(model, table)
+        found.append(PredictedSet(name=name, source=table.source, rows=list(table), predictions=predictions))
     return found, model.task if found else None, missing

@@ -185,5 +185,10 @@ class Batcher:
         features = [feature for request in requests for feature in request.features]
         room = max(self._tokens, self._model.batch_tokens)
         found = iter(self._model.reduced_logits(features, max_tokens=room, run=logits))
-        decode = self._model.task.decode
-        return [decode([next(found) for _ in request.features], request.features, request.rows) for request in requests]
+        task, tokenizer = self._model.task, self._model.require_tokenizer()
+        return [
+            task.with_texts(
+                task.decode([next(found) for _ in request.features], request.features, request.rows), tokenizer
+            )
+            for request in requests
+        ]

@@ -6,12 +6,19 @@ from types import MappingProxyType
 
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Task
+from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
 from bert_tasks.tasks.pair_classification import PairClassification
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.tasks.span_extraction.task import SpanExtraction
 from bert_tasks.tasks.token_classification.task import TokenClassification
 
-_ALL: tuple[type[Task], ...] = (SequenceClassification, PairClassification, TokenClassification, SpanExtraction)
+_ALL: tuple[type[Task], ...] = (
+    SequenceClassification,
+    PairClassification,
+    TokenClassification,
+    SpanExtraction,
+    MaskedLanguageModeling,
+)
 TASKS: Mapping[str, type[Task]] = MappingProxyType({task.name: task for task in _ALL})
 TASK_NAMES: Mapping[str, type[Task]] = MappingProxyType(
     {name: task for task in _ALL for name in (task.name, *task.aliases)}
@@ -22,7 +29,7 @@ def tasks_with_head(head: str | None) -> tuple[type[Task], ...]:
     """The built-in tasks that read transformers' folders with this head; the first is the one that they are taken for.
 
     Args:
-        head: "sequence", "token" or "span"; no task has another one.
+        head: a ``HeadKind``; no task has another one.
     """
     return tuple(task for task in _ALL if head is not None and task.default_head == head)
 
@@ -44,6 +51,7 @@ def named_task(name: str) -> type[Task]:
 __all__ = [
     "TASKS",
     "TASK_NAMES",
+    "MaskedLanguageModeling",
     "PairClassification",
     "SequenceClassification",
     "SpanExtraction",

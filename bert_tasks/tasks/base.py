@@ -55,7 +55,7 @@ class Feature(TypedDict):
         gather_positions: the tokens that a head with logits per token reads, ascending; absent (or None): all.
         word_ids: for each of these tokens the number of its word in the row, for ``decode``.
         offsets: three numbers per token of a span task: its first character, last character + 1, and role; for
-            ``reduce_logits`` and ``decode``. Training loads neither ``word_ids`` nor ``offsets``.
+            ``reduce_logits`` and ``decode``. Training does not load ``offsets``.
         lost_tokens: how many of the row's tokens no window holds.
         lost_answers: how many of the row's answers no window holds whole, so that training does not see them.
         sentence_starts: the tokens at which sentences begin, for a task that makes pairs of them.
@@ -346,6 +346,12 @@ class Task(ABC, Generic[PredictionT]):
             UsageError: the task has none for a row.
         """
         raise UsageError(f"{self.name} gives no logits: predict without them")
+
+    def with_texts(
+        self, predictions: Sequence[PredictionT], tokenizer: PreTrainedTokenizerBase
+    ) -> Sequence[PredictionT]:
+        """The predictions of ``decode`` with the texts of tokens that they name by id; default: unchanged."""
+        return predictions
 
     def same_predictions(self, predictions: Sequence[PredictionT], others: Sequence[PredictionT]) -> list[bool]:
         """Whether two models agree, for each label, number or span that they predict for the same rows.

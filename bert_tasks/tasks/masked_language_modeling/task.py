@@ -1,0 +1,450 @@
+"""Masked language modelling: a model predicts the tokens that were masked, in training and where a text asks for it.
+
+Owns the settings, windows, loss, predictions and metrics of the task. Which tokens are masked is in masking.py.
+
+Shape legend: B windows, R masked tokens, V vocabulary, K candidates of a masked token.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from itertools import groupby
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.columns import Column, Row
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import PretrainingHead, PretrainingOutput, VocabularyHead, VocabularyOutput
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction, Task, label_config
+from bert_tasks.tasks.masked_language_modeling import report
+from bert_tasks.tasks.masked_language_modeling.masking import (
+    NO_WORD,
+    MaskingIds,
+    MaskingRule,
+    mask_feature,
+    token_weights,
+    word_numbers,
+)
+from bert_tasks.tasks.report_data import ReportSections
+from bert_tasks.tasks.word_windows import WindowRules
+
+MASKED_LM = "masked_lm"  # the term of the loss
+MASK = re.compile(r"\[MASK\]|<mask>")  # what stands for the tokenizer's mask token in a text, whatever it is called
+_CONTEXT = 8  # tokens on both sides of a masked token that a report shows
+_NO_TOKEN = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A token for a masked one, with the field names of transformers' fill-mask pipeline.
+
+    Attributes:
+        score: its probability.
+        token: its id.
+        token_str: its text.
+        sequence: the text of the row with it in place of the mask; "" where a text has no mask and tokens were masked
+            to measure the model.
+    """
+
+    score: float
+    token: int
+    token_str: str = ""
+    sequence: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedToken:
+    """What is predicted for one masked token.
+
+    Attributes:
+        candidates: the most probable tokens, best first.
+        label: the id of the token that was masked; None where the text has a mask.
+        log_probability: of the label.
+        context: ids of the tokens before and after it, as the model saw them; empty without a label.
+        label_str, before, after: the texts of both, the latter two of one masked token of a row only.
+    """
+
+    candidates: tuple[Candidate, ...]
+    label: int | None = None
+    log_probability: float = 0.0
+    context: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    label_str: str = ""
+    before: str = ""
+    after: str = ""
+
+    @property
+    def is_correct(self) -> bool:
+        """Whether the best candidate is the token that was masked."""
+        return self.candidates[0].token == self.label
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskPrediction(Prediction):
+    """The prediction for one row: the candidates of each mask, in the order of the text."""
+
+    text: str
+    masks: tuple[MaskedToken, ...]
+
+    @property
+    def measured(self) -> tuple[MaskedToken, ...]:
+        """The tokens that were masked to measure the model."""
+        return tuple(mask for mask in self.masks if mask.label is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        names = [field.name for field in fields(Candidate)]
+        masks = [[{name: getattr(one, name) for name in names} for one in mask.candidates] for mask in self.masks]
+        return {"masks": masks}
+
+
+class CandidateJson(BaseModel):
+    """A token for a mask, and the text with it."""
+
+    score: float
+    token: int
+    token_str: str
+    sequence: str
+
+
+class MasksJson(BaseModel):
+    """For each mask of the text the most probable tokens, best first."""
+
+    masks: list[list[CandidateJson]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLanguageModeling(Task[MaskPrediction]):
+    """Settings of masked language modelling.
+
+    Attributes:
+        labels: none; leave it out.
+        max_length: of a window: documents are cut into windows of so many tokens, and nothing is dropped.
+        mlm_probability, mask_replace_prob, random_replace_prob, whole_word_mask, max_ngram, mask_smoothing: see
+            ``MaskingRule``.
+        masking: ``dynamic`` masks other tokens in each epoch, ``static`` always the same ones.
+        sentence_objective: what is learnt of two sentences beside the masked tokens: nothing, whether the second
+            follows the first (``nsp``, BERT), or which of them is the first (``sop``, ALBERT).
+        top_k: candidates for each mask.
+    """
+
+    name: ClassVar[str] = "masked-language-modeling"
+    aliases: ClassVar[tuple[str, ...]] = ("fill-mask",)
+    sample: ClassVar[Literal["row", "window"]] = "window"
+    default_head: ClassVar[Literal["masked-lm"]] = "masked-lm"
+    pipeline_tag: ClassVar[str] = "fill-mask"
+    lower_is_better: ClassVar[frozenset[str]] = frozenset({"perplexity"})
+    mlm_probability: float = 0.15
+    mask_replace_prob: float = 0.8
+    random_replace_prob: float = 0.1
+    whole_word_mask: bool = False
+    max_ngram: int = 1
+    mask_smoothing: float = 0.0
+    masking: Literal["dynamic", "static"] = "dynamic"
+    sentence_objective: Literal["none", "nsp", "sop"] = "none"
+    top_k: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels:
+            raise ValueError("labels do not apply to masked language modelling: leave them out")
+        if self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}, expected at least 1")
+        if self.sentence_objective != "none":
+            raise ValueError(f"sentence_objective = {self.sentence_objective!r} is not available yet")
+        _ = self.rule
+
+    @property
+    def rule(self) -> MaskingRule:
+        """The settings that decide what is masked."""
+        return MaskingRule(**{field.name: getattr(self, field.name) for field in fields(MaskingRule)})
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(name="text", kind="text"),)
+
+    @property
+    def primary_metric(self) -> str:
+        return "perplexity"
+
+    @property
+    def curve_metrics(self) -> tuple[str, ...]:
+        return ("perplexity", "accuracy")
+
+    # The head, here and in transformers.
+
+    @property
+    def hf_head(self) -> Literal["masked-lm", "pretraining"]:
+        return "masked-lm" if self.sentence_objective == "none" else "pretraining"
+
+    @property
+    def hf_config(self) -> dict[str, Any]:
+        """The names that transformers gives two classes by default: those of a fine-tuned model would not apply."""
+        return {**label_config(("LABEL_0", "LABEL_1")), "problem_type": None}
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
+        return {"max_length": min(cls.max_length, usable_length)}
+
+    def head(self, config: EncoderConfig) -> VocabularyHead:
+        return VocabularyHead(config) if self.sentence_objective == "none" else PretrainingHead(config)
+
+    # Features.
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        """Windows that fill ``max_length``. ``[MASK]`` and ``<mask>`` in a text are masks, whatever the tokenizer's is.
+
+        Other special tokens written in a text stay plain characters.
+
+        Raises:
+            UsageError: the tokenizer has no mask token.
+        """
+        mask_id = _masking_ids(tokenizer).mask_id
+        around = WindowRules.of(tokenizer, max_length=self.max_length, overlap=0)
+        features = []
+        for number, row in enumerate(_tokenized([row["text"] for row in rows], tokenizer)):
+            words = [NO_WORD if token == mask_id else word for token, word in zip(row.ids, row.words, strict=True)]
+            starts = range(0, max(1, len(row.ids)), around.room)
+            for part in (slice(start, start + around.room) for start in starts):
+                ids = [*around.prefix, *row.ids[part], *around.suffix]
+                feature = Feature(
+                    row=number,
+                    input_ids=ids,
+                    token_type_ids=[0] * len(ids),
+                    gather_positions=[position for position, token in enumerate(ids) if token == mask_id],
+                    word_ids=[*(NO_WORD for _ in around.prefix), *words[part], *(NO_WORD for _ in around.suffix)],
+                    lost_tokens=0,
+                )
+                features.append(feature)
+        return features
+
+    def prepare(
+        self,
+        features: Sequence[Feature],
+        keys: FeatureKeys,
+        corpus: Sequence[Mapping[str, Any]],
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> Sequence[Feature]:
+        """The features with tokens masked, and these tokens as labels."""
+        ids, rule = _masking_ids(tokenizer), self.rule
+        if rule.mask_smoothing:
+            ids = replace(ids, weights=_weights(corpus, tokenizer, rule.mask_smoothing))
+        if self.masking == "static":
+            keys = replace(keys, epoch=0)
+        return [mask_feature(feature, keys.generator(i), rule, ids) for i, feature in enumerate(features)]
+
+    # The loss.
+
+    def loss(self, logits: VocabularyOutput, batch: PackedBatch) -> tuple[LossTerm, ...]:
+        """Cross entropy of the masked tokens of windows that were prepared."""
+        counts, labelled = batch.layout.gather_counts, [count > 0 for count in batch.label_counts]
+        if not all(labelled):
+            wanted = [count if is_labelled else 0 for count, is_labelled in zip(counts, labelled, strict=True)]
+            sizes = [size for count, kept in zip(counts, wanted, strict=True) for size in (kept, count - kept)]
+            logits = VocabularyOutput.cat(logits.split(sizes)[::2])
+        total = logits.cross_entropy(batch.labels.long())
+        return (LossTerm(name=MASKED_LM, total=total, count=total.new_full((), len(logits)).detach()),)
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        """See ``Task``: the masked tokens."""
+        return {MASKED_LM: float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
+
+    # Predictions.
+
+    def reduce_logits(self, logits: Sequence[Any], features: Sequence[Feature]) -> Sequence[Tensor]:
+        """``[R, 2 + 2 K + context]`` for each window: label, its log-probability, the best ids, their probabilities.
+
+        The ids around the token follow where it has a label.
+        """
+        outputs = [_vocabulary_output(one) for one in logits]
+        whole = VocabularyOutput.cat(outputs)
+        notes = [_notes(feature) for feature in features]
+        table = torch.tensor([row for one in notes for row in one]).view(len(whole), 2 + 2 * _CONTEXT)
+        table = table.to(whole.device)
+        labels, parts = table[:, 0], []
+        for rows, chosen in zip(whole.log_softmax(), torch.split(labels, whole.chunk_rows), strict=True):
+            best = rows.topk(min(self.top_k, rows.shape[1]), dim=1)
+            of_label = rows.gather(1, chosen.clamp(min=0).unsqueeze(1))
+            parts.append(torch.cat([of_label, best.indices.to(rows.dtype), best.values.exp()], dim=1))
+        found = torch.cat(parts)
+        found = torch.cat([labels.to(found.dtype).unsqueeze(1), found, table[:, 1:].to(found.dtype)], dim=1)
+        return torch.split(found, [len(one) for one in outputs])
+
+    def decode(
+        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> list[MaskPrediction]:
+        windows = [len(list(group)) for _, group in groupby(features, key=lambda feature: feature["row"])]
+        parts = iter(reduced)
+        predictions = []
+        for row, count in zip(rows, windows, strict=True):
+            masks = tuple(_masked_token(values) for _ in range(count) for values in next(parts).tolist())
+            predictions.append(MaskPrediction(text=row["text"], masks=masks))
+        return predictions
+
+    def with_texts(
+        self, predictions: Sequence[MaskPrediction], tokenizer: PreTrainedTokenizerBase
+    ) -> Sequence[MaskPrediction]:
+        """The same with the texts of tokens; of those that were masked, the least probable one of a row gets its."""
+        texts: dict[int, str] = {}
+
+        def text(token: int) -> str:
+            if token not in texts:
+                texts[token] = str(tokenizer.decode([token]))
+            return texts[token]
+
+        return [_with_texts(prediction, tokenizer, text) for prediction in predictions]
+
+    def same_predictions(self, predictions: Sequence[MaskPrediction], others: Sequence[MaskPrediction]) -> list[bool]:
+        """For each mask whether the best candidate is the same.
+
+        Raises:
+            DataError: no text has a mask.
+        """
+        masks, theirs = ([mask for one in side for mask in one.masks] for side in (predictions, others))
+        if not masks:
+            raise DataError("no text has a mask ([MASK] or <mask>), so that the predictions cannot be compared")
+        pairs = zip(masks, theirs, strict=True)
+        return [one.candidates[0].token == other.candidates[0].token for one, other in pairs]
+
+    @property
+    def prediction_schema(self) -> type[BaseModel]:
+        return MasksJson
+
+    @property
+    def example_rows(self) -> Sequence[Row]:
+        return [
+            {"text": "Paris is the capital of [MASK]."},
+            {"text": "We waited an hour and the soup was [MASK]."},
+            {"text": "The [MASK] leaves at nine from platform [MASK]."},
+        ]
+
+    # Metrics and reports.
+
+    def metrics(self, predictions: Sequence[MaskPrediction], rows: Sequence[Row]) -> dict[str, float]:
+        """Perplexity, which is exp of the mean cross entropy, and accuracy of the masked tokens.
+
+        Raises:
+            DataError: no token was masked.
+        """
+        measured = [mask for one in predictions for mask in one.measured]
+        if not measured:
+            raise DataError("no token was masked: the texts are empty")
+        values = report.measure(predictions).values()
+        return {name: math.inf if value is None else value for name, value in values.items()}
+
+    def report_sections(self, predictions: Sequence[MaskPrediction], rows: Sequence[Row]) -> ReportSections:
+        return report.masked_sections(list(zip(rows, predictions, strict=True)))
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """The tokens of a text: their ids, and the number of the word of each."""
+
+    ids: list[int]
+    words: list[int]
+
+
+def _tokenized(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[_Tokens]:
+    """The tokens of each text, without special tokens except masks."""
+    found: dict[int, _Tokens] = {}
+    masked = [MASK.search(text) is not None for text in texts]
+    for with_masks in (False, True):
+        numbers = [number for number, has_mask in enumerate(masked) if has_mask == with_masks]
+        if not numbers:
+            continue
+        chosen = [MASK.sub(str(tokenizer.mask_token), texts[number]) for number in numbers]
+        encoding = tokenizer(
+            chosen,
+            add_special_tokens=False,
+            split_special_tokens=not with_masks,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            padding=False,
+            verbose=False,
+        )
+        for place, (number, text) in enumerate(zip(numbers, chosen, strict=True)):
+            words = word_numbers(text, encoding.word_ids(place), encoding["offset_mapping"][place])
+            found[number] = _Tokens(encoding["input_ids"][place], words)
+    return [found[number] for number in range(len(texts))]
+
+
+@lru_cache(maxsize=8)
+def _masking_ids(tokenizer: PreTrainedTokenizerBase) -> MaskingIds:
+    try:
+        return MaskingIds.of(tokenizer)
+    except ValueError as error:
+        raise UsageError(f"{MaskedLanguageModeling.name}: {error}") from None
+
+
+@lru_cache(maxsize=2)
+def _weights(corpus: Any, tokenizer: PreTrainedTokenizerBase, smoothing: float) -> Any:
+    return token_weights(corpus, vocab_size=len(tokenizer), smoothing=smoothing)
+
+
+def _vocabulary_output(logits: Any) -> VocabularyOutput:
+    """The logits of masked tokens, also where an exported graph gives them or a head gives others beside them."""
+    if isinstance(logits, PretrainingOutput):
+        return logits.vocabulary
+    return VocabularyOutput.of_logits(logits) if isinstance(logits, Tensor) else logits
+
+
+def _notes(feature: Feature) -> list[list[int]]:
+    """For each token that is read its label and, if it has one, the ids on both sides of it."""
+    positions, labels = feature.get("gather_positions"), feature.get("labels")
+    if positions is None:
+        raise ValueError("a feature has no gather_positions: make features with MaskedLanguageModeling.features")
+    if not labels:
+        return [[_NO_TOKEN] * (2 + 2 * _CONTEXT) for _ in positions]
+    ends = [_NO_TOKEN] * _CONTEXT
+    padded = [*ends, *feature["input_ids"], *ends]
+    return [
+        [int(label), *padded[position : position + 2 * _CONTEXT + 1]]
+        for position, label in zip(positions, labels, strict=True)
+    ]
+
+
+def _masked_token(values: Sequence[float]) -> MaskedToken:
+    """From a row of ``reduce_logits``."""
+    label, log_probability = int(values[0]), values[1]
+    around = 2 * _CONTEXT + 1
+    best, window = values[2:-around], list(map(int, values[-around:]))
+    before, after = (
+        tuple(token for token in part if token != _NO_TOKEN) for part in (window[:_CONTEXT], window[_CONTEXT + 1 :])
+    )
+    pairs = zip(best[: len(best) // 2], best[len(best) // 2 :], strict=True)
+    candidates = tuple(Candidate(score=score, token=int(token)) for token, score in pairs)
+    if label == _NO_TOKEN:
+        return MaskedToken(candidates=candidates)
+    return MaskedToken(candidates=candidates, label=label, log_probability=log_probability, context=(before, after))
+
+
+def _with_texts(prediction: MaskPrediction, tokenizer: PreTrainedTokenizerBase, text: Any) -> MaskPrediction:
+    measured = prediction.measured
+    hardest = min(measured, key=lambda mask: mask.log_probability, default=None)
+    spans = [found.span() for found in MASK.finditer(prediction.text)]
+    masks = []
+    for number, mask in enumerate(prediction.masks):
+        named = [replace(one, token_str=text(one.token)) for one in mask.candidates]
+        if mask.label is None:
+            start, end = spans[number]
+            before, after = prediction.text[:start], prediction.text[end:]
+            named = [replace(one, sequence=_filled(before, one, after, tokenizer)) for one in named]
+        label = "" if mask.label is None else text(mask.label)
+        before, after = (str(tokenizer.decode(list(ids))) if mask is hardest else "" for ids in mask.context)
+        masks.append(replace(mask, candidates=tuple(named), label_str=label, before=before, after=after))
+    return replace(prediction, masks=tuple(masks))
+
+
+def _filled(before: str, candidate: Candidate, after: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text with the candidate in it; a piece within a word is set behind what is before it."""
+    piece = candidate.token_str.strip()
+    whole = str(tokenizer.convert_ids_to_tokens(candidate.token))
+    if whole.startswith("##"):  # of WordPiece
+        return before.rstrip() + whole[2:] + after
+    return before + piece + after
