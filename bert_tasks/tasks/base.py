@@ -292,7 +292,7 @@ class Task(ABC, Generic[PredictionT]):
         Training needs the counts of a whole step before its first backward pass.
         """
 
-    def distillation_loss(self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float) -> LossTerm:
+    def distillation_loss(self, student: Any, teacher: Any, batch: PackedBatch, temperature: float) -> LossTerm:
         """How far a student's logits are from a teacher's for the same batch, with ``distillation_count``.
 
         The default is the divergence of the softmax of each row of logits. A task whose logits mean something else, or

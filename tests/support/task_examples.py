@@ -2,7 +2,13 @@
 
 from typing import Any
 
-from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
+from bert_tasks.tasks import (
+    MaskedLanguageModeling,
+    PairClassification,
+    SequenceClassification,
+    SpanExtraction,
+    TokenClassification,
+)
 from support.task_contract import Example
 
 TEXTS = (
@@ -46,6 +52,7 @@ SOME_WITHOUT_ANSWER = tuple(
 LABELS = ("O", "B-THING", "I-THING", "B-WHO", "I-WHO")
 SPANS: dict[str, Any] = {"max_length": 32, "doc_stride": 6, "max_query_length": 8, "max_answer_length": 5}
 NUMBERS = tuple({"text": text, "label": number / 4 - 1.0} for number, text in enumerate(TEXTS))
+MASKED = tuple({"text": text.replace(text.split()[number % 3], "[MASK]")} for number, text in enumerate(TEXTS))
 EXAMPLES = {
     "single": Example(
         task=SequenceClassification(labels=("low", "mid", "high"), max_length=24), rows=CLASSES, column="text"
@@ -87,6 +94,7 @@ EXAMPLES = {
         column="context",
         windows=True,
     ),
+    "masked": Example(task=MaskedLanguageModeling(max_length=24), rows=MASKED, column="text", windows=True),
     "pair": Example(task=PairClassification(labels=("no", "yes"), max_length=32), rows=PAIRS, column="text"),
     "pair regression": Example(
         task=PairClassification(problem_type="regression", max_length=32, pooling="mean"),

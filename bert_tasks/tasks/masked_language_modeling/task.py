@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 from itertools import groupby
 from typing import Any, ClassVar, Literal
 
@@ -24,15 +23,10 @@ from bert_tasks.encoder.heads import PretrainingHead, PretrainingOutput, Vocabul
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction, Task, label_config
+from bert_tasks.tasks.distillation import DISTILLATION, softmax_divergence
 from bert_tasks.tasks.masked_language_modeling import report
-from bert_tasks.tasks.masked_language_modeling.masking import (
-    NO_WORD,
-    MaskingIds,
-    MaskingRule,
-    mask_feature,
-    token_weights,
-    word_numbers,
-)
+from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, MaskingRule, mask_features, word_numbers
+from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Window, cut_documents
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.word_windows import WindowRules
 
@@ -205,24 +199,11 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         Raises:
             UsageError: the tokenizer has no mask token.
         """
-        mask_id = _masking_ids(tokenizer).mask_id
-        around = WindowRules.of(tokenizer, max_length=self.max_length, overlap=0)
-        features = []
-        for number, row in enumerate(_tokenized([row["text"] for row in rows], tokenizer)):
-            words = [NO_WORD if token == mask_id else word for token, word in zip(row.ids, row.words, strict=True)]
-            starts = range(0, max(1, len(row.ids)), around.room)
-            for part in (slice(start, start + around.room) for start in starts):
-                ids = [*around.prefix, *row.ids[part], *around.suffix]
-                feature = Feature(
-                    row=number,
-                    input_ids=ids,
-                    token_type_ids=[0] * len(ids),
-                    gather_positions=[position for position, token in enumerate(ids) if token == mask_id],
-                    word_ids=[*(NO_WORD for _ in around.prefix), *words[part], *(NO_WORD for _ in around.suffix)],
-                    lost_tokens=0,
-                )
-                features.append(feature)
-        return features
+        if tokenizer.mask_token_id is None:
+            raise UsageError(f"{self.name}: the tokenizer has no mask token; take that of a masked language model")
+        documents = _tokenized([row["text"] for row in rows], tokenizer)
+        rules = WindowRules.of(tokenizer, max_length=self.max_length, overlap=0)
+        return [_feature(window, tokenizer.mask_token_id) for window in cut_documents(documents, rules)]
 
     def prepare(
         self,
@@ -232,12 +213,7 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         tokenizer: PreTrainedTokenizerBase,
     ) -> Sequence[Feature]:
         """The features with tokens masked, and these tokens as labels."""
-        ids, rule = _masking_ids(tokenizer), self.rule
-        if rule.mask_smoothing:
-            ids = replace(ids, weights=_weights(corpus, tokenizer, rule.mask_smoothing))
-        if self.masking == "static":
-            keys = replace(keys, epoch=0)
-        return [mask_feature(feature, keys.generator(i), rule, ids) for i, feature in enumerate(features)]
+        return mask_features(features, keys, corpus, tokenizer, self.rule, static=self.masking == "static")
 
     # The loss.
 
@@ -254,6 +230,17 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """See ``Task``: the masked tokens."""
         return {MASKED_LM: float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
+
+    def distillation_loss(
+        self, student: VocabularyOutput, teacher: VocabularyOutput, batch: PackedBatch, temperature: float
+    ) -> LossTerm:
+        """See ``Task``: the divergence over the vocabulary for each masked token."""
+        total = softmax_divergence(student.logits(), teacher.logits(), temperature)
+        return LossTerm(name=DISTILLATION, total=total, count=total.new_full((), len(student)).detach())
+
+    def distillation_count(self, features: Sequence[Feature]) -> float:
+        """See ``Task``: the masked tokens."""
+        return float(sum(len(positions) for one in features if (positions := one.get("gather_positions"))))
 
     # Predictions.
 
@@ -342,17 +329,25 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         return report.masked_sections(list(zip(rows, predictions, strict=True)))
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    """The tokens of a text: their ids, and the number of the word of each."""
+def _feature(window: Window, mask_id: int) -> Feature:
+    """A window, whose masks are read and are no words that could be masked."""
+    masks = [place for place, token in enumerate(window.ids) if token == mask_id]
+    words = list(window.word_ids)
+    for place in masks:
+        words[place] = NO_WORD
+    return Feature(
+        row=window.document,
+        input_ids=window.ids,
+        token_type_ids=[0] * len(window.ids),
+        gather_positions=masks,
+        word_ids=words,
+        lost_tokens=0,
+    )
 
-    ids: list[int]
-    words: list[int]
 
-
-def _tokenized(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[_Tokens]:
+def _tokenized(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[DocumentTokens]:
     """The tokens of each text, without special tokens except masks."""
-    found: dict[int, _Tokens] = {}
+    found: dict[int, DocumentTokens] = {}
     masked = [MASK.search(text) is not None for text in texts]
     for with_masks in (False, True):
         numbers = [number for number, has_mask in enumerate(masked) if has_mask == with_masks]
@@ -370,21 +365,8 @@ def _tokenized(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list
         )
         for place, (number, text) in enumerate(zip(numbers, chosen, strict=True)):
             words = word_numbers(text, encoding.word_ids(place), encoding["offset_mapping"][place])
-            found[number] = _Tokens(encoding["input_ids"][place], words)
+            found[number] = DocumentTokens(ids=encoding["input_ids"][place], words=words)
     return [found[number] for number in range(len(texts))]
-
-
-@lru_cache(maxsize=8)
-def _masking_ids(tokenizer: PreTrainedTokenizerBase) -> MaskingIds:
-    try:
-        return MaskingIds.of(tokenizer)
-    except ValueError as error:
-        raise UsageError(f"{MaskedLanguageModeling.name}: {error}") from None
-
-
-@lru_cache(maxsize=2)
-def _weights(corpus: Any, tokenizer: PreTrainedTokenizerBase, smoothing: float) -> Any:
-    return token_weights(corpus, vocab_size=len(tokenizer), smoothing=smoothing)
 
 
 def _vocabulary_output(logits: Any) -> VocabularyOutput:

@@ -1,0 +1,341 @@
+"""Heads over the vocabulary: losses, gradients, training and files are transformers' ForMaskedLM and ForPreTraining."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PretrainedConfig, PreTrainedModel
+
+from bert_tasks.checkpoints.load import match_weights
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import Head, HeadKind, PretrainingHead, ReplacedTokenHead
+from bert_tasks.encoder.packing import PackedBatch, pack
+from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.families import encoder_config, family_of, parameter_map
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification
+from support.hf_models import FAMILIES, PREFIX, HFBatch, hf_config, random_batch, widen
+from support.small_checkpoints import save_checkpoint
+
+LENGTHS = (17, 2, 30, 9, 3, 16)
+PAIRS = (0, 1, 1, 0, 1, 0)
+MASKED = [(family, "masked-lm") for family in FAMILIES]
+KINDS = [*MASKED, ("bert", "pretraining"), ("albert", "pretraining"), ("electra", "replaced-token")]
+CLASSES = {"masked-lm": "ForMaskedLM", "pretraining": "ForPreTraining", "replaced-token": "ForPreTraining"}
+DECODERS = {
+    "generator_lm_head",
+    "vocab_projector",
+    *(f"{name}.decoder" for name in ("cls.predictions", "lm_head", "predictions")),
+}
+EVERY_HEAD = pytest.mark.parametrize(("family", "kind"), KINDS)
+
+
+class HeadTask(MaskedLanguageModeling):
+    """A task with one of the three heads, which the tests call themselves."""
+
+    kind: HeadKind = "masked-lm"
+
+    @property
+    def hf_head(self) -> Any:
+        return self.kind
+
+    def head(self, config: EncoderConfig) -> Any:
+        heads: Mapping[str, type[Head]] = {"pretraining": PretrainingHead, "replaced-token": ReplacedTokenHead}
+        return heads[self.kind](config) if self.kind in heads else super().head(config)
+
+
+def task_of(kind: str) -> MaskedLanguageModeling:
+    return type("Task", (HeadTask,), {"kind": kind})(max_length=48)
+
+
+def hf_model(family: str, kind: str, config: PretrainedConfig | None = None, **changes: Any) -> PreTrainedModel:
+    """A reference model in float64 with wide weights, a decoder that is tied, and eager attention."""
+    if config is None:
+        config = hf_config(family, num_labels=2, **changes)
+    config._attn_implementation = "eager"
+    model: PreTrainedModel = getattr(transformers, PREFIX[family] + CLASSES[kind])(config).double().eval()
+    widen(model, seed=0)
+    return model
+
+
+def ours_from(theirs: PreTrainedModel, kind: str) -> TaskModel:
+    config = theirs.config.to_dict()
+    model = TaskModel(config, task_of(kind))
+    state = model.state_dict()
+    names = parameter_map(family_of(config), encoder_config(config), head=kind, pooler=False)
+    matched = match_weights(
+        theirs.state_dict(),
+        names,
+        shapes={name: value.shape for name, value in state.items()},
+        family=family_of(config),
+        dtype=torch.float64,
+    )
+    model.load_state_dict(matched.tensors, assign=True)
+    return model.eval()
+
+
+def masked(batch: HFBatch, *, seed: int = 0) -> tuple[Tensor, list[list[int]]]:
+    """Labels as transformers takes them, -100 where nothing is predicted, and the positions of each sequence.
+
+    The second sequence has no masked token.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    chosen = (torch.rand(batch.input_ids.shape, generator=generator) < 0.4) & batch.attention_mask.bool()
+    chosen[1] = False
+    labels = torch.randint(3, 120, batch.input_ids.shape, generator=generator).where(chosen, -100)
+    return labels, [row.nonzero().flatten().tolist() for row in chosen]
+
+
+def packed(model: TaskModel, batch: HFBatch, positions: list[list[int]] | None) -> PackedBatch:
+    lengths = batch.attention_mask.sum(1).tolist()
+    cut = [
+        [ids[:length].tolist() for ids, length in zip(part, lengths, strict=True)]
+        for part in (batch.input_ids, batch.token_type_ids)
+    ]
+    return pack(*cut, position_offset=model.config.position_offset, gather_positions=positions)
+
+
+def replaced(batch: HFBatch, *, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2, batch.input_ids.shape, generator=generator)
+
+
+def hf_loss(model: PreTrainedModel, kind: str, batch: HFBatch, *, seed: int = 0) -> Tensor:
+    inputs = batch.inputs(model.config.model_type)
+    if kind == "replaced-token":  # transformers computes the loss itself with labels in float32
+        real = batch.attention_mask.bool()
+        logits, labels = model(**inputs).logits[real], replaced(batch, seed=seed)[real]
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+    inputs["labels"] = masked(batch, seed=seed)[0]
+    if kind == "pretraining":
+        name = "sentence_order_label" if model.config.model_type == "albert" else "next_sentence_label"
+        inputs[name] = torch.tensor(PAIRS)
+    loss: Tensor = model(**inputs).loss
+    return loss
+
+
+def our_loss(model: TaskModel, kind: str, batch: HFBatch, *, seed: int = 0) -> Tensor:
+    if kind == "replaced-token":
+        logits = model(packed(model, batch, None)).squeeze(-1)
+        labels = replaced(batch, seed=seed)[batch.attention_mask.bool()]
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+    table, positions = masked(batch, seed=seed)
+    output = model(packed(model, batch, positions))
+    vocabulary = output.vocabulary if kind == "pretraining" else output
+    labels = table[table != -100]
+    loss: Tensor = vocabulary.cross_entropy(labels) / len(labels)
+    return loss + nn.functional.cross_entropy(output.pairs, torch.tensor(PAIRS)) if kind == "pretraining" else loss
+
+
+def in_our_names(tensors: Mapping[str, Tensor], theirs: PreTrainedModel, kind: str) -> dict[str, Tensor]:
+    config = theirs.config.to_dict()
+    names = parameter_map(family_of(config), encoder_config(config), head=kind, pooler=False)
+    return {ours: torch.cat([tensors[name] for name in sources]) for ours, sources in names.items()}
+
+
+def gradients_apart(theirs: PreTrainedModel, ours: TaskModel, kind: str, batch: HFBatch) -> float:
+    """The largest difference of the gradients, in units of the largest."""
+    for model, loss in ((theirs, hf_loss(theirs, kind, batch)), (ours, our_loss(ours, kind, batch))):
+        model.zero_grad()
+        torch.autograd.backward(loss)
+    gradients = {name: value.grad for name, value in theirs.named_parameters() if value.grad is not None}
+    expected = in_our_names(gradients, theirs, kind)
+    found = {name: value.grad for name, value in ours.named_parameters() if value.grad is not None}
+    assert found.keys() == expected.keys() == dict(ours.named_parameters()).keys()
+    largest = max(float(value.abs().max()) for value in expected.values())
+    return max(float((expected[name] - found[name]).abs().max()) for name in expected) / largest
+
+
+@EVERY_HEAD
+def test_loss_and_gradients(family: str, kind: str) -> None:
+    theirs = hf_model(family, kind)
+    ours, batch = ours_from(theirs, kind), random_batch(family, lengths=LENGTHS)
+    expected = hf_loss(theirs, kind, batch).item()
+    assert our_loss(ours, kind, batch).item() == pytest.approx(expected, rel=1e-12)
+    assert gradients_apart(theirs, ours, kind, batch) <= 1e-9
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu_new"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_activation_of_the_head(family: str, activation: str) -> None:
+    """RoBERTa and ELECTRA ignore ``hidden_act`` there."""
+    changes = {"activation" if family == "distilbert" else "hidden_act": activation}
+    if family == "distilbert" and activation == "gelu_new":
+        pytest.skip("transformers has gelu and relu only")
+    theirs = hf_model(family, "masked-lm", **changes)
+    ours, batch = ours_from(theirs, "masked-lm"), random_batch(family, lengths=LENGTHS)
+    expected = hf_loss(theirs, "masked-lm", batch).item()
+    assert our_loss(ours, "masked-lm", batch).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_faults_are_seen() -> None:
+    """What differs between families, and the tie, are faults of at least 10 times the tolerance elsewhere."""
+    theirs = hf_model("bert", "masked-lm", layer_norm_eps=1e-3)
+    batch = random_batch("bert", lengths=LENGTHS)
+    expected = hf_loss(theirs, "masked-lm", batch).item()
+
+    def error(change: Any) -> float:
+        ours = ours_from(theirs, "masked-lm")
+        change(ours)
+        return abs(our_loss(ours, "masked-lm", batch).item() / expected - 1)
+
+    def eps(model: TaskModel) -> None:
+        model.head.norm.eps = 1e-12
+
+    def activation(model: TaskModel) -> None:
+        model.head.activation = "gelu_new"
+
+    def bias(model: TaskModel) -> None:
+        model.head.bias.data.zero_()
+
+    assert error(lambda model: None) <= 1e-12
+    assert min(map(error, (eps, activation, bias))) > 1e-11
+    ours = ours_from(theirs, "masked-lm")
+    head = ours.head.forward
+    ours.head.forward = lambda hidden, layout, table: head(hidden, layout, table.detach())  # type: ignore[method-assign]
+    assert gradients_apart(theirs, ours, "masked-lm", batch) > 1e-8
+
+
+def loss_curve(model: nn.Module, losses: Any, *, steps: int) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.01)
+    schedule = LambdaLR(optimizer, lambda step: 1.0 - step / steps)
+    curve = []
+    for step in range(steps):
+        loss = losses(step)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        curve.append(loss.item())
+    return curve
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("bert", "pretraining"), *(pytest.param(*case, marks=pytest.mark.slow) for case in KINDS if case[0] != "bert")],
+)
+def test_a_hundred_steps_give_transformers_loss_curve_and_files(family: str, kind: str, tmp_path: Path) -> None:
+    """The decoder stays tied: what is saved after training gives stock transformers the same logits."""
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    if family == "distilbert":
+        none = {"dropout": 0.0, "attention_dropout": 0.0}
+    if family == "albert":
+        none |= {"classifier_dropout_prob": 0.0}
+    theirs = hf_model(family, kind, num_hidden_layers=2, **none).train()
+    ours = ours_from(theirs, kind).train()
+    batches = [random_batch(family, lengths=LENGTHS, seed=seed) for seed in range(5)]
+    expected = loss_curve(theirs, lambda step: hf_loss(theirs, kind, batches[step % 5], seed=step % 5), steps=100)
+    curve = loss_curve(ours, lambda step: our_loss(ours, kind, batches[step % 5], seed=step % 5), steps=100)
+    assert max(abs(one - other) for one, other in zip(expected, curve, strict=True)) <= 1e-9
+    assert sum(expected[-5:]) < 0.9 * sum(expected[:5])
+    same_as_stock(ours.eval(), kind, tmp_path)
+
+
+def same_as_stock(ours: TaskModel, kind: str, folder: Path) -> None:
+    """Saves our model; stock transformers finds every key, none too many, and computes the same logits."""
+    ours.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    stock = getattr(transformers, "AutoModelForMaskedLM" if kind == "masked-lm" else "AutoModelForPreTraining")
+    theirs, report = stock.from_pretrained(folder, output_loading_info=True, dtype=torch.float64)
+    assert [type(theirs).__name__] == config["architectures"]
+    assert not any(report.values()), report
+    theirs.save_pretrained(folder / "again")
+    assert load_file(folder / "model.safetensors").keys() == load_file(folder / "again" / "model.safetensors").keys()
+    batch = random_batch(config["model_type"], lengths=LENGTHS)
+    with torch.no_grad():
+        output = theirs.eval()(**batch.inputs(config["model_type"]))
+        found = ours(batch.input_ids, batch.attention_mask, batch.token_type_ids)
+    real = batch.attention_mask.bool()
+    if kind == "pretraining":
+        pair = output.sop_logits if "sop_logits" in output else output.seq_relationship_logits
+        torch.testing.assert_close(found[1], pair, rtol=0, atol=1e-10)
+        torch.testing.assert_close(found[0][real], output.prediction_logits[real], rtol=0, atol=1e-10)
+    else:
+        logits = output.logits if kind == "masked-lm" else output.logits.unsqueeze(-1)
+        torch.testing.assert_close(found[real], logits[real], rtol=0, atol=1e-10)
+
+
+@EVERY_HEAD
+def test_saved_files_are_transformers(family: str, kind: str, tmp_path: Path) -> None:
+    same_as_stock(ours_from(hf_model(family, kind), kind), kind, tmp_path)
+
+
+@pytest.mark.parametrize(("family", "kind"), KINDS[:7])
+def test_published_files_load_with_the_decoder_or_without(family: str, kind: str) -> None:
+    """Files of older versions hold the decoder, too: it must be the table of embeddings and the bias."""
+    theirs = hf_model(family, kind).float()
+    config = theirs.config.to_dict()
+    names = parameter_map(family_of(config), encoder_config(config), head=kind, pooler=False)
+    shapes = {name: value.shape for name, value in TaskModel(config, task_of(kind)).state_dict().items()}
+    tensors = {name: value.clone() for name, value in theirs.state_dict().items()}
+    (decoder,) = {name for name in tensors if name.removesuffix(".weight") in DECODERS}
+
+    def matched(tensors: dict[str, Tensor]) -> Any:
+        return match_weights(tensors, names, shapes=shapes, family=family_of(config))
+
+    whole = matched(tensors)
+    assert decoder in whole.report.ignored
+    assert (whole.report.dropped, whole.report.new) == ((), ())
+    saved = {source for sources in names.values() for source in sources}
+    assert matched({name: tensors[name] for name in saved}).report.ignored == ()
+    tensors[decoder][3, 2] += 1
+    with pytest.raises(CheckpointError, match=rf"{decoder} differs from .*, to which the head's decoder is tied"):
+        matched(tensors)
+
+
+def test_other_tasks_drop_the_head_and_this_one_may_start_it_anew(tmp_path: Path, by_kind: Any) -> None:
+    folder = tmp_path / "base"
+    save_checkpoint(folder, "bert", by_kind["wordpiece"])
+    model = TaskModel.from_pretrained(folder, task=MaskedLanguageModeling(max_length=16))
+    assert model.load_report is not None
+    assert [name.rpartition(".")[0] for name in model.load_report.new] == [
+        *("cls.predictions.transform.dense",) * 2,
+        *("cls.predictions.transform.LayerNorm",) * 2,
+        "cls.predictions",
+    ]
+    model.save_pretrained(tmp_path / "mlm")
+    classifier = TaskModel.from_pretrained(
+        tmp_path / "mlm", task=SequenceClassification(labels=("a", "b"), max_length=16)
+    )
+    assert classifier.load_report is not None
+    assert sorted(classifier.load_report.dropped) == sorted(model.load_report.new)
+    again = TaskModel.from_pretrained(tmp_path / "mlm")
+    assert again.task == model.task
+    assert again.load_report is not None
+    assert again.load_report.new == ()
+
+
+def test_what_the_head_cannot_compute_is_refused() -> None:
+    config = hf_config("bert").to_dict()
+    with pytest.raises(CheckpointError, match="tie_word_embeddings = false is not supported by masked-lang"):
+        TaskModel({**config, "tie_word_embeddings": False}, task_of("masked-lm"))
+    with pytest.raises(UsageError, match="distilbert models have no head of the kind 'pretraining'"):
+        TaskModel(hf_config("distilbert").to_dict(), task_of("pretraining"))
+    with pytest.raises(UsageError, match="bert models have no head of the kind 'replaced-token'"):
+        TaskModel(config, task_of("replaced-token"))
+    assert replace(MaskedLanguageModeling(), top_k=3).top_k == 3
+
+
+@pytest.mark.parametrize("kind", ["masked-lm", "pretraining"])
+def test_gradients_do_not_depend_on_the_number_of_threads(kind: str) -> None:
+    theirs = hf_model("bert", kind).float()
+    batch = random_batch("bert", lengths=LENGTHS)
+    found = []
+    for _ in range(2):
+        ours = ours_from(theirs, kind)
+        torch.set_num_threads(2)
+        try:
+            torch.autograd.backward(our_loss(ours, kind, batch))
+        finally:
+            torch.set_num_threads(1)
+        found.append({name: value.grad for name, value in ours.named_parameters()})
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
