@@ -37,7 +37,7 @@ from bert_tasks.training.distillation import Distillation
 from support.meta_device import META, on_meta_device
 from support.training_runs import batches, make_steps
 
-ENOUGH_STEPS = 120
+ENOUGH_STEPS = 200
 DEFAULT_LABEL = re.compile(r"LABEL_\d+")  # what transformers calls a class that nobody named
 STOCK = {
     "sequence": AutoModelForSequenceClassification,
