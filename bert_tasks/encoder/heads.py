@@ -388,9 +388,9 @@ class VocabularyHead(Head):
         """``[R, H] ->`` the output of R rows."""
         states = self.norm(activated(self.dense, hidden, self.activation))
         kind = states.device.type
-        if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
-            if torch.get_autocast_dtype(kind) == torch.bfloat16:  # layer norm may leave float32, which takes longer
-                states = states.bfloat16()
+        has_autocast = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
+        if has_autocast and torch.get_autocast_dtype(kind) == torch.bfloat16:
+            states = states.bfloat16()  # layer norm may leave float32, in which the product takes longer
         return VocabularyOutput(hidden=states, table=embeddings, bias=self.bias, dtype=states.dtype)
 
 
