@@ -30,7 +30,8 @@ def model_of(checkpoint: Path) -> ModelOf:
         if kind not in made:
             torch.manual_seed(3)
             made[kind] = TaskModel.from_pretrained(checkpoint, task=EXAMPLES[kind].task)
-            torch.nn.init.normal_(made[kind].head.output.weight, std=0.5)
+            last = getattr(made[kind].head, "output", made[kind].stack.embeddings.word)
+            torch.nn.init.normal_(last.weight, std=0.5)
         return made[kind]
 
     return model
