@@ -83,7 +83,7 @@ def test_what_is_no_row_is_refused(given: Any, model_of: ModelOf) -> None:
 def test_logits_are_those_that_the_scores_were_made_of(kind: str, model_of: ModelOf) -> None:
     model, rows = model_of(kind), unlabelled(EXAMPLES[kind])
     if kind in ("token crf", "masked"):
-        with pytest.raises(UsageError, match="without (logits|them)"):
+        with pytest.raises(UsageError, match=r"without (logits|them)"):
             model.predict(rows, logits=True)
         return
     plain, asked = model.predict(rows), model.predict(rows, logits=True)
