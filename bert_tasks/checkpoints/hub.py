@@ -34,13 +34,14 @@ _SAFETENSORS = [
 PICKLES = ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"]
 
 
-def resolve(name: str | Path, *, revision: str | None = None) -> Path:
+def resolve(name: str | Path, *, revision: str | None = None, weights: bool = True) -> Path:
     """The folder that holds a model's files; a hub id is downloaded, or found in the cache.
 
     Args:
         name: a folder, ``package:NAME/PATH`` (weights inside an installed package) or a hub id. A folder wins over a
             hub id of the same name; that of a run stands for the run's model.
         revision: branch, tag or commit of a hub id.
+        weights: False downloads config.json and the tokenizer only.
 
     Raises:
         UsageError: a revision of a folder or of a package, which have none.
@@ -71,8 +72,8 @@ def resolve(name: str | Path, *, revision: str | None = None) -> Path:
         or "\\" in name
     ):
         raise CheckpointError(f"{name}: {missing_path(folder, 'folder')}")
-    snapshot = _snapshot(name, revision, [*_DESCRIPTIONS, *_SAFETENSORS])
-    if not any(snapshot.glob("model*.safetensors*")):
+    snapshot = _snapshot(name, revision, [*_DESCRIPTIONS, *(_SAFETENSORS if weights else [])])
+    if weights and not any(snapshot.glob("model*.safetensors*")):
         snapshot = _snapshot(name, revision, [*_DESCRIPTIONS, *PICKLES])
     return snapshot
 

@@ -114,6 +114,46 @@ def converted_config(hf_config: Mapping[str, Any], *, layers: int, family: str |
     return converted
 
 
+def new_hf_config(
+    stated: Mapping[str, Any], *, vocab_size: int | None = None, special_ids: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The config.json of a model from scratch: what is stated, and else the defaults of HF's config class.
+
+    Args:
+        stated: ``family``, and fields of HF's config of that family.
+        vocab_size: ids that the tokenizer has; fewer than that must not be stated. None: it is not known yet, and the
+            other fields are checked.
+        special_ids: the tokenizer's ``pad_token_id`` and so on, which cannot be stated.
+
+    Raises:
+        CheckpointError: there is no such family or field, or a value does not fit.
+    """
+    fields = dict(stated)
+    name = fields.pop("family", None)
+    if not isinstance(name, str) or name not in FAMILIES:
+        what = "family is missing" if name is None else f"unknown family {name!r}{did_you_mean(str(name), FAMILIES)}"
+        raise CheckpointError(f"{what}; there are {', '.join(FAMILIES)}")
+    family = FAMILIES[name]
+    defaults = {hf_name: default for hf_name, default in family.fields.values() if hf_name}
+    dropout = (family.sequence_dropout, family.token_dropout, family.span_dropout, family.pair_dropout)
+    known = sorted({*defaults, *family.only_values, *(option for options in dropout for option in options)})
+    known.remove("pad_token_id")
+    for field in fields:
+        if field not in known:
+            hint = did_you_mean(field, known)
+            raise CheckpointError(f"{name} has no field {field!r}{hint if hint else '; it has ' + ', '.join(known)}")
+    least = 1 if vocab_size is None else vocab_size
+    size = fields.get("vocab_size", defaults["vocab_size"] if vocab_size is None else vocab_size)
+    if isinstance(size, int) and size < least:
+        raise CheckpointError(f"vocab_size = {size}, but the tokenizer has {least} tokens")
+    config = {"model_type": name, **defaults, **fields, **special_ids, "vocab_size": size}
+    try:
+        encoder_config(config)
+    except CheckpointError as error:
+        raise CheckpointError(str(error).removeprefix("config.json: ")) from None
+    return config
+
+
 def _value(hf_config: Mapping[str, Any], name: str, default: Any) -> Any:
     value = hf_config.get(name, default)
     kinds = (int, float) if isinstance(default, float) else (type(default),)

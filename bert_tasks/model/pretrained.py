@@ -87,6 +87,19 @@ class CheckpointFolder:
             reading=reading,
         )
 
+    @classmethod
+    def of_config(cls, hf_config: dict[str, Any]) -> Self:
+        """What a folder would be that holds a configuration only."""
+        return cls(
+            path=Path("config"),
+            hf_config=hf_config,
+            head=None,
+            labels=(),
+            stored=None,
+            task=None,
+            reading=ReadOptions(),
+        )
+
 
 def folder_task(
     folder: CheckpointFolder,

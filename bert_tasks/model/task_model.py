@@ -34,7 +34,7 @@ from bert_tasks.encoder.layers import initialize
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import return_freed_memory
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.families import converted_config, family_of, parameter_map
+from bert_tasks.families import converted_config, family_of, new_hf_config, parameter_map
 from bert_tasks.model.encoder import PaddedInputs, PretrainedModule, padded_inputs
 from bert_tasks.model.pretrained import (
     CheckpointFolder,
@@ -53,6 +53,7 @@ CHUNK_ROWS = 1024
 BATCH_TOKENS = 16384
 CPU_BATCH_TOKENS = 4096  # the activations of so many tokens stay in a processor's cache
 _BATCH_LOGITS = 2**25
+_MOST_TOKENS = 2**31 - 1
 
 
 class TaskModel(PretrainedModule, Generic[PredictionT]):
@@ -125,6 +126,54 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             raise UsageError(f"labels is the text {labels!r}, expected a list of names, e.g. labels=['no', 'yes']")
         given = settings if labels is None else {**settings, "labels": tuple(labels)}
         return cls.load(name, task=task, revision=revision, given=given)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Mapping[str, Any],
+        *,
+        task: str | Task[PredictionT] | type[Task[PredictionT]],
+        tokenizer: str | Path | PreTrainedTokenizerBase,
+        labels: Sequence[str] | None = None,
+        seed: int = 42,
+        **settings: Any,
+    ) -> Self:
+        """A new model with random weights, in evaluation mode.
+
+        Args:
+            config: ``family``, and fields of transformers' configuration of that family, such as ``hidden_size``.
+                Those that are not given have the defaults of transformers' class; ``vocab_size`` is the tokenizer's,
+                and so are the ids of special tokens.
+            task: a task's name or class, or a task.
+            tokenizer: a folder, a hub id, or the tokenizer itself.
+            labels: the classes in order.
+            seed: of the weights.
+            settings: fields of the task.
+
+        Raises:
+            CheckpointError: an unknown family or field, a value that does not fit, or no such tokenizer.
+            UsageError: see ``from_pretrained``.
+        """
+        if isinstance(labels, str):
+            raise UsageError(f"labels is the text {labels!r}, expected a list of names, e.g. labels=['no', 'yes']")
+        given = settings if labels is None else {**settings, "labels": tuple(labels)}
+        if isinstance(tokenizer, str | Path):
+            loaded = load_tokenizer(resolve(tokenizer, weights=False), vocab_size=_MOST_TOKENS)
+        else:
+            loaded = tokenizer
+        if loaded is None:
+            raise CheckpointError(f"{tokenizer}: no tokenizer")
+        special = {f"{name}_token_id": getattr(loaded, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+        hf_config = new_hf_config(
+            config,
+            vocab_size=max(loaded.get_vocab().values()) + 1,
+            special_ids={name: number for name, number in special.items() if number is not None},
+        )
+        built, _ = folder_task(CheckpointFolder.of_config(hf_config), task, given)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = cls(hf_config, cast("Task[PredictionT]", built), tokenizer=loaded)
+        return model.eval()
 
     @classmethod
     def load(

@@ -27,7 +27,8 @@ from pydantic import (
 )
 
 from bert_tasks.data.splits import DataSpec
-from bert_tasks.errors import RecipeError, UsageError
+from bert_tasks.errors import CheckpointError, RecipeError, UsageError
+from bert_tasks.families import new_hf_config
 from bert_tasks.recipe.errors import (
     KeySources,
     KnownKeys,
@@ -98,10 +99,10 @@ Norm = Annotated[
 
 
 class ModelSection(BaseModel):
-    """The checkpoint to start from."""
+    """The checkpoint to start from, or the configuration of a new model."""
 
     model_config = _CLOSED
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)] | None = None
     """A hub id, a folder, or `package:NAME/PATH` for weights inside an installed package."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
@@ -109,8 +110,33 @@ class ModelSection(BaseModel):
     """Train a student that has only these layers of the checkpoint, counted from 0; "every-other": 0, 2, 4, ...."""
     family: Annotated[str, Field(min_length=1)] | None = None
     """Train the checkpoint as a model of another family that computes the same, such as "distilbert" of a BERT."""
+    config: dict[str, Any] | None = None
+    """Train a new model, with random weights drawn from `run.seed`, in place of `name`: `family`, and fields of
+    transformers' configuration of that family, such as `hidden_size`. Others have the defaults of transformers;
+    `vocab_size` and the ids of special tokens are the tokenizer's."""
+    tokenizer: Annotated[str, Field(min_length=1)] | None = None
+    """The tokenizer of a new model: a folder or a hub id."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.name is None) == (self.config is None):
+            stated = "both are given" if self.name is not None else "neither is given"
+            raise ValueError(f"expected either name, a checkpoint, or config, a new model; {stated}")
+        if self.config is None and self.tokenizer is not None:
+            raise ValueError("tokenizer belongs to config: a checkpoint has its own")
+        if self.config is not None:
+            if self.tokenizer is None:
+                raise ValueError("config needs tokenizer: a folder, such as `bert-tasks tokenizer` writes, or a hub id")
+            others = [key for key in ("revision", "layers", "family") if getattr(self, key) is not None]
+            if others:
+                raise ValueError(f"{others[0]} belongs to name, and config is given")
+            try:
+                new_hf_config(self.config)
+            except CheckpointError as error:
+                raise ValueError(f"config: {error}") from None
+        return self
 
 
 class TeacherSection(BaseModel):

@@ -189,7 +189,7 @@ def _quoted(text: str) -> str:
 Document = dict[str, Any]
 
 _PATHS = (("data", "dir"), ("data", "train"), ("data", "validation"), ("run", "output_dir"))
-_NAMES_OR_FOLDERS = (("model", "name"), ("data", "dataset"), ("teacher", "name"))
+_NAMES_OR_FOLDERS = (("model", "name"), ("model", "tokenizer"), ("data", "dataset"), ("teacher", "name"))
 _SOURCES = ("dataset", "dir", "train")
 _SOURCE_KEYS = (*_SOURCES, "config", "revision", "validation")
 

@@ -59,7 +59,12 @@ def make_trainer(prepared: Prepared) -> Trainer:
     """The run of a recipe; loads its checkpoint, with the task's head."""
     recipe = prepared.recipe
     stated = recipe.model
-    model = TaskModel.from_pretrained(stated.name, task=prepared.task, revision=stated.revision)
+    if stated.config is not None:
+        model = TaskModel.from_config(
+            stated.config, task=prepared.task, tokenizer=str(stated.tokenizer), seed=recipe.run.seed
+        )
+    else:
+        model = TaskModel.from_pretrained(str(stated.name), task=prepared.task, revision=stated.revision)
     if stated.layers is not None or stated.family is not None:
         model = model.with_layers(stated.layers, family=stated.family)
     prepare_model(model, seed=recipe.run.seed)
@@ -206,7 +211,7 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
         tokens_per_epoch=int(samples.lengths.sum()),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         report=_data_report(trainer),
-        load_summary="" if model.load_report is None else model.load_report.summary(),
+        load_summary=("random, of a new model" if model.load_report is None else model.load_report.summary()),
         example=str(model.require_tokenizer().decode(samples.features_of(batch[:1])[0]["input_ids"])),
         output_dir=str(folder),
         state=state,

@@ -33,7 +33,6 @@ seed = 1
 """
     assert refusal(tmp_path, text) == [
         "recipe.toml:1: unknown key 'taks', did you mean 'task'?",
-        "recipe.toml:3: missing key 'name' in [model]",
         "recipe.toml:4: unknown key 'nmae' in [model], did you mean 'name'?",
         "recipe.toml:5: 'batch_size' belongs in [optim]",
         "recipe.toml:7: unknown key 'max_lenght' in [settings], did you mean 'max_length'?",
