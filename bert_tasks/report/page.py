@@ -152,7 +152,7 @@ def _set_section(run: Run, name: str, results: Results) -> dict[str, Any]:
         reasons.append("thresholds were tuned")
     caution = " and ".join(reasons)
     if caution:
-        caution = f"{title_case(caution)} on this data, so expect lower scores on new data; the intervals ignore this."
+        caution = f"{title_case(caution)} on this data, so expect worse scores on new data; the intervals ignore this."
     unit = results.sections.unit
     return {
         "title": f"Results on {name}" if name else "Results",

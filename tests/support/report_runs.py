@@ -65,6 +65,12 @@ KINDS = {
         texts=("exact match", "Threshold", "Best predictions", "without an answer"),
         charts=4,
     ),
+    "masks": Kind(
+        "masked-language-modeling",
+        [*({"text": row["text"]} for row in CLASSES), {"text": f"{MARK} {HOSTILE}"}],
+        texts=("perplexity", "accuracy", "Masked tokens", "Best predictions"),
+        charts=2,
+    ),
 }
 
 

@@ -82,9 +82,14 @@ class MaskedToken:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskPrediction(Prediction):
-    """The prediction for one row: the candidates of each mask, in the order of the text."""
+    """The prediction for one row: the candidates of each mask, in the order of the text.
 
-    text: str
+    Attributes:
+        row_text: the text of the row.
+        masks: of the text, or those that measure the model.
+    """
+
+    row_text: str
     masks: tuple[MaskedToken, ...]
 
     @property
@@ -166,10 +171,6 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
     @property
     def primary_metric(self) -> str:
         return "perplexity"
-
-    @property
-    def curve_metrics(self) -> tuple[str, ...]:
-        return ("perplexity", "accuracy")
 
     # The head, here and in transformers.
 
@@ -271,7 +272,7 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         predictions = []
         for row, count in zip(rows, windows, strict=True):
             masks = tuple(_masked_token(values) for _ in range(count) for values in next(parts).tolist())
-            predictions.append(MaskPrediction(text=row["text"], masks=masks))
+            predictions.append(MaskPrediction(row_text=row["text"], masks=masks))
         return predictions
 
     def with_texts(
@@ -409,13 +410,13 @@ def _masked_token(values: Sequence[float]) -> MaskedToken:
 def _with_texts(prediction: MaskPrediction, tokenizer: PreTrainedTokenizerBase, text: Any) -> MaskPrediction:
     measured = prediction.measured
     hardest = min(measured, key=lambda mask: mask.log_probability, default=None)
-    spans = [found.span() for found in MASK.finditer(prediction.text)]
+    spans = [found.span() for found in MASK.finditer(prediction.row_text)]
     masks = []
     for number, mask in enumerate(prediction.masks):
         named = [replace(one, token_str=text(one.token)) for one in mask.candidates]
         if mask.label is None:
             start, end = spans[number]
-            before, after = prediction.text[:start], prediction.text[end:]
+            before, after = prediction.row_text[:start], prediction.row_text[end:]
             named = [replace(one, sequence=_filled(before, one, after, tokenizer)) for one in named]
         label = "" if mask.label is None else text(mask.label)
         before, after = (str(tokenizer.decode(list(ids))) if mask is hardest else "" for ids in mask.context)
