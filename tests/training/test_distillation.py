@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from bert_tasks import TaskModel, fit, load_recipe
+from bert_tasks.encoder.heads import VocabularyOutput
 from bert_tasks.errors import CheckpointError, RecipeError, StoppedError, UsageError
 from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.report import make_report
@@ -485,6 +486,36 @@ def test_what_two_models_do_not_share_is_refused(wide_checkpoint, bpe_tokenizer,
         Distillation(load_model(wide_checkpoint, WEIGHTED_TASK), teacher, TeacherSection(name="teacher", **options))
 
 
+# Masked tokens
+
+
+@pytest.mark.parametrize("rows_at_once", [1000, 3])
+def test_masked_tokens_are_compared_over_the_whole_vocabulary(wide_checkpoint, monkeypatch, rows_at_once):
+    """The logits of some tokens at a time give the loss and the gradients of all at once."""
+    monkeypatch.setattr(VocabularyOutput, "chunk_rows", rows_at_once)
+    objective = pair(wide_checkpoint, task=EXAMPLES["masked"].task, temperature=1.5)
+    reference, seen = copy.deepcopy(objective), []
+    objective.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    _, gradients = first_step(objective, list(EXAMPLES["masked"].rows))
+    (batch,) = seen
+    labelled, distilled = reference(batch)
+    assert (labelled.name, distilled.name) == ("masked_lm", "distillation")
+    student, teacher = (model(batch).logits() for model in (reference.model, reference.teacher))
+    expected = softmax_divergence(student, teacher.detach(), 1.5)
+    assert distilled.count == labelled.count == len(student) > 3
+    assert distilled.total.item() == pytest.approx(expected.item(), rel=1e-12)
+    entropy = F.cross_entropy(student, batch.labels.long(), reduction="sum")
+    ((entropy + expected) / 2 / len(student)).backward()
+    for name, parameter in reference.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(gradients[name], parameter.grad.to_dense(), rtol=1e-9, atol=1e-12)
+
+
+def test_a_masked_language_model_keeps_no_logits(wide_checkpoint):
+    with pytest.raises(UsageError, match="masked-language-modeling changes its inputs in each epoch"):
+        pair(wide_checkpoint, task=EXAMPLES["masked"].task, cache_logits=True)
+
+
 # Logits that are kept
 
 
@@ -515,9 +546,3 @@ def test_kept_logits_are_found_again_and_belong_to_one_teacher(wide_checkpoint, 
     torch.testing.assert_close(torch.tensor(objective._cached["logits"]), torch.tensor(first) + 1)
     monkeypatch.setattr(TaskModel, "batch_logits", None)
     objective.begin(features, device)
-
-
-def test_a_task_that_changes_its_inputs_keeps_no_logits(checkpoint, monkeypatch):
-    monkeypatch.setattr(type(TASK), "prepare", lambda self, features, keys, corpus: features)
-    with pytest.raises(UsageError, match="changes its inputs in each epoch"):
-        pair(checkpoint, cache_logits=True)

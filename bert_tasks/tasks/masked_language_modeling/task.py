@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import BaseModel
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
@@ -235,9 +236,18 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
     def distillation_loss(
         self, student: VocabularyOutput, teacher: VocabularyOutput, batch: PackedBatch, temperature: float
     ) -> LossTerm:
-        """See ``Task``: the divergence over the vocabulary for each masked token."""
-        total = softmax_divergence(student.logits(), teacher.logits(), temperature)
-        return LossTerm(name=DISTILLATION, total=total, count=total.new_full((), len(student)).detach())
+        """See ``Task``: the divergence over the vocabulary for each masked token.
+
+        The logits of some tokens exist at a time; the backward pass computes them again.
+        """
+        found, given = (_vocabulary_output(one) for one in (student, teacher))
+        sizes = [min(found.chunk_rows, len(found) - start) for start in range(0, max(1, len(found)), found.chunk_rows)]
+        totals = [
+            checkpoint(_divergence, *pair, temperature, use_reentrant=False, preserve_rng_state=False)
+            for pair in zip(found.split(sizes), given.split(sizes), strict=True)
+        ]
+        total = torch.stack(totals).sum()
+        return LossTerm(name=DISTILLATION, total=total, count=total.new_full((), len(found)).detach())
 
     def distillation_count(self, features: Sequence[Feature]) -> float:
         """See ``Task``: the masked tokens."""
@@ -368,6 +378,10 @@ def _tokenized(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list
             words = word_numbers(text, encoding.word_ids(place), encoding["offset_mapping"][place])
             found[number] = DocumentTokens(ids=encoding["input_ids"][place], words=words)
     return [found[number] for number in range(len(texts))]
+
+
+def _divergence(student: VocabularyOutput, teacher: VocabularyOutput, temperature: float) -> Tensor:
+    return softmax_divergence(student.logits(), teacher.logits(), temperature)
 
 
 def _vocabulary_output(logits: Any) -> VocabularyOutput:
