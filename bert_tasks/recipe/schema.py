@@ -124,6 +124,8 @@ class ModelSection(BaseModel):
         if (self.name is None) == (self.config is None):
             stated = "both are given" if self.name is not None else "neither is given"
             raise ValueError(f"expected either name, a checkpoint, or config, a new model; {stated}")
+        if self.config is not None and (self.layers is not None or self.family is not None):
+            raise ValueError("layers and family are those of a checkpoint: a new model states its own in config")
         if self.config is None and self.tokenizer is not None:
             raise ValueError("tokenizer belongs to config: a checkpoint has its own")
         if self.config is not None:

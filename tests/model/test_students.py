@@ -3,12 +3,17 @@
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, DistilBertModel
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    DistilBertModel,
+)
 
 from bert_tasks.errors import UsageError
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import SequenceClassification, TokenClassification
+from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification, TokenClassification
 from bert_tasks.tasks.features import collate
 from support.hf_models import FAMILIES, hf_class, hf_config, widen
 from support.small_checkpoints import tokenizer_of
@@ -157,3 +162,27 @@ def test_an_epsilon_that_distilbert_does_not_have_is_refused(saved):
 def test_the_encoder_of_a_student_opens_without_a_task(saved, tmp_path):
     task_model(saved()).with_layers([0, 1, 2]).save_pretrained(tmp_path)
     assert len(Encoder.from_pretrained(tmp_path).stack.layers) == 3
+
+
+def test_a_masked_language_model_keeps_its_head_as_a_distilbert(saved, tmp_path):
+    """What DistilBERT starts from: with all layers it predicts the tokens that its teacher predicts."""
+    torch.manual_seed(0)
+    teacher = TaskModel.from_pretrained(saved(), task=MaskedLanguageModeling(max_length=32))
+    with torch.no_grad():
+        for parameter in teacher.head.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    student = teacher.with_layers(family="distilbert")
+    rows = [{"text": "the ferry leaves at [MASK] and the [MASK] was cold"}]
+    exact = []
+    for model in (teacher.double(), student.double()):
+        (feature,) = model.task.features(rows, model.tokenizer)
+        with torch.no_grad():
+            exact.append(model(collate([feature], position_offset=0)).logits().log_softmax(-1))
+    assert exact[0].std() > 0.5
+    assert F.kl_div(exact[1], exact[0], reduction="batchmean", log_target=True).abs() < 1e-12
+    student.float().save_pretrained(tmp_path)
+    stock = AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+    assert stock.config.model_type == "distilbert"
+    with torch.no_grad():
+        theirs = stock(input_ids=torch.tensor([feature["input_ids"]])).logits[0].log_softmax(-1)
+    torch.testing.assert_close(theirs[feature["gather_positions"]].double(), exact[1], rtol=0, atol=1e-4)
