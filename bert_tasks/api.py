@@ -223,7 +223,9 @@ def fit(
         run=run,
         model_settings={"gradient_checkpointing": gradient_checkpointing},
         callback=callback,
-        objective=training.make_objective(model, section, teacher if isinstance(teacher, TaskModel) else None),
+        objective=training.make_objective(
+            model, section, teacher if isinstance(teacher, TaskModel) else None, seed=run.seed
+        ),
     )
     result = trainer.train(overwrite=overwrite, progress=progress)
     _write_after_run("model card", lambda: write_card(result.output_dir))

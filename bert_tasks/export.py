@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from bert_tasks.checkpoints.save import save_folder
-from bert_tasks.data.columns import Row
+from bert_tasks.data.columns import Document, Row
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import token_batches
 from bert_tasks.data.validator import valid_rows
@@ -118,6 +118,7 @@ def export(
     encoding: str | None = None,
     header: bool | None = None,
     label_separator: str | None = None,
+    document: Document | None = None,
 ) -> Export:
     """Exports a model to ONNX, verifies the graph against the model and writes a folder that predict and evaluate run.
 
@@ -133,7 +134,8 @@ def export(
         settings: fields of the task to change, if ``model`` is loaded here.
         revision: the revision of a name on the hub.
         overwrite: whether to replace an earlier export.
-        columns, format, delimiter, encoding, header, label_separator: how ``data`` is read; see ``ReadOptions``.
+        columns, format, delimiter, encoding, header, label_separator, document: how ``data`` is read; see
+            ``ReadOptions``.
 
     Returns:
         The folder and what was measured.

@@ -28,6 +28,9 @@ Pooling = Literal["cls", TokenPooling]
 # The heads of transformers whose parameters have names in the families' data.
 HeadKind = Literal["sequence", "token", "span", "masked-lm", "pretraining", "replaced-token"]
 
+# The field of a batch with a number in [0, 1) for each masked token, which decides what a generator puts there.
+UNIFORM = "uniform"
+
 _CHUNK_LOGITS = 2**24  # logits over the vocabulary that exist at once: 64 MiB in float32
 
 
@@ -282,6 +285,15 @@ class VocabularyOutput:
         best = [rows.topk(k, dim=1) for rows in self.log_softmax()]
         return torch.cat([one.values for one in best]).exp(), torch.cat([one.indices for one in best])
 
+    def sample(self, uniforms: Tensor) -> Tensor:
+        """An id for each row, drawn by the inverse of the distribution function: ``[R]`` in [0, 1) ``-> [R]``."""
+        drawn = []
+        for rows, wanted in zip(self.log_softmax(), torch.split(uniforms, self.chunk_rows), strict=True):
+            sums = rows.double().exp().cumsum(dim=1)
+            limits = wanted.double().unsqueeze(1) * sums.narrow(1, -1, 1)
+            drawn.append((sums <= limits).sum(dim=1).clamp(max=sums.shape[1] - 1))
+        return torch.cat(drawn)
+
     def log_probabilities(self, ids: Tensor) -> Tensor:
         """The logarithm of the probability of one id in each row: ``[R] -> [R]``."""
         pairs = zip(self.log_softmax(), torch.split(ids, self.chunk_rows), strict=True)
@@ -458,6 +470,47 @@ class PretrainingHead(VocabularyHead):
         """``[B, H] -> [B, 2]``"""
         logits: Tensor = self.pair(self.dropout(torch.tanh(self.pooler(first))))
         return logits
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReplacedTokenOutput:
+    """What generator and discriminator give for a batch. The methods that tensors have, too, do what they do there.
+
+    Attributes:
+        logits: ``[N]`` of the discriminator, of all tokens in the caller's order of sequences.
+        replaced: ``[N]`` 1 where the generator's token differs from the original one, else 0.
+        masked: ``[N]`` whether the generator chose the token.
+        generator: of the R masked tokens.
+        lengths: tokens of each sequence.
+    """
+
+    logits: Tensor
+    replaced: Tensor
+    masked: Tensor
+    generator: VocabularyOutput
+    lengths: tuple[int, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.logits.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.logits.device
+
+    def float(self) -> Self:
+        return replace(self, logits=self.logits.float(), generator=self.generator.float())
+
+    def double(self) -> Self:
+        return replace(self, logits=self.logits.double(), generator=self.generator.double())
+
+    def isfinite(self) -> Tensor:
+        return self.logits.isfinite()
+
+    def split(self, counts: Sequence[int]) -> tuple[Tensor, ...]:
+        """``[T, 3]`` of each sequence: logit, replaced, masked."""
+        table = torch.stack([self.logits, self.replaced.to(self.dtype), self.masked.to(self.dtype)], dim=1)
+        return torch.split(table, list(self.lengths))
 
 
 def reordered(tensor: Tensor, order: Tensor, dims: tuple[int, ...]) -> Tensor:

@@ -381,3 +381,21 @@ def masked_token_measure(counts: Sequence[int], losses: Sequence[float], correct
             return np.stack([np.exp(loss / count), hits / count], axis=-1)
 
     return Measure(names=("perplexity", "accuracy"), statistics=SufficientStatistics.of(rows), formula=formula)
+
+
+def area_under_curve(labels: Flags, scores: Floats) -> float:
+    """The area under the ROC curve: how often a positive has a higher score than a negative; a tie counts one half.
+
+    Args:
+        labels: ``[S]`` whether each is a positive.
+        scores: ``[S]``.
+
+    Returns:
+        The area, or NaN without positives or without negatives.
+    """
+    positives, negatives = int(labels.sum()), int((~labels).sum())
+    if not positives or not negatives:
+        return math.nan
+    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]  # from 1; equal scores share their mean
+    return float((ranks[labels].sum() - positives * (positives + 1) / 2) / (positives * negatives))

@@ -219,6 +219,10 @@ def _predicted(
         if metadata["data"].get(split, {}).get("fingerprint") != table.fingerprint:
             missing.append(f"{table.source} has changed since the run, so its results cannot be shown.")
             continue
-        predictions = evaluated_predictions(model, table)
+        try:
+            predictions = evaluated_predictions(model, table)
+        except UsageError as error:
+            missing.append(f"{table.source}: {error}.")
+            continue
         found.append(PredictedSet(name=name, source=table.source, rows=list(table), predictions=predictions))
     return found, model.task if found else None, missing

@@ -8,6 +8,7 @@ from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
 from bert_tasks.tasks.pair_classification import PairClassification
+from bert_tasks.tasks.replaced_token_detection import ReplacedTokens
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.tasks.span_extraction.task import SpanExtraction
 from bert_tasks.tasks.token_classification.task import TokenClassification
@@ -18,6 +19,7 @@ _ALL: tuple[type[Task], ...] = (
     TokenClassification,
     SpanExtraction,
     MaskedLanguageModeling,
+    ReplacedTokens,
 )
 TASKS: Mapping[str, type[Task]] = MappingProxyType({task.name: task for task in _ALL})
 TASK_NAMES: Mapping[str, type[Task]] = MappingProxyType(
@@ -53,6 +55,7 @@ __all__ = [
     "TASK_NAMES",
     "MaskedLanguageModeling",
     "PairClassification",
+    "ReplacedTokens",
     "SequenceClassification",
     "SpanExtraction",
     "Task",

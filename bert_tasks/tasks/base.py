@@ -247,6 +247,10 @@ class Task(ABC, Generic[PredictionT]):
         Its weights start as its constructor leaves them, which draws random ones from torch's global generator.
         """
 
+    def generator(self) -> "tuple[Task, float] | None":
+        """The task of a smaller model that makes the inputs of training, and its width as a share of the model's."""
+        return None
+
     @property
     def hf_head(self) -> HeadKind | None:
         """The head of transformers that has the parameters of ours with these settings; None where there is none."""

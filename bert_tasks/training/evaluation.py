@@ -16,7 +16,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.metrics.tables import LOSS, metric_key, split_key, untuned
 from bert_tasks.model.inputs import tokenized
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.task_model import Logits, TaskModel
 from bert_tasks.recipe.schema import RunSection
 from bert_tasks.tasks.base import Task
 
@@ -39,9 +39,14 @@ class Evaluated:
 
 
 def evaluate_all(
-    model: TaskModel, validation: Validation, accelerator: Accelerator, *, stop: Callable[[], bool] = lambda: False
+    model: TaskModel,
+    validation: Validation,
+    accelerator: Accelerator,
+    *,
+    run: Logits | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Evaluated:
-    """Evaluates the model on all validation sets and tunes the task on the first.
+    """Evaluates the model on all validation sets and tunes the task on the first; ``run`` as in ``evaluate_samples``.
 
     Raises:
         GivenUpError: see ``evaluate_samples``. The model's task is then the one it came with.
@@ -52,7 +57,7 @@ def evaluate_all(
     try:
         for position, (name, (samples, table)) in enumerate(validation.items()):
             model.task = task
-            result = evaluate_samples(model, samples, table, accelerator, tune=position == 0, stop=stop)
+            result = evaluate_samples(model, samples, table, accelerator, tune=position == 0, run=run, stop=stop)
             task, collapses[name] = result.task, result.collapse
             metrics |= {metric_key(name, metric): value for metric, value in result.metrics.items()}
     finally:
@@ -60,7 +65,13 @@ def evaluate_all(
     return Evaluated(metrics=metrics, task=task, collapses=collapses)
 
 
-def check_metric(model: TaskModel, wanted: str, validation: Mapping[str, RowTable], accelerator: Accelerator) -> None:
+def check_metric(
+    model: TaskModel,
+    wanted: str,
+    validation: Mapping[str, RowTable],
+    accelerator: Accelerator,
+    run: Logits | None = None,
+) -> None:
     """Refuses a ``metric_for_best_model`` that evaluation will not report, before an epoch is spent.
 
     Evaluates one row, and all of them if that is not enough: some metrics exist only if there is a row of some class,
@@ -75,7 +86,7 @@ def check_metric(model: TaskModel, wanted: str, validation: Mapping[str, RowTabl
         samples = {name: (tokenized(table, model.task, model), table) for name, table in tables.items()}
         # One row may not be enough to compute any metric.
         with nullcontext() if tables is validation else suppress(DataError):
-            known = list(evaluate_all(model, samples, accelerator).metrics)
+            known = list(evaluate_all(model, samples, accelerator, run=run).metrics)
         if wanted in known:
             return
     raise UsageError(f"metric_for_best_model = {wanted!r}: there are {', '.join(known)}")

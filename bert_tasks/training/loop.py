@@ -189,7 +189,7 @@ class Trainer:
         model.task = unfitted.fitted_to(self.splits.train)
         freeze(model, embeddings=self.optim.freeze_embeddings, layers=self.optim.freeze_layers)
         if self.run.metric_for_best_model is not None:
-            check_metric(model, self.run.metric_for_best_model, validation, self.accelerator)
+            check_metric(model, self.run.metric_for_best_model, validation, self.accelerator, self.objective.run)
 
     @cached_property
     def folder(self) -> RunFolder:
@@ -213,6 +213,7 @@ class Trainer:
             splits=self.splits,
             settings=settings,
             recipe_text=self.recipe_text,
+            further_models=self.objective.further_models,
         )
 
     def _check_agreement(self) -> None:
@@ -404,7 +405,11 @@ class Trainer:
         state, signals, callback = self.state, self.signals, self.callback
         try:
             found = evaluate_all(
-                self.model, self.validation, self.accelerator, stop=lambda: signals.received is not None
+                self.model,
+                self.validation,
+                self.accelerator,
+                run=self.objective.run,
+                stop=lambda: signals.received is not None,
             )
         except GivenUpError:
             self._save()

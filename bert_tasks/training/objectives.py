@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.model.task_model import TaskModel
+from bert_tasks.model.task_model import Logits, TaskModel
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm
 from bert_tasks.training.evaluation import Validation
@@ -69,6 +69,16 @@ class Objective(nn.Module, ABC):
         return {}
 
     @property
+    def run(self) -> Logits | None:
+        """What runs a batch in evaluation in place of the model; None: the model."""
+        return None
+
+    @property
+    def further_models(self) -> Mapping[str, TaskModel]:
+        """Folder of the run -> a model that is saved there beside the best one."""
+        return {}
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for people about what is minimised."""
         return ()
@@ -108,6 +118,6 @@ def weights_digest(tensors: Mapping[str, Tensor]) -> str:
     )
 
 
-def float32(logits: Tensor) -> Tensor:
+def float32(logits: Any) -> Any:
     """Logits in the precision of losses; double precision stays."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

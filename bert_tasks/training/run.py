@@ -23,6 +23,7 @@ from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.loop import Trainer, prepare_model
 from bert_tasks.training.objectives import Objective, Supervised
 from bert_tasks.training.progress import check_installed
+from bert_tasks.training.replaced_tokens import ReplacedTokenDetection, make_generator
 from bert_tasks.training.state import FitResult
 from bert_tasks.training.step import StepPlan, sample_order
 
@@ -76,22 +77,29 @@ def make_trainer(prepared: Prepared) -> Trainer:
         run=recipe.run,
         model_settings=recipe.model.model_dump(),
         recipe_text=resolved_toml(recipe),
-        objective=make_objective(model, recipe.teacher),
+        objective=make_objective(model, recipe.teacher, seed=recipe.run.seed),
     )
 
 
-def make_objective(model: TaskModel, section: TeacherSection | None, teacher: TaskModel | None = None) -> Objective:
-    """The loss of the task, and of a teacher if there is one.
+def make_objective(
+    model: TaskModel, section: TeacherSection | None, teacher: TaskModel | None = None, *, seed: int
+) -> Objective:
+    """The loss of the task, and of a teacher or a generator if there is one.
 
     Args:
         model: what is trained.
         section: names the teacher and says how it teaches; None: there is none.
         teacher: the model itself, where it is in memory already.
+        seed: of the weights of a generator.
 
     Raises:
         CheckpointError: the teacher's folder has no trained head for the task and its labels.
         UsageError: see ``Distillation``.
     """
+    if model.task.generator() is not None:
+        if section is not None:
+            model.task.distillation_count([])  # refuses the teacher
+        return ReplacedTokenDetection(model, make_generator(model, seed=seed))
     if section is None:
         return Supervised(model)
     if teacher is None:

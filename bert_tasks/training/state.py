@@ -267,6 +267,7 @@ class RunFolder:
     Attributes:
         settings: all settings of the run, flat, as run.json holds them.
         recipe_text: the resolved recipe, if the run has one.
+        further_models: see ``Objective``.
     """
 
     path: Path
@@ -274,6 +275,7 @@ class RunFolder:
     splits: Splits
     settings: Mapping[str, Any]
     recipe_text: str | None
+    further_models: Mapping[str, TaskModel] = field(default_factory=dict)
 
     @property
     def checkpoints(self) -> Path:
@@ -349,6 +351,9 @@ class RunFolder:
                 raise
             return [f"NOT USED: {error}. The best model so far remains the one in {outputs.MODEL}/"]
         parameters = dict(self.model.named_parameters())
+        for folder, further in self.further_models.items():
+            named = {f"objective.{folder}.{name}": parameter for name, parameter in further.named_parameters()}
+            parameters |= {name: parameter for name, parameter in named.items() if name in best}  # others are tied
         current = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         with torch.no_grad():
             for name, parameter in parameters.items():
@@ -365,3 +370,5 @@ class RunFolder:
             self.model.save_pretrained(self.path / outputs.MODEL)
         finally:
             self.model.task = untuned
+        for name, further in self.further_models.items():
+            further.save_pretrained(self.path / name)

@@ -350,9 +350,10 @@ def sparse_gradients(objective: Objective, enabled: bool) -> None:
 
     That saves filling, measuring and scaling the other rows, nearly all of them. The optimizer needs them still.
     """
-    for module in objective.modules():
-        if isinstance(module, TaskModel):
-            module.stack.embeddings.word.sparse = enabled and not module.head.reads_embeddings
+    models = [module for module in objective.modules() if isinstance(module, TaskModel)]
+    read = {id(model.stack.embeddings.word) for model in models if model.head.reads_embeddings}
+    for table in (model.stack.embeddings.word for model in models):
+        table.sparse = enabled and id(table) not in read
 
 
 def clip_and_scale(parameters: Iterable[nn.Parameter], *, factor: Tensor, max_norm: float | None) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
+    AutoModelForPreTraining,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -44,6 +45,7 @@ STOCK = {
     "token": AutoModelForTokenClassification,
     "span": AutoModelForQuestionAnswering,
     "masked-lm": AutoModelForMaskedLM,
+    "replaced-token": AutoModelForPreTraining,
 }
 
 
@@ -77,6 +79,12 @@ def trained(model: TaskModel, rows: Sequence[Row]) -> list[Feature]:
     features = made(model, rows)
     keys = FeatureKeys(seed=EVALUATION_SEED, epoch=0, numbers=range(len(features)))
     return list(model.task.prepare(features, keys, features, model.require_tokenizer()))
+
+
+def skip_without_loss(model: TaskModel) -> None:
+    """Skips tests of the loss where a generator makes the inputs: its objective has tests of its own."""
+    if model.task.generator() is not None:
+        pytest.skip("the loss needs a generator")
 
 
 def numbers(predictions: Sequence[Prediction]) -> list[float]:
@@ -117,7 +125,12 @@ class TaskContract:
     def model(cls, family_folder: Path, example: Example) -> TaskModel:
         """A fresh head on a small encoder; tests must not change it."""
         torch.manual_seed(0)
-        return TaskModel.from_pretrained(family_folder, task=example.task)
+        try:
+            return TaskModel.from_pretrained(family_folder, task=example.task)
+        except UsageError as error:
+            if "have no head of the kind" not in str(error):
+                raise
+            pytest.skip(str(error))
 
     def test_every_row_has_one_prediction_in_order(self, model: TaskModel, example: Example) -> None:
         rows = [*example.rows, changed(example, ""), changed(example, "word " * 300), *example.rows[:3]]
@@ -161,6 +174,7 @@ class TaskContract:
         assert {feature["row"] for feature in features} == set(range(len(example.rows) + 1))
 
     def test_eight_examples_are_learnt(self, model: TaskModel, example: Example) -> None:
+        skip_without_loss(model)
         learner = copy.deepcopy(model)
         task = learner.task
         batch = collate(trained(learner, example.rows), position_offset=learner.config.position_offset)
@@ -209,6 +223,7 @@ class TaskContract:
         assert reread.task == longer.task
 
     def test_loss_of_rows_without_targets_counts_nothing(self, model: TaskModel, example: Example) -> None:
+        skip_without_loss(model)
         without = unlabelled(example)
         offset = model.config.position_offset
         with torch.no_grad():
@@ -222,6 +237,7 @@ class TaskContract:
         assert with_others.total.item() == pytest.approx(alone.total.item(), rel=1e-5)
 
     def test_counts_of_features_are_those_of_the_loss(self, model: TaskModel, example: Example) -> None:
+        skip_without_loss(model)
         rows = [*example.rows, changed(example, "word " * 60), *example.rows[:3]]
         for features in (trained(model, rows), trained(model, rows[2:5]), made(model, unlabelled(example))):
             batch = collate(features, position_offset=model.config.position_offset)
@@ -262,6 +278,7 @@ class TaskContract:
     ) -> None:
         if distils and getattr(example.task, "crf", False):
             pytest.skip("a CRF cannot learn from a teacher")
+        skip_without_loss(model)
         student = copy.deepcopy(model)
         objective = Distillation(student, copy.deepcopy(model)) if distils else None
         sizes = {"batch_size": 8, "micro_batch_tokens": 60}
@@ -286,6 +303,8 @@ class TaskContract:
                 output = stock(input_ids=torch.tensor([feature["input_ids"]]), **segments)
             is_span = head == "span"
             theirs = torch.stack([output.start_logits, output.end_logits], dim=-1) if is_span else output.logits
+            if head == "replaced-token":
+                theirs = theirs.unsqueeze(-1)  # one logit for each token
             torch.testing.assert_close(ours, theirs[0], atol=5e-6, rtol=0)
 
     def test_stock_pipelines_answer_as_we_do_or_without_our_labels(

@@ -5,6 +5,7 @@ from typing import Any
 from bert_tasks.tasks import (
     MaskedLanguageModeling,
     PairClassification,
+    ReplacedTokens,
     SequenceClassification,
     SpanExtraction,
     TokenClassification,
@@ -53,6 +54,12 @@ LABELS = ("O", "B-THING", "I-THING", "B-WHO", "I-WHO")
 SPANS: dict[str, Any] = {"max_length": 32, "doc_stride": 6, "max_query_length": 8, "max_answer_length": 5}
 NUMBERS = tuple({"text": text, "label": number / 4 - 1.0} for number, text in enumerate(TEXTS))
 MASKED = tuple({"text": text.replace(text.split()[number % 3], "[MASK]")} for number, text in enumerate(TEXTS))
+# Of tasks that models of one family have.
+FAMILY_EXAMPLES = {
+    "replaced": Example(
+        task=ReplacedTokens(max_length=24), rows=tuple({"text": text} for text in TEXTS), column="text", windows=True
+    )
+}
 EXAMPLES = {
     "single": Example(
         task=SequenceClassification(labels=("low", "mid", "high"), max_length=24), rows=CLASSES, column="text"

@@ -1,0 +1,138 @@
+"""The objective of ELECTRA: a generator fills in masked tokens, and the model tells which tokens it replaced.
+
+Owns how the generator is made, what the two share, and how tokens are drawn. The losses are the task's.
+
+Shape legend: B sequences, N tokens, R masked tokens, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bert_tasks.encoder.heads import UNIFORM, ReplacedTokenOutput
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.errors import UsageError
+from bert_tasks.families import family_of
+from bert_tasks.model.task_model import Logits, TaskModel
+from bert_tasks.run_dir import files as outputs
+from bert_tasks.tasks.base import LossTerm
+from bert_tasks.training.objectives import Objective, float32
+
+_HEAD_SIZE = 64  # of the generator's attention, as in ELECTRA
+
+
+class ReplacedTokenDetection(Objective):
+    """The loss of a generator and of a discriminator, which is the model (Clark et al., arXiv:2003.10555).
+
+    Both have the same tables of words, positions and segments and the norm after them. No gradient goes from the
+    discriminator to the generator, and no token depends on the batch or process that it is in: one uniform number for
+    each masked token, which the task draws, decides which token the generator puts there.
+
+    Attributes:
+        model: the discriminator.
+        generator: a masked language model.
+    """
+
+    def __init__(self, model: TaskModel, generator: TaskModel) -> None:
+        """Ties the embeddings of the generator to those of the model.
+
+        Raises:
+            UsageError: their embeddings differ in shape.
+        """
+        super().__init__(model)
+        own, theirs = model.stack.embeddings, generator.stack.embeddings
+        for name in ("word", "position", "token_type", "norm"):
+            shapes = [[value.shape for value in getattr(one, name).parameters()] for one in (own, theirs)]
+            if shapes[0] != shapes[1]:
+                raise UsageError(f"the generator's {name} embeddings are not of the model's size")
+            setattr(theirs, name, getattr(own, name))
+        self.generator = generator
+
+    def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
+        """See ``Objective.forward``."""
+        output = self.output_of(batch)
+        with torch.autocast(output.device.type, enabled=False):
+            return self.model.task.loss(output, batch)
+
+    def output_of(self, batch: PackedBatch) -> ReplacedTokenOutput:
+        """Runs the generator on masked tokens, and the discriminator on the tokens that it draws."""
+        generated = float32(self.generator(batch))
+        masked, labels = batch.layout.gather_positions, batch.labels.long()  # [R]
+        with torch.no_grad():
+            drawn = generated.sample(batch.fields[UNIFORM])  # [R]
+            ids = batch.input_ids.index_copy(0, masked, drawn)  # [N]
+            flags = torch.zeros_like(ids)
+            chosen = flags.index_fill(0, masked, 1)
+            replaced = flags.index_copy(0, masked, (drawn != labels).to(flags.dtype))
+        rows, lengths = all_rows(batch), batch.layout.lengths
+        layout = replace(batch.layout, gather_positions=rows, gather_counts=lengths)
+        logits = self.model(replace(batch, input_ids=ids, layout=layout))
+        return ReplacedTokenOutput(
+            logits=float32(logits).squeeze(1),
+            replaced=replaced.index_select(0, rows),
+            masked=chosen.index_select(0, rows),
+            generator=generated,
+            lengths=lengths,
+        )
+
+    @property
+    def run(self) -> Logits:
+        """See ``Objective.run``."""
+        return self._evaluated
+
+    def _evaluated(self, batch: PackedBatch) -> ReplacedTokenOutput:
+        was_training = self.generator.training
+        self.generator.eval()
+        try:
+            return self.output_of(batch)
+        finally:
+            self.generator.train(was_training)
+
+    @property
+    def further_models(self) -> Mapping[str, TaskModel]:
+        return {outputs.GENERATOR: self.generator}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        own = sum(value.numel() for name, value in self.named_parameters() if name.startswith("generator."))
+        width = self.generator.config.hidden_size
+        return (f"generator: hidden size {width}, {own:,} parameters beside the embeddings of the model",)
+
+
+def all_rows(batch: PackedBatch) -> Tensor:
+    """``[N]`` the rows of all tokens, sequence after sequence in the caller's order."""
+    layout, count = batch.layout, len(batch.input_ids)
+    lengths = layout.row_lengths.index_select(0, layout.order)  # [B]
+    starts = layout.first_rows - (lengths.cumsum(0) - lengths)
+    return torch.arange(count, device=starts.device) + starts.repeat_interleave(lengths, output_size=count)
+
+
+def make_generator(model: TaskModel, *, seed: int) -> TaskModel:
+    """A new generator for a model, with a share of its width, as many layers, and the tables of its embeddings.
+
+    Args:
+        model: the discriminator, whose task says how large the generator is.
+        seed: of its weights.
+
+    Raises:
+        UsageError: the task has no generator.
+    """
+    wanted = model.task.generator()
+    if wanted is None:
+        raise UsageError(f"{model.task.name} has no generator")
+    task, share = wanted
+    config, fields = model.config, family_of(model.hf_config).fields
+    width = max(1, round(share * config.hidden_size))
+    heads = next(count for count in range(max(1, width // _HEAD_SIZE), 0, -1) if width % count == 0)
+    sizes = {
+        "hidden_size": width,
+        "embedding_size": config.embedding_size,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * width,
+    }
+    changed = {fields[name][0]: value for name, value in sizes.items()}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return TaskModel({**model.hf_config, **changed}, task, tokenizer=model.tokenizer)

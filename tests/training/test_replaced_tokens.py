@@ -1,0 +1,238 @@
+"""ELECTRA's objective: the losses of transformers' classes, tied embeddings, fair draws, files, and exact resuming."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks import TaskModel, evaluate, fit
+from bert_tasks.encoder.heads import VocabularyOutput
+from bert_tasks.errors import UsageError
+from bert_tasks.metrics.formulas import area_under_curve
+from bert_tasks.tasks import ReplacedTokens
+from bert_tasks.tasks.base import FeatureKeys
+from bert_tasks.tasks.features import collate
+from bert_tasks.training.replaced_tokens import ReplacedTokenDetection, make_generator
+from support.hf_models import hf_config, widen
+from support.meta_device import META, on_meta_device
+from support.small_checkpoints import save_checkpoint
+from support.task_examples import TEXTS
+from support.training_runs import batches, make_steps
+
+ROWS = [{"text": text} for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrainedTokenizerBase) -> Path:
+    path = tmp_path_factory.mktemp("electra")
+    save_checkpoint(path, "electra", wordpiece_tokenizer)
+    return path
+
+
+def objective_of(folder: Path, **settings: Any) -> ReplacedTokenDetection:
+    model = TaskModel.from_pretrained(folder, task=ReplacedTokens(max_length=24, **settings))
+    model.draw_new_head(1)
+    return ReplacedTokenDetection(model, make_generator(model, seed=1))
+
+
+def batch_of(objective: ReplacedTokenDetection, rows: list[dict[str, str]] = ROWS, *, epoch: int = 0) -> Any:
+    task, tokenizer = objective.model.task, objective.model.require_tokenizer()
+    features = task.features(rows, tokenizer)
+    keys = FeatureKeys(seed=3, epoch=epoch, numbers=range(len(features)))
+    prepared = task.prepare(features, keys, features, tokenizer)
+    return features, prepared, collate(prepared, position_offset=0)
+
+
+def padded(sequences: list[list[int]]) -> tuple[Tensor, Tensor]:
+    length = max(map(len, sequences))
+    ids = torch.tensor([sequence + [0] * (length - len(sequence)) for sequence in sequences])
+    mask = torch.tensor([[1] * len(sequence) + [0] * (length - len(sequence)) for sequence in sequences])
+    return ids, mask
+
+
+def stock(model: TaskModel, name: str) -> Any:
+    config = transformers.ElectraConfig(**{**model.hf_config, "num_labels": 2})
+    config._attn_implementation = "eager"
+    theirs = getattr(transformers, name)(config).double().eval()
+    return theirs
+
+
+def test_losses_and_gradients_are_those_of_transformers_classes(folder: Path, tmp_path: Path) -> None:
+    objective = objective_of(folder).double()
+    widen(objective, seed=2)
+    objective.eval()
+    features, prepared, batch = batch_of(objective)
+    output = objective.output_of(batch)
+    terms = {term.name: term for term in objective(batch)}
+    assert {name: (term.weight, term.count.item()) for name, term in terms.items()} == {
+        "generator": (1.0, sum(len(one["labels"]) for one in prepared)),
+        "discriminator": (50.0, sum(len(one["input_ids"]) for one in prepared)),
+    }
+    assert objective.counts(prepared) == {name: term.count.item() for name, term in terms.items()}
+    objective.model.save_pretrained(tmp_path / "model")
+    objective.generator.save_pretrained(tmp_path / "generator")
+    generator, report = transformers.ElectraForMaskedLM.from_pretrained(
+        tmp_path / "generator", output_loading_info=True, dtype=torch.float64, attn_implementation="eager"
+    )
+    assert not any(report.values())
+    discriminator, report = transformers.ElectraForPreTraining.from_pretrained(
+        tmp_path / "model", output_loading_info=True, dtype=torch.float64, attn_implementation="eager"
+    )
+    assert not any(report.values())
+    generator.eval()
+    discriminator.eval()
+
+    ids, mask = padded([one["input_ids"] for one in prepared])
+    original, _ = padded([one["input_ids"] for one in features])
+    labels = torch.full_like(ids, -100)
+    for row, one in enumerate(prepared):
+        labels[row, one["gather_positions"]] = torch.tensor(one["labels"]).long()
+        assert torch.equal(original[row, one["gather_positions"]], labels[row, one["gather_positions"]])
+    masked_loss = generator(input_ids=ids, attention_mask=mask, labels=labels).loss
+    assert (terms["generator"].total / terms["generator"].count).item() == pytest.approx(masked_loss.item(), rel=1e-12)
+
+    # The inputs of the discriminator: the original tokens, but for those that the generator drew.
+    drawn = output.generator.sample(batch.fields["uniform"])
+    inputs = original.clone()
+    inputs[labels != -100] = drawn
+    replaced = (inputs != original)[mask.bool()]
+    assert torch.equal(output.replaced.bool(), replaced)
+    assert torch.equal(output.masked.bool(), (labels != -100)[mask.bool()])
+    assert 0 < replaced.sum() <= len(drawn)
+    logits = discriminator(input_ids=inputs, attention_mask=mask).logits[mask.bool()]
+    expected = F.binary_cross_entropy_with_logits(logits, replaced.double())
+    found = terms["discriminator"].total / terms["discriminator"].count
+    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+
+    total = terms["generator"].total / terms["generator"].count + 50 * found
+    total.backward()
+    (masked_loss + 50 * expected).backward()
+    own = objective.model.stack.embeddings
+    for name, ours in (("word", own.word), ("position", own.position), ("token_type", own.token_type)):
+        theirs = [
+            getattr(one.electra.embeddings, f"{name}_embeddings").weight.grad for one in (generator, discriminator)
+        ]
+        size = max(float(part.abs().max()) for part in theirs)
+        torch.testing.assert_close(ours.weight.grad, theirs[0] + theirs[1], rtol=0, atol=1e-9 * size)
+    for ours, theirs in (
+        (objective.model.head.dense, discriminator.discriminator_predictions.dense),
+        (objective.generator.head.dense, generator.generator_predictions.dense),
+        (objective.generator.stack.embeddings.projection, generator.electra.embeddings_project),
+    ):
+        torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_embeddings_are_one_and_no_gradient_goes_through_the_draw(folder: Path) -> None:
+    objective = objective_of(folder)
+    own, theirs = objective.model.stack.embeddings, objective.generator.stack.embeddings
+    for name in ("word", "position", "token_type", "norm"):
+        assert getattr(own, name) is getattr(theirs, name)
+    assert objective.generator.config.hidden_size == 9
+    assert len(objective.generator.stack.layers) == len(objective.model.stack.layers)
+    _, _, batch = batch_of(objective)
+    terms = objective(batch)
+    terms[1].total.backward()
+    assert all(value.grad is None for name, value in objective.named_parameters() if name.startswith("generator."))
+    names = objective.checkpoint_parameters()
+    assert not any(name.startswith("objective.generator.stack.embeddings.word") for name in names)
+
+
+def test_draws_follow_the_distribution_and_depend_on_their_numbers_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 12, generator=generator)
+    uniforms = torch.rand(60_000, generator=generator, dtype=torch.float64)
+    output = VocabularyOutput.of_logits(logits.expand(len(uniforms), -1))
+    drawn = output.sample(uniforms)
+    expected = logits.double().softmax(1)[0] * len(uniforms)
+    counts = Counter(drawn.tolist())
+    statistic = sum((counts[number] - float(size)) ** 2 / float(size) for number, size in enumerate(expected))
+    assert statistic < 36  # chi-square with 11 degrees of freedom: p = 1e-4 at 37
+    part = torch.tensor([7, 500, 3])
+    assert torch.equal(VocabularyOutput.of_logits(logits.expand(3, -1)).sample(uniforms[part]), drawn[part])
+    edges = VocabularyOutput.of_logits(torch.tensor([[0.0, -torch.inf, 0.0]]).expand(3, -1))
+    assert edges.sample(torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)).tolist() == [0, 2, 2]
+
+
+def test_tokens_do_not_depend_on_the_batch(folder: Path) -> None:
+    objective = objective_of(folder).double().eval()
+    _, prepared, batch = batch_of(objective)
+    whole = objective.output_of(batch)
+    alone = [objective.output_of(collate([one], position_offset=0)) for one in prepared]
+    assert torch.equal(whole.replaced, torch.cat([one.replaced for one in alone]))
+    torch.testing.assert_close(whole.logits, torch.cat([one.logits for one in alone]), rtol=0, atol=1e-12)
+    _, later, _ = batch_of(objective, epoch=1)
+    assert [one["fields"] for one in later] != [one["fields"] for one in prepared]
+
+
+def test_a_step_never_waits_for_the_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = objective_of(folder)
+    steps = make_steps(objective.model, ROWS, objective=objective, batch_size=8, micro_batch_tokens=30)
+    with on_meta_device(steps, monkeypatch):
+        result = steps.update(0, next(batches(steps)), steps.accumulate(0, next(batches(steps))))
+    assert result.values.device.type == "cpu"
+    assert {parameter.device for parameter in steps.objective.parameters()} == {META}
+
+
+def run(folder: Path, output: Path, **options: Any) -> Any:
+    model = TaskModel.from_pretrained(folder, task=ReplacedTokens(max_length=24))
+    settings = {"epochs": 3, "batch_size": 4, "learning_rate": 1e-3, "seed": 5, "progress": False, "report": False}
+    return fit(model, ROWS, ROWS, output_dir=output, **{**settings, **options})
+
+
+def test_a_run_saves_both_models_and_resumes_exactly(folder: Path, tmp_path: Path) -> None:
+    whole = run(folder, tmp_path / "whole")
+    assert set(whole.metrics) == {"loss", "auc", "precision", "recall", "generator_accuracy"}
+    count = 0
+
+    def interrupt(record: dict[str, Any]) -> None:
+        nonlocal count
+        count += record["event"] == "evaluation"
+        if count == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, tmp_path / "parts", callback=interrupt)
+    resumed = run(folder, tmp_path / "parts")
+    assert resumed.metrics == whole.metrics
+    for name in ("model", "generator"):
+        both = [(tmp_path / part / name / "model.safetensors").read_bytes() for part in ("whole", "parts")]
+        assert both[0] == both[1]
+    config = json.loads((tmp_path / "whole" / "generator" / "config.json").read_text())
+    assert (config["architectures"], config["hidden_size"]) == (["ElectraForMaskedLM"], 9)
+    model = TaskModel.from_pretrained(tmp_path / "whole")
+    (found,) = model.predict("the ferry leaves at seven")
+    assert len(found.tokens) == len(found.scores) == 5
+    with pytest.raises(UsageError, match="evaluated in training only"):
+        evaluate(tmp_path / "whole", ROWS)
+
+
+def test_other_families_are_refused_by_name(
+    tmp_path: Path, wordpiece_tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert", wordpiece_tokenizer)
+    with pytest.raises(UsageError, match="bert models have no head of the kind 'replaced-token'"):
+        TaskModel.from_pretrained(tmp_path, task=ReplacedTokens(max_length=24))
+    with pytest.raises(ValueError, match=r"generator_size is 0\.0, expected a share"):
+        ReplacedTokens(generator_size=0.0)
+    objective = objective_of(folder)
+    other = TaskModel(hf_config("electra").to_dict(), replace(objective.generator.task, max_length=24))
+    with pytest.raises(UsageError, match="the generator's word embeddings are not of the model's size"):
+        ReplacedTokenDetection(objective.model, other)
+
+
+def test_area_under_the_curve_is_scikit_learns() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        labels, scores = generator.random(50) < 0.3, generator.integers(8, size=50).astype(np.float64)
+        assert area_under_curve(labels, scores) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+    assert np.isnan(area_under_curve(np.ones(3, dtype=bool), np.zeros(3)))
