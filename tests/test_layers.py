@@ -39,7 +39,14 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("checkpoints.hub", "data.readers", "cards"),
     "onnxruntime": ("model.onnx",),
 }
-TOKENIZER_NAMES = {"AutoTokenizer", "PreTrainedTokenizerBase", "PreTrainedTokenizerFast"}
+TOKENIZER_NAMES = {
+    "AutoTokenizer",
+    "PreTrainedTokenizerBase",
+    "PreTrainedTokenizerFast",
+    "BertTokenizer",
+    "RobertaTokenizer",
+    "AlbertTokenizer",
+}
 
 
 def unit_of(module: str) -> str:

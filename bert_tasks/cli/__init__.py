@@ -23,6 +23,7 @@ COMMANDS = (
     "check",
     "inspect",
     "init",
+    "tokenizer",
     "reproduce",
     "glue-submission",
     "schema",

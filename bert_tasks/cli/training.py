@@ -1,7 +1,7 @@
-"""The commands around recipes and runs: train, check, init, reproduce, schema; and env."""
+"""The commands around recipes and runs: train, check, init, tokenizer, reproduce, schema; and env."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,8 +18,9 @@ from bert_tasks.cli.options import (
     ProcessTimeout,
     Quiet,
     RecipeFile,
+    read_options,
 )
-from bert_tasks.errors import BertTasksError, DivergedError
+from bert_tasks.errors import BertTasksError, DivergedError, UsageError
 from bert_tasks.storage import exists
 
 if TYPE_CHECKING:
@@ -198,6 +199,44 @@ def init(
         label_separator=label_separator,
     )
     print_result(draft.to_json(), draft.lines(), as_json=as_json)
+
+
+@app.command("tokenizer")
+def tokenizer(
+    corpus: Annotated[
+        list[Path], typer.Argument(metavar="CORPUS", help="Files of text: txt, jsonl, csv or parquet; one or more.")
+    ],
+    type: Annotated[
+        Literal["wordpiece", "bpe", "unigram"],
+        typer.Option(metavar="NAME", help="wordpiece as in BERT, bpe (on bytes) as in RoBERTa, unigram as in ALBERT."),
+    ],
+    vocab_size: Annotated[int, typer.Option(help="The number of tokens, special ones included.")],
+    output: Annotated[Path, typer.Option(help="The folder to write.")],
+    lowercase: Annotated[
+        bool | None,
+        typer.Option("--lowercase/--cased", help="Whether letters become lower-case; state one, except for bpe."),
+    ] = None,
+    column: Annotated[
+        list[str] | None, typer.Option("--column", metavar="TASK=FILE", help="A column's name, e.g. text=review.")
+    ] = None,
+    format: Format = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a tokenizer for models from scratch. Stock transformers opens the folder with AutoTokenizer.
+
+    Example: bert-tasks tokenizer corpus.txt --type bpe --vocab-size 8000 --output tokenizers/mine
+    """
+    from bert_tasks.checkpoints.tokenizer_training import train_tokenizer
+
+    if lowercase is None and type != "bpe":
+        raise UsageError(f"{type}: say --lowercase or --cased")
+    reading = read_options(format=format, column=column, delimiter=delimiter, encoding=encoding)
+    made = train_tokenizer(
+        corpus, output, type=type, vocab_size=vocab_size, lowercase=lowercase is True, reading=reading
+    )
+    print_result(made.to_json(), made.lines(), as_json=as_json)
 
 
 @app.command("reproduce")

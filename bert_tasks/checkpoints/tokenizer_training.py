@@ -1,0 +1,287 @@
+"""Tokenizers trained on a corpus, as folders that stock transformers opens with ``AutoTokenizer``.
+
+Owns what each type is: the class of transformers whose normalizer, splitting and special tokens it has, with the ids
+that the configurations of its family expect, and the trainer of the library ``tokenizers`` that fills its vocabulary.
+"""
+
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import AlbertTokenizer, BertTokenizer, PreTrainedTokenizerBase, RobertaTokenizer
+
+from bert_tasks.checkpoints.tokenizers import load_tokenizer, save_tokenizer
+from bert_tasks.data.columns import Column
+from bert_tasks.data.problems import counted, shortened
+from bert_tasks.data.readers import ReadOptions, read_table
+from bert_tasks.errors import CheckpointError, DataError, UsageError
+from bert_tasks.storage import atomic_folder, check_writable, exists, is_folder
+
+TokenizerType = Literal["wordpiece", "bpe", "unigram"]
+
+CORPUS_COLUMNS = (Column(name="text", kind="text"), Column(name="sentences", kind="texts", required=False))
+MODEL_MAX_LENGTH = 512
+_MOST_CHARACTERS = 1000  # different ones that get a token of their own, the most frequent; as in tokenizers
+_CHECKED = 1000  # texts that are read back
+_MOST_TOKENS = 2**31 - 1
+_LARGEST_VOCABULARY = 1_000_000
+_UNIGRAM_STEP = 1e-4  # of the trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """What a type of tokenizer is.
+
+    Attributes:
+        special: the special tokens; the id of each is its place.
+        make: the tokenizer of transformers with a vocabulary, or without one; ``lowercase`` or not.
+    """
+
+    special: tuple[str, ...]
+    make: Callable[..., PreTrainedTokenizerBase]
+
+
+def _bert(vocabulary: Mapping[str, Any] | None, *, lowercase: bool) -> PreTrainedTokenizerBase:
+    words = None if vocabulary is None else vocabulary["vocab"]
+    made: PreTrainedTokenizerBase = BertTokenizer(
+        vocab=words, do_lower_case=lowercase, model_max_length=MODEL_MAX_LENGTH
+    )
+    return made
+
+
+def _roberta(vocabulary: Mapping[str, Any] | None, *, lowercase: bool) -> PreTrainedTokenizerBase:
+    content = {} if vocabulary is None else vocabulary
+    merges: Any = [tuple(pair) for pair in content.get("merges", ())]
+    made: PreTrainedTokenizerBase = RobertaTokenizer(
+        vocab=content.get("vocab"), merges=merges, model_max_length=MODEL_MAX_LENGTH
+    )
+    return made
+
+
+def _albert(vocabulary: Mapping[str, Any] | None, *, lowercase: bool) -> PreTrainedTokenizerBase:
+    pieces = None if vocabulary is None else [(piece, score) for piece, score in vocabulary["vocab"]]
+    made: PreTrainedTokenizerBase = AlbertTokenizer(
+        vocab=pieces, do_lower_case=lowercase, keep_accents=not lowercase, model_max_length=MODEL_MAX_LENGTH
+    )
+    return made
+
+
+_KINDS: Mapping[TokenizerType, _Kind] = MappingProxyType(
+    {
+        "wordpiece": _Kind(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), make=_bert),
+        "bpe": _Kind(special=("<s>", "<pad>", "</s>", "<unk>", "<mask>"), make=_roberta),
+        "unigram": _Kind(special=("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"), make=_albert),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedTokenizer:
+    """A tokenizer that was trained, and what it does with the corpus.
+
+    Attributes:
+        folder: where it was saved.
+        type: of the tokenizer.
+        vocab_size: its tokens, special ones included; fewer than asked for if the corpus has no more.
+        texts: how many it was trained on.
+        checked: how many of these were read back: all their characters were there.
+        unknown: the share of unknown tokens in these.
+        tokens_per_word: tokens over words between spaces, in these.
+    """
+
+    folder: Path
+    type: TokenizerType
+    vocab_size: int
+    texts: int
+    checked: int
+    unknown: float
+    tokens_per_word: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "folder": str(self.folder)}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        return [
+            f"{self.type}: {self.vocab_size:,} tokens, trained on {counted(self.texts, 'text')}",
+            f"read back {counted(self.checked, 'text')}: {self.tokens_per_word:.2f} tokens a word, "
+            f"{self.unknown:.2%} unknown",
+            f"tokenizer: {self.folder}",
+        ]
+
+
+def train_tokenizer(
+    corpus: Sequence[str | Path],
+    output: str | Path,
+    *,
+    type: TokenizerType,
+    vocab_size: int,
+    lowercase: bool = False,
+    reading: ReadOptions | None = None,
+) -> TrainedTokenizer:
+    """Trains a tokenizer on files and saves it; the same files always give the same tokenizer.
+
+    The trainer of WordPiece merges the most frequent pairs, as that of BPE does, because ``tokenizers`` has no other.
+
+    Args:
+        corpus: files with a column ``text`` or ``sentences``, or of plain text.
+        output: a folder, which must not exist or be empty.
+        type: ``wordpiece`` as in BERT, ``bpe`` on bytes as in RoBERTa, or ``unigram`` as in ALBERT.
+        vocab_size: tokens, special ones included.
+        lowercase: letters become lower-case and lose their accents, as in BERT's uncased models. Not for ``bpe``.
+        reading: how to read the files.
+
+    Raises:
+        DataError: a file cannot be used, or holds too little text.
+        UsageError: the folder is not empty, or the options do not fit together.
+        CheckpointError: stock transformers does not open the tokenizer, which is then not saved.
+    """
+    if type not in _KINDS:
+        raise UsageError(f"type = {type!r}: expected one of {', '.join(_KINDS)}")
+    kind, target = _KINDS[type], Path(output)
+    if lowercase and type == "bpe":
+        raise UsageError("bpe works on bytes and keeps all letters as they are: train it without lowercase")
+    least = len(kind.special) + (256 if type == "bpe" else 2)
+    if not least <= vocab_size <= _LARGEST_VOCABULARY:
+        raise UsageError(f"vocab_size = {vocab_size}: expected {least} to {_LARGEST_VOCABULARY} for {type}")
+    if (exists(target) and not is_folder(target)) or (is_folder(target) and any(target.iterdir())):
+        raise UsageError(f"{target} exists and is not an empty folder: choose another one")
+    check_writable(target.absolute().parent)
+    tables = [read_table(path, columns=CORPUS_COLUMNS, reading=reading) for path in corpus]
+
+    def texts() -> Iterator[str]:
+        return (row["text"] for table in tables for row in table)
+
+    with _one_thread():
+        vocabulary = _trained(type, texts, vocab_size=vocab_size, lowercase=lowercase)
+    tokenizer = kind.make(vocabulary, lowercase=lowercase)
+    target.absolute().parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.absolute().parent))
+    with atomic_folder(target, staging=staging, replaced=staging.with_name(f"{staging.name}.old")) as folder:
+        save_tokenizer(tokenizer, folder)
+        opened = load_tokenizer(folder, vocab_size=_MOST_TOKENS)
+        found = _read_back(opened, tokenizer, texts(), kind)
+    return TrainedTokenizer(folder=target, type=type, vocab_size=len(tokenizer), texts=sum(map(len, tables)), **found)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keeps ``tokenizers`` from working in parallel, where the order of sums changes from run to run."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
+def _trained(
+    type: TokenizerType, texts: Callable[[], Iterable[str]], *, vocab_size: int, lowercase: bool
+) -> dict[str, Any]:
+    """The model of a trained tokenizer in the JSON of ``tokenizers``."""
+    kind = _KINDS[type]
+    outline = kind.make(None, lowercase=lowercase).backend_tokenizer
+    shared: dict[str, Any] = {"vocab_size": vocab_size, "show_progress": False}
+    special = list(kind.special)
+    trainer: Any
+    if type == "bpe":
+        backend = Tokenizer(models.BPE())
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(**shared, special_tokens=special, initial_alphabet=alphabet)
+    else:
+        characters = Counter[str]()
+        for text in texts():
+            characters.update(outline.normalizer.normalize_str(text))
+        # The trainers choose among characters that are equally frequent by chance, so the choice is made here.
+        ranked = sorted((c for c in characters if not c.isspace()), key=lambda c: (-characters[c], c))
+        alphabet = ranked[: min(_MOST_CHARACTERS, (vocab_size - len(special)) // 2)]
+        if not alphabet:
+            raise DataError("the corpus holds no text to train a tokenizer on")
+        if type == "wordpiece":
+            # The trainer numbers "##a" and so on as it meets them, in an order that changes with each process, and
+            # breaks ties by these numbers; special tokens are numbered first.
+            continued = [f"##{character}" for character in sorted(alphabet)]
+            backend = Tokenizer(models.WordPiece(unk_token=special[1]))
+            trainer = trainers.WordPieceTrainer(
+                **shared,
+                special_tokens=[*special, *continued],
+                initial_alphabet=alphabet,
+                limit_alphabet=len(alphabet),
+            )
+        else:
+            needed = len(special) + len(ranked) + 1  # and the mark of a space
+            if needed > vocab_size:
+                raise UsageError(
+                    f"unigram has a token for each of the {len(ranked)} different characters of the corpus: "
+                    f"vocab_size = {vocab_size} is too small, expected at least {needed}"
+                )
+            alphabet = ranked
+            backend = Tokenizer(models.Unigram())
+            trainer = trainers.UnigramTrainer(
+                **shared, special_tokens=special, initial_alphabet=alphabet, unk_token=special[1]
+            )
+    backend.normalizer, backend.pre_tokenizer = outline.normalizer, outline.pre_tokenizer
+    backend.train_from_iterator(texts(), trainer)
+    model: dict[str, Any] = json.loads(backend.to_str())["model"]
+    if type == "unigram":
+        model["vocab"] = [*((token, 0.0) for token in special), *_ordered(model["vocab"][len(special) :])]
+    return model
+
+
+def _ordered(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """The pieces of a Unigram vocabulary without what depends on the order in which the trainer met the words.
+
+    Sums in another order differ in their last digits. Characters that are pieces only because each character must be
+    one get the lowest score and 0, 1, 2, ... times a step more, in any order; here it is their own.
+    """
+    lowest = min(score for _, score in pieces)
+    steps = {piece: (score - lowest) / _UNIGRAM_STEP for piece, score in pieces if len(piece) == 1}
+    added = {piece: round(step) for piece, step in steps.items() if abs(step - round(step)) < 1e-3}
+    added = {piece: step for piece, step in added.items() if step < len(steps)}
+    scores = dict(pieces)
+    ranks = dict(zip(sorted(added), sorted(added.values()), strict=True))
+    scores |= {piece: lowest + rank * _UNIGRAM_STEP for piece, rank in ranks.items()}
+    return sorted(((piece, round(score, 6)) for piece, score in scores.items()), key=lambda one: (-one[1], one[0]))
+
+
+def _read_back(
+    opened: PreTrainedTokenizerBase | None, trained: PreTrainedTokenizerBase, texts: Iterator[str], kind: _Kind
+) -> dict[str, Any]:
+    """Encodes and decodes the first texts with the tokenizer as stock transformers opens it.
+
+    Raises:
+        CheckpointError: it gives other ids than the one that was trained, or a text does not come back.
+    """
+    if opened is None or opened.convert_tokens_to_ids(list(kind.special)) != list(range(len(kind.special))):
+        raise CheckpointError("the tokenizer that was saved has other special tokens: please report this")
+    normalizer = trained.backend_tokenizer.normalizer
+    plain: dict[str, Any] = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    checked = unknown = tokens = words = 0
+    for text in islice(texts, _CHECKED):
+        ids: list[int] = opened(text, **plain)["input_ids"]
+        wanted = text if normalizer is None else normalizer.normalize_str(text)
+        if trained(text, **plain)["input_ids"] != ids:
+            raise CheckpointError(f"the tokenizer that was saved gives other tokens for {shortened(text)}")
+        decoded = str(opened.decode(ids))
+        if opened.unk_token_id not in ids and _letters(decoded) != _letters(wanted):
+            raise CheckpointError(f"{shortened(text)} is {shortened(decoded)} when it is read back")
+        checked, tokens, words = checked + 1, tokens + len(ids), words + len(text.split())
+        unknown += ids.count(opened.unk_token_id)
+    return {"checked": checked, "unknown": unknown / max(tokens, 1), "tokens_per_word": tokens / max(words, 1)}
+
+
+def _letters(text: str) -> str:
+    """The text without white space, which only a tokenizer of bytes keeps as it is."""
+    return "".join(text.split())

@@ -1,0 +1,130 @@
+"""Tokenizers that are trained: what stock transformers opens, the same files each time, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from bert_tasks import TaskModel
+from bert_tasks.checkpoints.tokenizer_training import TrainedTokenizer, train_tokenizer
+from bert_tasks.data.readers import ReadOptions
+from bert_tasks.errors import CheckpointError, DataError, UsageError
+from support.small_tokenizers import LINES
+
+TYPES = ("wordpiece", "bpe", "unigram")
+SPECIAL = {
+    "wordpiece": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+    "bpe": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+    "unigram": ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"],
+}
+FAMILIES = {"wordpiece": "bert", "bpe": "roberta", "unigram": "albert"}
+# As BertTokenizer, RobertaTokenizer and AlbertTokenizer of published models put them around a pair.
+PAIRS = {"wordpiece": "[CLS]A[SEP]B[SEP]", "bpe": "<s>A</s></s>B</s>", "unigram": "[CLS]A[SEP]B[SEP]"}
+TEXT = "The café near the station doesn't charge 2.50, Ærø does."
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.txt"
+    path.write_text("\n".join(LINES[:10]) + "\n\n" + "\n".join(LINES[10:]) + "\nÆrø, ærø!\n")
+    return path
+
+
+def trained(corpus: Path, folder: str = "tok", type: Any = "wordpiece", **options: Any) -> TrainedTokenizer:
+    return train_tokenizer([corpus], corpus.parent / folder, type=type, **{"vocab_size": 400} | options)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_stock_transformers_opens_it_with_the_special_tokens_of_its_family(corpus: Path, type: Any) -> None:
+    made = trained(corpus, type=type)
+    opened = AutoTokenizer.from_pretrained(made.folder)
+    assert opened.convert_ids_to_tokens(list(range(5))) == SPECIAL[type]
+    assert len(opened) == made.vocab_size <= 400
+    assert (made.texts, made.checked, made.unknown) == (2, 2, 0.0)
+    assert opened.is_fast
+    pair = opened("a", "b")["input_ids"]
+    outline = "".join(token if token in SPECIAL[type] else "." for token in opened.convert_ids_to_tokens(pair))
+    while ".." in outline:
+        outline = outline.replace("..", ".")
+    assert outline == PAIRS[type].replace("A", ".").replace("B", ".")
+    assert opened.mask_token in opened.decode(opened(f"a {opened.mask_token} b")["input_ids"])
+    folded = opened.decode(opened(TEXT, add_special_tokens=False)["input_ids"]).replace(" ", "")
+    assert folded == TEXT.replace(" ", "")
+    # The ids of special tokens are those that the configurations of the family expect.
+    config = {"family": FAMILIES[type], "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    sizes = {"intermediate_size": 8, "max_position_embeddings": 40}
+    model = TaskModel.from_config(
+        config | sizes, task="sequence-classification", labels=["a", "b"], tokenizer=made.folder, max_length=32
+    )
+    assert model.config.vocab_size == made.vocab_size
+    assert model.config.pad_token_id == SPECIAL[type].index("<pad>" if type != "wordpiece" else "[PAD]")
+    assert len(model.predict([TEXT])) == 1
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("vocab_size", [300, 400])
+def test_the_same_files_give_the_same_tokenizer(corpus: Path, type: Any, vocab_size: int) -> None:
+    folders = [trained(corpus, name, type=type, vocab_size=vocab_size).folder for name in ("one", "two", "three")]
+    one, *others = (files(folder) for folder in folders)
+    assert all(other == one for other in others)
+    assert {"tokenizer.json", "tokenizer_config.json"} <= one.keys()
+
+
+@pytest.mark.parametrize("type", ["wordpiece", "unigram"])
+def test_lower_case_is_stated(corpus: Path, type: Any) -> None:
+    cased, uncased = (
+        AutoTokenizer.from_pretrained(trained(corpus, str(lower), type=type, lowercase=lower).folder)
+        for lower in (False, True)
+    )
+    assert uncased.tokenize("CAFÉ") == uncased.tokenize("cafe")
+    assert cased.tokenize("Café") != cased.tokenize("cafe")
+    with pytest.raises(UsageError, match="bpe works on bytes"):
+        trained(corpus, type="bpe", lowercase=True)
+
+
+def test_the_corpus_is_read_as_training_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"parts": [line, line.upper()]}) + "\n" for line in LINES))
+    reading = ReadOptions(columns={"sentences": "parts"})
+    made = train_tokenizer([path, path], tmp_path / "tok", type="bpe", vocab_size=500, reading=reading)
+    assert made.texts == 2 * len(LINES)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"vocab_size": 3}, "vocab_size = 3: expected 7 to 1000000 for wordpiece"),
+        ({"vocab_size": 260, "type": "bpe"}, "vocab_size = 260: expected 261 to 1000000 for bpe"),
+        ({"vocab_size": 40, "type": "unigram"}, "vocab_size = 40 is too small, expected at least 57"),
+        ({"type": "sentencepiece"}, "type = 'sentencepiece': expected one of wordpiece, bpe, unigram"),
+        ({"folder": "."}, "is not an empty folder"),
+        ({"folder": "corpus.txt"}, "is not an empty folder"),
+    ],
+)
+def test_options_that_are_refused(corpus: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        trained(corpus, **options)
+
+
+def test_a_tokenizer_that_does_not_read_back_is_not_saved(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bert_tasks.checkpoints import tokenizer_training
+
+    monkeypatch.setattr(tokenizer_training, "_letters", lambda text: object())
+    with pytest.raises(CheckpointError, match="when it is read back"):
+        trained(corpus)
+    assert [path.name for path in corpus.parent.iterdir() if path != corpus and path.name != "cache"] == []
+
+
+def test_a_corpus_without_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("\n \n")
+    with pytest.raises(DataError, match="no rows"):
+        trained(tmp_path / "rows.txt")
+    (tmp_path / "rows.jsonl").write_text('{"text": " "}\n')
+    with pytest.raises(DataError, match="holds no text"):
+        trained(tmp_path / "rows.jsonl", type="unigram")
