@@ -68,7 +68,7 @@ PLANS = {
         labels=("negative", "positive"),
         max_length=128,
         learning_rate=5e-5,
-        epochs=1,
+        epochs=3,
         student_epochs=3,
     ),
     "conll2003": Plan(

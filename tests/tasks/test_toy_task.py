@@ -108,6 +108,13 @@ class WordRegression(Task):
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         return {"words": float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
 
+    def distillation_loss(self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float) -> LossTerm:
+        total = (student - teacher).square().sum()
+        return LossTerm(name="distillation", total=total, count=student.new_full((), len(student)))
+
+    def distillation_count(self, features: Sequence[Feature]) -> float:
+        return float(sum(len(read) for feature in features if (read := feature.get("gather_positions"))))
+
     def decode(self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> list[WordNumbers]:
         found: list[list[float]] = [[] for _ in rows]
         for logits, feature in zip(reduced, features, strict=True):
