@@ -85,7 +85,13 @@ def near_duplicates(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield one, other
 
 
+def corpus_documents(name: str) -> list[list[str]]:
+    return [block.splitlines() for block in text_of(name).split("\n\n")]
+
+
 def row_count(name: str) -> int:
+    if name.endswith(".txt"):
+        return len(corpus_documents(name))
     return len(tagged(name)) if name in TAGGED else len(csv_rows(name))
 
 
@@ -220,6 +226,13 @@ def test_the_two_files_of_answers_share_no_question() -> None:
     assert not {row["question"] for row in train} & {row["question"] for row in validation}
 
 
+def test_the_corpus_has_whole_sentences_of_its_own() -> None:
+    sentences = [line for document in corpus_documents("corpus/workshop.txt") for line in document]
+    assert len(sentences) == 72
+    assert all(re.fullmatch(r"[A-Z].+[.!?]", sentence) for sentence in sentences)
+    assert list(near_duplicates(sentences)) == []
+
+
 @pytest.mark.parametrize("task", TASK_TEXTS)
 def test_no_text_is_half_another_one(task: str) -> None:
     repeated = task in ("contexts", "queries")  # one per question or candidate
@@ -255,5 +268,5 @@ def test_columns_that_a_recipe_names_are_in_its_csv_files(recipe: Path) -> None:
 
 def test_every_data_file_is_used_by_a_recipe() -> None:
     recipes = [tomllib.loads(recipe.read_text(encoding="utf-8"))["data"] for recipe in RECIPES]
-    used = {data.get(key) for data in recipes for key in ("train", "validation")}
+    used = {str(data.get(key)).removeprefix("../") for data in recipes for key in ("train", "validation")}
     assert {f"data/{name}" for name in data_files()} <= used
