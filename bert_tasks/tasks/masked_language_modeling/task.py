@@ -8,7 +8,7 @@ Shape legend: B windows, R masked tokens, V vocabulary, K candidates of a masked
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from typing import Any, ClassVar, Literal
 
@@ -27,6 +27,7 @@ from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction, Ta
 from bert_tasks.tasks.distillation import DISTILLATION, softmax_divergence
 from bert_tasks.tasks.masked_language_modeling import report
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, MaskingRule, mask_features, word_numbers
+from bert_tasks.tasks.masked_language_modeling.scoring import Score, TextScore, scored_copies, text_score
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Window, cut_documents
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.word_windows import WindowRules
@@ -83,15 +84,17 @@ class MaskedToken:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskPrediction(Prediction):
-    """The prediction for one row: the candidates of each mask, in the order of the text.
+    """The prediction for one row: the candidates of each mask, in the order of the text, or a score of the text.
 
     Attributes:
         row_text: the text of the row.
         masks: of the text, or those that measure the model.
+        score: of the text, where the setting ``score`` asks for one.
     """
 
     row_text: str
-    masks: tuple[MaskedToken, ...]
+    masks: tuple[MaskedToken, ...] = ()
+    score: TextScore | None = None
 
     @property
     def measured(self) -> tuple[MaskedToken, ...]:
@@ -99,6 +102,8 @@ class MaskPrediction(Prediction):
         return tuple(mask for mask in self.masks if mask.label is not None)
 
     def to_json(self) -> dict[str, Any]:
+        if self.score is not None:
+            return asdict(self.score)
         names = [field.name for field in fields(Candidate)]
         masks = [[{name: getattr(one, name) for name in names} for one in mask.candidates] for mask in self.masks]
         return {"masks": masks}
@@ -132,6 +137,9 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         sentence_objective: what is learnt of two sentences beside the masked tokens: nothing, whether the second
             follows the first (``nsp``, BERT), or which of them is the first (``sop``, ALBERT).
         top_k: candidates for each mask.
+        score: what ``predict`` gives of a text in place of candidates for its masks: ``pppl``, its pseudo-perplexity,
+            or ``pll-word-l2r``, its pseudo-log-likelihood (see scoring.py). Each token takes a forward pass of its
+            window.
     """
 
     name: ClassVar[str] = "masked-language-modeling"
@@ -149,6 +157,7 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
     masking: Literal["dynamic", "static"] = "dynamic"
     sentence_objective: Literal["none", "nsp", "sop"] = "none"
     top_k: int = 5
+    score: Score = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -204,8 +213,11 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         if tokenizer.mask_token_id is None:
             raise UsageError(f"{self.name}: the tokenizer has no mask token; take that of a masked language model")
         documents = _tokenized([row["text"] for row in rows], tokenizer)
-        rules = WindowRules.of(tokenizer, max_length=self.max_length, overlap=0)
-        return [_feature(window, tokenizer.mask_token_id) for window in cut_documents(documents, rules)]
+        rules, mask_id = WindowRules.of(tokenizer, max_length=self.max_length, overlap=0), tokenizer.mask_token_id
+        features = [_feature(window, mask_id) for window in cut_documents(documents, rules)]
+        if self.score == "none":
+            return features
+        return [copy for one in features for copy in scored_copies(one, mask_id=mask_id, score=self.score)]
 
     def prepare(
         self,
@@ -214,7 +226,13 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         corpus: Sequence[Mapping[str, Any]],
         tokenizer: PreTrainedTokenizerBase,
     ) -> Sequence[Feature]:
-        """The features with tokens masked, and these tokens as labels."""
+        """The features with tokens masked, and these tokens as labels.
+
+        Raises:
+            UsageError: a ``score`` is set.
+        """
+        if self.score != "none":
+            raise UsageError(f'score = "{self.score}" is for predictions: set score = "none" to train or to evaluate')
         return mask_features(features, keys, corpus, tokenizer, self.rule, static=self.masking == "static")
 
     # The loss.
@@ -262,6 +280,9 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         """
         outputs = [_vocabulary_output(one) for one in logits]
         whole = VocabularyOutput.cat(outputs)
+        if self.score != "none":  # [R] for each window
+            ids = torch.tensor([label for one in features for label in one["labels"] or ()], dtype=torch.int64)
+            return torch.split(whole.log_probabilities(ids.to(whole.device)), [len(one) for one in outputs])
         notes = [_notes(feature) for feature in features]
         table = torch.tensor([row for one in notes for row in one]).view(len(whole), 2 + 2 * _CONTEXT)
         table = table.to(whole.device)
@@ -281,6 +302,11 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         parts = iter(reduced)
         predictions = []
         for row, count in zip(rows, windows, strict=True):
+            if self.score != "none":
+                values = [value for _ in range(count) for value in next(parts).tolist()]
+                score = TextScore(score=text_score(values, self.score), tokens=len(values))
+                predictions.append(MaskPrediction(row_text=row["text"], score=score))
+                continue
             masks = tuple(_masked_token(values) for _ in range(count) for values in next(parts).tolist())
             predictions.append(MaskPrediction(row_text=row["text"], masks=masks))
         return predictions
@@ -311,8 +337,8 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         return [one.candidates[0].token == other.candidates[0].token for one, other in pairs]
 
     @property
-    def prediction_schema(self) -> type[BaseModel]:
-        return MasksJson
+    def prediction_schema(self) -> type[BaseModel] | type[TextScore]:
+        return MasksJson if self.score == "none" else TextScore
 
     @property
     def example_rows(self) -> Sequence[Row]:
