@@ -1,0 +1,87 @@
+"""Scores of texts by a masked language model against a loop over transformers' model, one forward pass a token."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, BertForMaskedLM, PreTrainedTokenizerBase
+
+from bert_tasks import TaskModel, evaluate
+from bert_tasks.errors import UsageError
+from bert_tasks.tasks import MaskedLanguageModeling
+from support.hf_models import hf_config, widen
+from support.small_tokenizers import LINES
+
+TEXTS = LINES[:20]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, unigram_tokenizer: PreTrainedTokenizerBase) -> Path:
+    """A BERT of words that the tokenizer cuts into several pieces."""
+    folder = tmp_path_factory.mktemp("scores")
+    torch.manual_seed(0)
+    config = hf_config("bert", vocab_size=len(unigram_tokenizer), max_position_embeddings=80, num_hidden_layers=2)
+    config.architectures = ["BertForMaskedLM"]
+    model = BertForMaskedLM(config)
+    widen(model, seed=0)
+    model.save_pretrained(folder)
+    unigram_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def brute_force(folder: Path, tokenizer: PreTrainedTokenizerBase, text: str, *, by_word: bool) -> list[float]:
+    model = AutoModelForMaskedLM.from_pretrained(folder).double().eval()
+    encoding = tokenizer(text, return_tensors="pt")
+    ids, words = encoding["input_ids"], encoding.word_ids(0)
+    found = []
+    for place, word in enumerate(words):
+        if word is None:
+            continue
+        masked = ids.clone()
+        for other in range(place, len(words)):
+            if other == place or (by_word and words[other] == word):
+                masked[0, other] = tokenizer.mask_token_id
+        segments = torch.zeros_like(ids)
+        logits = model(masked, attention_mask=torch.ones_like(ids), token_type_ids=segments).logits
+        found.append(logits[0, place].log_softmax(0)[ids[0, place]].item())
+    return found
+
+
+@pytest.mark.parametrize("score", ["pppl", "pll-word-l2r"])
+def test_scores_equal_a_loop_over_transformers(
+    folder: Path, unigram_tokenizer: PreTrainedTokenizerBase, score: str
+) -> None:
+    model = TaskModel.from_pretrained(folder, task=MaskedLanguageModeling(score=score, max_length=80))  # type: ignore[arg-type]
+    for text, prediction in zip(TEXTS, model.predict(TEXTS), strict=True):
+        logarithms = brute_force(folder, unigram_tokenizer, text, by_word=score == "pll-word-l2r")
+        total = math.fsum(logarithms)
+        expected = total if score == "pll-word-l2r" else math.exp(-total / len(logarithms))
+        assert prediction.to_json() == {"score": pytest.approx(expected, rel=1e-6), "tokens": len(logarithms)}
+
+
+def test_masking_the_rest_of_a_word_changes_the_score(folder: Path) -> None:
+    values = {}
+    for score in ("pppl", "pll-word-l2r"):
+        model = TaskModel.from_pretrained(folder, task="fill-mask", score=score, max_length=80)
+        values[score] = [prediction.score.score for prediction in model.predict(TEXTS)]
+    sums = [math.exp(-total) for total in values["pll-word-l2r"]]
+    assert all(one != pytest.approx(other) for one, other in zip(values["pppl"], sums, strict=True))
+
+
+def test_each_token_of_a_long_text_is_scored_once(folder: Path, unigram_tokenizer: PreTrainedTokenizerBase) -> None:
+    text = " ".join(TEXTS[:3])
+    model = TaskModel.from_pretrained(folder, task=MaskedLanguageModeling(score="pppl", max_length=20))
+    (whole,) = model.predict(text)
+    assert whole.score.tokens == len(unigram_tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert [json.loads(json.dumps(one.to_json())) for one in model.predict(["", "[MASK]"])] == [
+        {"score": None, "tokens": 0}
+    ] * 2
+
+
+def test_scores_are_for_predictions_only(folder: Path) -> None:
+    model = TaskModel.from_pretrained(folder, task=MaskedLanguageModeling(score="pppl", max_length=20))
+    with pytest.raises(UsageError, match='score = "none"'):
+        evaluate(model, [{"text": "a map"}])
