@@ -26,6 +26,7 @@ from bert_tasks.encoder.packing import Packed, PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.model.inputs import tokenized
+from bert_tasks.model.onnx import ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.storage import sha256_file, sha256_json
@@ -177,31 +178,39 @@ class Distillation(Objective):
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
         """See ``Objective.forward``."""
         task, section = self.model.task, self.section
-        student, states = self._logits_and_states(self.model, batch)
+        student, own = self._outputs(self.model, batch)
         if _LOGITS in batch.fields:
-            teacher, of_teacher = batch.fields[_LOGITS].to(student.dtype).view_as(student), states
+            teacher, given = batch.fields[_LOGITS].to(student.dtype).view_as(student), own
         else:
             with torch.no_grad():
-                teacher, of_teacher = self._logits_and_states(self.teacher, self._seen_by_teacher(batch))
+                teacher, given = self._outputs(self.teacher, self._seen_by_teacher(batch))
         with torch.autocast(student.device.type, enabled=False):
             terms = [replace(term, weight=term.weight * (1 - section.weight)) for term in task.loss(student, batch)]
             distance = task.distillation_loss(student, teacher, batch, section.temperature)
             terms.append(replace(distance, weight=section.weight))
-            terms += self._state_terms(states, of_teacher, batch.layout)
+            terms += self._state_terms(own, given, batch.layout)
         return tuple(terms)
 
-    def _logits_and_states(self, model: TaskModel, batch: PackedBatch) -> tuple[Tensor, Sequence[Tensor]]:
-        """Without states where none are compared: then the last layer computes only what the head reads."""
-        if not self._reads_states:
-            return float32(model(batch)), ()
-        logits, states = model.logits_and_states(batch)
-        return float32(logits), states
+    def _outputs(self, model: TaskModel, batch: PackedBatch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The logits, and of all tokens the last layer's states ``[N, H]`` and queries, keys and values ``[N, 3, H]``.
 
-    def _state_terms(self, own: Sequence[Tensor], given: Sequence[Tensor], layout: Packed) -> Iterator[LossTerm]:
+        Only logits where nothing else is compared: then the last layer computes no more than the head reads.
+        """
+        if not self._reads_states:
+            return float32(model(batch)), {}
+        logits, states = model.logits_and_states(batch)
+        found = {"hidden": float32(states[-1])}
+        if self.relation_heads:
+            found["qkv"] = float32(model.stack.last_queries_keys_values(states))
+        return float32(logits), found
+
+    def _state_terms(
+        self, own: Mapping[str, Tensor], given: Mapping[str, Tensor], layout: Packed
+    ) -> Iterator[LossTerm]:
         """The distances of the last layers: of their states, and of what their attention reads."""
         section = self.section
         if section.hidden != "none":
-            student, teacher = float32(own[-1]), float32(given[-1])  # [N, H]
+            student, teacher = own["hidden"], given["hidden"]
             if section.hidden == "cosine":
                 total = (1 - F.cosine_similarity(student, teacher, dim=-1)).sum()
             else:
@@ -209,12 +218,8 @@ class Distillation(Objective):
             count = student.new_full((), len(student))
             yield LossTerm(name="hidden", total=total, count=count, weight=section.hidden_weight)
         if self.relation_heads:
-            qkv = [
-                float32(one.stack.last_queries_keys_values(states))
-                for one, states in ((self.model, own), (self.teacher, given))
-            ]
-            total = relation_divergence(qkv[0], qkv[1].detach(), layout, heads=self.relation_heads)
-            count = total.new_full((), len(layout.lengths))
+            total = relation_divergence(own["qkv"], given["qkv"], layout, heads=self.relation_heads)
+            count = total.new_full((), len(layout.lengths)).detach()
             yield LossTerm(name="relations", total=total, count=count, weight=section.relations_weight)
 
     def _of_teacher(self, feature: Feature) -> Feature:
@@ -242,6 +247,8 @@ def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
     task.distillation_count([])
     if teacher is model:
         raise UsageError("the teacher is the model itself; load the teacher a second time")
+    if isinstance(teacher, ExportedModel):
+        raise UsageError("the teacher is an exported model: name the model that it was made from")
     if type(task) is not type(other):
         raise UsageError(f"the teacher's task is {other.name}, the model's is {task.name}; both need the same task")
     if task.labels != other.labels:

@@ -22,6 +22,7 @@ from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.run import dry_run
 from bert_tasks.training.step import OptimizerSteps
 from support.hf_models import hf_class, hf_config, widen
+from support.meta_device import on_meta_device
 from support.small_checkpoints import save_checkpoint
 from support.stopped_runs import digests, events, signalling
 from support.task_contract import changed
@@ -546,3 +547,28 @@ def test_kept_logits_are_found_again_and_belong_to_one_teacher(wide_checkpoint, 
     torch.testing.assert_close(torch.tensor(objective._cached["logits"]), torch.tensor(first) + 1)
     monkeypatch.setattr(TaskModel, "batch_logits", None)
     objective.begin(features, device)
+
+
+# Devices and precisions
+
+
+@pytest.mark.parametrize("options", [{"hidden": "cosine", "relations": True}, {"cache_logits": True}], ids=str)
+def test_a_step_on_a_device_never_waits(wide_checkpoint, monkeypatch, options):
+    objective = pair(wide_checkpoint, **options).float()
+    steps = make_steps(objective.model, make_rows(9), objective=objective, batch_size=9, micro_batch_tokens=60)
+    objective.begin(steps.samples.features, torch.device("cpu"))
+    _, batch = next(steps.batches())
+    with on_meta_device(steps, monkeypatch):
+        result = steps.update(0, batch, steps.accumulate(0, batch))
+    assert len(result.values) == 4 + len(result.terms)
+
+
+def test_all_parts_of_the_loss_are_float32_under_bfloat16(wide_checkpoint):
+    objective = pair(wide_checkpoint, hidden="mse", relations=True).float()
+    batch = batch_of(objective.model, make_rows(9))
+    exact = objective(batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = objective(batch)
+    for one, other in zip(exact, rounded, strict=True):
+        assert other.total.dtype == torch.float32
+        assert other.total.item() == pytest.approx(one.total.item(), rel=0.2)
