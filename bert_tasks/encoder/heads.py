@@ -341,11 +341,13 @@ class _CrossEntropy(torch.autograd.Function):
         of_table = of_bias = None
         for rows, chosen in zip(torch.split(hidden, chunk), torch.split(labels.unsqueeze(1), chunk), strict=True):
             scores = linear(rows, weight, shift).to(dtype)  # [chunk, V]
-            normalizer = scores.logsumexp(dim=1, keepdim=True)
-            total += (normalizer - scores.gather(1, chosen)).sum()
+            scores.sub_(scores.amax(dim=1, keepdim=True))
+            of_labels = scores.gather(1, chosen)
+            sums = scores.exp_().sum(dim=1, keepdim=True)  # in place, because a chunk of logits is large
+            total += (sums.log() - of_labels).sum()
             if not with_gradients:
                 continue
-            excess = scores.sub_(normalizer).exp_()  # the probabilities, minus 1 for the label
+            excess = scores.div_(sums)  # the probabilities, minus 1 for the label
             excess.scatter_add_(1, chosen, excess.new_full((), -1.0).expand(len(rows), 1))
             excess = excess.to(hidden.dtype)
             of_hidden.append(linear(excess, weight.t(), None))
