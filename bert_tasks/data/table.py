@@ -364,14 +364,20 @@ class Samples:
     row_starts: Numbers
 
     @classmethod
-    def of(cls, features: "Dataset", unit: Literal["row", "window"] = "row") -> Self:
-        """Reads all lengths once. Rows count from 0 without gaps, as ``cached_features`` numbers them."""
+    def of(cls, features: "Dataset", unit: Literal["row", "window"] = "row", *, count: int = 0) -> Self:
+        """Reads all lengths once.
+
+        Args:
+            features: of a table, as ``cached_features`` numbers its rows.
+            unit: what a sample is.
+            count: of the rows, of which the last ones may have no feature of their own.
+        """
         import pyarrow.compute
 
         token_lists = features.with_format("arrow")[:].column("input_ids")  # only the offsets of the lists are read
         tokens = np.asarray(pyarrow.compute.list_value_length(token_lists), np.int64)
         rows = np.asarray(features.with_format("numpy", columns=["row"])[:]["row"], dtype=np.int64)
-        row_starts = np.concatenate([[0], np.cumsum(np.bincount(rows), dtype=np.int64)])
+        row_starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count), dtype=np.int64)])
         starts = row_starts if unit == "row" else np.arange(len(tokens) + 1)
         return cls(
             features=features,

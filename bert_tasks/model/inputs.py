@@ -248,7 +248,7 @@ def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
         key=key,
         batch_size=None if task.reads_neighbours else FEATURE_ROWS,
     )
-    samples = Samples.of(features, task.sample)
+    samples = Samples.of(features, task.sample, count=len(table))
     longest = int(samples.tokens.max(initial=0))
     if longest > model.config.usable_length:
         raise DataError(

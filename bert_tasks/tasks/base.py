@@ -199,7 +199,8 @@ class Task(ABC, Generic[PredictionT]):
             tokenizer: of the model.
 
         Returns:
-            At least one feature for each row, in row order; ``row`` counts from 0 within ``rows``.
+            At least one feature for each row, in row order; ``row`` counts from 0 within ``rows``. Where
+            samples are windows, a window may hold several rows; it belongs to the first of them.
 
         Raises:
             DataError: a row cannot be read for this task.

@@ -2,14 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
 
+from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD
+from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Window, cut_documents
 from bert_tasks.tasks.word_windows import WindowRules
+from support.small_checkpoints import save_checkpoint
+from support.small_tokenizers import LINES
 
 CLS, SEP = 1, 2
 
@@ -109,3 +115,54 @@ def test_documents_are_read_one_by_one() -> None:
     windows = cut_documents(corpus(), rules(4), separator=SEP)
     next(windows)
     assert read == [0]
+
+
+# In the task
+
+
+TEXTS = [*LINES[:6], "", "The ferry leaves the <mask> at seven.", *LINES[6:9]]
+
+
+def rows_of(texts: Sequence[str]) -> list[dict[str, str]]:
+    return [{"text": text} for text in texts]
+
+
+def test_windows_across_documents_hold_all_tokens_and_masked_texts_stay_alone(
+    bpe_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    across = MaskedLanguageModeling(max_length=40, fill="across")
+    found = across.features(rows_of(TEXTS), bpe_tokenizer)
+    plain = MaskedLanguageModeling(max_length=40).features(rows_of(TEXTS), bpe_tokenizer)
+    added = {bpe_tokenizer.cls_token_id, bpe_tokenizer.sep_token_id}
+    held, expected = ([t for one in many for t in one["input_ids"] if t not in added] for many in (found, plain))
+    assert held == expected
+    assert len(found) < len(plain)
+    assert [one["row"] for one in found] == sorted(one["row"] for one in found)
+    alone = [one for one in found if bpe_tokenizer.mask_token_id in one["input_ids"]]
+    assert alone == [one for one in plain if one["row"] == 7]
+    assert all(len(one["input_ids"]) <= 40 for one in found)
+
+
+def test_a_model_is_trained_and_evaluated_with_windows_across_documents(
+    bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path / "model", "roberta", bpe_tokenizer)
+    model = TaskModel.from_pretrained(tmp_path / "model", task="fill-mask", fill="across", max_length=40)
+    texts = LINES[:5] + [""] * 3
+    result = fit(
+        model,
+        rows_of(texts),
+        rows_of([*LINES[5:9], "", ""]),
+        output_dir=tmp_path / "run",
+        max_steps=3,
+        batch_tokens=80,
+        progress=False,
+    )
+    assert result.metrics["perplexity"] > 1
+    saved = TaskModel.from_pretrained(tmp_path / "run")
+    assert saved.task.fill == "across"
+    assert evaluate(saved, rows_of([*LINES[5:9], "", ""])) == result.metrics
+    masked = "We <mask> the film."
+    together = saved.predict([LINES[0], masked, LINES[1]])
+    assert [len(one.masks) for one in together] == [0, 1, 0]
+    assert together[1].masks[0].candidates[0].token == saved.predict(masked)[0].masks[0].candidates[0].token

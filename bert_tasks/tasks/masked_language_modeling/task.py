@@ -7,7 +7,8 @@ Shape legend: B windows, R masked tokens, V vocabulary, K candidates of a masked
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from typing import Any, ClassVar, Literal
@@ -134,6 +135,8 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         mlm_probability, mask_replace_prob, random_replace_prob, whole_word_mask, max_ngram, mask_smoothing: see
             ``MaskingRule``.
         masking: ``dynamic`` masks other tokens in each epoch, ``static`` always the same ones.
+        fill: what a window does at the end of a document: ``document`` ends it there; ``across`` continues it with a
+            separator and the next document (RoBERTa's FULL-SENTENCES), except for texts with a mask.
         sentence_objective: what is learnt of two sentences beside the masked tokens: nothing, whether the second
             follows the first (``nsp``, BERT), or which of them is the first (``sop``, ALBERT).
         top_k: candidates for each mask.
@@ -155,6 +158,7 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
     max_ngram: int = 1
     mask_smoothing: float = 0.0
     masking: Literal["dynamic", "static"] = "dynamic"
+    fill: Literal["document", "across"] = "document"
     sentence_objective: Literal["none", "nsp", "sop"] = "none"
     top_k: int = 5
     score: Score = "none"
@@ -214,10 +218,25 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
             raise UsageError(f"{self.name}: the tokenizer has no mask token; take that of a masked language model")
         documents = _tokenized([row["text"] for row in rows], tokenizer)
         rules, mask_id = WindowRules.of(tokenizer, max_length=self.max_length, overlap=0), tokenizer.mask_token_id
-        features = [_feature(window, mask_id) for window in cut_documents(documents, rules)]
+        features = [_feature(window, mask_id) for window in self._windows(documents, rules, tokenizer)]
         if self.score == "none":
             return features
         return [copy for one in features for copy in scored_copies(one, mask_id=mask_id, score=self.score)]
+
+    def _windows(
+        self, documents: Sequence[DocumentTokens], rules: WindowRules, tokenizer: PreTrainedTokenizerBase
+    ) -> Iterator[Window]:
+        """The windows of neighbouring documents; what is predicted for a text depends on no other text."""
+        if self.fill == "document" or self.score != "none":
+            yield from cut_documents(documents, rules)
+            return
+        first = 0
+        for has_mask, group in groupby(documents, key=lambda document: tokenizer.mask_token_id in document.ids):
+            part = list(group)
+            separator = None if has_mask else tokenizer.sep_token_id
+            for window in cut_documents(part, rules, separator=separator):
+                yield replace(window, document=first + window.document)
+            first += len(part)
 
     def prepare(
         self,
@@ -298,10 +317,11 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
     def decode(
         self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[MaskPrediction]:
-        windows = [len(list(group)) for _, group in groupby(features, key=lambda feature: feature["row"])]
+        windows = Counter(feature["row"] for feature in features)  # none where a row is in the window of another one
         parts = iter(reduced)
         predictions = []
-        for row, count in zip(rows, windows, strict=True):
+        for number, row in enumerate(rows):
+            count = windows[number]
             if self.score != "none":
                 values = [value for _ in range(count) for value in next(parts).tolist()]
                 score = TextScore(score=text_score(values, self.score), tokens=len(values))
