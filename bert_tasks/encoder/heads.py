@@ -273,7 +273,7 @@ class VocabularyOutput:
 
     def logits(self) -> Tensor:
         """All of them, ``[R, V]``."""
-        return torch.cat([self._of_rows(rows) for rows in torch.split(self.hidden, self.chunk_rows)])
+        return self._of_rows(self.hidden)
 
     def log_softmax(self) -> Iterator[Tensor]:
         """The logarithms of all probabilities, of ``chunk_rows`` rows at a time: ``[chunk_rows, V]``."""
