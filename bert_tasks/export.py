@@ -36,6 +36,7 @@ from bert_tasks.model.onnx import (
     OPSET,
     RECORD,
     GraphModel,
+    check_int8,
     check_libraries,
     exported_graph,
     input_names,
@@ -270,6 +271,7 @@ def verified_graph(model: TaskModel, rows: Sequence[Row], *, int8: bool) -> tupl
     """
     expected = list(model.predict_rows(rows)) if int8 else []
     if int8:
+        check_int8(model)
         try:
             if not model.task.same_predictions(expected, expected):
                 raise DataError(f"the first {len(rows)} rows have nothing to predict: their sentences have no words")

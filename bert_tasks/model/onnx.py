@@ -219,6 +219,18 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
     return graph
 
 
+def check_int8(model: TaskModel) -> None:
+    """Refuses a model that cannot be quantized.
+
+    Raises:
+        UsageError: its head multiplies with the word embeddings, of which the quantizer makes a graph that is wrong.
+    """
+    if model.head.reads_embeddings:
+        raise UsageError(
+            f"int8 is not supported for {model.task.name}: the weights of its head are the word embeddings; use float32"
+        )
+
+
 def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7) -> bytes:
     """The graph with int8 weights and dynamically quantized activations, by onnxruntime's quantizer.
 
@@ -306,13 +318,18 @@ class GraphModel:
         """As ``TaskModel.packed_logits``: logits ``[B, L]``, or ``[R, L]`` for the tokens that the head reads."""
         device = batch.input_ids.device
         batch = batch.to(torch.device("cpu"))
-        parts, row = [], 0
+        parts, row, per_token = [], 0, self.head.per_token
+        wanted, order = batch.layout.gather_positions.sort()
         for lengths in rectangles(batch.layout.row_lengths):
             rows = slice(row, row + int(lengths.sum()))
-            parts.append(self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths))
+            part = self.rectangle_logits(batch.input_ids[rows], batch.token_type_ids[rows], lengths)
+            if per_token:  # only rows that are read are kept: over a vocabulary the logits of all are many
+                first, end = torch.searchsorted(wanted, torch.tensor([row, rows.stop])).tolist()
+                part = part.index_select(0, wanted[first:end] - row)
+            parts.append(part)
             row = rows.stop
-        wanted = batch.layout.gather_positions if self.head.per_token else batch.layout.order
-        logits = torch.cat(parts).index_select(0, wanted).to(device)
+        places = order.argsort() if per_token else batch.layout.order
+        logits = torch.cat(parts).index_select(0, places).to(device)
         return self.head.with_transitions(logits) if isinstance(self.head, CRFHead) else logits
 
     def rectangle_logits(self, input_ids: Tensor, token_type_ids: Tensor, lengths: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import slow_bfloat16
 from bert_tasks.errors import UsageError
-from bert_tasks.model.onnx import GraphModel, check_weights, exported_graph, quantized_graph
+from bert_tasks.model.onnx import GraphModel, check_int8, check_weights, exported_graph, quantized_graph
 from bert_tasks.model.task_model import Logits, TaskModel
 
 DType = Literal["float32", "bf16", "int8"]
@@ -37,6 +37,7 @@ def logits_of(model: TaskModel, dtype: DType) -> Logits:
         return _bfloat16_logits(model)
     known = torch.cpu.get_capabilities()
     weight_bits: Literal[7, 8] = 8 if known.get("avx512_vnni") or known.get("avx_vnni") else 7
+    check_int8(model)
     return GraphModel.of(model, quantized_graph(exported_graph(model), weight_bits=weight_bits)).packed_logits
 
 

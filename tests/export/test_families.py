@@ -31,6 +31,7 @@ TASKS: dict[str, tuple[Head, dict[str, Any]]] = {
     "pair-classification": ("sequence", {"labels": ("no", "yes")}),
     "token-classification": ("token", {"labels": ("O", "B-PER", "I-PER")}),
     "span-extraction": ("span", {}),
+    "masked-language-modeling": ("base", {}),
 }
 
 

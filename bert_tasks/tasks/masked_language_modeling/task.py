@@ -256,15 +256,16 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
 
     # The loss.
 
-    def loss(self, logits: VocabularyOutput, batch: PackedBatch) -> tuple[LossTerm, ...]:
+    def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
         """Cross entropy of the masked tokens of windows that were prepared."""
+        output = _vocabulary_output(logits)
         counts, labelled = batch.layout.gather_counts, [count > 0 for count in batch.label_counts]
         if not all(labelled):
             wanted = [count if is_labelled else 0 for count, is_labelled in zip(counts, labelled, strict=True)]
             sizes = [size for count, kept in zip(counts, wanted, strict=True) for size in (kept, count - kept)]
-            logits = VocabularyOutput.cat(logits.split(sizes)[::2])
-        total = logits.cross_entropy(batch.labels.long())
-        return (LossTerm(name=MASKED_LM, total=total, count=total.new_full((), len(logits)).detach()),)
+            output = VocabularyOutput.cat(output.split(sizes)[::2])
+        total = output.cross_entropy(batch.labels.long())
+        return (LossTerm(name=MASKED_LM, total=total, count=total.new_full((), len(output)).detach()),)
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """See ``Task``: the masked tokens."""
