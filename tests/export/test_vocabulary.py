@@ -12,6 +12,7 @@ from bert_tasks.tasks import MaskedLanguageModeling
 from support.task_examples import MASKED
 
 
+@pytest.mark.slow
 def test_predictions_and_metrics_are_the_models(checkpoint: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(checkpoint, task=MaskedLanguageModeling(max_length=24))
     torch.nn.init.normal_(model.stack.embeddings.word.weight, std=0.5)
