@@ -76,7 +76,7 @@ def acting(text: str) -> set[str]:
 
 
 def _task(name: str) -> Task:
-    return TASKS[name](**({} if name == "span-extraction" else {"labels": ("a", "b")}))
+    return TASKS[name](**({"labels": ("a", "b")} if name.endswith("classification") else {}))
 
 
 def _table(task: str, name: str, format: str | None = None) -> Read:

@@ -222,6 +222,9 @@ def test_the_names_of_the_hubs_pipelines_state_a_task(init: Init) -> None:
         if task.name == "sequence-classification":
             made, _ = init(table(moods()), "rows.csv", task=f" {name} ")
             assert made.guess.task == task.name
+        elif not task.row_needs:
+            with pytest.raises(UsageError, match=f"init writes recipes for .*, not for '{task.name}'"):
+                init(table(moods()), "rows.csv", task=name)
         else:
             with pytest.raises(DataError, match=f"the columns do not fit {task.name}: "):
                 init(table(moods()), "rows.csv", task=name)
