@@ -10,7 +10,7 @@ Shape legend: N tokens of a window, C candidates (tokens that may be masked), U 
 
 import re
 from bisect import bisect_right
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -158,7 +158,7 @@ def word_numbers(text: str, word_ids: Sequence[int | None], offsets: Sequence[tu
             begins |= is_unspaced or was_unspaced or _SPACE.search(text, end, first + 1) is not None
         number += begins
         numbers.append(number)
-        word, end, was_unspaced = token_word, after if begins else max(end, after), is_unspaced
+        word, end, was_unspaced = token_word, after, is_unspaced
         has_letters = bool(letters) or (has_letters and not begins)
     return numbers
 
@@ -171,12 +171,14 @@ def mask_features(
     rule: MaskingRule,
     *,
     static: bool = False,
+    paired: Callable[[Feature, np.random.Generator], Feature] | None = None,
 ) -> list[Feature]:
     """The features as masked language modelling sees them; for ``Task.prepare``, whose arguments they are.
 
     Args:
         rule: what is masked.
         static: mask the same tokens in every epoch.
+        paired: what makes a pair of a window before it is masked, from the same random numbers.
     """
     ids = _ids_of(tokenizer)
     if rule.mask_smoothing:
@@ -184,7 +186,12 @@ def mask_features(
         ids = replace(ids, weights=weights(corpus, ids.vocab_size, rule.mask_smoothing))
     if static:
         keys = replace(keys, epoch=0)
-    return [mask_feature(feature, keys.generator(i), rule, ids) for i, feature in enumerate(features)]
+    masked = []
+    for i, feature in enumerate(features):
+        generator = keys.generator(i)
+        seen = feature if paired is None else paired(feature, generator)
+        masked.append(mask_feature(seen, generator, rule, ids))
+    return masked
 
 
 @lru_cache(maxsize=8)

@@ -10,12 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import groupby
+from functools import partial
+from itertools import groupby, islice
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedTokenizerBase
 
@@ -29,11 +31,20 @@ from bert_tasks.tasks.distillation import DISTILLATION, softmax_divergence
 from bert_tasks.tasks.masked_language_modeling import report
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, MaskingRule, mask_features, word_numbers
 from bert_tasks.tasks.masked_language_modeling.scoring import Score, TextScore, scored_copies, text_score
+from bert_tasks.tasks.masked_language_modeling.sentences import (
+    NO_PAIR,
+    PAIR,
+    PairTemplate,
+    pair_feature,
+    sentence_windows,
+)
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Window, cut_documents
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.word_windows import WindowRules
 
 MASKED_LM = "masked_lm"  # the term of the loss
+PAIR_TERMS = {"nsp": "next_sentence", "sop": "sentence_order"}
+_SHORTEST_PAIR = 8
 MASK = re.compile(r"\[MASK\]|<mask>")  # what stands for the tokenizer's mask token in a text, whatever it is called
 _CONTEXT = 8  # tokens on both sides of a masked token that a report shows
 _NO_TOKEN = -1
@@ -90,11 +101,13 @@ class MaskPrediction(Prediction):
     Attributes:
         row_text: the text of the row.
         masks: of the text, or those that measure the model.
+        pairs: of each window that was made a pair to measure the model, its label and the prediction.
         score: of the text, where the setting ``score`` asks for one.
     """
 
     row_text: str
     masks: tuple[MaskedToken, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
     score: TextScore | None = None
 
     @property
@@ -138,7 +151,8 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         fill: what a window does at the end of a document: ``document`` ends it there; ``across`` continues it with a
             separator and the next document (RoBERTa's FULL-SENTENCES), except for texts with a mask.
         sentence_objective: what is learnt of two sentences beside the masked tokens: nothing, whether the second
-            follows the first (``nsp``, BERT), or which of them is the first (``sop``, ALBERT).
+            follows the first (``nsp``, BERT), or which of them is the first (``sop``, ALBERT). Windows then hold whole
+            sentences: the row's ``sentences``, or the lines of its text.
         top_k: candidates for each mask.
         score: what ``predict`` gives of a text in place of candidates for its masks: ``pppl``, its pseudo-perplexity,
             or ``pll-word-l2r``, its pseudo-log-likelihood (see scoring.py). Each token takes a forward pass of its
@@ -169,8 +183,12 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
             raise ValueError("labels do not apply to masked language modelling: leave them out")
         if self.top_k < 1:
             raise ValueError(f"top_k is {self.top_k}, expected at least 1")
-        if self.sentence_objective != "none":
-            raise ValueError(f"sentence_objective = {self.sentence_objective!r} is not available yet")
+        if self.sentence_objective != "none" and self.fill == "across":
+            raise ValueError('sentence_objective makes pairs inside a document: it excludes fill = "across"')
+        if self.sentence_objective != "none" and self.max_length < _SHORTEST_PAIR:
+            raise ValueError(
+                f"max_length is {self.max_length}, expected at least {_SHORTEST_PAIR} for pairs of sentences"
+            )
         _ = self.rule
 
     @property
@@ -180,7 +198,8 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        return (Column(name="text", kind="text"),)
+        text, sentences = Column(name="text", kind="text"), Column(name="sentences", kind="texts", required=False)
+        return (text,) if self.sentence_objective == "none" else (text, sentences)
 
     @property
     def primary_metric(self) -> str:
@@ -216,9 +235,12 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         """
         if tokenizer.mask_token_id is None:
             raise UsageError(f"{self.name}: the tokenizer has no mask token; take that of a masked language model")
-        documents = _tokenized([row["text"] for row in rows], tokenizer)
         rules, mask_id = WindowRules.of(tokenizer, max_length=self.max_length, overlap=0), tokenizer.mask_token_id
-        features = [_feature(window, mask_id) for window in self._windows(documents, rules, tokenizer)]
+        if self.sentence_objective == "none":
+            documents = _tokenized([row["text"] for row in rows], tokenizer)
+            features = [_feature(window, mask_id) for window in self._windows(documents, rules, tokenizer)]
+        else:
+            features = list(self._sentence_features(rows, tokenizer, rules))
         if self.score == "none":
             return features
         return [copy for one in features for copy in scored_copies(one, mask_id=mask_id, score=self.score)]
@@ -238,6 +260,22 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
                 yield replace(window, document=first + window.document)
             first += len(part)
 
+    def _sentence_features(
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, rules: WindowRules
+    ) -> Iterator[Feature]:
+        room, before = self.max_length - PairTemplate.of(tokenizer).size, len(rules.prefix)
+        sentences = [_sentences(row) for row in rows]
+        tokens = iter(_tokenized([sentence for one in sentences for sentence in one], tokenizer))
+        for number, one in enumerate(sentences):
+            for window in sentence_windows(list(islice(tokens, len(one))), room=room):
+                whole = Window(
+                    document=number,
+                    ids=[*rules.prefix, *window.ids, *rules.suffix],
+                    word_ids=[NO_WORD] * before + window.words + [NO_WORD] * len(rules.suffix),
+                )
+                starts = [before + start for start in window.starts]
+                yield {**_feature(whole, tokenizer.mask_token_id), "sentence_starts": starts}
+
     def prepare(
         self,
         features: Sequence[Feature],
@@ -252,24 +290,48 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         """
         if self.score != "none":
             raise UsageError(f'score = "{self.score}" is for predictions: set score = "none" to train or to evaluate')
-        return mask_features(features, keys, corpus, tokenizer, self.rule, static=self.masking == "static")
+        paired = None
+        if self.sentence_objective != "none":
+            paired = partial(
+                pair_feature,
+                corpus=corpus,
+                template=PairTemplate.of(tokenizer),
+                objective=self.sentence_objective,
+                max_length=self.max_length,
+            )
+        static = self.masking == "static"
+        return mask_features(features, keys, corpus, tokenizer, self.rule, static=static, paired=paired)
 
     # The loss.
 
     def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
-        """Cross entropy of the masked tokens of windows that were prepared."""
-        output = _vocabulary_output(logits)
+        """Cross entropy of the masked tokens of windows that were prepared, and that of their pairs."""
+        masked = self._masked_loss(_vocabulary_output(logits), batch)
+        if not isinstance(logits, PretrainingOutput):
+            return (masked,)
+        labels = batch.fields.get(PAIR)
+        if labels is None:
+            labels = logits.pairs.new_full((len(logits.pairs),), NO_PAIR)
+        total = cross_entropy(logits.pairs, labels.long(), ignore_index=int(NO_PAIR), reduction="sum")
+        count = (labels != NO_PAIR).sum().to(total.dtype)
+        return masked, LossTerm(name=PAIR_TERMS[self.sentence_objective], total=total, count=count)
+
+    def _masked_loss(self, logits: VocabularyOutput, batch: PackedBatch) -> LossTerm:
         counts, labelled = batch.layout.gather_counts, [count > 0 for count in batch.label_counts]
         if not all(labelled):
             wanted = [count if is_labelled else 0 for count, is_labelled in zip(counts, labelled, strict=True)]
             sizes = [size for count, kept in zip(counts, wanted, strict=True) for size in (kept, count - kept)]
-            output = VocabularyOutput.cat(output.split(sizes)[::2])
-        total = output.cross_entropy(batch.labels.long())
-        return (LossTerm(name=MASKED_LM, total=total, count=total.new_full((), len(output)).detach()),)
+            logits = VocabularyOutput.cat(logits.split(sizes)[::2])
+        total = logits.cross_entropy(batch.labels.long())
+        return LossTerm(name=MASKED_LM, total=total, count=total.new_full((), len(logits)).detach())
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
-        """See ``Task``: the masked tokens."""
-        return {MASKED_LM: float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
+        """See ``Task``: the masked tokens, and the pairs."""
+        masked = {MASKED_LM: float(sum(len(labels) for feature in features if (labels := feature.get("labels"))))}
+        if self.sentence_objective == "none":
+            return masked
+        pairs = sum(_pair_label(feature) != NO_PAIR for feature in features)
+        return masked | {PAIR_TERMS[self.sentence_objective]: float(pairs)}
 
     def distillation_loss(
         self, student: VocabularyOutput, teacher: VocabularyOutput, batch: PackedBatch, temperature: float
@@ -296,7 +358,8 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
     def reduce_logits(self, logits: Sequence[Any], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[R, 2 + 2 K + context]`` for each window: label, its log-probability, the best ids, their probabilities.
 
-        The ids around the token follow where it has a label.
+        The ids around the token follow where it has a label. With a sentence objective the first row is the pair's:
+        its label and the prediction.
         """
         outputs = [_vocabulary_output(one) for one in logits]
         whole = VocabularyOutput.cat(outputs)
@@ -313,7 +376,11 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
             parts.append(torch.cat([of_label, best.indices.to(rows.dtype), best.values.exp()], dim=1))
         found = torch.cat(parts)
         found = torch.cat([labels.to(found.dtype).unsqueeze(1), found, table[:, 1:].to(found.dtype)], dim=1)
-        return torch.split(found, [len(one) for one in outputs])
+        of_windows = torch.split(found, [len(one) for one in outputs])
+        if self.sentence_objective == "none":
+            return of_windows
+        pairs = zip(logits, features, of_windows, strict=True)
+        return [torch.cat([_pair_row(one, feature, rows), rows]) for one, feature, rows in pairs]
 
     def decode(
         self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
@@ -328,8 +395,12 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
                 score = TextScore(score=text_score(values, self.score), tokens=len(values))
                 predictions.append(MaskPrediction(row_text=row["text"], score=score))
                 continue
-            masks = tuple(_masked_token(values) for _ in range(count) for values in next(parts).tolist())
-            predictions.append(MaskPrediction(row_text=row["text"], masks=masks))
+            of_row, pairs = [next(parts).tolist() for _ in range(count)], []
+            if self.sentence_objective != "none":
+                pairs = [(int(label), int(found)) for (label, found, *_), *_ in of_row if label != NO_PAIR]
+                of_row = [rows[1:] for rows in of_row]
+            masks = tuple(_masked_token(values) for rows in of_row for values in rows)
+            predictions.append(MaskPrediction(row_text=row["text"], masks=masks, pairs=tuple(pairs)))
         return predictions
 
     def with_texts(
@@ -372,7 +443,7 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
     # Metrics and reports.
 
     def metrics(self, predictions: Sequence[MaskPrediction], rows: Sequence[Row]) -> dict[str, float]:
-        """Perplexity, which is exp of the mean cross entropy, and accuracy of the masked tokens.
+        """Perplexity, which is exp of the mean cross entropy, and accuracy of the masked tokens, and that of the pairs.
 
         Raises:
             DataError: no token was masked.
@@ -381,7 +452,10 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         if not measured:
             raise DataError("no token was masked: the texts are empty")
         values = report.measure(predictions).values()
-        return {name: math.inf if value is None else value for name, value in values.items()}
+        found = {name: math.inf if value is None else value for name, value in values.items()}
+        if pairs := [label == predicted for one in predictions for label, predicted in one.pairs]:
+            found[f"{PAIR_TERMS[self.sentence_objective]}_accuracy"] = sum(pairs) / len(pairs)
+        return found
 
     def report_sections(self, predictions: Sequence[MaskPrediction], rows: Sequence[Row]) -> ReportSections:
         return report.masked_sections(list(zip(rows, predictions, strict=True)))
@@ -429,6 +503,27 @@ def _tokenized(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list
 
 def _divergence(student: VocabularyOutput, teacher: VocabularyOutput, temperature: float) -> Tensor:
     return softmax_divergence(student.logits(), teacher.logits(), temperature)
+
+
+def _sentences(row: Row) -> Sequence[str]:
+    """The sentences of a row, or the lines of its text, which alone can tell masks from words that look like them."""
+    sentences: Sequence[str] | None = row.get("sentences")
+    lines: list[str] = row["text"].splitlines()
+    return lines if sentences is None or MASK.search(row["text"]) else sentences
+
+
+def _pair_label(feature: Feature) -> float:
+    return feature.get("fields", {}).get(PAIR, (NO_PAIR,))[0]
+
+
+def _pair_row(logits: Any, feature: Feature, rows: Tensor) -> Tensor:
+    """``[1, width of rows]`` the label of a pair and the prediction; no label where the logits have no pair."""
+    row = rows.new_zeros(1, rows.shape[1])
+    if isinstance(logits, PretrainingOutput):
+        row[0, 0], row[0, 1] = _pair_label(feature), logits.pairs.argmax()
+    else:
+        row[0, 0] = NO_PAIR
+    return row
 
 
 def _vocabulary_output(logits: Any) -> VocabularyOutput:
