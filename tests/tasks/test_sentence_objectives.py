@@ -127,7 +127,7 @@ def test_a_model_with_pairs_trains_is_evaluated_saved_and_predicts(folders: dict
 
 
 def test_families_without_the_head_are_refused(bpe_folder: Path, checkpoint: Path) -> None:
-    with pytest.raises(UsageError, match="(?i)roberta"):
+    with pytest.raises(UsageError, match=r"(?i)roberta"):
         TaskModel.from_pretrained(checkpoint, task=task_of("nsp"))
 
 
