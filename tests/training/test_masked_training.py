@@ -1,0 +1,106 @@
+"""Runs of masked language modelling: masks and pairs are those of the epoch and the sample, also after a stop."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bert_tasks.data.splits import Splits
+from bert_tasks.data.table import RowTable
+from bert_tasks.errors import StoppedError
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.recipe.schema import OptimSection, RunSection
+from bert_tasks.tasks import MaskedLanguageModeling
+from bert_tasks.training.loop import Trainer
+from bert_tasks.training.objectives import Supervised
+from bert_tasks.training.step import OptimizerSteps
+from support.small_checkpoints import save_checkpoint
+from support.small_tokenizers import LINES
+from support.stopped_runs import signalling
+from support.training_runs import make_steps, walk
+
+ROWS = [{"text": "\n".join(LINES[i : i + 4]), "sentences": LINES[i : i + 4]} for i in range(0, 20, 4)]
+SETTINGS = [{"whole_word_mask": True, "max_ngram": 3}, {"mask_smoothing": 0.7, "sentence_objective": "nsp"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, unigram_tokenizer):
+    folder = tmp_path_factory.mktemp("albert")
+    save_checkpoint(folder, "albert", unigram_tokenizer)
+    return folder
+
+
+def model_of(folder, settings):
+    torch.manual_seed(0)
+    return TaskModel.from_pretrained(folder, task=MaskedLanguageModeling(max_length=40, **settings))
+
+
+def trainer(folder, output, settings):
+    model = model_of(folder, settings)
+    tables = [RowTable.from_rows(rows, columns=model.task.columns) for rows in (ROWS, ROWS[:2])]
+    return Trainer(
+        model=model,
+        splits=Splits(train=tables[0], validation={"": tables[1]}),
+        optim=OptimSection(epochs=2, batch_size=4, learning_rate=1e-3, micro_batch_tokens=80),
+        run=RunSection(output_dir=str(output), logging_steps=1),
+    )
+
+
+def record(output):
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text("utf-8").splitlines()]
+    last = max((output / "checkpoints").glob("ckpt-*"), key=lambda path: int(path.name[5:]))
+    tensors = {**load_file(last / "weights.safetensors"), **load_file(last / "optimizer.safetensors")}
+    return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in lines], tensors
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["ngrams", "pairs"])
+def test_a_stopped_run_ends_with_the_same_bits(folder, tmp_path, monkeypatch, settings):
+    trainer(folder, tmp_path / "straight", settings).train(progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(OptimizerSteps, "update", signalling(OptimizerSteps.update, 2))
+        with pytest.raises(StoppedError):
+            trainer(folder, tmp_path / "stopped", settings).train(progress=False)
+    trainer(folder, tmp_path / "stopped", settings).train(progress=False)
+    (events, tensors), (expected_events, expected) = record(tmp_path / "stopped"), record(tmp_path / "straight")
+    assert events == expected_events
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], value) for name, value in expected.items())
+
+
+class Recording(Supervised):
+    """Keeps what it prepared: by epoch and number of the feature."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.seen = {}
+
+    def prepare(self, features, keys, corpus):
+        made = super().prepare(features, keys, corpus)
+        for number, feature in zip(keys.numbers, made, strict=True):
+            seen = (feature["input_ids"], feature["gather_positions"], feature["labels"], feature.get("fields"))
+            assert self.seen.setdefault((keys.epoch, number), seen) == seen
+        return made
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["ngrams", "pairs"])
+@pytest.mark.parametrize("masking", ["dynamic", "static"])
+def test_neither_batches_nor_micro_batches_change_a_mask(folder, settings, masking):
+    seen = []
+    for batch_size, micro_batch_tokens in ((8, 16384), (3, 50)):
+        objective = Recording(model_of(folder, {**settings, "masking": masking}))
+        walk(
+            make_steps(
+                objective.model,
+                ROWS,
+                objective=objective,
+                batch_size=batch_size,
+                micro_batch_tokens=micro_batch_tokens,
+                epochs=2,
+            )
+        )
+        seen.append(objective.seen)
+    assert seen[0] == seen[1]
+    epochs = [{number: one for (epoch, number), one in seen[0].items() if epoch == wanted} for wanted in (0, 1)]
+    assert len(epochs[0]) == len(epochs[1]) >= len(ROWS)
+    assert (epochs[0] == epochs[1]) == (masking == "static")
