@@ -19,6 +19,8 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.model.inputs import tokenized
+from bert_tasks.tasks import MaskedLanguageModeling
+from bert_tasks.tasks.base import Task
 from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.objectives import Objective, Supervised
 from support.training_runs import (
@@ -33,6 +35,7 @@ from support.training_runs import (
 )
 
 EVALUATED = (9, 1, 3, 17)
+MASKED = MaskedLanguageModeling(max_length=40, mlm_probability=0.3, whole_word_mask=True)
 DTYPES = (torch.float64, torch.float32)
 
 
@@ -42,10 +45,11 @@ def trajectory(
     *,
     rows: int,
     kind: Callable[[TaskModel], Objective] = Supervised,
+    task: Task = WEIGHTED_TASK,
     **sizes: int,
 ) -> dict[str, Any]:
     """Twenty steps without dropout over rows of unequal lengths, weights and labels; ``sizes``: of batches."""
-    objective = kind(load_model(checkpoint, WEIGHTED_TASK)).to(dtype)
+    objective = kind(load_model(checkpoint, task)).to(dtype)
     steps = make_steps(
         objective.model,
         make_rows(rows, unlabelled=range(1, rows, 7)),
@@ -109,6 +113,8 @@ def scenarios(checkpoint: Path, wide_checkpoint: Path, folder: Path) -> dict[str
             micro_batch_tokens=20,
             kind=lambda model: Distillation(model, load_model(wide_checkpoint, WEIGHTED_TASK, seed=3)),
         ),
+        # both processes see the same masks, and mask different numbers of tokens
+        "masks": trajectory(wide_checkpoint, torch.float64, rows=15, batch_size=4, micro_batch_tokens=30, task=MASKED),
         # epochs of different numbers of steps
         "tokens": trajectory(wide_checkpoint, torch.float64, rows=15, batch_tokens=60, micro_batch_tokens=30),
         # rank 0 has long rows, one micro-batch each; rank 1 may have fewer of them

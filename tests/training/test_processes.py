@@ -66,7 +66,7 @@ def test_two_processes_train_the_weights_of_one(one, two, dtype):
 
 
 def test_both_processes_hold_the_same_weights(two):
-    for name in ("few", "uneven", "terms", "teacher", "tokens", "trained"):
+    for name in ("few", "uneven", "terms", "teacher", "masks", "tokens", "trained"):
         assert distance(two[0][name]["weights"], two[1][name]["weights"]) == 0
 
 
@@ -76,7 +76,7 @@ def test_every_sample_is_read_once_an_epoch(two):
     assert min(map(len, read)) > 60
 
 
-@pytest.mark.parametrize("name", ["few", "uneven", "terms", "teacher", "tokens"])
+@pytest.mark.parametrize("name", ["few", "uneven", "terms", "teacher", "masks", "tokens"])
 def test_processes_with_fewer_rows_or_none_do_no_harm(one, two, name):
     assert distance(one[name]["weights"], two[0][name]["weights"]) <= 1e-12
     losses = [[log["loss"] for log in rank[name]["logs"]] for rank in (one, *two)]
