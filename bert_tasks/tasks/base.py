@@ -21,7 +21,7 @@ from typing_extensions import TypeVar
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile
-from bert_tasks.data.table import Cuts
+from bert_tasks.data.table import Cuts, RowTable
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head, HeadKind
 from bert_tasks.encoder.packing import PackedBatch
@@ -227,6 +227,17 @@ class Task(ABC, Generic[PredictionT]):
             As many features in the same order, each of at most ``max_length`` tokens.
         """
         return features
+
+    def check_split(self, rows: RowTable, source: str) -> None:
+        """Checks what only all rows of a split can tell, before a run begins; by default nothing.
+
+        Args:
+            rows: of the training set or of a validation set.
+            source: their name in messages.
+
+        Raises:
+            DataError: ``prepare`` would fail for these rows.
+        """
 
     @property
     def reads_neighbours(self) -> bool:

@@ -19,6 +19,7 @@ import torch
 from accelerate.utils import broadcast
 from torch import nn
 
+from bert_tasks.data.checks import named_splits
 from bert_tasks.data.splits import Splits
 from bert_tasks.data.table import Cuts, tokenizer_content
 from bert_tasks.distributed import (
@@ -184,6 +185,8 @@ class Trainer:
             raise UsageError(f"validation set {ambiguous!r}: a name without {SEPARATOR!r} was expected; rename the set")
         if len(validation) > 1 and "" in validation:
             raise UsageError(f"{len(validation)} validation sets, one of them without a name: name each of them")
+        for name, table in named_splits(self.splits):
+            model.task.check_split(table, f"{name} ({table.source})")
         # From its settings alone, so that nothing is left of the data that an earlier run was fitted to.
         unfitted = type(model.task)(labels=model.task.labels, **model.task.settings())
         model.task = unfitted.fitted_to(self.splits.train)

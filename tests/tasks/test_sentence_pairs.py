@@ -21,6 +21,7 @@ from bert_tasks.tasks.masked_language_modeling.sentences import (
     pair_feature,
     sentence_windows,
 )
+from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens
 from support.small_tokenizers import LINES
 
@@ -274,3 +275,11 @@ def test_pairs_of_documents(wordpiece_tokenizer, template, source, objective):
                 assert first == inner(feature)[: len(first)]
     assert NO_PAIR not in labels
     assert abs(sum(labels) - len(labels) / 2) <= 4 * (len(labels) / 4) ** 0.5
+
+
+def test_a_split_of_one_document_is_refused_before_training():
+    row = {"text": "One sentence.\nAnother one."}
+    with pytest.raises(DataError, match=r"^validation: next sentence prediction needs at least two documents"):
+        MaskedLanguageModeling(sentence_objective="nsp").check_split([row], "validation")
+    MaskedLanguageModeling(sentence_objective="nsp").check_split([row, row], "validation")
+    MaskedLanguageModeling(sentence_objective="sop").check_split([row], "validation")

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.table import RowTable
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import PretrainingHead, PretrainingOutput, VocabularyHead, VocabularyOutput
 from bert_tasks.encoder.packing import PackedBatch
@@ -275,6 +276,13 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
                 )
                 starts = [before + start for start in window.starts]
                 yield {**_feature(whole, tokenizer.mask_token_id), "sentence_starts": starts}
+
+    def check_split(self, rows: RowTable, source: str) -> None:
+        if self.sentence_objective == "nsp" and len(rows) < 2:
+            raise DataError(
+                f"{source}: next sentence prediction needs at least two documents, because those that do not follow "
+                'are taken from another one; give more documents, or set sentence_objective = "sop"'
+            )
 
     def prepare(
         self,
