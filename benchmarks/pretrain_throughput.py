@@ -74,8 +74,8 @@ def train_ours(share: float, options: Options) -> tuple[int, float]:
     return tokens, timed_fit(model, rows, options, batch_size=BATCH_SIZE)
 
 
-def train_theirs(share: float, options: Options, *, sparse: bool) -> tuple[int, float]:
-    """The tokens of an epoch, and its seconds."""
+def trainer_parts(*, sparse: bool) -> tuple[Any, Any]:
+    """A fresh model of transformers', and its collator."""
     from transformers import AutoTokenizer, BertForMaskedLM, DataCollatorForLanguageModeling
 
     class SparseMaskedLM(BertForMaskedLM):
@@ -86,7 +86,12 @@ def train_theirs(share: float, options: Options, *, sparse: bool) -> tuple[int, 
 
     folder = resolve(WEIGHTS, revision=None)
     model = (SparseMaskedLM if sparse else BertForMaskedLM).from_pretrained(folder)
-    collator = DataCollatorForLanguageModeling(AutoTokenizer.from_pretrained(folder))
+    return model, DataCollatorForLanguageModeling(AutoTokenizer.from_pretrained(folder))
+
+
+def train_theirs(share: float, options: Options, *, sparse: bool) -> tuple[int, float]:
+    """The tokens of an epoch, and its seconds."""
+    model, collator = trainer_parts(sparse=sparse)
     data = blocks(share)
     return len(data) * LENGTH, timed_trainer(model, data, collator, options, batch_size=BATCH_SIZE)
 
