@@ -60,6 +60,7 @@ def test_it_is_short(repository: Path) -> None:
     assert len((repository / "README.md").read_text(encoding="utf-8").split()) <= MAX_WORDS
 
 
+@pytest.mark.slow
 def test_python_blocks_print_what_the_readme_says(readme: list[Block], page: Page) -> None:
     (block,) = [block for block in readme if block.language == "python"]
     assert HUB_ID in block.text

@@ -39,6 +39,7 @@ def test_bodies_of_requests_are_read_or_refused(tmp_path: Path) -> None:
         fuzz(target, tmp_path, examples=EXAMPLES)
 
 
+@pytest.mark.slow
 def test_a_server_answers_or_closes_the_connection_and_goes_on(tmp_path: Path) -> None:
     with connections(tmp_path) as targets:
         for name, target in targets.items():

@@ -125,6 +125,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Copy]:
     copy.close()
 
 
+@pytest.mark.slow
 def test_a_fault_is_killed_or_equivalent_or_survives(toy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {mutant.mutation.kind: mutant for mutant in draw(sources_of([]), count=10, seed=0)}
     limits = {"sizes": time_limit("sizes", toy)}

@@ -20,6 +20,9 @@ from support.hub_server import READER, HubServer
 from support.small_checkpoints import save_checkpoint
 from support.training_runs import make_rows
 
+# They start processes.
+pytestmark = pytest.mark.slow
+
 CHUNK = 10 * 2**20  # bytes that the client writes at once; what it has of the next chunk is lost with the connection
 CARD = """---
 license: cc0-1.0

@@ -82,6 +82,7 @@ def run(library: Path, *arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_family_in_one_file(library: Path, tmp_path: Path, by_kind: dict[str, PreTrainedTokenizerBase]) -> None:
     known, toy = tmp_path / "known", tmp_path / "toy"
     save_checkpoint(known, "bert", by_kind["wordpiece"], head="sequence", labels=("no", "yes", "maybe"), wide=True)

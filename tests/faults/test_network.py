@@ -56,6 +56,7 @@ def test_a_connection_is_seen(watch: network.Watched, code: str) -> None:
     assert watch.reached()
 
 
+@pytest.mark.slow
 def test_commands_reach_nobody_and_leave_nothing(
     watch: network.Watched, straight: Path, exported: Path, recipe: Path, tmp_path: Path
 ) -> None:

@@ -32,12 +32,10 @@ def shell(line: str, *arguments: object, folder: Path, **environment: str) -> ru
     return runs.Ended(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
 
 
-SLOW = pytest.mark.slow
+pytestmark = pytest.mark.slow  # they start processes
 
 
-@pytest.mark.parametrize(
-    "unwritable", ["2> >(exit)", *(pytest.param(how, marks=SLOW) for how in ("2>/dev/full", "2>&-"))]
-)
+@pytest.mark.parametrize("unwritable", ["2> >(exit)", "2>/dev/full", "2>&-"])
 def test_training_ends_whatever_becomes_of_its_progress(recipe: Path, straight: Path, unwritable: str) -> None:
     ended = shell(f'"$@" {unwritable}', *runs.CONSOLE, "train", recipe, folder=recipe.parent)
     assert ended.code == 0, ended
@@ -49,10 +47,12 @@ def test_training_ends_whatever_becomes_of_its_progress(recipe: Path, straight: 
     "unwritable",
     [
         ">/dev/full 2>/dev/full",
-        *(
-            pytest.param(how, marks=SLOW)
-            for how in ("<&- >&- 2>&-", "2>/dev/full", "2>&-", ">/dev/full", ">&-", ">&- 2>&-")
-        ),
+        "<&- >&- 2>&-",
+        "2>/dev/full",
+        "2>&-",
+        ">/dev/full",
+        ">&-",
+        ">&- 2>&-",
     ],
 )
 def test_predictions_in_a_file_are_whole(straight: Path, tmp_path: Path, unwritable: str) -> None:
@@ -63,7 +63,7 @@ def test_predictions_in_a_file_are_whole(straight: Path, tmp_path: Path, unwrita
     assert len(output.read_text("utf-8").splitlines()) == 12
 
 
-@pytest.mark.parametrize("unwritable", [">/dev/full", pytest.param(">&-", marks=SLOW)])
+@pytest.mark.parametrize("unwritable", [">/dev/full", ">&-"])
 def test_a_result_that_cannot_be_written_is_said(straight: Path, tmp_path: Path, unwritable: str) -> None:
     data = straight.parent / "dev.csv"
     for command in (["predict", straight, "--data", data, "--output", "-"], ["evaluate", straight, "--data", data]):
@@ -129,14 +129,13 @@ def test_progress_leaves_the_terminal_before_the_result_is_told(straight: Path, 
     assert lines == ["2 predictions: out.csv"]
 
 
-@pytest.mark.parametrize("option", [["--data", "-"], pytest.param([], marks=SLOW)])
+@pytest.mark.parametrize("option", [["--data", "-"], []])
 def test_closed_standard_input_is_said(straight: Path, tmp_path: Path, option: list[str]) -> None:
     ended = shell('"$@" <&-', *runs.CONSOLE, "predict", straight, *option, folder=tmp_path)
     assert ended.code == 2, ended
     assert ended.err == "error: standard input is closed: name a file, or send rows through a pipe\n"
 
 
-@SLOW
 @pytest.mark.parametrize("unwritable", ["2>/dev/full >/dev/full", ">/dev/full", ">&-"])
 def test_serve_serves(straight: Path, tmp_path: Path, unwritable: str) -> None:
     port = 20000 + os.getpid() % 20000
@@ -159,7 +158,7 @@ def test_serve_serves(straight: Path, tmp_path: Path, unwritable: str) -> None:
         assert server.wait(runs.PATIENCE) == 0
 
 
-@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=SLOW)])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 @pytest.mark.parametrize(
     "command", [["--help"], ["train", "--help"], ["no-such-ĉommand"], ["init", "ĉ.csv", *NAMES], ["env"]]
 )

@@ -11,6 +11,9 @@ import pytest
 
 from support import runs
 
+# They start processes.
+pytestmark = pytest.mark.slow
+
 CANARY = "import os, pathlib\npathlib.Path(os.environ['CANARY']).write_text('ran')\n"
 
 
@@ -75,7 +78,6 @@ def test_code_named_by_a_model_folder_does_not_run(model: Path, tmp_path: Path) 
     assert not canary.exists()
 
 
-@pytest.mark.slow
 def test_a_run_with_pickles_in_its_checkpoints_does_not_open_them(recipe: Path, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     assert runs.run([*runs.CONSOLE, "train", recipe], folder=tmp_path).code == 0
@@ -92,7 +94,6 @@ def test_a_run_with_pickles_in_its_checkpoints_does_not_open_them(recipe: Path, 
     assert not canary.exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["elsewhere", "gpt2", "../../bert"])
 def test_another_type_of_model_is_refused(model: Path, tmp_path: Path, kind: str) -> None:
     content = json.loads((model / "config.json").read_text("utf-8"))

@@ -186,7 +186,9 @@ def test_tuned_thresholds_reach_the_best_f1_of_all(data):
         positives, scores = labels[:, label], probabilities[:, label]
 
         def reached(at, positives=positives, scores=scores):
-            return sklearn.metrics.f1_score(positives, scores >= at, zero_division=0)
+            found = scores >= at
+            either = int(positives.sum() + found.sum())
+            return 2 * int((positives * found).sum()) / either if either else 0.0
 
         everywhere = [reached(at) for at in np.linspace(0, 1.05, 85)]
         assert reached(threshold) == max(everywhere)

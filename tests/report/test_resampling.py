@@ -47,6 +47,7 @@ def test_two_classes(predicted):
     same(class_measure(*sides, labels).values(), expected, ["accuracy", "f1", "macro_f1", "matthews_correlation"])
 
 
+@pytest.mark.slow
 def test_many_classes_need_little_memory_and_have_numbers_where_they_are_frequent():
     labels = tuple(map(str, range(2000)))
     true, predicted = ([labels[number] for number in DRAW.integers(2000, size=4000)] for _ in range(2))

@@ -178,6 +178,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
     return 0 if end.value.code is None else int(end.value.code)
 
 
+@pytest.mark.slow
 def test_trains_through_the_command_line(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
