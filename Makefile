@@ -26,7 +26,7 @@ CAMPAIGN := env PYTHONPATH=tests PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 HF_HUB_OFFLI
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test test-slow faults fuzz mutants soak docs lint clean
+.PHONY: help quickstart test test-slow engines faults fuzz mutants soak docs lint clean
 
 help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -39,6 +39,9 @@ test: lint $(DEPENDENCIES)dev $(PACKAGE) build/testrun  ## lint, then the tests 
 
 test-slow: $(DEPENDENCIES)dev $(PACKAGE) build/testrun  ## the tests that take long
 	$(PYTEST) -m "slow and not gpu"
+
+engines: $(DEPENDENCIES)dev $(DEPENDENCIES)engines $(PACKAGE) build/testrun  ## the tests and the how-to of Ray Data and Spark (700 MB; Java)
+	$(PYTEST) -m "slow and not gpu" -k batch_engines
 
 faults: $(DEPENDENCIES)dev $(PACKAGE)  ## the fault suite at full length; its figures go to docs/reliability
 	$(CAMPAIGN).faults

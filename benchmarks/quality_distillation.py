@@ -86,8 +86,8 @@ PLANS = {
 KINDS = {"sst2": "sequence-classification", "conll2003": "token-classification"}
 
 
-def rows_of(task: str, data: Path, share: float) -> dict[str, list[Row]]:
-    """The rows of each set: ``train`` and those that are judged; ``share`` of each, to try the script."""
+def rows_of(task: str, data: Path, count: int | None) -> dict[str, list[Row]]:
+    """The rows of each set: the first ``count`` of ``train``, which SST-2's are shuffled for, and those judged."""
     folder = data / COMPARISONS[task].folder
     sets: dict[str, list[Row]] = {}
     if task == "sst2":
@@ -101,13 +101,13 @@ def rows_of(task: str, data: Path, share: float) -> dict[str, list[Row]]:
         for name, file in (("train", "train.txt"), ("dev", "valid.txt"), ("test", "test.txt")):
             found = conll_sentences(folder / file)
             sets[name] = [{"words": words, "tags": tags} for words, tags in found]
-    return {name: rows[: max(32, round(share * len(rows)))] for name, rows in sets.items()}
+    return sets | {"train": sets["train"][:count]}
 
 
 def train(task: str, side: str, seed: int, sets: Mapping[str, list[Row]], options: argparse.Namespace) -> TaskModel:
     """Trains one side, or loads what was trained before."""
     plan = PLANS[task]
-    home = options.folder / f"{task}-{options.share:g}-{options.start}-{seed}"
+    home = options.folder / f"{task}-{options.rows}-{options.start}-{seed}"
     model = TaskModel.from_pretrained(WEIGHTS, task=KINDS[task], labels=plan.labels, max_length=plan.max_length)
     teacher = None
     if side != "teacher":
@@ -148,7 +148,7 @@ def run(task: str, seed: int, options: argparse.Namespace) -> None:
     done = {key for key, _ in results(options)}
     if all((task, seed, side) in done for side in SIDES):
         return
-    sets = rows_of(task, Path(os.environ["BERT_TASKS_DATA"]), options.share)
+    sets = rows_of(task, Path(os.environ["BERT_TASKS_DATA"]), options.rows)
     models = {side: train(task, side, seed, sets, options) for side in SIDES}
     judged = {name: rows for name, rows in sets.items() if name != "train"}
     speed = speeds(models, judged[PLANS[task].judged])
@@ -171,7 +171,7 @@ def run(task: str, seed: int, options: argparse.Namespace) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """What lines of one table share."""
-    names = ("start", "layers", "temperature", "weight", "share", "threads")
+    names = ("start", "layers", "temperature", "weight", "rows", "threads")
     return {name: getattr(options, name) for name in names}
 
 
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=2.0)
     parser.add_argument("--weight", type=float, default=0.5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--share", type=float, default=1.0, help="of the rows, to try the script")
+    parser.add_argument("--rows", type=int, help="of the training set; default: all")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of the runs, which resume")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()

@@ -84,8 +84,8 @@ def train_ours(work: Predictor, options: Options) -> float:
     return timed_fit(work.model(), work.rows, options, batch_size=work.workload.batch_size)
 
 
-def timed_fit(model: TaskModel, rows: Sequence[Row], options: Options, *, batch_size: int) -> float:
-    """Seconds of an epoch over these rows, without evaluation and saving."""
+def timed_fit(model: TaskModel, rows: Sequence[Row], options: Options, **optim: Any) -> float:
+    """Seconds of an epoch over these rows, without evaluation and saving; ``optim``: further arguments of ``fit``."""
     now = CLOCKS[options.clock]
 
     @dataclass(kw_only=True)
@@ -105,12 +105,12 @@ def timed_fit(model: TaskModel, rows: Sequence[Row], options: Options, *, batch_
             progress=False,
             epochs=1,
             learning_rate=LEARNING_RATE,
-            batch_size=batch_size,
             warmup_ratio=0.1,
             weight_decay=0.01,
             max_grad_norm=1.0,
             mixed_precision="bf16" if options.bf16 else "no",
             seed=0,
+            **optim,
         )
     return result.train_seconds
 

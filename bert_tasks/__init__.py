@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     __version__: str
     from bert_tasks.api import fit as fit
     from bert_tasks.api import train as train
+    from bert_tasks.inference import batch_predictor as batch_predictor
     from bert_tasks.inference import evaluate as evaluate
     from bert_tasks.inference import predict as predict
     from bert_tasks.model.encoder import Encoder as Encoder
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Encoder": "bert_tasks.model.encoder",
     "TaskModel": "bert_tasks.model.task_model",
+    "batch_predictor": "bert_tasks.inference",
     "evaluate": "bert_tasks.inference",
     "fit": "bert_tasks.api",
     "load_recipe": "bert_tasks.recipe.schema",
@@ -26,7 +28,7 @@ _HOMES = {
     "train": "bert_tasks.api",
 }
 
-__all__ = ["Encoder", "TaskModel", "evaluate", "fit", "load_recipe", "predict", "train"]
+__all__ = ["Encoder", "TaskModel", "batch_predictor", "evaluate", "fit", "load_recipe", "predict", "train"]
 
 
 def __getattr__(name: str) -> Any:

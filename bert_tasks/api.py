@@ -1,4 +1,4 @@
-"""``fit``, ``train`` and ``train_seeds`` as users call them: training, then a model card and, on request, a report.
+"""``fit``, ``train``, ``train_seeds`` and ``search`` as users call them: training, then model cards and reports.
 
 Owns the arguments of ``fit``. The card and the report are written after the run is complete: a failure there is logged
 and loses nothing, and the same call writes them again.
@@ -20,8 +20,13 @@ from bert_tasks.data.readers import ReadOptions, training_reading
 from bert_tasks.data.splits import Splits, train_validation_split
 from bert_tasks.data.table import RowTable
 from bert_tasks.distributed import is_main_process, main_process_first, make_accelerator
+from bert_tasks.encoder.config import LoraTarget
 from bert_tasks.errors import BertTasksError, UsageError
+from bert_tasks.experiments import folds
+from bert_tasks.experiments import search as searches
 from bert_tasks.experiments import seeds as experiments
+from bert_tasks.experiments.folds import FoldsResult
+from bert_tasks.experiments.search import SearchResult
 from bert_tasks.experiments.seeds import SeedsResult
 from bert_tasks.model.inputs import Data, load_table, renamed
 from bert_tasks.model.task_model import TaskModel
@@ -37,8 +42,8 @@ from bert_tasks.recipe.schema import (
 )
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import GivenRows
-from bert_tasks.run_dir.files import REPORT
-from bert_tasks.storage import exists
+from bert_tasks.run_dir.files import MODEL, REPORT
+from bert_tasks.storage import exists, is_folder
 from bert_tasks.training import run as training
 from bert_tasks.training.loop import Trainer, prepare_model
 from bert_tasks.training.progress import Callback, check_installed
@@ -73,10 +78,15 @@ def fit(
     adam_epsilon: float = 1e-8,
     bias_correction: bool = True,
     mixed_precision: Literal["no", "fp16", "bf16"] = "no",
+    vocabulary_rows: Literal["in_data", "all"] = "in_data",
     head_learning_rate: float | None = None,
     layerwise_lr_decay: float | None = None,
     freeze_embeddings: bool = False,
     freeze_layers: int = 0,
+    lora_rank: int | None = None,
+    lora_alpha: float | None = None,
+    lora_dropout: float = 0.0,
+    lora_targets: tuple[LoraTarget, ...] = ("query", "value"),
     micro_batch_tokens: int = 16384,
     seed: int = 42,
     eval_steps: int | None = None,
@@ -137,10 +147,17 @@ def fit(
         adam_beta1, adam_beta2, adam_epsilon: constants of AdamW (Loshchilov and Hutter, arXiv:1711.05101).
         bias_correction: correct its moments for their start at 0.
         mixed_precision: number format of the matrix products; "fp16" needs a GPU.
+        vocabulary_rows: word embeddings that gradients and AdamW cover: of the tokens in the training rows, or all.
         head_learning_rate: learning rate of the task's head, if it has its own.
         layerwise_lr_decay: factor of the learning rate from each layer to the layer below it.
         freeze_embeddings: do not train the embeddings.
         freeze_layers: number of layers, counted from the embeddings, that are not trained.
+        lora_rank: train low-rank adapters (LoRA) of this rank and the task's head, in place of all weights; the model
+            and the saved one then have the adapters in their weights.
+        lora_alpha: the changes of adapters are multiplied by ``lora_alpha / lora_rank``; default: ``lora_rank``.
+        lora_dropout: probability of dropping an input of an adapter.
+        lora_targets: the linear layers that have adapters: "query", "key", "value", "attention_output", and
+            "intermediate" and "output" of the feed-forward.
         micro_batch_tokens: tokens that a device processes at once.
         seed: of the new head, the order of the samples and dropout.
         eval_steps: evaluate after that many steps; default: after each epoch.
@@ -278,6 +295,52 @@ def train_seeds(
     return result
 
 
+def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FoldsResult:
+    """Trains one model per fold and predicts each row without having seen it; see ``experiments.folds.train_folds``.
+
+    Args:
+        recipe: a recipe with the section ``[folds]``, or the path of its TOML file.
+        overwrite: repeat all runs instead of resuming or reusing them.
+        progress: show progress on standard error.
+
+    Returns:
+        The runs, the predictions for all rows, and the metrics over them.
+
+    Raises:
+        RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: see ``fit``.
+    """
+    result = folds.train_folds(recipe, overwrite=overwrite, progress=progress)
+    for made in result.runs:
+        _write_after_run("model card", partial(write_card, made.output_dir))
+    return result
+
+
+def search(
+    recipe: Recipe | str | Path, *, compare_random: bool = False, overwrite: bool = False, progress: bool = True
+) -> SearchResult:
+    """Searches for better values of the keys in a recipe's ``[search]``; see ``experiments.search.search``.
+
+    Args:
+        recipe: a recipe, or the path of its TOML file.
+        compare_random: also search with random values in as many trials.
+        overwrite: search again instead of resuming the search in the folder.
+        progress: show progress on standard error.
+
+    Returns:
+        The trials, and the scores of the best values with fresh seeds.
+
+    Raises:
+        RecipeError, DataError, CheckpointError, UsageError, StoppedError: see ``fit``.
+    """
+    result = searches.search(recipe, compare_random=compare_random, overwrite=overwrite, progress=progress)
+    several = [*(study.fresh for study in result.studies), result.baseline]
+    trained = [run.output_dir for seeds in several if seeds is not None for run in seeds.runs if run.result is not None]
+    for folder in [*(study.run for study in result.studies if study.run is not None), *trained]:
+        if is_folder(folder / MODEL):
+            _write_after_run("model card", partial(write_card, folder))
+    return result
+
+
 def _load_splits(
     model: TaskModel,
     train: Data,
@@ -297,7 +360,8 @@ def _load_splits(
     for name, data in (("train", train), *((f"validation {name}".strip(), data) for name, data in sets.items())):
         given = renamed(data, task, options.columns, name)
         try:
-            labels: Literal["optional", "required"] = "optional" if unlabelled and name == "train" else "required"
+            lacks_labels = unlabelled and name == "train" and any(column.is_label for column in task.columns)
+            labels: Literal["optional", "required"] = "optional" if lacks_labels else "required"
             table = load_table(given, task, reading=options, name=name, skip_faulty=skips, labels=labels)
             loaded.append(table.without_faults())
         except BadRowsError as error:

@@ -51,6 +51,10 @@ class CheckpointError(BertTasksError):
     exit_code = 4
 
 
+class NotFiniteScoresError(CheckpointError):
+    """A model whose weights or precision give scores that are not finite numbers (exit code 4)."""
+
+
 class DivergedError(BertTasksError):
     """Training met a non-finite loss or gradient; the weights are those before that step (exit code 5)."""
 

@@ -26,7 +26,7 @@ from bert_tasks.data.columns import Document, Row
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import token_batches
 from bert_tasks.data.validator import valid_rows
-from bert_tasks.encoder.heads import CRFHead, VocabularyOutput
+from bert_tasks.encoder.heads import CRFHead, PretrainingOutput, VocabularyOutput
 from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.model.inputs import Data, as_trained, load_table, load_trained
@@ -378,6 +378,8 @@ def _difference(model: TaskModel, graph: GraphModel, batch: list[Feature]) -> tu
         return model.head.with_transitions(logits) if isinstance(model.head, CRFHead) else logits
 
     expected, found = model.batch_logits(batch)[1], model.batch_logits(batch, run=run)[1]
+    if isinstance(expected, PretrainingOutput):
+        expected = expected.vocabulary
     if isinstance(expected, VocabularyOutput):
         with torch.inference_mode():
             expected = expected.logits()

@@ -58,7 +58,16 @@ import torch  # noqa: E402  # only now that the environment is set
 from hypothesis import settings  # noqa: E402  # only now that the environment is set
 from transformers import AutoTokenizer, PreTrainedTokenizerBase  # noqa: E402  # only now that the environment is set
 
-from support.small_tokenizers import train_bpe, train_unigram  # noqa: E402  # only now that the environment is set
+from support.hf_models import LONG_FAMILIES  # noqa: E402  # only now that the environment is set
+from support.small_tokenizers import (  # noqa: E402  # only now that the environment is set
+    train_bpe,
+    train_camembert,
+    train_deberta,
+    train_modernbert,
+    train_mpnet,
+    train_unigram,
+    train_xlm_roberta,
+)
 from support.training_runs import save_checkpoint  # noqa: E402  # only now that the environment is set
 
 # Two runs of the suite try the same examples. `pytest --hypothesis-profile=default` draws new ones.
@@ -118,12 +127,56 @@ def unigram_tokenizer(unigram_folder: Path) -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture(scope="session")
+def multilingual_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    """Unigram pieces as XLM-RoBERTa has them: a charsmap, a space before each word, no segments."""
+    return AutoTokenizer.from_pretrained(train_xlm_roberta(tmp_path_factory.mktemp("multilingual")))
+
+
+@pytest.fixture(scope="session")
+def french_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    """The same in CamemBERT's class, with its special tokens."""
+    return AutoTokenizer.from_pretrained(train_camembert(tmp_path_factory.mktemp("french")))
+
+
+@pytest.fixture(scope="session")
+def mpnet_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    """WordPiece between RoBERTa's special tokens."""
+    return AutoTokenizer.from_pretrained(train_mpnet(tmp_path_factory.mktemp("mpnet")))
+
+
+@pytest.fixture(scope="session")
+def modern_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    """Byte-level BPE as ModernBERT has it: [CLS] and [SEP], no segments."""
+    return AutoTokenizer.from_pretrained(train_modernbert(tmp_path_factory.mktemp("modern")))
+
+
+@pytest.fixture(scope="session")
+def deberta_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    """Unigram pieces as DeBERTa-v3 has them, with [CLS] and [SEP]."""
+    return AutoTokenizer.from_pretrained(train_deberta(tmp_path_factory.mktemp("deberta")))
+
+
+@pytest.fixture(scope="session")
 def by_kind(
     wordpiece_tokenizer: PreTrainedTokenizerBase,
     bpe_tokenizer: PreTrainedTokenizerBase,
     unigram_tokenizer: PreTrainedTokenizerBase,
+    multilingual_tokenizer: PreTrainedTokenizerBase,
+    french_tokenizer: PreTrainedTokenizerBase,
+    mpnet_tokenizer: PreTrainedTokenizerBase,
+    modern_tokenizer: PreTrainedTokenizerBase,
+    deberta_tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, PreTrainedTokenizerBase]:
-    return {"wordpiece": wordpiece_tokenizer, "bpe": bpe_tokenizer, "unigram": unigram_tokenizer}
+    return {
+        "wordpiece": wordpiece_tokenizer,
+        "bpe": bpe_tokenizer,
+        "unigram": unigram_tokenizer,
+        "multilingual": multilingual_tokenizer,
+        "french": french_tokenizer,
+        "mpnet": mpnet_tokenizer,
+        "modern": modern_tokenizer,
+        "deberta": deberta_tokenizer,
+    }
 
 
 @pytest.fixture(scope="session")
@@ -152,5 +205,13 @@ def browser() -> Iterator["Browser"]:
         yield opened
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONG_FILES)
+    for item in items:
+        values = (
+            item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        )
+        families = [value for value in values if isinstance(value, str) and value in LONG_FAMILIES]
+        if families and item.get_closest_marker("every_family") is None:
+            item.add_marker(pytest.mark.slow)

@@ -65,12 +65,27 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+ENGINES = {"pyspark", "ray"}  # of the extra `engines`, which `dev` does not hold
+_WARNS = pytest.mark.filterwarnings("ignore")  # these libraries lag behind pandas and Python
+
+
+def page_case(page: Path) -> Any:
+    return pytest.param(page, id=shown(page), marks=_WARNS if any(map(engines_of, blocks(read(page)))) else ())
+
+
+def engines_of(block: Block) -> set[str]:
+    """The engines that a block imports."""
+    return ENGINES & set(re.findall(r"^(?:from|import) (\w+)", block.text, flags=re.MULTILINE))
+
+
 @pytest.mark.slow  # pages start dozens of processes; the README's Python runs among the quick tests
-@pytest.mark.parametrize("page", [pytest.param(page, id=shown(page)) for page in RUNNABLE])
+@pytest.mark.parametrize("page", [*map(page_case, RUNNABLE)])
 def test_code_of_the_page_prints_what_the_page_says(page: Path, workplace: Path) -> None:
     runner = Page(shown(page))
     try:
         for block in filter(runs, blocks(read(page))):
+            for engine in sorted(engines_of(block)):
+                pytest.importorskip(engine, reason="run by `make engines`")
             printed = runner.run(block)
             assert shows(block, printed), f"{shown(page)}:{block.line} printed:\n{printed}"
     finally:
@@ -135,7 +150,7 @@ def _wrong_keys(arguments: list[str]) -> Iterator[str]:
     context = named[name].make_context(name, arguments[words:])
     for pair in context.params.get("set_") or ():
         key = pair.partition("=")[0]
-        of_task = name not in ("train", "check")
+        of_task = name not in ("train", "check", "search")
         if key != "KEY" and not is_key(f"settings.{key.removeprefix('settings.')}" if of_task else key):
             yield f"--set {pair}: no such key"
 
@@ -145,9 +160,10 @@ def keys() -> dict[str, set[str]]:
     """The keys of every section; those of any task for settings."""
     schema = Recipe.model_json_schema()
     sections = {"model": "ModelSection", "data": "DataSpec", "optim": "OptimSection", "run": "RunSection"}
-    sections["teacher"] = "TeacherSection"
+    sections |= {"teacher": "TeacherSection", "folds": "FoldsSection"}
     found = {name: set(schema["$defs"][kind]["properties"]) for name, kind in sections.items()}
     settings = {field.name for task in TASKS.values() for field in dataclasses.fields(task)}
+    found["search"] = found["optim"] | set(schema["$defs"]["SearchSection"]["properties"])
     return {**found, "settings": settings, "task": set()}
 
 
@@ -157,7 +173,7 @@ def is_key(path: str) -> bool:
     return section in known and (not rest or rest.split(".")[0] in known[section])
 
 
-KEY = re.compile(r"(?<![\w./\-])((?:model|data|optim|run|settings|teacher)\.([a-z]\w*))(?![\w(/]|\.\w+\()")
+KEY = re.compile(r"(?<![\w./\-])((?:model|data|optim|run|settings|teacher|folds|search)\.([a-z]\w*))(?![\w(/]|\.\w+\()")
 FILES = ("json", "jsonl", "lock", "toml", "safetensors", "onnx", "py", "md", "csv", "html")
 # What a model in Python has, and run.json under "model".
 OF_MODELS = {*vars(TaskModel), "commit", "task", "tokenizer", "config", "hf_config", "load_report"}

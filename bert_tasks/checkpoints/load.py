@@ -8,27 +8,27 @@ shapes and values. Every failure names the file or the key and says what is wron
 import json
 import os
 import pickle
-import stat
 import struct
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, checked_file, read_json, refuse
+from bert_tasks.checkpoints.tf1 import GoogleCheckpoint, find_index, google_config, google_weights, open_google
 from bert_tasks.errors import CheckpointError, PathError
 from bert_tasks.families import CONFIG_KEY, copies_of_tied, current_name, split_unused
 from bert_tasks.families.base import Family
-from bert_tasks.storage import exists, is_file, is_link, lexists, resolved, sha256
+from bert_tasks.storage import exists, is_file, lexists, resolved, sha256
 
 # In the metadata of a safetensors file that this package wrote: ``tensors_digest`` of what the file holds.
 DIGEST = "tensors_sha256"
-MAX_CONFIG_BYTES = 16 * 2**20
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 # What a damaged pickle or archive makes torch.load raise, apart from UnpicklingError.
 _BROKEN_PICKLE = (
@@ -39,20 +39,51 @@ _NOT_FINITE = (
     "{name} holds NaN or infinite values, or values too large for {dtype}: the checkpoint is damaged or training "
     "diverged"
 )
-_OTHER_FORMATS = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "rust_model.ot", "model.gguf")
+_OTHER_FORMATS = ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "model.gguf")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's ``config.json`` as it is; keys that name code (``auto_map``) are data like the others.
 
+    That of a TensorFlow checkpoint is made of Google's configuration and the shapes of the weights.
+
     Raises:
         CheckpointError: it is missing, too large or not a JSON object.
     """
+    checkpoint = google_checkpoint(folder)
+    if checkpoint is not None:
+        return google_config(checkpoint)
     if not lexists(folder / "config.json"):
         inner = folder / "model"
         hint = f"; did you mean {inner}?" if is_file(inner / "config.json") else ""
         raise CheckpointError(f"{folder}: no config.json; expected a folder that `save_pretrained` wrote{hint}")
     return read_json(checked_file(folder, "config.json"), max_bytes=MAX_CONFIG_BYTES)
+
+
+def google_index(folder: Path) -> Path | None:
+    """The index of the TensorFlow checkpoint that is read from this folder; None if it has other weights, or none.
+
+    Raises:
+        CheckpointError: see ``find_index``.
+    """
+    if any(lexists(folder / f"{name}{suffix}") for name in _FORMATS for suffix in ("", ".index.json")):
+        return None
+    return find_index(folder)
+
+
+def google_checkpoint(folder: Path) -> GoogleCheckpoint | None:
+    """The TensorFlow checkpoint that is read from this folder; None if it has other weights, or none.
+
+    Raises:
+        CheckpointError: it is damaged, or of another program.
+    """
+    index = google_index(folder)
+    if index is None:
+        return None
+    stated: dict[str, Any] = {}
+    if lexists(folder / "config.json"):
+        stated = read_json(checked_file(folder, "config.json"), max_bytes=MAX_CONFIG_BYTES)
+    return open_google(index, stated)
 
 
 def label_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -77,7 +108,8 @@ def label_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder by the file's names, on the CPU, in the file's dtypes; safetensors win over ``.bin``.
+    """All tensors of a folder by the file's names, on the CPU, in the file's dtypes; safetensors win over ``.bin``,
+    and these over TensorFlow's checkpoints.
 
     Raises:
         CheckpointError: there are none, or a file is damaged, incomplete or holds anything but tensors.
@@ -87,6 +119,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             return read(checked_file(folder, name))
         if lexists(folder / f"{name}.index.json"):
             return _read_shards(folder, f"{name}.index.json", read)
+    checkpoint = google_checkpoint(folder)
+    if checkpoint is not None:
+        return google_weights(checkpoint)
     looked_for = ", ".join(file for name in _FORMATS for file in (name, f"{name}.index.json"))
     if lexists(folder / "model.onnx"):
         raise CheckpointError(
@@ -109,7 +144,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if length > min(size - 8, _MAX_HEADER_BYTES):
-            _refuse(path, "not a safetensors file, or truncated within its header; download it again")
+            refuse(path, "not a safetensors file, or truncated within its header; download it again")
         header = file.read(length)
     try:
         entries = json.loads(header)
@@ -117,17 +152,17 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         expected = 8 + length + max(ends, default=0)
         stated = dict(entries.get("__metadata__", {})).get(DIGEST)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        _refuse(path, "the safetensors header is damaged; download it again")
+        refuse(path, "the safetensors header is damaged; download it again")
     if size < expected:
-        _refuse(path, f"truncated: {size} of {expected} bytes; download it again")
+        refuse(path, f"truncated: {size} of {expected} bytes; download it again")
     if size > expected:
-        _refuse(path, f"{size - expected} bytes too many at the end; download it again")
+        refuse(path, f"{size - expected} bytes too many at the end; download it again")
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
-        _refuse(path, f"damaged ({error}); download it again")
+        refuse(path, f"damaged ({error}); download it again")
     if stated is not None and stated != tensors_digest(tensors):
-        _refuse(
+        refuse(
             path,
             f"its tensors are not those that it was saved with (their sha256 is not {DIGEST} of its metadata): it is "
             "damaged, or was changed by a program that kept the metadata; download or save it again",
@@ -148,64 +183,16 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     )
 
 
-def read_json(path: Path, *, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        CheckpointError: it is too large, cannot be read or holds something else.
-    """
-    try:
-        size = path.stat().st_size
-        if size > max_bytes:
-            _refuse(path, f"{size} bytes are too many, expected at most {max_bytes}")
-        value = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        _refuse(path, f"not valid JSON ({error})")
-    except OSError as error:
-        _refuse(path, f"cannot be read ({error.strerror})")
-    if not isinstance(value, dict):
-        _refuse(path, f"expected a JSON object, found a {type(value).__name__}")
-    return value
-
-
-def checked_file(folder: Path, name: str) -> Path:
-    """The path of a regular file (opening a pipe would wait for ever), but of none that a failed download left behind.
-
-    Raises:
-        CheckpointError: there is no such file, it cannot be read, or it is empty, a git-lfs pointer or a web page.
-    """
-    path = folder / name
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        dangling = isinstance(error, FileNotFoundError) and is_link(path)
-        _refuse(path, "a link to a file that does not exist" if dangling else f"{error.strerror}")
-    if not stat.S_ISREG(mode):
-        _refuse(path, "not a regular file")
-    try:
-        with path.open("rb") as file:
-            start = file.read(256)
-    except OSError as error:
-        _refuse(path, f"cannot be read ({error.strerror})")
-    if start == b"":
-        _refuse(path, "empty (0 bytes): a download or copy failed; download it again")
-    if start.startswith(b"version https://git-lfs"):
-        _refuse(path, "a git-lfs pointer, not the file itself; run `git lfs pull` in its folder")
-    if start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        _refuse(path, "a web page (HTML): a download failed; download it again")
-    return path
-
-
 def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
     """The tensors of the files that an index names; these are inside the folder, also when links are followed."""
     path = checked_file(folder, index)
     weight_map = read_json(path, max_bytes=MAX_CONFIG_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        _refuse(path, "expected `weight_map`, from tensor names to file names")
+        refuse(path, "expected `weight_map`, from tensor names to file names")
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(weight_map.values())):
         if shard != os.path.basename(shard) or shard in ("", ".", "..") or "\\" in shard or "\0" in shard:
-            _refuse(path, f"{shard!r} is not a plain file name; shards must be in the folder of the index")
+            refuse(path, f"{shard!r} is not a plain file name; shards must be in the folder of the index")
         try:
             root = resolved(folder)
             if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
@@ -213,17 +200,17 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tens
             is_missing = not lexists(folder / shard)
             leads_out = not resolved(folder / shard).is_relative_to(root)
         except PathError as error:
-            _refuse(path, f"a shard cannot be opened: {error}")
+            refuse(path, f"a shard cannot be opened: {error}")
         if is_missing:
-            _refuse(path, f"the shard {shard} is missing")
+            refuse(path, f"the shard {shard} is missing")
         if leads_out:
-            _refuse(path, f"the shard {shard} is a link that leads out of the folder")
+            refuse(path, f"the shard {shard} is a link that leads out of the folder")
         found = read(checked_file(folder, shard))
         expected = {key for key, file in weight_map.items() if file == shard}
         if found.keys() != expected:
             key = min(found.keys() ^ expected)
             problem = "is missing from" if key in expected else "is not listed by the index but is in"
-            _refuse(path, f"{key} {problem} {shard}")
+            refuse(path, f"{key} {problem} {shard}")
         tensors |= found
     return tensors
 
@@ -237,27 +224,19 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         # torch's own message advises to load without the restriction: never pass it on.
         if "global" in str(error).lower():
-            _refuse(path, "refused to load: it contains Python code, not only tensors")
-        _refuse(path, "refused to load: damaged, or it contains Python code; expected tensors only")
+            refuse(path, "refused to load: it contains Python code, not only tensors")
+        refuse(path, "refused to load: damaged, or it contains Python code; expected tensors only")
     except _BROKEN_PICKLE as error:
         reason = str(error).partition("\n")[0][:160]
-        _refuse(path, f"damaged or truncated ({type(error).__name__}: {reason}); download it again")
+        refuse(path, f"damaged or truncated ({type(error).__name__}: {reason}); download it again")
     if not isinstance(content, dict):
-        _refuse(path, f"expected a mapping from names to tensors, found a {type(content).__name__}")
+        refuse(path, f"expected a mapping from names to tensors, found a {type(content).__name__}")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            _refuse(path, f"the entry {name!r} is a {type(value).__name__}; expected tensors only")
+            refuse(path, f"the entry {name!r} is a {type(value).__name__}; expected tensors only")
         if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
-            _refuse(path, f"{name} is not a plain dense tensor")
+            refuse(path, f"{name} is not a plain dense tensor")
     return {name: value.detach() for name, value in content.items()}
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number in JSON")
-
-
-def _refuse(path: Path, reason: str) -> NoReturn:
-    raise CheckpointError(f"{path}: {reason}") from None
 
 
 _FORMATS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
@@ -274,7 +253,8 @@ class LoadReport:
         loaded: used; ``renamed`` of them under another name than the file's (gamma/beta, missing prefix).
         new: not in the file (or of another shape): freshly initialised parameters of the task head.
         dropped: heads of another task or of pre-training.
-        ignored: buffers, and copies of tied tensors, that older versions saved.
+        ignored: buffers, and copies of tied tensors, that older versions saved. ``inspect`` adds the variables of a
+            TensorFlow checkpoint that are no part of the model.
         notes: what else a user should know (a head whose labels were reordered, ...).
     """
 
@@ -319,6 +299,7 @@ def match_weights(
     head_may_be_new: bool = False,
     ignore_head: bool = False,
     dtype: torch.dtype = torch.float32,
+    copy: bool = True,
     strict: bool = True,
 ) -> Matched:
     """Finds the tensors of every parameter in a checkpoint.
@@ -330,6 +311,7 @@ def match_weights(
         head_may_be_new: whether parameters of ``head.`` may be missing or of another shape (training); they are listed.
         ignore_head: the file's head belongs to another task: drop it even where names and shapes fit.
         dtype: of the tensors that are returned, whatever the file's is.
+        copy: whether the tensors that are returned have memory of their own; otherwise they may be those of the file.
         strict: raise an exception for problems; otherwise they are returned.
 
     Returns:
@@ -343,7 +325,7 @@ def match_weights(
     unused = set(tensors)
     problems: list[str] = []
     for key in tensors:
-        current = current_name(key)
+        current = current_name(family, key)
         full = current if current in wanted else family.prefix + current
         if full in keys:
             problems.append(f"{full} appears twice: as {keys[full]} and as {key}")
@@ -351,17 +333,17 @@ def match_weights(
         elif full in wanted:
             keys[full] = key
     copies = copies_of_tied(family, names)
-    for copy, name in copies.items():
-        if copy in tensors and keys.setdefault(name, copy) != copy:
+    for key, name in copies.items():
+        if key in tensors and keys.setdefault(name, key) != key:
             tied = tensors[keys[name]]
-            if tensors[copy].shape != tied.shape or not torch.equal(tensors[copy].to(tied.dtype), tied):
-                problems.append(f"{copy} differs from {keys[name]}, to which the head's decoder is tied")
+            if tensors[key].shape != tied.shape or not torch.equal(tensors[key].to(tied.dtype), tied):
+                problems.append(f"{key} differs from {keys[name]}, to which the head's decoder is tied")
     found: dict[str, Tensor] = {}
     loaded: list[str] = []
     new: list[str] = []
     for parameter, sources in names.items():
         in_head = parameter.startswith("head.")
-        is_ignored = ignore_head and in_head and not any(source.startswith(family.prefix) for source in sources)
+        is_ignored = ignore_head and in_head and not any(map(family.is_in_any_model, sources))
         shape = [shapes[parameter][0] // len(sources), *shapes[parameter][1:]]
         faults, parts = [], []
         for source in sources:
@@ -373,16 +355,16 @@ def match_weights(
             elif not part.is_floating_point():
                 faults.append(f"{source} has dtype {part.dtype}, expected floating point numbers")
             else:
-                parts.append(part.to(dtype, copy=True))
+                parts.append(part.to(dtype, copy=copy))
         if faults and in_head and head_may_be_new:
             new += sources
             continue
         if not faults:
-            broken = [source for source, part in zip(sources, parts, strict=True) if not torch.isfinite(part).all()]
+            broken = [source for source, part in zip(sources, parts, strict=True) if not _is_finite(part)]
             faults = [_NOT_FINITE.format(name=source, dtype=dtype) for source in broken]
         problems += faults
         if not faults:
-            found[parameter] = torch.cat(parts)
+            found[parameter] = parts[0] if len(parts) == 1 else torch.cat(parts)
             loaded += sources
         if not faults or not in_head:
             unused -= {keys[source] for source in sources if source in keys}
@@ -417,11 +399,18 @@ def checked_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dt
         elif not dtype.is_floating_point and tensor.dtype != dtype:
             problems.append(f"{name} has dtype {tensor.dtype}, expected {dtype}")
         converted[name] = tensor.to(dtype, copy=True)
-        if not torch.isfinite(converted[name]).all():
+        if not _is_finite(converted[name]):
             problems.append(_NOT_FINITE.format(name=name, dtype=dtype))
     if problems:
         raise CheckpointError(_listing("task_head.safetensors cannot be used", problems))
     return converted
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers are finite, without the copies of a large table that ``isfinite`` makes on its way."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
 
 
 def _listing(headline: str, problems: list[str], most: int = 8) -> str:

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.checkpoints.files import checked_file
 from bert_tasks.checkpoints.hub import is_model_file
-from bert_tasks.checkpoints.load import DIGEST, checked_file, read_safetensors, tensors_digest
+from bert_tasks.checkpoints.load import DIGEST, read_safetensors, tensors_digest
 from bert_tasks.checkpoints.tokenizers import save_tokenizer
 from bert_tasks.errors import CheckpointError
 from bert_tasks.storage import flush_files, is_file, is_folder, lexists, move, sync, weights_write_error
@@ -37,6 +37,8 @@ def hf_tensors(
 ) -> dict[str, Tensor]:
     """Our parameters under Hugging Face's names: the inverse of loading, bit by bit.
 
+    Contiguous tensors on the CPU are not copied: write them before the parameters change.
+
     Args:
         names: our parameter name -> full HF names (``registry.parameter_map``).
         strip_prefix: taken off the names where they have it, for base models.
@@ -47,10 +49,14 @@ def hf_tensors(
     if state_dict.keys() != names.keys():
         raise KeyError(f"parameters and names differ in {sorted(state_dict.keys() ^ names.keys())}")
     tensors: dict[str, Tensor] = {}
+    storages: set[int] = set()  # safetensors refuses to write the same memory twice
     for parameter, tensor in state_dict.items():
-        parts = tensor.detach().tensor_split(len(names[parameter]))
+        whole, count = tensor.detach().cpu().contiguous(), len(names[parameter])
+        parts = (whole,) if count == 1 else whole.tensor_split(count)  # a buffer may be one number, without dimensions
+        storage = whole.untyped_storage().data_ptr()
         for name, part in zip(names[parameter], parts, strict=True):
-            tensors[name.removeprefix(strip_prefix)] = part.cpu().clone(memory_format=torch.contiguous_format)
+            tensors[name.removeprefix(strip_prefix)] = part.clone() if storage in storages else part
+        storages.add(storage)
     return tensors
 
 

@@ -5,21 +5,30 @@ tokens), and which segment ids a tokenizer gives. Texts are never given to the b
 state truncation and padding.
 """
 
+import base64
 import copy
 import errno
 import json
 import logging
-from collections.abc import Callable, Iterator
+import re
+import shutil
+import tempfile
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from bert_tasks.checkpoints.files import checked_file, read_json
 from bert_tasks.checkpoints.hub import TOKENIZER_SETTINGS, VOCABULARIES
-from bert_tasks.checkpoints.load import checked_file, read_json
+from bert_tasks.checkpoints.load import google_index
+from bert_tasks.checkpoints.sentencepiece import read_sentencepiece
+from bert_tasks.data.problems import shortened
 from bert_tasks.errors import CheckpointError
+from bert_tasks.families import family_of
 from bert_tasks.storage import exists, lexists
 
 _MAX_BYTES = 200 * 2**20
@@ -27,6 +36,14 @@ _SLOW = "a slow tokenizer without offsets; expected a tokenizer.json"
 # Ordinary text: every real vocabulary has a letter, a digit or a mark of it. Hardly any has the cuneiform sign:
 # WordPiece without its unknown token fails there, as it would in the middle of somebody's data.
 _PROBE = "The 3 birds sang, и пели. 你好 a 1 , . \U00012000"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_GOOGLE_CLASSES = ("BertTokenizer", "AlbertTokenizer")  # for WordPiece and for SentencePiece
+_ALBERT_TOKENS = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+# SentencePiece models: in all classes that read files of the first two names the order of pieces is that of the ids; in
+# those of the third the family puts special tokens before and after them.
+_SENTENCEPIECE = ("spm.model", "spiece.model", "sentencepiece.bpe.model")
+_SPECIAL = re.compile(r"\[.*\]|<.*>")
+_DIGIT_COMMA = re.compile(r"\d,$")
 # Arguments of the loading call, which transformers writes among the settings.
 _NOT_SETTINGS = ("is_local", "local_files_only")
 
@@ -40,7 +57,8 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
     Raises:
         CheckpointError: a file is missing or damaged, or the tokenizer does not fit the model.
     """
-    vocabularies = [name for name in VOCABULARIES if lexists(folder / name)]
+    google = google_vocabulary(folder)
+    vocabularies = [name for name in VOCABULARIES if lexists(folder / name)] if google is None else [google.name]
     if not vocabularies:
         if not required:
             return None
@@ -53,13 +71,18 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
     path = folder / vocabularies[0]
     with _quiet(), ExitStack() as stack:
         stack.push(lambda kind, error, trace: _raise_load_error(path, error))
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        if google is not None:
+            tokenizer = _google_tokenizer(google)
+        else:
+            tokenizer = _opened_sentencepiece(path) if path.name in _SENTENCEPIECE else _opened(folder)
         needed = max(tokenizer.get_vocab().values(), default=-1) + 1
         roles = {
             "pad": (tokenizer.pad_token_id,),
             "cls or bos": (tokenizer.cls_token_id, tokenizer.bos_token_id),
             "sep or eos": (tokenizer.sep_token_id, tokenizer.eos_token_id),
         }
+        longest = tokenizer.model_max_length  # 1e30 where the files do not say it
+        is_length = type(longest) is int or (isinstance(longest, float) and longest.is_integer())
         missing = [role for role, ids in roles.items() if all(token is None for token in ids)]
         if not tokenizer.is_fast:
             problem = f"{type(tokenizer).__name__} is {_SLOW}"
@@ -68,13 +91,167 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
                 f"the tokenizer has {needed} tokens, but the model has {vocab_size} embeddings: they do not belong "
                 "together"
             )
+        elif not is_length or longest < 1:
+            problem = f"model_max_length is {shortened(longest)}, expected a number of tokens"
         elif missing:
             problem = f"the tokenizer has no {', no '.join(missing)} token"
         elif set(tokenizer(_PROBE, add_special_tokens=False)["input_ids"]) <= {tokenizer.unk_token_id}:
             problem = f"the tokenizer ({needed} tokens) recognises no ordinary text: its vocabulary is missing"
         else:
+            _split_written_specials(tokenizer)
             return tokenizer
     raise CheckpointError(f"{path}: {problem}")
+
+
+def _split_written_specials(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Makes a Unigram tokenizer read special tokens that are written in a text as characters.
+
+    With ``split_special_tokens`` they are no special tokens, but the Unigram model of ``tokenizers`` has them among its
+    pieces, so that a text could end a sequence. A space after their first character keeps the piece from being found.
+    """
+    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    plain: dict[str, Any] = {"add_special_tokens": False, "split_special_tokens": True}
+    found = [
+        token for token in tokenizer.all_special_tokens if special.intersection(tokenizer(token, **plain)["input_ids"])
+    ]
+    backend = tokenizer.backend_tokenizer
+    steps = [] if backend.normalizer is None else [backend.normalizer]
+    for first in sorted({token[0] for token in found}):
+        rests = "|".join(re.escape(token[1:]) for token in found if token[0] == first)
+        steps.append(normalizers.Replace(Regex(f"{re.escape(first)}(?={rests})"), f"{first} "))
+    if found:
+        backend.normalizer = normalizers.Sequence(steps)
+
+
+def _opened(folder: Path) -> PreTrainedTokenizerBase:
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        folder, trust_remote_code=False, local_files_only=True
+    )
+    return found
+
+
+def _opened_sentencepiece(path: Path) -> PreTrainedTokenizerBase:
+    """What AutoTokenizer makes of a SentencePiece model, for which transformers needs two more libraries.
+
+    It is given a tokenizer.json with the pieces; the family's class in transformers adds the rest, as it does to them.
+
+    Raises:
+        CheckpointError: the file is damaged, or not a Unigram model.
+    """
+    pieces, stated = read_sentencepiece(path), _settings(path.parent)
+    vocabulary, unknown_id = list(pieces.pieces), pieces.unknown_id
+    if path.name == _SENTENCEPIECE[-1]:
+        family = family_of(read_json(path.parent / "config.json", max_bytes=_MAX_BYTES))
+        if not family.first_tokens:
+            raise CheckpointError(
+                f"{path}: the ids that {family.model_type} gives to these pieces are not known: save the tokenizer "
+                "once with transformers to get a tokenizer.json"
+            )
+        vocabulary = [*family.first_tokens, *vocabulary[family.left_out_pieces :], ("<mask>", 0.0)]
+        unknown_id = next(number for number, (piece, _) in enumerate(vocabulary) if piece == "<unk>")
+    flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": False}
+    names = {pieces.pieces[number][0] for number in pieces.user_defined}
+    added = {str(i): {"content": piece, **flags} for i, (piece, _) in enumerate(vocabulary) if piece in names}
+    if added:
+        stated["added_tokens_decoder"] = added | stated.get("added_tokens_decoder", {})
+    described = _unigram(vocabulary, unknown_id=unknown_id, characters=pieces.characters)
+    return _opened_with(path.parent, settings=stated, vocabulary={"tokenizer.json": described})
+
+
+def _unigram(vocabulary: list[tuple[str, float]], *, unknown_id: int, characters: bytes | None) -> str:
+    """A tokenizer.json with these pieces, to which transformers' class adds the rest."""
+    charsmap = None if characters is None else base64.b64encode(characters).decode()
+    described: dict[str, Any] = dict.fromkeys(("truncation", "padding", "pre_tokenizer", "post_processor", "decoder"))
+    described |= {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None if charsmap is None else {"type": "Precompiled", "precompiled_charsmap": charsmap},
+        "model": {"type": "Unigram", "unk_id": unknown_id, "vocab": vocabulary, "byte_fallback": False},
+    }
+    return json.dumps(described)
+
+
+def _opened_with(
+    folder: Path, *, settings: Mapping[str, Any], vocabulary: Mapping[str, str]
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder as if it had these settings, and these vocabulary files: name -> content."""
+    with tempfile.TemporaryDirectory(prefix="bert-tasks-") as name:
+        completed = Path(name)
+        for file in ("config.json", *TOKENIZER_SETTINGS):
+            if lexists(folder / file):
+                shutil.copyfile(folder / file, completed / file)
+        for file, content in {**vocabulary, _TOKENIZER_CONFIG: json.dumps(settings)}.items():
+            (completed / file).write_text(content, "utf-8")
+        tokenizer = _opened(completed)
+    tokenizer.name_or_path = str(folder)
+    return tokenizer
+
+
+def google_vocabulary(folder: Path) -> Path | None:
+    """The vocabulary beside a TensorFlow checkpoint of Google, which has files of its own for it; None elsewhere.
+
+    Raises:
+        CheckpointError: there are several.
+    """
+    if google_index(folder) is None or lexists(folder / "tokenizer.json"):
+        return None
+    found = sorted(path for pattern in ("*.model", "vocab*.txt") for path in folder.glob(pattern))
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{folder} holds several vocabularies ({', '.join(path.name for path in found)}): leave one"
+        )
+    return found[0] if found else None
+
+
+def _google_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of Google's programs with this vocabulary: SentencePiece or WordPiece.
+
+    Raises:
+        CheckpointError: the file is damaged, or does not say whether texts are lower-cased.
+    """
+    stated = _settings(path.parent)
+    pieces = read_sentencepiece(path) if path.suffix == ".model" else None
+    tokens = path.read_text("utf-8").splitlines() if pieces is None else [piece for piece, _ in pieces.pieces]
+    lower = stated.get("do_lower_case", _is_lower_cased(tokens, keeps_accents=pieces is None))
+    if not isinstance(lower, bool):
+        raise CheckpointError(
+            f"{path}: neither its tokens nor the checkpoint tell whether the model is cased or uncased: "
+            f'state it in {path.parent / _TOKENIZER_CONFIG}, as {{"do_lower_case": true}} (uncased) or false (cased)'
+        )
+    settings = {**stated, "do_lower_case": lower, "tokenizer_class": _GOOGLE_CLASSES[pieces is not None]}
+    if pieces is None:
+        return _opened_with(path.parent, settings=settings, vocabulary={"vocab.txt": path.read_text("utf-8")})
+    if missing := [token for token in _ALBERT_TOKENS if token not in tokens]:
+        raise CheckpointError(f"{path}: the pieces {', '.join(missing)} are missing, which ALBERT's vocabularies have")
+    # Google's program splits pieces like "2," again. With so low a score they are not found in the first place.
+    scores = [(piece, score - 100 if _DIGIT_COMMA.search(piece) else score) for piece, score in pieces.pieces]
+    described = _unigram(scores, unknown_id=pieces.unknown_id, characters=pieces.characters)
+    return _opened_with(path.parent, settings=settings, vocabulary={"tokenizer.json": described})
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """What tokenizer_config.json states; empty if there is none."""
+    if not lexists(folder / _TOKENIZER_CONFIG):
+        return {}
+    return read_json(checked_file(folder, _TOKENIZER_CONFIG), max_bytes=_MAX_BYTES)
+
+
+def _is_lower_cased(tokens: Iterable[str], *, keeps_accents: bool) -> bool | None:
+    """Whether texts are lower-cased before they are looked up, as far as the tokens show it.
+
+    A token with a capital letter would never be found otherwise. Where all letters are small, the texts of which the
+    vocabulary was made were lower-cased; but then WordPiece also removes accents, which must be absent too.
+
+    Args:
+        tokens: of the vocabulary.
+        keeps_accents: texts that are not lower-cased keep their accents.
+    """
+    plain = [token for token in tokens if not _SPECIAL.fullmatch(token)]
+    if any(token != token.lower() for token in plain):
+        return False
+    has_accents = any(unicodedata.category(one) == "Mn" for one in unicodedata.normalize("NFD", "".join(plain)))
+    has_letters = any(token != token.upper() for token in plain)
+    return True if has_letters and not (has_accents and keeps_accents) else None
 
 
 def with_segments(tokenizer: PreTrainedTokenizerBase, *, second: int) -> PreTrainedTokenizerBase:
@@ -190,7 +367,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     with _quiet(), ExitStack() as stack:
         stack.push(lambda kind, error, trace: _raise_write_error(error))
         tokenizer.save_pretrained(folder)
-    changes = {"tokenizer.json": {"truncation": None, "padding": None}, "tokenizer_config.json": {}}
+    changes = {"tokenizer.json": {"truncation": None, "padding": None}, _TOKENIZER_CONFIG: {}}
     for name, changed in changes.items():
         path = folder / name
         if exists(path):
@@ -223,8 +400,6 @@ def _raise_load_error(path: Path, error: BaseException | None) -> None:
     reason = f"{type(error).__name__}: {text.partition(chr(10))[0][:160]}"
     if "trust_remote_code" in text:
         reason = "it needs Python code from the checkpoint, which is never run"
-    elif path.suffix == ".model":
-        reason = "a SentencePiece file: save the tokenizer once with transformers to get a tokenizer.json"
     raise CheckpointError(f"{path}: the tokenizer does not load ({reason})") from None
 
 

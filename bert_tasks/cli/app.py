@@ -120,7 +120,8 @@ def print_result(content: dict[str, Any], lines: list[str], *, as_json: bool) ->
     """Prints a command's result on standard output, as lines or as JSON; see ``print_out``."""
     if as_json:  # a metric that is not a number becomes null: JSON has no NaN
         plain = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)
-        is_unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+        encoding = sys.stdout.encoding  # None: of a stream that a program has put there
+        is_unicode = encoding is not None and encoding.lower().replace("-", "").startswith("utf")
         lines = [printable_json(json.dumps(plain, indent=2, ensure_ascii=not is_unicode))]
     print_out("\n".join(lines))
 

@@ -1,4 +1,4 @@
-"""The commands that use a trained model or a finished run: evaluate, predict, serve, export, report, push, card,
+"""The commands that use a trained model or a finished run: evaluate, predict, embed, serve, export, report, push, card,
 inspect, glue-submission."""
 
 import signal
@@ -24,12 +24,18 @@ from bert_tasks.cli.app import (
 )
 from bert_tasks.cli.options import (
     AsJson,
+    DataOrPipe,
     DocumentUnit,
+    FinishedRun,
+    KeepColumns,
     ModelName,
     ModelOptions,
+    ModelOrFolds,
+    OnBadRow,
     Precision,
     ProcessTimeout,
     Quiet,
+    RejectsFile,
     Revision,
     TrainedLabelSeparator,
     model_options,
@@ -41,12 +47,13 @@ from bert_tasks.terminal import message_stream
 
 if TYPE_CHECKING:
     from bert_tasks.data.readers import ReadOptions
+    from bert_tasks.inference import Predicted
 
 
 @app.command("evaluate")
 @shared_options(reading=read_options, loading=model_options)
 def evaluate(
-    model: ModelName,
+    model: ModelOrFolds,
     data: Annotated[Path, typer.Option(help="A csv, tsv, jsonl or parquet file.")],
     reading: "ReadOptions",
     loading: ModelOptions,
@@ -63,7 +70,7 @@ def evaluate(
     from bert_tasks.model.inputs import load_trained
 
     reading = replace(reading, label_separator=label_separator, document=document)
-    loaded = load_trained(model, data=data, reading=reading, **vars(loading))
+    loaded = load_trained(model, data=data, reading=reading, ensembles=True, **vars(loading))
     evaluation = evaluate_data(loaded, data, reading=reading, dtype=dtype)
     table = evaluation.task.metric_table(evaluation.metrics)
     print_result(evaluation.metrics, table.lines(), as_json=as_json)
@@ -72,24 +79,17 @@ def evaluate(
 @app.command("predict")
 @shared_options(reading=read_options, loading=model_options)
 def predict(
-    model: ModelName,
+    model: ModelOrFolds,
     reading: "ReadOptions",
     loading: ModelOptions,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="A csv, tsv, jsonl or parquet file, or - for standard input, which is the default if it is a pipe."
-        ),
-    ] = None,
+    data: DataOrPipe = None,
     text: Annotated[
         list[str] | None, typer.Option("--text", help="A text to predict instead of a file; may be repeated.")
     ] = None,
     output: Annotated[str, typer.Option(help="A .jsonl, .csv, .tsv or .parquet file, or - for standard output.")] = "-",
-    keep_columns: Annotated[str, typer.Option(help="The input's columns to write too: all, none, or id,text.")] = "all",
-    on_error: Annotated[
-        Literal["fail", "skip"], typer.Option(help="skip: leave bad rows out and write them, with reasons, to a file.")
-    ] = "fail",
-    rejects: Annotated[Path | None, typer.Option(help="That file; default: OUTPUT + .rejects.jsonl.")] = None,
+    keep_columns: KeepColumns = "all",
+    on_error: OnBadRow = "fail",
+    rejects: RejectsFile = None,
     output_format: Annotated[
         str | None, typer.Option(help="jsonl, csv, tsv or parquet; default: by the output's extension.")
     ] = None,
@@ -97,6 +97,9 @@ def predict(
         bool, typer.Option("--csv-raw", help="Write csv cells such as =1+1 as they are; default: with ' in front.")
     ] = False,
     logits: Annotated[bool, typer.Option("--logits", help="Write the logits, too.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Write how much each word contributed, too; about 100 times as slow.")
+    ] = False,
     quiet: Quiet = False,
     dtype: Precision = "float32",
     dist_timeout: ProcessTimeout = None,
@@ -115,9 +118,7 @@ def predict(
 
     if data is not None and text:
         raise typer.BadParameter("--data and --text exclude each other: give only one of them")
-    if data is None and not text and sys.stdin is not None and sys.stdin.isatty():
-        raise typer.BadParameter("nothing to predict: give --data FILE or --text TEXT, or send rows through a pipe")
-    source = text if text else "-" if data is None else data
+    source = text if text else _data_or_pipe(data, missing="nothing to predict: give --data FILE or --text TEXT")
     if dist_timeout is not None:
         make_accelerator(timeout=dist_timeout)
     writing = WriteOptions(
@@ -127,17 +128,107 @@ def predict(
         csv_raw=csv_raw,
         format=output_format,
         logits=logits,
+        explain=explain,
     )
-    opened: AbstractContextManager[Any] = result_stream() if output == "-" else nullcontext(output)
-    is_shown = output == "-" and sys.stdout.isatty()  # the predictions themselves show the progress
-    with _interruption(output), rows_progress(quiet=quiet or is_shown) as progress, opened as target:
+    with _rows_output(output, quiet=quiet) as (target, progress):
         result = predict_file(
             model, source, target, progress=progress, writing=writing, reading=reading, dtype=dtype, **vars(loading)
         )
+    _print_rows_result(result, "predictions", output)
+
+
+@app.command("embed")
+@shared_options(reading=read_options)
+def embed(
+    model: ModelName,
+    reading: "ReadOptions",
+    data: DataOrPipe = None,
+    output: Annotated[str, typer.Option(help="A .parquet, .npy or .jsonl file, or - for JSON lines.")] = "-",
+    pooling: Annotated[
+        Literal["mean", "cls", "max"] | None,
+        typer.Option(metavar="NAME", help="mean, cls or max; default: as the model's files say, else mean."),
+    ] = None,
+    no_normalize: Annotated[bool, typer.Option("--no-normalize", help="Do not scale vectors to length 1.")] = False,
+    layer: Annotated[int, typer.Option(help="Hidden state: -1 the last layer, 0 the embeddings of tokens.")] = -1,
+    max_length: Annotated[
+        int | None, typer.Option(help="Tokens after which a text is cut; default: as the model's files say.")
+    ] = None,
+    keep_columns: KeepColumns = "all",
+    on_error: OnBadRow = "fail",
+    rejects: RejectsFile = None,
+    output_format: Annotated[
+        str | None, typer.Option(help="parquet, npy or jsonl; default: by the output's extension.")
+    ] = None,
+    quiet: Quiet = False,
+    dtype: Annotated[
+        Literal["float32", "bf16"],
+        typer.Option(metavar="NAME", help="float32; or bf16, for CPUs with avx512_bf16 or AMX and for GPUs."),
+    ] = "float32",
+    revision: Revision = None,
+    dist_timeout: ProcessTimeout = None,
+) -> None:
+    """Write an embedding, the vector of a text, for every row of a file. A trained model's head is left out.
+
+    Run the command again to resume an interrupted output.
+
+    Example: bert-tasks embed sentence-transformers/all-MiniLM-L6-v2 --data new.csv --output vectors.parquet
+    """
+    from bert_tasks.distributed import make_accelerator
+    from bert_tasks.inference import WriteOptions, embed_file
+
+    source = _data_or_pipe(data, missing="nothing to embed: give --data FILE")
+    if dist_timeout is not None:
+        make_accelerator(timeout=dist_timeout)
+    writing = WriteOptions(
+        keep_columns=passthrough_columns(keep_columns), on_error=on_error, rejects=rejects, format=output_format
+    )
+    with _rows_output(output, quiet=quiet) as (target, progress):
+        result = embed_file(
+            model,
+            source,
+            target,
+            pooling=pooling,
+            normalize=not no_normalize,
+            layer=layer,
+            max_length=max_length,
+            revision=revision,
+            dtype=dtype,
+            writing=writing,
+            reading=reading,
+            progress=progress,
+        )
+    _print_rows_result(result, "embeddings", output)
+
+
+def _data_or_pipe(data: str | None, *, missing: str) -> str:
+    """The file that is given, or - for standard input.
+
+    Raises:
+        BadParameter: none is given, and standard input is a terminal; the message begins with ``missing``.
+    """
+    if data is None and sys.stdin is not None and sys.stdin.isatty():
+        raise typer.BadParameter(f"{missing}, or send rows through a pipe")
+    return "-" if data is None else data
+
+
+@contextmanager
+def _rows_output(output: str, *, quiet: bool) -> Iterator[tuple[Any, Callable[[int, int | None], None]]]:
+    """Opens the output of a command that writes a row for each row, shows its progress, and ends it on Ctrl-C.
+
+    Yields:
+        The path or the stream to write to, and the function of ``rows_progress``.
+    """
+    opened: AbstractContextManager[Any] = result_stream() if output == "-" else nullcontext(output)
+    is_shown = output == "-" and sys.stdout.isatty()  # the rows themselves show the progress
+    with _interruption(output), rows_progress(quiet=quiet or is_shown) as progress, opened as target:
+        yield target, progress
+
+
+def _print_rows_result(result: "Predicted", noun: str, output: str) -> None:
     if output == "-":
-        print_err(f"{result.rows} predictions")
+        print_err(f"{result.rows} {noun}")
     else:
-        print_notice(f"{result.rows} predictions: {output}")
+        print_notice(f"{result.rows} {noun}: {output}")
     for line in result.lines():
         print_err(line)
 
@@ -153,7 +244,7 @@ def _interruption(output: str) -> Iterator[None]:
     except KeyboardInterrupt:
         partial_output = unfinished_folder(Path(output))
         if output == "-":
-            print_err("interrupted: the remaining rows were not predicted")
+            print_err("interrupted: the remaining rows were not written")
         elif is_folder(partial_output):
             print_err(
                 f"interrupted: {output} is not complete; run the command again to resume from the rows in "
@@ -169,7 +260,7 @@ _PROGRESS_INTERVAL = 0.2  # seconds between two states of the line
 
 @contextmanager
 def rows_progress(*, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
-    """A line on the terminal with the number of predicted rows and the rows per second.
+    """A line on the terminal with the number of written rows and the rows per second.
 
     Nothing is shown if ``quiet``, if standard error is no terminal, and by all processes but the first. Speed counts
     from the first call, because the model is loaded before it.
@@ -302,12 +393,29 @@ def report(
         Path | None, typer.Option(help="A file with labels, e.g. a test set: the same figures for its rows.")
     ] = None,
     by: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Scores for each value of this column of --data.")
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Scores for each value of this column of the rows' file or of the task."),
     ] = None,
+    by_length: Annotated[
+        bool, typer.Option("--by-length", help="Scores of rows of similar length, in four groups.")
+    ] = False,
+    by_confidence: Annotated[
+        bool,
+        typer.Option(
+            "--by-confidence", help="Scores of rows whose predictions are similarly probable, in four groups."
+        ),
+    ] = False,
     mistakes: Annotated[
         Path | None,
         typer.Option(help="A .csv, .tsv or .jsonl file for wrongly predicted rows, the most confident first."),
     ] = None,
+    label_issues: Annotated[
+        Path | None,
+        typer.Option(help="Likewise, for rows whose label is probably wrong; of train --folds."),
+    ] = None,
+    explain: Annotated[
+        int, typer.Option(min=0, max=20, help="Of so many examples shade the words that counted; 0: of none.")
+    ] = 0,
     label_separator: TrainedLabelSeparator = None,
     as_json: AsJson = False,
 ) -> None:
@@ -317,8 +425,18 @@ def report(
     """
     from bert_tasks.report import make_report
 
-    reading = replace(reading, label_separator=label_separator)
-    result = make_report(runs, output, data=data, by=[] if by is None else by, mistakes=mistakes, reading=reading)
+    result = make_report(
+        runs,
+        output,
+        data=data,
+        by=[] if by is None else by,
+        by_length=by_length,
+        by_confidence=by_confidence,
+        mistakes=mistakes,
+        label_issues=label_issues,
+        explain=explain,
+        reading=replace(reading, label_separator=label_separator),
+    )
     print_result(result.to_json(), result.lines(), as_json=as_json)
 
 
@@ -348,7 +466,7 @@ def push(
 
 @app.command("card")
 def card(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    run: FinishedRun,
     language: Annotated[
         list[str] | None, typer.Option(metavar="CODE", help="Language of the texts, e.g. en; may be repeated.")
     ] = None,

@@ -21,6 +21,15 @@ OutputDir = Annotated[Path | None, typer.Option(help="The run's folder; replaces
 ModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help="The folder of a model or a run, a hub id, or package:NAME/PATH.")
 ]
+ModelOrFolds = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="The folder of a model, of a run or of all folds (the mean of their models), a hub id, or "
+        "package:NAME/PATH.",
+    ),
+]
+FinishedRun = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 Format = Annotated[
     str | None, typer.Option(help="Format of the file, e.g. glue/sst2; default: by the file's extension.")
 ]
@@ -29,6 +38,17 @@ Encoding = Annotated[str | None, typer.Option(help="Encoding of a text file; a b
 Header = Annotated[
     bool | None, typer.Option("--header/--no-header", help="Whether the first line of a csv file names the columns.")
 ]
+DataOrPipe = Annotated[
+    str | None,
+    typer.Option(
+        help="A csv, tsv, jsonl or parquet file, or - for standard input, which is the default if it is a pipe."
+    ),
+]
+KeepColumns = Annotated[str, typer.Option(help="The input's columns to write too: all, none, or id,text.")]
+OnBadRow = Annotated[
+    Literal["fail", "skip"], typer.Option(help="skip: leave bad rows out and write them, with reasons, to a file.")
+]
+RejectsFile = Annotated[Path | None, typer.Option(help="That file; default: OUTPUT + .rejects.jsonl.")]
 LabelSeparator = Annotated[str | None, typer.Option(help="Separates several labels in one cell, e.g. '|'.")]
 TrainedLabelSeparator = Annotated[
     str | None,
@@ -56,6 +76,7 @@ ProcessTimeout = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+WithReport = Annotated[bool, typer.Option("--report/--no-report", help="At the end, write report.html to OUTPUT_DIR.")]
 
 
 def shared_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

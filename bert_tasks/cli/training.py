@@ -1,4 +1,4 @@
-"""The commands around recipes and runs: train, check, init, tokenizer, reproduce, schema; and env."""
+"""The commands around recipes and runs: train, search, check, init, tokenizer, reproduce, schema; and env."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,6 +10,7 @@ from bert_tasks.cli.options import (
     AsJson,
     Delimiter,
     Encoding,
+    FinishedRun,
     Format,
     Header,
     LabelSeparator,
@@ -18,6 +19,7 @@ from bert_tasks.cli.options import (
     ProcessTimeout,
     Quiet,
     RecipeFile,
+    WithReport,
     read_options,
 )
 from bert_tasks.errors import BertTasksError, DivergedError, UsageError
@@ -36,36 +38,48 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, but train and write nothing.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in the folder.")] = False,
     quiet: Quiet = False,
-    report: Annotated[
-        bool, typer.Option("--report/--no-report", help="At the end, write report.html to OUTPUT_DIR.")
-    ] = True,
+    report: WithReport = True,
     seeds: Annotated[
         str | None, typer.Option(metavar="1,2,3", help="Train once per seed, in OUTPUT_DIR/seed-N.")
+    ] = None,
+    folds: Annotated[
+        int | None,
+        typer.Option(min=2, max=1000, metavar="K", help="Cross-validate: train K models, in OUTPUT_DIR/fold-N."),
     ] = None,
     dist_timeout: ProcessTimeout = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe; the best model is saved in OUTPUT_DIR/model. With several seeds the runs are compared.
+    With folds each row is predicted by a model that was trained without it.
 
     Run the command again to resume an interrupted run; a finished run is only reported.
 
     Example: bert-tasks train recipes/quickstart.toml --set optim.epochs=1 --output-dir runs/first
     """
     from bert_tasks.distributed import make_accelerator
+    from bert_tasks.experiments.folds import dry_run_folds
     from bert_tasks.experiments.seeds import dry_run_seeds, parse_seeds
     from bert_tasks.recipe.schema import load_recipe
     from bert_tasks.training.run import dry_run as dry_run_once
 
-    loaded = load_recipe(recipe, overrides=[] if set_ is None else set_, output_dir=output_dir)
+    changes = [*([] if set_ is None else set_), *([] if folds is None else [f"folds.count={folds}"])]
+    loaded = load_recipe(recipe, overrides=changes, output_dir=output_dir)
     if dist_timeout is not None:
         make_accelerator(loaded.optim.mixed_precision, timeout=dist_timeout)
     chosen = loaded.run.seeds if seeds is None else parse_seeds(seeds)
+    divided = loaded.folds is not None and loaded.folds.fold is None
+    if loaded.folds is not None and chosen is not None:
+        raise UsageError("--seeds and folds exclude each other: a cross-validation has one seed, run.seed")
     if dry_run:
-        several = chosen is not None
-        plan = (
-            dry_run_seeds(loaded, chosen, overwrite=overwrite) if several else dry_run_once(loaded, overwrite=overwrite)
-        )
+        if divided:
+            plan = dry_run_folds(loaded, overwrite=overwrite)
+        elif chosen is not None:
+            plan = dry_run_seeds(loaded, chosen, overwrite=overwrite)
+        else:
+            plan = dry_run_once(loaded, overwrite=overwrite)
         print_result(plan.to_json(), plan.lines(), as_json=as_json)
+    elif divided:
+        _train_folds(loaded, overwrite=overwrite, quiet=quiet, report=report, as_json=as_json)
     elif chosen is None:
         _train_once(loaded, overwrite=overwrite, quiet=quiet, report=report, as_json=as_json)
     else:
@@ -115,6 +129,15 @@ def _train_seeds(
         raise typer.Exit(DivergedError.exit_code)
 
 
+def _train_folds(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool, as_json: bool) -> None:
+    from bert_tasks.api import train_folds
+
+    result = train_folds(loaded, overwrite=overwrite, progress=not quiet)
+    page = write_report(result.output_dir) if report else None
+    lines = [*result.lines(), *([] if page is None else [f"report: {page}"]), *_stock_note(result.task)]
+    print_result({**result.to_json(), "report": page}, lines, as_json=as_json)
+
+
 def _stock_note(task: "Task | None") -> list[str]:
     from bert_tasks.tasks.base import NO_STOCK_HEAD
 
@@ -141,6 +164,43 @@ def write_report(folder: Path) -> str | None:
         return None
 
 
+@app.command("search")
+def search(
+    recipe: RecipeFile,
+    set_: Overrides = None,
+    output_dir: OutputDir = None,
+    compare: Annotated[
+        Literal["random"] | None,
+        typer.Option(metavar="random", help="Also try random values in as many trials, for comparison."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier search in the folder.")] = False,
+    quiet: Quiet = False,
+    report: WithReport = True,
+    dist_timeout: ProcessTimeout = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search for better values of the keys in a recipe's [search]; the best are trained again with fresh seeds.
+
+    Run the command again to resume an interrupted search, with the values it would have tried; more search.trials
+    extend it. Needs the extra `search` (Optuna).
+
+    Example: bert-tasks search recipe.toml --set search.trials=12 --output-dir runs/search
+    """
+    from bert_tasks.api import search
+    from bert_tasks.distributed import make_accelerator
+    from bert_tasks.recipe.schema import load_recipe
+
+    loaded = load_recipe(recipe, overrides=[] if set_ is None else set_, output_dir=output_dir)
+    if dist_timeout is not None:
+        make_accelerator(loaded.optim.mixed_precision, timeout=dist_timeout)
+    result = search(loaded, compare_random=compare is not None, overwrite=overwrite, progress=not quiet)
+    page = write_report(result.output_dir) if report else None
+    lines = [*result.lines(), *([] if page is None else [f"report: {page}"])]
+    print_result({**result.to_json(), "report": page}, lines, as_json=as_json)
+    if result.studies[0].best is None:
+        raise typer.Exit(DivergedError.exit_code)
+
+
 @app.command("check")
 def check(recipe: RecipeFile, set_: Overrides = None, as_json: AsJson = False) -> None:
     """Check a recipe and report on its data: labels, lengths, truncation, duplicates, overlap.
@@ -157,7 +217,7 @@ def check(recipe: RecipeFile, set_: Overrides = None, as_json: AsJson = False) -
 
 @app.command("init")
 def init(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="csv, tsv, jsonl, parquet, CoNLL, CoNLL-U or SQuAD.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="csv, tsv, jsonl, parquet, CoNLL, SQuAD or txt.")],
     validation: Annotated[
         Path | None, typer.Option(help="A validation file; default: a share of the training rows.")
     ] = None,
@@ -241,7 +301,7 @@ def tokenizer(
 
 @app.command("reproduce")
 def reproduce(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    run: FinishedRun,
     output_dir: Annotated[
         Path | None, typer.Option(help="The folder of the second run; default: RUN-reproduced.")
     ] = None,
@@ -272,7 +332,7 @@ def schema(
 
     Example: bert-tasks schema > recipe.schema.json
     """
-    from bert_tasks.recipe.schema import recipe_schema, schema_text
+    from bert_tasks.recipe.json_schema import recipe_schema, schema_text
 
     print_out(schema_text(recipe_schema(task)).rstrip("\n"))
 

@@ -301,10 +301,13 @@ def data_report(
 
 
 def _label_counts(table: RowTable, columns: Sequence[Column]) -> Counter[str]:
-    """Labels or tags; questions by whether they have an answer."""
+    """Labels or tags; questions by whether they have an answer, or by the place of the right choice."""
     answers, column = column_of(columns, "answers"), column_of(columns, *CLASS_KINDS)
     if answers is not None and answers.name in table.rows.column_names:
         return Counter("answerable" if value["text"] else "unanswerable" for value in _values(table, answers))
+    choice = column_of(columns, "choice")
+    if choice is not None and choice.name in table.rows.column_names:
+        return Counter(f"choice {value}" for value in _values(table, choice))
     return Counter() if column is None else label_census(table, column).counts
 
 

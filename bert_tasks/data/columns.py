@@ -12,19 +12,21 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, TypedDict
 
 from bert_tasks.errors import DataError
 
 Row = Mapping[str, Any]
-Kind = Literal["text", "texts", "id", "label", "labels", "number", "words", "tags", "answers"]
+Kind = Literal["text", "texts", "id", "label", "labels", "number", "words", "tags", "answers", "choices", "choice"]
 Document = Literal["blank-line", "line", "file"]  # what a document is in a file of text
 
-PASSTHROUGH, FAULT = "given row", "fault of the row"  # columns of the table; no task can have these names
+# Columns of the table beside the task's; no task can have these names.
+PASSTHROUGH, FAULT, FOLD_GROUP = "given row", "fault of the row", "group of a fold"
 
 PassthroughColumns = Literal["all", "none"] | Sequence[str]
 
-LABEL_KINDS: frozenset[Kind] = frozenset({"label", "labels", "number", "tags", "answers"})
+LABEL_KINDS: frozenset[Kind] = frozenset({"label", "labels", "number", "tags", "answers", "choice"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,8 @@ class Column:
     something, as a string. label: one of the task's label names. labels: a list of them (a csv cell separates them by
     ``;``). number: a finite number. words: a list of strings. tags: one tag name for each of the row's words. answers:
     the texts that answer the row's question and where they start in its ``context``; none where it cannot be answered.
+    choices: a list of two or more texts of which one is right, or columns with one of them each. choice: which of the
+    row's choices is right, counted from 0.
     See ``canonical`` for the spellings that a cell may use.
 
     ``required`` columns must be in every file. Of the others, those with labels may be missing when only predictions
@@ -57,8 +61,13 @@ def column_of(columns: Iterable[Column], *kinds: Kind) -> Column | None:
 
 
 # Over the classes of characters: an abbreviation of letters (U.S.), a word, which may have single marks between letters
-# or digits (state-of-the-art, 3.5, O'Neill), or one character of punctuation.
-_WORD = re.compile(r"(?:lp){2,}(?![lw])|[lw]+(?:[jp][lw]+)*|[^s]")
+# or digits (state-of-the-art, 3.5, O'Neill), a Chinese or Japanese character, or one character of punctuation.
+_WORD = re.compile(r"(?:lp){2,}(?![lmw])|[lmw]+(?:[jp][lmw]+)*|cm*|[^s]")
+# Han, Hiragana and Katakana, between whose words there are no spaces: corpora such as WikiANN annotate each character.
+_CJK = re.compile(
+    "[\u3005\u3007\u3040-\u3098\u309b-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
+    "\U00020000-\U0003ffff]"
+)
 _JOINING = "'\u2019-"
 # As in the Penn Treebank and CoNLL-2003: Luigi 's, did n't.
 _CLITIC = re.compile(r"(?<=.)(?:n['\u2019]t|['\u2019](?:s|re|ve|ll|d|m))$", re.IGNORECASE | re.DOTALL)
@@ -126,12 +135,14 @@ def with_text(cells: Mapping[str, Any], columns: Sequence[Column], names: Mappin
 
 
 def _class_of(character: str) -> str:
-    """l letter, w other part of a word, s white space, p full stop, j mark that joins, o other."""
+    """l letter, m mark on it, w digit, c Chinese or Japanese, s white space, p full stop, j joining mark, o other."""
     if character.isspace():
         return "s"
+    if _CJK.match(character):
+        return "c"
     kind = unicodedata.category(character)[0]
     if kind in "LMN":
-        return "l" if kind == "L" else "w"
+        return {"L": "l", "M": "m", "N": "w"}[kind]
     return "p" if character == "." else "j" if character in _JOINING else "o"
 
 
@@ -165,7 +176,9 @@ def canonical(value: Any, kind: Kind, label_separator: str = LABEL_SEPARATOR) ->
     cell a JSON or Python list, or names with ``label_separator`` between them. words, tags: a list, or in one cell a
     JSON or Python list, or names with white space between them. texts: a list, or in one cell a JSON or Python list;
     None where there is none. answers: see ``Answers``; also a list of such objects
-    or of texts, or in one cell the same as JSON or the text itself (empty: the question has no answer).
+    or of texts, or in one cell the same as JSON or the text itself (empty: the question has no answer). choices: a
+    list, in one cell a JSON or Python list, or an object with them as ``text``. choice: a number, or a text that
+    ``choices.choice_index`` compares with the choices; hidden ones (None, -1) become None.
 
     Raises:
         BadValueError: the value is not of this kind.
@@ -189,6 +202,10 @@ def canonical(value: Any, kind: Kind, label_separator: str = LABEL_SEPARATOR) ->
             return None if value is None else _tags(value)
         case "answers":
             return None if value is None else _answers(value)
+        case "choices":
+            return _choices(value)
+        case "choice":
+            return _choice(value)
 
 
 def label_name(value: Any) -> str:
@@ -296,6 +313,27 @@ def _texts(value: Any) -> list[str]:
     return [_part("text", number, _text, part) for number, part in enumerate(parts, start=1)]
 
 
+def _choices(value: Any) -> list[str]:
+    parts = value.get("text") if isinstance(value, Mapping) else value
+    parts = list_in_cell(parts) if isinstance(parts, str) else parts
+    if not isinstance(parts, list | tuple):
+        raise BadValueError(f'expected a list of choices such as ["...", "..."], not {_type_name(value)}')
+    choices = [_part("choice", number, _text, part) for number, part in enumerate(parts)]
+    if len(choices) < 2:
+        raise BadValueError(f"{len(choices)} choice{'' if choices else 's'}; give at least 2")
+    return choices
+
+
+def _choice(value: Any) -> int | str | None:
+    if value is None or value in ("", -1, "-1", "-1.0"):
+        return None
+    if isinstance(value, float) and value.is_integer():  # tables with hidden labels have no whole numbers
+        return None if value == -1 else int(value)
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise BadValueError(f"expected the index or the text of the right choice, not {_type_name(value)}")
+    return value if isinstance(value, int) else _text(value)
+
+
 def _tags(value: Any) -> list[str] | None:
     parts = _parts(value, "tags")
     # A class id below 0 means "hidden" on the hub; readers pass it on as None where the ids have names.
@@ -381,14 +419,36 @@ def _type_name(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def renamed_row(row: Row, names: Mapping[str, str]) -> Row:
+def renamed_row(row: Row, names: Mapping[str, str], columns: Sequence[Column] = ()) -> Row:
     """The row with the task's names: a column that it does not have under this name is found under its other one.
 
     Args:
         names: the task's columns -> other names.
+        columns: those that the task reads, of which none takes a value by its name alone that another one has taken.
     """
     found = {name: row[other] for name, other in names.items() if name not in row and other in row}
-    return {**row, **found} if found else row
+    if not found:
+        return row
+    unread = read_for_others(columns, names).intersection(names[name] for name in found)
+    return {**{name: value for name, value in row.items() if name not in unread}, **found}
+
+
+def read_for_others(
+    columns: Sequence[Column], stated: Mapping[str, str], usual: Mapping[str, str] = MappingProxyType({})
+) -> set[str]:
+    """The optional columns that are not read, as what has their name in the source is stated to be another column.
+
+    With ``context = "question"`` stated, a task that may also have a ``question`` would else read the question twice.
+    The text of words is read nevertheless: it says where the words are, and is no further input.
+
+    Args:
+        stated: the task's columns -> the source's, as the caller states them.
+        usual: the same for columns that are not stated, where these have another name.
+    """
+    taken = set(stated.values())
+    _, text = text_of_words(columns)
+    unstated = [c.name for c in columns if not c.required and c != text and c.name not in stated]
+    return {name for name in unstated if usual.get(name, name) in taken}
 
 
 def as_row(given: Row | str | tuple[str, ...], columns: Sequence[Column], number: int) -> Row:
@@ -403,11 +463,13 @@ def as_row(given: Row | str | tuple[str, ...], columns: Sequence[Column], number
     texts = [column.name for column in columns if column.required and column.kind in ("text", "words")]
     texts = [text.name if text is not None and words is not None and name == words.name else name for name in texts]
     values = given if isinstance(given, tuple) else (given,)
-    if len(values) == len(texts) and all(isinstance(value, str) for value in values):
+    has_texts = len(values) == len(texts) and column_of(columns, "choices") is None
+    if has_texts and all(isinstance(value, str) for value in values):
         return dict(zip(texts, values, strict=True))
     mapping = "{" + ", ".join(f'"{column.name}": ...' for column in columns if column.required) + "}"
-    short = "a text" if len(texts) == 1 else f"a tuple of {' and '.join(texts)}"
-    raise DataError(f"row {number}: expected a mapping such as {mapping}, or {short}, got {type(given).__name__}")
+    short = ", or a text" if len(texts) == 1 else f", or a tuple of {' and '.join(texts)}"
+    short = "" if column_of(columns, "choices") is not None else short
+    raise DataError(f"row {number}: expected a mapping such as {mapping}{short}, got {type(given).__name__}")
 
 
 def as_rows(

@@ -154,7 +154,12 @@ def first_few(items: Iterable[str], most: int) -> str:
     return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
 
 
-def shortened(value: str) -> str:
-    if len(value) <= _VALUE_WIDTH:
+def shortened(value: object) -> str:
+    """A value as Python writes it, of which the end is left out where it is long."""
+    text = value if isinstance(value, str) else repr(value)
+    if len(text) <= _VALUE_WIDTH:
         return repr(value)
-    return f"{value[:_VALUE_WIDTH]!r}... ({len(value)} characters)"
+    start = text[:_VALUE_WIDTH]
+    return (
+        f"{start!r}... ({len(text)} characters)" if isinstance(value, str) else f"{start}... ({len(text)} characters)"
+    )

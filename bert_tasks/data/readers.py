@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from bert_tasks.data.columns import FAULT, LABEL_SEPARATOR, PASSTHROUGH, Column, Document, PassthroughColumns, Row
+from bert_tasks.data.choices import numbered_columns
+from bert_tasks.data.columns import (
+    FAULT,
+    LABEL_SEPARATOR,
+    PASSTHROUGH,
+    Column,
+    Document,
+    PassthroughColumns,
+    Row,
+    column_of,
+    read_for_others,
+)
 from bert_tasks.data.conll import conll_rows, conllu_rows
 from bert_tasks.data.formats import FORMATS, Format, file_format, named_format, uncompressed
 from bert_tasks.data.problems import first_few, missing_path
@@ -55,7 +66,7 @@ GivenRow = TypeVar("GivenRow")  # a row as the caller wrote it: a dict, a text, 
 _BATCH = 1000
 _LARGEST_CELL = 2**31 - 1
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_VERSION = 3  # part of the cache's key and of the fingerprint: raise it when reading changes
+_VERSION = 4  # part of the cache's key and of the fingerprint: raise it when reading changes
 
 
 class Frame(Protocol):
@@ -194,6 +205,7 @@ def read_table(
         label_separator=separator,
     )
     carried = mapping.passthrough_columns
+    has_choices = column_of(columns, "choices") is not None  # each may have a column of its own
     wanted = [*(field.name for field in mapping.fields), *([] if carried in ("all", "none") else carried)]
     try:
         with path.open("rb") as file:
@@ -217,7 +229,7 @@ def read_table(
     read = [{**asdict(field), "mapped": field.column.name in stated} for field in mapping.fields]
     further = [] if passthrough == "none" and not skip_faulty else [passthrough, skip_faulty]
     fingerprint = sha256_json(digest, how, read, labels, *further)
-    records = file_records(path, layout, options, wanted=None if carried == "all" else wanted)
+    records = file_records(path, layout, options, wanted=None if carried == "all" or has_choices else wanted)
     stored = store(cache_folder(cache_dir, "tables"), fingerprint, partial(_write_rows, records, mapping))
     rows = without_absent(stored.rows, columns)
     return RowTable(rows=rows, source=mapping.source, fingerprint=fingerprint, notes=stored.notes, file=stored.path)
@@ -235,6 +247,7 @@ def read_hub(
     require_labels: bool = True,
     labels: Sequence[str] | None = None,
     cache_dir: Path | None = None,
+    passthrough: PassthroughColumns = "none",
     skip_faulty: bool = False,
 ) -> RowTable:
     """Reads one split of a data set on the hub (or in a folder laid out like one); see ``read_table``.
@@ -250,6 +263,7 @@ def read_hub(
         require_labels=require_labels,
         labels=labels,
         source="/".join(part for part in (dataset, config, split) if part is not None),
+        passthrough=passthrough,
         skip_faulty=skip_faulty,
     )
     rows = _hub_rows(dataset, config, split, revision)
@@ -336,7 +350,8 @@ def _licence(dataset: str, commit: str) -> str | None:
 
     page = try_to_load_from_cache(dataset, "README.md", repo_type="dataset", revision=commit)
     try:
-        licence = (metadata_load(page) or {}).get("license") if isinstance(page, str) else None
+        metadata = metadata_load(page) if isinstance(page, str) else None
+        licence = None if metadata is None else metadata.get("license")
     except (OSError, ValueError, YAMLError):  # a page that cannot be read
         return None
     names = licence if isinstance(licence, list) else [licence]
@@ -530,8 +545,15 @@ def with_columns(
     given: ReadOptions, stored: ReadOptions, columns: Sequence[Column], present: Collection[str]
 ) -> ReadOptions:
     """The given options, with the stored columns that are present and not given."""
-    fitting = {task: name for task, name in known_names(stored, columns).items() if name in present}
-    names = {**fitting, **({} if given.columns is None else given.columns)}
+    choices = [column.name for column in columns if column.kind == "choices"]  # which may be several columns
+    stated = {} if given.columns is None else given.columns
+    unread = read_for_others(columns, stated, known_names(stored, columns))
+    fitting = {
+        task: name
+        for task, name in known_names(stored, columns).items()
+        if task not in unread and (name in present or (task in choices and numbered_columns(name, present)))
+    }
+    names = {**fitting, **stated}
     return replace(given, columns=names if names else None)
 
 

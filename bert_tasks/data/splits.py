@@ -6,22 +6,23 @@ spreads evenly and keeps together.
 
 import random
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from glob import glob, has_magic
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from bert_tasks.data.columns import LABEL_SEPARATOR, Column, Document, column_of
+from bert_tasks.data.columns import FOLD_GROUP, LABEL_SEPARATOR, Column, Document, PassthroughColumns, column_of
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
 from bert_tasks.data.problems import SKIP_HINT, BadRowsError, Problems, first_few, missing_path
 from bert_tasks.data.readers import ReadOptions, hub_splits, read_hub, read_table, training_reading
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import CONTEXT
 from bert_tasks.errors import DataError
-from bert_tasks.storage import is_file, is_folder, sha256
+from bert_tasks.storage import exists, is_file, is_folder, sha256
 
 _DOCUMENT, _GROUP = "document", "group"
 
@@ -39,34 +40,65 @@ def train_validation_split(
         DataError: if there are too few rows or contexts.
     """
     keys = row_keys(table, columns)["text"].tolist()
-    answers = column_of(columns, "answers")
-    if answers is not None:
-        groups = _linked(list(table.rows[CONTEXT]), keys, share)
-        answerable = [str(len(value["text"]) > 0) for value in table.rows[answers.name]]
-        train, validation = grouped_split(groups, answerable, share, seed)
-        parts = "on different contexts"
-    elif column_of(columns, "tags") is not None:
-        groups = keys
-        documents = list(table.rows[_DOCUMENT]) if _DOCUMENT in table.rows.column_names else []
-        if len(set(documents)) * share >= 1:
-            # A sentence of no document is its own.
-            own = [index if document is None else document for index, document in enumerate(documents)]
-            groups = _linked(own, keys, share)
-        train, validation = grouped_split(groups, [""] * len(groups), share, seed)
-        parts = "with different words"
-    elif _GROUP in table.rows.column_names:
-        groups = _linked(list(table.rows[_GROUP]), keys, share)
-        train, validation = grouped_split(groups, _strata(table, columns), share, seed)
-        parts = "in different groups"
+    groups, kind = row_groups(table, columns, keys, share)
+    strata = row_strata(table, columns)
+    if kind == "text":
+        train, validation = stratified_split(strata, share, seed, groups=groups)
     else:
-        train, validation = stratified_split(_strata(table, columns), share, seed, groups=keys)
-        parts = "of one class with different texts"
+        train, validation = grouped_split(groups, strata, share, seed)
     if not train or not validation:
+        is_class = kind == "text" and column_of(columns, "label", "labels") is not None
+        parts = f"{'of one class ' if is_class else ''}{_APART[kind]}"
         raise DataError(
             f"{table.source}: {len(table)} rows, no two {parts}, are too few to split off validation rows; "
             "add rows or give data.validation"
         )
     return table.select(train), table.select(validation)
+
+
+# What rows in different groups of a kind have in common, in words.
+_APART = {
+    "group": "in different groups",
+    "context": "on different contexts",
+    "question": "on different contexts",
+    "document": "with different words",
+    "sentence": "with different words",
+    "text": "with different texts",
+}
+
+
+def row_groups(
+    table: RowTable, columns: Sequence[Column], keys: Sequence[int], share: float
+) -> tuple[Sequence[Hashable], str]:
+    """For each row the group whose rows stay together, and the kind of the groups, as a word.
+
+    Groups that share a text are one, unless too many rows were linked so.
+
+    Args:
+        keys: digests of the rows' texts.
+        share: of the rows that are split off: contexts and documents are groups if there are enough for that.
+    """
+    names = table.rows.column_names
+    if FOLD_GROUP in names:
+        return _linked(_or_own(table.rows[FOLD_GROUP]), keys, share), "group"
+    if column_of(columns, "answers") is not None:
+        return _linked(list(table.rows[CONTEXT]), keys, share), "context"
+    if column_of(columns, "choices") is not None:
+        contexts = list(table.rows[CONTEXT])
+        enough = len(set(contexts)) * share >= 1
+        return (_linked(contexts, keys, share), "context") if enough else (keys, "question")
+    if column_of(columns, "tags") is not None:
+        documents = list(table.rows[_DOCUMENT]) if _DOCUMENT in names else []
+        enough = len(set(documents)) * share >= 1
+        return (_linked(_or_own(documents), keys, share), "document") if enough else (keys, "sentence")
+    if _GROUP in names:
+        return _linked(list(table.rows[_GROUP]), keys, share), "group"
+    return keys, "text"
+
+
+def _or_own(groups: Iterable[str | None]) -> list[Hashable]:
+    """The groups; a row of none, such as a sentence of no document or an empty cell, is its own."""
+    return [index if group is None or not group.strip() else group for index, group in enumerate(groups)]
 
 
 def row_keys(table: RowTable, columns: Sequence[Column]) -> np.ndarray[Any, Any]:
@@ -75,14 +107,20 @@ def row_keys(table: RowTable, columns: Sequence[Column]) -> np.ndarray[Any, Any]
     Rows with the same texts, in the sense of ``data_report``, have the same 64 bits in the field ``text``; two of 100
     million different texts have them by chance once in 3,700 such data sets.
     """
-    texts = [column.name for column in columns if column.kind in ("text", "words") and column.required]
+    has_choices = column_of(columns, "choices") is not None  # they may belong to a question, which is optional
+    texts = [
+        column.name
+        for column in columns
+        if column.kind in ("text", "words", "choices") and (column.required or has_choices)
+    ]
+    required = {column.name for column in columns if column.required}
     labels = [column.name for column in columns if column.is_label]
     keys = np.empty(len(table), dtype=[("text", np.uint64), ("label", np.uint64), ("empty", np.bool_)])
     for index, row in enumerate(table):
         values = ([] if row.get(name) is None else row[name] for name in texts)
         folded = [(cell if isinstance(cell, str) else " ".join(cell)).strip().casefold() for cell in values]
         digests = (int(sha256(key)[:16], 16) for key in ("\0".join(folded), repr([row.get(name) for name in labels])))
-        keys[index] = (*digests, "" in folded)
+        keys[index] = (*digests, any(text == "" for name, text in zip(texts, folded, strict=True) if name in required))
     return keys
 
 
@@ -173,8 +211,14 @@ def _linked(groups: Sequence[Hashable], keys: Sequence[int], share: float) -> Se
     return linked if max(Counter(linked).values(), default=0) <= most else groups
 
 
-def _strata(table: RowTable, columns: Sequence[Column]) -> list[str]:
-    """What to spread evenly: the label, or the rarest label of a set; rows without labels are all alike."""
+def row_strata(table: RowTable, columns: Sequence[Column]) -> list[str]:
+    """What to spread evenly: the label, the rarest label of a set, or whether a question has an answer.
+
+    Rows without any of these are all alike.
+    """
+    answers = column_of(columns, "answers")
+    if answers is not None:
+        return [str(len(value["text"]) > 0) for value in table.rows[answers.name]]
     column = column_of(columns, "label", "labels")
     if column is None:
         return [""] * len(table)
@@ -203,8 +247,8 @@ class DataSpec:
     """Its branch, tag or commit."""
     dir: str | None = None
     """A folder with train.* and dev.* (or validation.*, valid.*)."""
-    train: str | None = None
-    """A file with the training rows."""
+    train: str | tuple[str, ...] | None = None
+    """A file with the training rows, several files, or a pattern such as `texts/*.txt`."""
     validation: str | dict[str, str] | None = None
     """A split's name, a file's name in `dir`, or a path, as fits; a table of them gives several named sets. Without it
     the format may know of several (MNLI's matched and mismatched)."""
@@ -238,7 +282,7 @@ class DataSpec:
         if len(given) != 1:
             stated = " and ".join(given) if given else "none of them"
             raise ValueError(f"expected exactly one of dataset, dir, train; {stated} given")
-        if not sources[given[0]]:
+        if not sources[given[0]] or (isinstance(self.train, tuple) and "" in self.train):
             raise ValueError(f"{given[0]} is empty: name a {'data set' if given[0] == 'dataset' else 'path'}")
         for name in ("config", "revision"):
             if getattr(self, name) is not None and self.dataset is None:
@@ -249,15 +293,22 @@ class DataSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """Training rows, and validation rows by name; the name is empty where there is one unnamed set."""
+    """Training rows, and validation rows by name; the name is empty where there is one unnamed set.
+
+    Attributes:
+        held_out: the rows of a fold, which the run does not see.
+        division: how the rows were divided into folds, in words.
+    """
 
     train: RowTable
     validation: dict[str, RowTable]
+    held_out: RowTable | None = None
+    division: str = ""
 
 
 def stored_reading(spec: DataSpec, columns: Sequence[Column]) -> ReadOptions:
     """What a model that is trained on these rows should remember of how they were read."""
-    return training_reading(_read_options(spec), None if spec.dataset is not None else _places(spec)[0], columns)
+    return training_reading(_read_options(spec), None if spec.dataset is not None else _places(spec)[0][0], columns)
 
 
 def _read_options(spec: DataSpec) -> ReadOptions:
@@ -280,52 +331,84 @@ def load_splits(
     labels: Sequence[str] | None = None,
     cache_dir: Path | None = None,
     unlabelled: bool = False,
+    passthrough: PassthroughColumns = "none",
 ) -> Splits:
-    """Reads all splits; ``read_table`` says what ``labels`` does. ``unlabelled``: training rows may lack labels.
+    """Reads all splits, and splits off validation rows where none are given; see ``load_tables``."""
+    tables = load_tables(
+        spec, columns=columns, labels=labels, cache_dir=cache_dir, unlabelled=unlabelled, passthrough=passthrough
+    )
+    if tables.validation:
+        return tables
+    train, validation = train_validation_split(tables.train, columns, spec.validation_share, seed)
+    return Splits(train=train, validation={"": validation})
+
+
+def load_tables(
+    spec: DataSpec,
+    *,
+    columns: Sequence[Column],
+    labels: Sequence[str] | None = None,
+    cache_dir: Path | None = None,
+    unlabelled: bool = False,
+    group: Column | None = None,
+    group_name: str = "",
+    passthrough: PassthroughColumns = "none",
+) -> Splits:
+    """Reads all splits as they are given; there may be no validation rows.
+
+    Args:
+        labels, passthrough: see ``read_table``.
+        unlabelled: training rows may lack labels.
+        group: a column of the training rows beside the task's, which is called ``group_name`` in the files.
 
     Raises:
         BadRowsError: one report over all files.
         DataError: if a file, folder or data set cannot be used.
     """
     train, validation = _places(spec)
-    shared: dict[str, Any] = {"columns": columns, "labels": labels, "cache_dir": cache_dir}
-    shared["skip_faulty"] = spec.on_error == "skip"
+    shared: dict[str, Any] = {"labels": labels, "cache_dir": cache_dir, "skip_faulty": spec.on_error == "skip"}
+    shared["passthrough"] = passthrough
 
-    def read(place: str, require_labels: bool) -> RowTable:
+    def read(place: str, is_train: bool) -> RowTable:
+        # Rows of a task without labels, the documents of a corpus, lack none.
+        shared["require_labels"] = not (is_train and unlabelled and any(column.is_label for column in columns))
+        read_columns, names = columns, spec.columns
+        if is_train and group is not None:
+            read_columns, names = [*columns, group], {**names, group.name: group_name}
         if spec.dataset is None:
-            return read_table(place, reading=_read_options(spec), require_labels=require_labels, **shared)
+            reading = replace(_read_options(spec), columns=names)
+            return read_table(place, columns=read_columns, reading=reading, **shared)
         of_hub: dict[str, Any] = {"config": spec.config, "revision": spec.revision, "format": spec.format}
-        of_hub["require_labels"] = require_labels
-        return read_hub(spec.dataset, split=place, names=spec.columns, **of_hub, **shared)
+        return read_hub(spec.dataset, split=place, columns=read_columns, names=names, **of_hub, **shared)
 
     tables: list[RowTable] = []
     bad: list[Problems] = []
-    for number, place in enumerate((train, *validation.values())):
+    for number, place in enumerate((*train, *validation.values())):
         try:
-            tables.append(read(place, require_labels=number > 0 or not unlabelled).without_faults())
+            tables.append(read(place, number < len(train)).without_faults())
         except BadRowsError as error:
             bad += error.found
     if bad:
         raise BadRowsError(bad, SKIP_HINT if spec.on_error == "fail" else None)
-    if not validation:
-        train_rows, validation_rows = train_validation_split(tables[0], columns, spec.validation_share, seed)
-        return Splits(train=train_rows, validation={"": validation_rows})
+    tables = [RowTable.joined(tables[: len(train)]), *tables[len(train) :]]
     return Splits(train=tables[0], validation=dict(zip(validation, tables[1:], strict=True)))
 
 
-def _places(spec: DataSpec) -> tuple[str, dict[str, str]]:
+def _places(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
     """Where training and validation rows are read: split names of a hub data set, else paths."""
     stated = {"": spec.validation} if isinstance(spec.validation, str) else spec.validation
     layout = None if spec.format is None else named_format(spec.format)
     if spec.train is not None:
-        return spec.train, {} if stated is None else stated
+        given = (spec.train,) if isinstance(spec.train, str) else spec.train
+        files = tuple(dict.fromkeys(file for name in given for file in _matching(name)))
+        return files, {} if stated is None else stated
     if spec.dataset is not None:
         if stated is None and layout is not None and layout.hub_validation:
             stated = dict(layout.hub_validation)
         if stated is None:
             names = hub_splits(spec.dataset, config=spec.config, revision=spec.revision)
             stated = {"": "validation"} if "validation" in names else {}
-        return "train", stated
+        return ("train",), stated
     folder = Path(str(spec.dir))
     if is_file(folder):
         raise DataError(f"{folder}: a file where a folder was expected; give it as data.train")
@@ -340,9 +423,19 @@ def _places(spec: DataSpec) -> tuple[str, dict[str, str]]:
     if stated is None and any(is_file(folder / place) for place in usual.values()):
         stated = dict(usual)
     if stated is not None:
-        return str(train), {name: str(folder / place) for name, place in stated.items()}
+        return (str(train),), {name: str(folder / place) for name, place in stated.items()}
     found = _file_in(folder, _VALIDATION_NAMES, spec.format)
-    return str(train), {} if found is None else {"": str(found)}
+    return (str(train),), {} if found is None else {"": str(found)}
+
+
+def _matching(name: str) -> list[str]:
+    """The files that a pattern matches, in order; the name itself if it is none, or a file is called so."""
+    if not has_magic(name) or exists(Path(name)):
+        return [name]
+    found = sorted(file for file in glob(name, recursive=True) if is_file(Path(file)))
+    if not found:
+        raise DataError(f"{name}: no file matches this pattern")
+    return found
 
 
 def _file_in(folder: Path, splits: Sequence[str], format: str | None) -> Path | None:

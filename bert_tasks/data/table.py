@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -140,6 +140,8 @@ class RowTable:
         hub: where on the hub the rows are.
         faults: of the rows that were left out (``without_faults``) the column ``FAULT``, in which each is a JSON
             object: its line, what is wrong with it, and the row itself.
+        part: the table that these rows are a part of, and their numbers there, if they share its features.
+        joined_sources: of a table that was joined from several, the source and the number of rows of each, in order.
     """
 
     rows: "Dataset"
@@ -149,6 +151,8 @@ class RowTable:
     file: Path | None = None
     hub: HubSplit | None = None
     faults: "Dataset | None" = None
+    part: "tuple[RowTable, Numbers] | None" = None
+    joined_sources: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def from_rows(
@@ -194,6 +198,23 @@ class RowTable:
         fingerprint = sha256_json([row if FAULT in row else {**empty, **row} for row in checked])
         return cls(rows=without_absent(table, columns), source=source, fingerprint=fingerprint, notes=validator.notes)
 
+    @classmethod
+    def joined(cls, tables: Sequence["RowTable"]) -> "RowTable":
+        """The rows of several tables, one table after another."""
+        from datasets import concatenate_datasets
+
+        if len(tables) == 1:
+            return tables[0]
+        faults = [table.faults for table in tables if table.faults is not None]
+        return cls(
+            rows=concatenate_datasets([table.rows for table in tables]),
+            source=f"{tables[0].source} and {counted(len(tables) - 1, 'other file')}",
+            fingerprint=sha256_json([table.fingerprint for table in tables]),
+            notes=tuple(note for table in tables for note in table.notes),
+            faults=concatenate_datasets(faults) if faults else None,
+            joined_sources=tuple((table.source, len(table)) for table in tables),
+        )
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -224,10 +245,16 @@ class RowTable:
         return replace(usable, notes=(*self.notes, note), faults=self.rows.select(bad).select_columns([FAULT]))
 
     def select(self, indices: Sequence[int]) -> "RowTable":
-        """The rows with these numbers, in this order."""
+        """The rows with these numbers, in this order; a part of a part is one of the whole."""
         chosen = [int(index) for index in indices]
         fingerprint = sha256_json(self.fingerprint, chosen)
-        return replace(self, rows=self.rows.select(chosen), fingerprint=fingerprint, file=None)
+        part = None if self.part is None else (self.part[0], self.part[1][chosen])
+        rows = self.rows.select(chosen)
+        return replace(self, rows=rows, fingerprint=fingerprint, file=None, part=part, joined_sources=())
+
+    def select_part(self, indices: Sequence[int]) -> "RowTable":
+        """``select``, of a table that is tokenised once for all of its parts."""
+        return replace(self.select(indices), part=(self, np.asarray(indices, dtype=np.int64)))
 
 
 def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> "Features":
@@ -235,7 +262,8 @@ def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> "Featu
     from datasets import Features, List, Value
 
     types: dict[str, Any] = dict.fromkeys(("text", "id", "label"), Value("string")) | {"number": Value("float64")}
-    types |= dict.fromkeys(("labels", "texts", "words", "tags"), List(Value("string")))
+    types |= dict.fromkeys(("labels", "texts", "words", "tags", "choices"), List(Value("string")))
+    types["choice"] = Value("int64")
     types["answers"] = {"text": List(Value("string")), "answer_start": List(Value("int64"))}
     further = {"line": Value("int64")} | dict.fromkeys(texts, Value("string"))
     return Features({column.name: types[column.kind] for column in columns} | further)
@@ -244,7 +272,7 @@ def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> "Featu
 def without_absent(rows: "Dataset", columns: Sequence[Column]) -> "Dataset":
     """The rows without the optional columns that hold no value at all."""
     table = rows.data
-    names = [column.name for column in columns if not column.required]
+    names = [column.name for column in columns if not column.required and column.name in rows.column_names]
     return rows.remove_columns([name for name in names if table.column(name).null_count == table.num_rows])
 
 
@@ -335,6 +363,7 @@ def tokenizer_content(tokenizer: Any) -> str:
 
 
 Numbers = NDArray[np.int64]
+Item = TypeVar("Item")
 
 # What a batch is made of, and what decoding needs.
 _FOR_TRAINING = ("row", "input_ids", "token_type_ids", "labels", "gather_positions", "word_ids", "sentence_starts")
@@ -389,6 +418,24 @@ class Samples:
             row_starts=row_starts,
         )
 
+    def of_rows(self, rows: Numbers) -> Self:
+        """The samples of some rows, which are counted from 0 in their new order; the features stay where they are."""
+        counts = np.diff(self.row_starts)[rows]
+        row_starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        chosen = np.repeat(self.row_starts[rows] - row_starts[:-1], counts) + np.arange(row_starts[-1])
+        tokens = self.tokens[chosen]
+        starts = row_starts if self.starts is self.row_starts else np.arange(len(tokens) + 1)
+        return replace(
+            self,
+            features=self.features.select(chosen),
+            trained=self.trained.select(chosen),
+            decoded=self.decoded.select(chosen),
+            tokens=tokens,
+            starts=starts,
+            lengths=np.diff(np.concatenate([[0], np.cumsum(tokens, dtype=np.int64)])[starts]),
+            row_starts=row_starts,
+        )
+
     def __len__(self) -> int:
         return len(self.lengths)
 
@@ -412,7 +459,8 @@ class Samples:
     def decoded_rows(self, first: int, end: int) -> list[dict[str, Any]]:
         """What decoding needs of the features of rows ``first`` to ``end - 1``; ``row`` counts from 0 there."""
         records = rows_of(self.decoded[self.row_starts[first] : self.row_starts[end]])
-        return [{**record, "row": record["row"] - first} for record in records]
+        rows = np.repeat(np.arange(end - first), np.diff(self.row_starts[first : end + 1])).tolist()
+        return [{**record, "row": row} for record, row in zip(records, rows, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -442,17 +490,24 @@ class Cuts:
         return f"{count} of {self.rows} ({count / max(self.rows, 1):.1%})"
 
 
+def filled_batches(items: Iterable[Item], length: Callable[[Item], int], *, max_tokens: int) -> Iterator[list[Item]]:
+    """Batches of neighbours of at most ``max_tokens`` tokens, as they come; a longer item is a batch of its own."""
+    batch: list[Item] = []
+    room = max_tokens
+    for item in items:
+        size = length(item)
+        if batch and size > room:
+            yield batch
+            batch, room = [], max_tokens
+        batch.append(item)
+        room -= size
+    if batch:
+        yield batch
+
+
 def token_batches(order: Iterable[int], lengths: Sequence[int] | Numbers, *, max_tokens: int) -> list[list[int]]:
-    """Batches of neighbours in an order, of at most ``max_tokens`` tokens; a longer one is a batch of its own."""
-    batches: list[list[int]] = []
-    room = 0
-    for index in order:
-        if not batches or lengths[index] > room:
-            batches.append([])
-            room = max_tokens
-        batches[-1].append(index)
-        room -= lengths[index]
-    return batches
+    """``filled_batches`` of indices in an order."""
+    return list(filled_batches(order, lambda index: int(lengths[index]), max_tokens=max_tokens))
 
 
 def longest_first(lengths: ArrayLike, *, max_tokens: int) -> list[list[int]]:

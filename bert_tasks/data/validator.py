@@ -11,11 +11,21 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from bert_tasks.data.choices import (
+    choice_index,
+    choice_names,
+    has_columns_from_one,
+    label_start,
+    numbered_columns,
+    with_choices,
+)
 from bert_tasks.data.columns import (
     FAULT,
+    FOLD_GROUP,
     LABEL_SEPARATOR,
     PASSTHROUGH,
     UNKNOWN_START,
@@ -28,6 +38,7 @@ from bert_tasks.data.columns import (
     as_row,
     canonical,
     column_of,
+    read_for_others,
     renamed_row,
     text_of_words,
     with_text,
@@ -51,6 +62,7 @@ from bert_tasks.errors import DataError
 CONTEXT = "context"
 CLASS_KINDS: tuple[Kind, ...] = ("label", "labels", "tags")  # columns whose values are names of classes
 _MOST_COUNTED = 100_000  # different labels of a census
+_MOST_AHEAD = 10_000  # rows that are read before the first one is validated, while their labels may mean two choices
 _FEW = 10  # one odd tag in so many is taken for a mistake
 _WORDS_SHOWN = 5
 _COLUMNS_SHOWN = 10
@@ -113,7 +125,7 @@ def make_column_mapping(
     skip_faulty: bool = False,
     label_separator: str = LABEL_SEPARATOR,
 ) -> ColumnMapping:
-    """Decides under which name each column of a task is read.
+    """Decides under which name each column of a task is read; see ``read_for_others`` for those that are not.
 
     Args:
         columns: the columns that the task reads.
@@ -135,6 +147,7 @@ def make_column_mapping(
     unknown = next((name for name in stated if name not in known), None)
     if unknown is not None:
         raise DataError(unknown_column(unknown, known))
+    unread = read_for_others(columns, stated, usual)
     usual_columns = () if layout is None else layout.default_passthrough
     return ColumnMapping(
         fields=tuple(
@@ -144,6 +157,7 @@ def make_column_mapping(
                 needed=column.required or (column.is_label and require_labels),
             )
             for column in columns
+            if column.name not in unread or (column.is_label and require_labels)
         ),
         label_names={} if layout is None else layout.label_names,
         labels=labels,
@@ -289,6 +303,9 @@ class RowValidator:
         self._texts = column_of(self._columns, "texts")
         self._tags = column_of(self._columns, "tags")
         self._answers = column_of(self._columns, "answers")
+        self._choices = column_of(self._columns, "choices")
+        self._choice = column_of(self._columns, "choice")
+        self._first_choice: int | None = None
         label = column_of(self._columns, *CLASS_KINDS)
         self._census = None if label is None or mapping.labels is None else LabelCensus(column=label)
 
@@ -302,16 +319,24 @@ class RowValidator:
         Returns:
             The values by the task's names, without those that are missing or refused, and the faults.
         """
-        mapping, row, faults = self.mapping, {}, []
+        mapping = self.mapping
+        row: dict[str, Any] = {}
+        faults: list[Fault] = []
         label_names = mapping.label_names.values()
         if self._words is not None:
             cells = with_words(cells, self._columns, self._names)
         if self._texts is not None:
             cells = with_text(cells, self._columns, self._names)
+        given = cells
+        if self._choices is not None:
+            try:
+                cells = with_choices(cells, self._columns, self._names)
+            except BadValueError as error:
+                return row, [Fault(str(error), self._names[self._choices.name])]
         for wanted in mapping.fields:
             raw = cells.get(wanted.name)
-            if raw is None and not wanted.needed:
-                continue
+            if raw is None and (not wanted.needed or wanted.column.name == FOLD_GROUP):
+                continue  # the source needs the column of groups, but a row without a value there is a group of its own
             try:
                 if raw is None and wanted.name not in cells:
                     there = first_few((shortened(str(name)) for name in cells), _COLUMNS_SHOWN)
@@ -339,7 +364,30 @@ class RowValidator:
         if self._answers is not None and self._answers.name in row:
             column, answers = self._names[self._answers.name], row[self._answers.name]
             row[self._answers.name] = self._placed_answers(column, answers, row.get(CONTEXT), faults)
+        if self._choices is not None and self._choice is not None and self._choice.name in row:
+            value, choices = row.pop(self._choice.name), row.get(self._choices.name)
+            try:
+                if choices is not None:
+                    named = choice_names(given, self._names[self._choices.name])
+                    row[self._choice.name] = choice_index(value, choices, named, self._first_choice)
+            except BadValueError as error:
+                faults.append(Fault(str(error), self._names[self._choice.name], value))
         return row, faults
+
+    def _after_label_start(self, records: Iterator[Record]) -> Iterator[Record]:
+        """The same records, once it is known from what number their labels count choices in columns of their own."""
+        if self._choices is None or self._choice is None:
+            return records
+        choices, label = self._names[self._choices.name], self._names[self._choice.name]
+        ahead: list[Record] = []
+        for record in islice(records, _MOST_AHEAD):
+            ahead.append(record)
+            if record.fault is not None or record.skip:
+                continue
+            self._first_choice = label_start(record.cells, choices, label)
+            if self._first_choice is not None or not has_columns_from_one(record.cells, choices):
+                break
+        return chain(ahead, records)
 
     def rows(self, records: Iterator[Record]) -> Iterator[dict[str, Any]]:
         """The rows of a source with their ``line``; at their end ``notes`` names those that were skipped.
@@ -351,7 +399,7 @@ class RowValidator:
         """
         mapping, carried = self.mapping, self.mapping.passthrough_columns
         skipped: list[int] = []
-        for record in records:
+        for record in self._after_label_start(records):
             self._count += 1
             if record.skip:
                 skipped.append(record.line)
@@ -391,7 +439,7 @@ class RowValidator:
             share = f"{len(skipped)} of {counted(self._count, 'row')}"
             self.notes = (f"{share} {has} too few cells and {were} skipped (line {lines})",)
         if self._count == len(skipped):
-            below = "; there is nothing below the header" if self._seen and not skipped else ""
+            below = "; it has a header or blank lines only" if self._seen and not skipped else ""
             raise DataError(f"{source}: no rows{below}{''.join(f'; {note}' for note in self.notes)}")
         if self._seen:
             check_columns(tuple(self._seen), self.mapping)
@@ -450,7 +498,13 @@ def check_columns(present: Sequence[str], mapping: ColumnMapping) -> None:
         if name not in present:
             message = f"{mapping.source}: no column {name!r} to keep{did_you_mean(name, present)}"
             raise DataError(f"{message}; the columns are: {there}")
-    missing = [field for field in mapping.fields if field.needed and field.name not in present]
+    missing = [
+        field
+        for field in mapping.fields
+        if field.needed
+        and field.name not in present
+        and not (field.column.kind == "choices" and numbered_columns(field.name, present))
+    ]
     if not missing:
         return
     columns = [field.column for field in mapping.fields]
@@ -470,13 +524,18 @@ def check_columns(present: Sequence[str], mapping: ColumnMapping) -> None:
                 f"delimiter = {mark!r} (--delimiter)"
             )
     lines = [f"{mapping.source}: no column {field.name!r}{did_you_mean(field.name, present)}" for field in missing]
+    for place, absent in enumerate(missing):
+        if absent.column.kind == "choices":
+            stem = absent.name.removesuffix("s")
+            lines[place] += f", nor columns of single choices such as '{stem}0' and '{stem}1'"
     wanted = [missing[0].column.name]
     if other is not None and missing[0].column == replaced:  # either of them is enough
         wanted.append(other.name)
         lines[0] = f"{lines[0]}, nor {other.name!r}"
     keys = " or ".join(f'{name} = "NAME"' for name in wanted)
     options = " or ".join(f"--column {name}=NAME" for name in wanted)
-    lines += [f"  the columns are: {there}", f"  say which one to read: [data.columns] {keys}, or {options}"]
+    hint = 'folds.group = "NAME"' if wanted[0] == FOLD_GROUP else f"[data.columns] {keys}, or {options}"
+    lines += [f"  the columns are: {there}", f"  say which one to read: {hint}"]
     raise DataError("\n".join(lines))
 
 
@@ -515,7 +574,11 @@ def valid_rows(
     validator = RowValidator(make_column_mapping(columns))
     valid: list[Row] = []
     for number, given in enumerate(rows, start=first):
-        row, faults = validator.validate(renamed_row(as_row(given, columns, number), names))
+        try:
+            cells = with_choices(as_row(given, columns, number), columns, names, keep_names=True)
+        except BadValueError as error:
+            raise DataError(f"row {number}: {error}") from None
+        row, faults = validator.validate(renamed_row(cells, names, columns))
         if faults:
             raise DataError(f"row {number}: {faults[0]}")
         valid.append(row)

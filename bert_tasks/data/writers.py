@@ -1,8 +1,10 @@
 """Writers of rows: JSON Lines, and csv, tsv and parquet files made of them.
 
-Owns the formats of output, what a cell may hold, and that a file appears complete or not at all.
+Owns the formats of output, what a cell may hold, and that a file appears complete or not at all. Vectors are base64 in
+JSON lines that become a file of another format, which is exact and a quarter of the size of decimal numbers.
 """
 
+import base64
 import csv
 import json
 import os
@@ -10,7 +12,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bert_tasks.errors import UsageError
 from bert_tasks.storage import atomic_path, exists, is_file, is_folder
@@ -23,11 +29,46 @@ _BLOCK_ROWS, _BLOCK_BYTES = 4096, 2**24
 Row = dict[str, Any]
 
 
-def write_parquet(lines: Path, target: Path) -> None:
+Vectors = NDArray[np.float32]
+
+
+def vector_text(vector: Vectors) -> str:
+    """A vector as base64 of its little-endian float32 numbers."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+
+
+def _stacked(texts: Sequence[str], width: int) -> Vectors:
+    """``[R, width]`` the vectors of some rows."""
+    return np.frombuffer(b"".join(map(base64.b64decode, texts)), dtype="<f4").reshape(len(texts), width)
+
+
+def write_npy(lines: Path, target: Path, column: str, width: int) -> None:
+    """Makes NumPy's file of one column of vectors: an array ``[rows, width]`` of float32. Memory stays flat.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        with lines.open("rb") as file:
+            rows = sum(1 for _ in file)
+        with atomic_path(target, folder=lines.parent) as temporary, temporary.open("wb") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for block in _blocks(lines):
+                file.write(_stacked([row[column] for row in block], width).tobytes())
+    except OSError as error:
+        raise write_failure(error, target) from None
+
+
+def write_parquet(lines: Path, target: Path, *, vectors: Mapping[str, int] = MappingProxyType({})) -> None:
     """Makes a parquet file of JSON lines, in two passes: for the types, then for the rows. Memory stays flat.
 
     Numbers, texts, lists and objects keep their kind. A column that mixes kinds (a number here, a text there) becomes
     a text column, what is no text in it JSON.
+
+    Args:
+        vectors: columns of vectors (``vector_text``) and how many numbers each has: they become lists of fixed size of
+            float32.
 
     Raises:
         UsageError: the file cannot be written.
@@ -35,7 +76,7 @@ def write_parquet(lines: Path, target: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    schema = _schema(lines)
+    schema = _schema(lines, vectors)
     try:
         with (
             atomic_path(target, folder=lines.parent) as temporary,
@@ -48,13 +89,13 @@ def write_parquet(lines: Path, target: Path) -> None:
         raise write_failure(error, target) from None
 
 
-def _schema(lines: Path) -> "pyarrow.Schema":
+def _schema(lines: Path, vectors: Mapping[str, int]) -> "pyarrow.Schema":
     import pyarrow
 
     types: dict[str, pyarrow.DataType | None] = {}  # None: the values have no type in common
     unified: set[str] = set()
     for block in _blocks(lines):
-        for name in dict.fromkeys(name for row in block for name in row):
+        for name in dict.fromkeys(name for row in block for name in row if name not in vectors):
             found = None
             with suppress(pyarrow.ArrowException, OverflowError):
                 found = pyarrow.array([row.get(name) for row in block]).type
@@ -72,7 +113,8 @@ def _schema(lines: Path) -> "pyarrow.Schema":
                 _column(block, name, _stored(types[name]))
             except pyarrow.ArrowException:  # the common type cannot hold a whole number above 2^53 beside fractions
                 types[name] = None
-    return pyarrow.schema([(name, _stored(kind)) for name, kind in types.items()])
+    of_vectors = [(name, pyarrow.list_(pyarrow.float32(), width)) for name, width in vectors.items()]
+    return pyarrow.schema([(name, _stored(kind)) for name, kind in types.items()] + of_vectors)
 
 
 def _stored(kind: "pyarrow.DataType | None") -> "pyarrow.DataType":
@@ -94,6 +136,9 @@ def _column(block: list[Row], name: str, kind: "pyarrow.DataType") -> "pyarrow.A
     import pyarrow
 
     values = [row.get(name) for row in block]
+    if pyarrow.types.is_fixed_size_list(kind):  # inference makes none: it is a column of vectors
+        stacked = _stacked([row[name] for row in block], kind.list_size)
+        return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(stacked.ravel()), kind.list_size)
     if pyarrow.types.is_string(kind):
         values = [v if v is None or isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values]
     return pyarrow.array(values, kind)

@@ -2,10 +2,11 @@
 
 ``attend`` and ``attend_first`` keep sequences apart, and ``attend`` chooses the kernel. A layer passes queries,
 keys and values in one tensor, because one product makes them and one gather regroups them. On the CPU, where torch has
-no fast kernel that drops attention weights, training with attention dropout takes ``attention_with_dropout``.
+no fast kernel that drops attention weights, training with attention dropout takes ``attention_with_dropout``. Where a
+token attends to a window of its sequence, the work and the memory grow with N and not with T * T.
 
 Shape legend: N tokens (rows of a layout), B sequences, T padded length, A heads, D head size, H = A * D, M = B * A,
-P rows of the padded groups.
+P rows of the padded groups, W window, C blocks of rows.
 """
 
 import math
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 
 from bert_tasks.encoder.dropout import keep_mask, keep_scale, random_bits, uses_random_bits
 from bert_tasks.encoder.packing import Packed, Padded
+from bert_tasks.encoder.positions import Scores
 
 Backend = Literal["grouped", "varlen", "jagged"]
 
@@ -26,51 +28,80 @@ Backend = Literal["grouped", "varlen", "jagged"]
 _PIECE = 2**18
 
 
-def attention_backend(*, device: torch.device, dtype: torch.dtype, head_size: int, dropout: float) -> Backend:
+def attention_backend(
+    *, device: torch.device, dtype: torch.dtype, head_size: int, dropout: float, window: int | None = None
+) -> Backend:
     """The kernel for packed tokens.
 
     CUDA's flash attention takes half precision and head sizes that are multiples of 8 up to 256. torch 2.13 calls it
-    for packed rows as ``varlen``, which hard-codes dropout 0, and, with dropout, for ``jagged`` nested tensors.
-    Everything else takes the ``grouped`` path. No choice of kernel changes the mathematics.
+    for packed rows as ``varlen``, which hard-codes dropout 0, and, with dropout, for ``jagged`` nested tensors, which
+    know no window. Everything else takes the ``grouped`` path. No choice of kernel changes the mathematics.
     """
     half = dtype in (torch.float16, torch.bfloat16)
     fits = head_size % 8 == 0 and head_size <= 256
     if device.type != "cuda" or not half or not fits:
         return "grouped"
-    return "varlen" if dropout == 0.0 else "jagged"
+    if dropout == 0.0:
+        return "varlen"
+    return "jagged" if window is None else "grouped"
 
 
-def attend(qkv: Tensor, layout: Packed | Padded, *, dropout: float) -> Tensor:
+def attend(
+    qkv: Tensor,
+    layout: Packed | Padded,
+    *,
+    dropout: float,
+    window: int | None = None,
+    scores: Scores | None = None,
+    scale: float | None = None,
+) -> Tensor:
     """Scaled dot-product attention inside each sequence.
 
     Args:
         qkv: ``[N, 3, A, D]`` queries, keys and values.
         layout: where the sequences are.
         dropout: probability of dropping an attention weight; 0 outside training.
+        window: how many tokens on each side a token attends to, without ``scores``; None: all. In a padded layout they
+            are counted in columns.
+        scores: what is added to the scaled products of queries and keys; None: nothing.
+        scale: the factor of these products; default: ``1 / sqrt(D)``.
 
     Returns:
         ``[N, H]`` context. At the padding of a padded layout it has no meaning.
     """
     if isinstance(layout, Padded):
         mask = layout.mask[:, None, None, :]  # [B, 1, 1, T]
-        return _attend_rectangle(qkv, layout.batch, layout.length, mask, dropout)
-    backend = attention_backend(device=qkv.device, dtype=qkv.dtype, head_size=qkv.shape[-1], dropout=dropout)
+        if window is not None:
+            columns = torch.arange(layout.length, device=mask.device)
+            distance = (columns[:, None] - columns).abs()  # [T, T]
+            # A token of the padding attends to itself: a softmax over nothing would not be a number.
+            mask = (mask & (distance <= window)) | (distance == 0)  # [B, 1, T, T]
+        return _attend_rectangle(qkv, layout.batch, layout.length, mask, dropout, scores, scale)
+    if window is not None and max(layout.lengths) <= window + 1:
+        window = None
+    backend: Backend = "grouped"  # the only one that adds scores
+    if scores is None and scale is None:
+        size = qkv.shape[-1]
+        backend = attention_backend(device=qkv.device, dtype=qkv.dtype, head_size=size, dropout=dropout, window=window)
     if backend == "varlen":
         from torch.nn.attention.varlen import varlen_attn
 
         query, key, value = qkv.unbind(1)  # [N, A, D]
         starts, longest = layout.cu_seqlens, max(layout.lengths)
-        context = varlen_attn(query, key, value, starts, starts, longest, longest)
+        sides = (-1, -1) if window is None else (window, window)
+        context = varlen_attn(query, key, value, starts, starts, longest, longest, window_size=sides)
         if isinstance(context, tuple):  # only with return_aux, which is not asked for
             context, *_ = context
         return context.flatten(1)
     if backend == "jagged":
         return _attend_jagged(qkv, layout, dropout)
+    if window is not None:
+        return _attend_window(qkv, layout.sequence_of_row, window, dropout)
     regroup, qkv = layout.regroup, pad_groups(qkv, layout)  # [P, 3, A, D]
     # The gradient of a split is one concatenation, that of a slice is as large as the whole.
     parts = torch.split(qkv, [group.rows for group in layout.groups])
     contexts = [
-        _attend_rectangle(part, group.sequences, group.length, group.mask, dropout)
+        _attend_rectangle(part, group.sequences, group.length, group.mask, dropout, scores, scale)
         for group, part in zip(layout.groups, parts, strict=True)
     ]
     context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)  # [P, H]
@@ -119,16 +150,52 @@ def _attend_jagged(qkv: Tensor, layout: Packed, dropout: float) -> Tensor:
     return context.transpose(1, 2).values().flatten(1)
 
 
-def _attend_rectangle(qkv: Tensor, batch: int, length: int, mask: Tensor | None, dropout: float) -> Tensor:
+def _attend_window(qkv: Tensor, sequence_of_row: Tensor, window: int, dropout: float) -> Tensor:
+    """``[N, 3, A, D] -> [N, H]`` of tokens that attend to those of their sequence at a distance of at most ``window``.
+
+    The packed rows are cut into blocks of 2 W queries, whatever sequences they belong to. The keys of a block are its
+    own rows and W rows on each side, among which a mask keeps those of the same sequence within the window.
+    """
+    rows, _, heads, size = qkv.shape
+    block = 2 * window
+    missing = -rows % block
+    padded = F.pad(qkv, (0, 0, 0, 0, 0, 0, window, window + missing))  # [W + C * block + W, 3, A, D]
+    query, key_value = torch.split(padded, [1, 2], dim=1)
+    query = query.narrow(0, window, rows + missing).view(-1, block, heads, size).transpose(1, 2)  # [C, A, block, D]
+    key, value = key_value.unfold(0, 2 * block, block).permute(1, 0, 2, 4, 3).unbind(0)  # [C, A, 2 * block, D]
+    # Padding is a sequence of its own, so that each of its queries has a key and its softmax is a number.
+    sequences = F.pad(sequence_of_row, (window, window + missing), value=-1)
+    of_query = sequences.narrow(0, window, rows + missing).view(-1, 1, block, 1)
+    of_key = sequences.unfold(0, 2 * block, block)[:, None, None, :]  # [C, 1, 1, 2 * block]
+    places = torch.arange(2 * block, device=qkv.device)
+    distance = (places.narrow(0, window, block)[:, None] - places).abs()  # [block, 2 * block]
+    mask = (of_query == of_key) & (distance <= window)  # [C, 1, block, 2 * block]
+    context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    return context.transpose(1, 2).reshape(-1, heads * size).narrow(0, 0, rows)
+
+
+def _attend_rectangle(
+    qkv: Tensor,
+    batch: int,
+    length: int,
+    mask: Tensor | None,
+    dropout: float,
+    scores: Scores | None = None,
+    scale: float | None = None,
+) -> Tensor:
     """``[B * T, 3, A, D] -> [B * T, H]`` of sequences that are padded to one length."""
     _, _, heads, size = qkv.shape
     qkv = qkv.view(batch, length, 3, heads, size)
-    if uses_random_bits(qkv, dropout):
+    is_plain = scores is None and scale is None and (mask is None or mask.shape[2] == 1)
+    if is_plain and uses_random_bits(qkv, dropout):
         # oneDNN would compile products in bfloat16 for each length, which costs more than they gain.
         exact = qkv.float() if qkv.dtype == torch.bfloat16 else qkv
         return attention_with_dropout(exact, mask, dropout).view(batch * length, heads * size).to(qkv.dtype)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, A, T, D]
-    context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    if scores is not None:
+        added = scores(query, key)  # broadcastable to [B, A, T, T]
+        mask = added if mask is None else added.masked_fill(~mask, torch.finfo(added.dtype).min)
+    context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
     return context.transpose(1, 2).reshape(batch * length, heads * size)
 
 

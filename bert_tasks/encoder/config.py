@@ -3,10 +3,14 @@
 Names are those of Hugging Face's configurations where it has one. families/ translates a config.json into these fields.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["gelu", "gelu_new", "relu", "tanh"]
+PairObjective = Literal["nsp", "sop"]
+# Linear layers of the encoder that may have low-rank adapters; the last two are those of the feed-forward.
+LoraTarget = Literal["query", "key", "value", "attention_output", "intermediate", "output"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,22 +18,75 @@ class HeadConfig:
     """How the families' task heads differ.
 
     Attributes:
-        activation: between the two linear layers of the sequence head (tanh; ELECTRA: gelu, DistilBERT: relu).
-        dropout_before_dense: dropout also before the sequence head's first linear layer (RoBERTa and ELECTRA).
-        sequence_dropout: in the sequence head.
+        activation: after the linear layer that the sequence head begins with (tanh; ELECTRA: gelu, DistilBERT: relu).
+        dense_dropout: before the sequence head's first linear layer (RoBERTa, ELECTRA and DeBERTa).
+        sequence_dropout: before its last one.
         token_dropout: before the token head's linear layer.
         span_dropout: before the span head's linear layer (DistilBERT only).
         pair_dropout: before the linear layer of a pre-training head for pairs (ALBERT only).
+        choice_dropout: before the last linear layer of the head of multiple choice.
+        choice_dense_dropout: before its first one (DeBERTa only).
+        pair_objectives: what a pre-training head for pairs is for: next sentences, the order of sentences; none: the
+            family has no such head.
         vocabulary_activation: in heads over the vocabulary (RoBERTa and ELECTRA: always gelu, else ``hidden_act``).
+        pooling: whether the sequence head reads the first token or the mean over all tokens (ModernBERT has both).
+        prediction_head: every head begins with a linear layer, ``activation`` and a norm (ModernBERT). Otherwise the
+            sequence head has no norm, and heads on tokens are one linear layer.
     """
 
     activation: Activation
-    dropout_before_dense: bool
+    dense_dropout: float = 0.0
     sequence_dropout: float
     token_dropout: float
     span_dropout: float = 0.0
     pair_dropout: float = 0.0
+    choice_dropout: float = 0.0
+    choice_dense_dropout: float = 0.0
+    pair_objectives: tuple[PairObjective, ...] = ()
     vocabulary_activation: Activation = "gelu"
+    pooling: Literal["cls", "mean"] = "cls"
+    prediction_head: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisentangledConfig:
+    """Disentangled attention (He et al., arXiv:2006.03654): scores of contents, and of contents with distances.
+
+    Attributes:
+        buckets: distances up to half of it have embeddings of their own, greater ones share them by their logarithm;
+            0: all distances up to ``max_distance`` have their own.
+        max_distance: the greatest distance that is told from others.
+        content_to_position: queries are multiplied with keys made of distances.
+        position_to_content: keys are multiplied with queries made of distances.
+        shared: these keys and queries come from the linear layers that make those of the contents.
+        norm: the embeddings of distances are normalised.
+    """
+
+    buckets: int
+    max_distance: int
+    content_to_position: bool
+    position_to_content: bool
+    shared: bool
+    norm: bool
+
+    @property
+    def span(self) -> int:
+        """How many embeddings there are for distances in one direction."""
+        return self.buckets if self.buckets else self.max_distance
+
+    @property
+    def own_keys(self) -> bool:
+        """Whether attention has a linear layer for the keys of distances."""
+        return self.content_to_position and not self.shared
+
+    @property
+    def own_queries(self) -> bool:
+        """Whether attention has a linear layer for the queries of distances."""
+        return self.position_to_content and not self.shared
+
+    def scale(self, head_size: int) -> float:
+        """The factor of all scores, which are sums of up to three products."""
+        return 1 / math.sqrt(head_size * (1 + self.content_to_position + self.position_to_content))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +96,31 @@ class EncoderConfig:
     Attributes:
         embedding_size: width of the embedding tables (ALBERT and small ELECTRA: not ``hidden_size``).
         project_embeddings: a linear layer follows the embeddings (ALBERT: even for equal widths).
+        norm_after_projection: it has no bias, and comes before the norm of the embeddings (DeBERTa).
         position_offset: position id of the first token (RoBERTa: ``pad_token_id + 1``, else 0).
         type_vocab_size: rows of the segment table; 0: there is none (DistilBERT).
         layer_order: for each layer, the index of the parameters it uses (ALBERT shares them; else 0, 1, 2, ...).
         hidden_dropout_prob: after the embeddings; the layers have the next two.
         attention_output_dropout: after the attention's output projection (0 in DistilBERT).
-        feed_forward_dropout: after the feed-forward's second linear layer (0 in ALBERT).
+        feed_forward_dropout: after the feed-forward's second linear layer (0 in ALBERT); with a gate, before it.
+        initializer_range: standard deviation of new weights.
+        initializer_cutoff: new weights are drawn from a normal distribution that is cut at so many standard deviations,
+            and narrower where a layer adds to its input (ModernBERT). None: from the whole distribution.
         second_segment: the segment id of the second text of a pair.
-        norm: whether a layer normalises after each residual connection or before attention and feed-forward.
-        positions: how attention knows the order of tokens: from a table of absolute positions, or from distances.
+        norm: whether a layer normalises after each residual connection, or before attention and feed-forward. Then the
+            first layer does not normalise before attention, because the embeddings are normalised, and one more norm
+            follows the last layer.
+        positions: how attention knows the order of tokens: from the embeddings alone, or from distances, too.
+        absolute_positions: the embeddings have a table of positions.
+        disentangled: how distances take part in attention where positions are disentangled (DeBERTa), else None.
+        convolution_size: how many neighbouring tokens the convolution beside the first layer reads (large DeBERTa-v2);
+            0: there is none.
+        convolution_act: the activation after it.
         mlp: the feed-forward: two linear layers, or with a gate.
         attention_window: for each layer, how many tokens on each side a token attends to, None: all; None: all layers
             attend to all.
-        bias: the linear layers of the encoder have biases.
+        rotary_theta: for each layer, the base of the wavelengths by which rotary positions turn queries and keys.
+        bias: linear layers and norms have biases, except the last layers of heads, which always have them.
     """
 
     vocab_size: int
@@ -73,10 +142,17 @@ class EncoderConfig:
     feed_forward_dropout: float
     initializer_range: float
     head: HeadConfig
+    initializer_cutoff: float | None = None
     norm: Literal["post", "pre"] = "post"
     positions: Literal["absolute", "rotary", "relative", "disentangled"] = "absolute"
+    absolute_positions: bool = True
+    disentangled: DisentangledConfig | None = None
+    norm_after_projection: bool = False
+    convolution_size: int = 0
+    convolution_act: Activation = "tanh"
     mlp: Literal["dense", "gated"] = "dense"
     attention_window: tuple[int | None, ...] | None = None
+    rotary_theta: tuple[float, ...] = ()
     bias: bool = True
     second_segment: Literal[0, 1] = 0
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.dropout import Dropout
@@ -26,7 +27,7 @@ from bert_tasks.encoder.packing import Layout, Packed, Padded, Selection
 TokenPooling = Literal["mean", "max", "attention"]
 Pooling = Literal["cls", TokenPooling]
 # The heads of transformers whose parameters have names in the families' data.
-HeadKind = Literal["sequence", "token", "span", "masked-lm", "pretraining", "replaced-token"]
+HeadKind = Literal["sequence", "token", "span", "masked-lm", "pretraining", "replaced-token", "choice"]
 
 # The field of a batch with a number in [0, 1) for each masked token, which decides what a generator puts there.
 UNIFORM = "uniform"
@@ -39,16 +40,18 @@ class Head(nn.Module, ABC):
 
     Attributes:
         per_token: the logits are one row for each token that is read, and not one for each sequence.
-        reads_embeddings: the logits are products with the table of word embeddings.
+        reads_embeddings: ``forward`` reads the table of word embeddings: the logits are products with it.
         label_dims: name of a parameter of single labels -> its dimensions that count labels, so that loading can
             reorder the labels.
         output: the linear layer that makes the logits; a head without one overrides ``num_logits``.
+        depth: how many layers of the encoder run before it; None: all.
     """
 
     per_token: ClassVar[bool] = False
     reads_embeddings: ClassVar[bool] = False
     label_dims: ClassVar[dict[str, tuple[int, ...]]] = {"output.weight": (0,), "output.bias": (0,)}
     output: nn.Linear
+    depth: int | None = None
 
     @property
     def num_logits(self) -> int:
@@ -66,7 +69,8 @@ class Head(nn.Module, ABC):
         Args:
             hidden: ``[R, H]``, or ``[N, H]`` of all tokens.
             layout: where the sequences are.
-            embeddings: ``[V, E]`` the encoder's word embeddings, for heads that are tied to them.
+            embeddings: ``[V, E]`` the encoder's word embeddings, for heads with ``reads_embeddings``. Others must not
+                read them: in training they may be the rows of some tokens only (``training/vocabulary.py``).
         """
 
 
@@ -102,7 +106,8 @@ def softmax_rows(scores: Tensor, layout: Layout) -> Tensor:
 
 
 class SequenceHead(Head):
-    """One row of logits per sequence from its first token, as the family's HF class computes it.
+    """One row of logits per sequence from its first token (``HeadConfig.pooling``: or their mean), as in the family's
+    HF class.
 
     In BERT and ALBERT ``dense`` is the pooler of the base model; in the others it belongs to the classifier.
     """
@@ -110,20 +115,45 @@ class SequenceHead(Head):
     def __init__(self, config: EncoderConfig, num_labels: int) -> None:
         super().__init__()
         self.activation = config.head.activation
+        self.pooling = config.head.pooling
         self.dropout = Dropout(config.head.sequence_dropout)
-        self.input_dropout = Dropout(config.head.sequence_dropout if config.head.dropout_before_dense else 0.0)
-        self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.input_dropout = Dropout(config.head.dense_dropout)
+        self.dense = Linear(config.hidden_size, config.hidden_size, bias=config.bias)
+        self.norm = _prediction_norm(config)
         self.output = Linear(config.hidden_size, num_labels)
-        initialize(self, std=config.initializer_range)
+        initialize(self, config)
 
-    def select(self, layout: Layout) -> Selection:
-        return select_first_tokens(layout)
+    def select(self, layout: Layout) -> Selection | None:
+        return select_first_tokens(layout) if self.pooling == "cls" else None
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
-        """``[B, H] -> [B, L]``"""
-        pooled = ACTIVATIONS[self.activation](self.dense(self.input_dropout(hidden)))
+        """``[B, H]`` (mean: ``[N, H]``) ``-> [B, L]``"""
+        if self.pooling == "mean":
+            hidden = reduce_rows(hidden, layout, "mean")
+        pooled = self.norm(ACTIVATIONS[self.activation](self.dense(self.input_dropout(hidden))))
         logits: Tensor = self.output(self.dropout(pooled))
         return logits
+
+
+class ChoiceHead(SequenceHead):
+    """One logit for each choice, as in the family's HF class for multiple choice: each choice is a sequence.
+
+    It is the sequence head but for dropout. In RoBERTa and MPNet, too, ``dense`` is the pooler of the base model.
+    """
+
+    label_dims: ClassVar[dict[str, tuple[int, ...]]] = {}
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config, 1)
+        self.dropout = Dropout(config.head.choice_dropout)
+        self.input_dropout = Dropout(config.head.choice_dense_dropout)
+
+
+def _prediction_norm(config: EncoderConfig) -> nn.Module:
+    """The norm after the linear layer that a head begins with; the identity where the family has none."""
+    if not config.head.prediction_head:
+        return nn.Identity()
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)
 
 
 class PoolingHead(Head):
@@ -136,7 +166,7 @@ class PoolingHead(Head):
             self.score = Linear(config.hidden_size, 1)
         self.dropout = Dropout(config.head.sequence_dropout)
         self.output = Linear(config.hidden_size, num_labels)
-        initialize(self, std=config.initializer_range)
+        initialize(self, config)
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
         """``[N, H] -> [B, L]``"""
@@ -149,6 +179,35 @@ class PoolingHead(Head):
         return logits
 
 
+class EmbeddingHead(Head):
+    """One vector per sequence from the states of its tokens, without parameters.
+
+    Args:
+        width: numbers of a vector, H.
+        depth: the layer whose states are read, as how many run; 0: the embeddings of the tokens.
+        normalize: scale each vector to length 1 in the L2 norm.
+    """
+
+    def __init__(self, *, width: int, pooling: Literal["mean", "cls", "max"], normalize: bool, depth: int) -> None:
+        super().__init__()
+        self.width, self.pooling, self.normalize, self.depth = width, pooling, normalize, depth
+
+    @property
+    def num_logits(self) -> int:
+        return self.width
+
+    def select(self, layout: Layout) -> Selection | None:
+        return select_first_tokens(layout) if self.pooling == "cls" and self.depth else None
+
+    def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
+        """``[N, H]`` (cls of a layer: ``[B, H]``) ``-> [B, H]``"""
+        if self.pooling != "cls":
+            hidden = reduce_rows(hidden, layout, self.pooling)
+        elif not self.depth:
+            hidden = hidden.index_select(0, select_first_tokens(layout).rows)
+        return F.normalize(hidden, dim=-1) if self.normalize else hidden
+
+
 class PerTokenHead(Head):
     """Logits for each token that is read: token classification (L labels) and span extraction (2: start and end).
 
@@ -156,18 +215,24 @@ class PerTokenHead(Head):
     """
 
     per_token = True
+    dense: Linear | None
 
     def __init__(self, config: EncoderConfig, num_labels: int, *, dropout: float) -> None:
         super().__init__()
+        hidden, self.activation = config.hidden_size, config.head.activation
+        self.dense = Linear(hidden, hidden, bias=config.bias) if config.head.prediction_head else None
+        self.norm = _prediction_norm(config)
         self.dropout = Dropout(dropout)
         self.output = Linear(config.hidden_size, num_labels)
-        initialize(self, std=config.initializer_range)
+        initialize(self, config)
 
     def select(self, layout: Layout) -> Selection | None:
         return Selection(rows=layout.gather_positions) if isinstance(layout, Packed) else None
 
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
         """``[R, H] -> [R, L]``"""
+        if self.dense is not None:
+            hidden = self.norm(activated(self.dense, hidden, self.activation))
         logits: Tensor = self.output(self.dropout(hidden))
         return logits
 
@@ -208,11 +273,7 @@ class ReplacedTokenHead(PerTokenHead):
         super().__init__(config, 1, dropout=0.0)
         self.activation = config.hidden_act
         self.dense = Linear(config.hidden_size, config.hidden_size)
-        initialize(self, std=config.initializer_range)
-
-    def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
-        """``[R, H] -> [R, 1]``"""
-        return super().forward(activated(self.dense, hidden, self.activation), layout, embeddings)
+        initialize(self, config)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -381,10 +442,10 @@ class VocabularyHead(Head):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.activation = config.head.vocabulary_activation
-        self.dense = Linear(config.hidden_size, config.embedding_size)
-        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        self.dense = Linear(config.hidden_size, config.embedding_size, bias=config.bias)
+        self.norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps, bias=config.bias)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-        initialize(self, std=config.initializer_range)
+        initialize(self, config)
 
     @property
     def num_logits(self) -> int:
@@ -453,7 +514,7 @@ class PretrainingHead(VocabularyHead):
         self.pooler = Linear(config.hidden_size, config.hidden_size)
         self.dropout = Dropout(config.head.pair_dropout)
         self.pair = Linear(config.hidden_size, 2)
-        initialize(self, std=config.initializer_range)
+        initialize(self, config)
 
     def select(self, layout: Layout) -> Selection | None:
         if isinstance(layout, Padded):
@@ -482,6 +543,7 @@ class ReplacedTokenOutput:
         logits: ``[N]`` of the discriminator, of all tokens in the caller's order of sequences.
         replaced: ``[N]`` 1 where the generator's token differs from the original one, else 0.
         masked: ``[N]`` whether the generator chose the token.
+        ids: ``[N]`` what the discriminator read.
         generator: of the R masked tokens.
         lengths: tokens of each sequence.
     """
@@ -489,6 +551,7 @@ class ReplacedTokenOutput:
     logits: Tensor
     replaced: Tensor
     masked: Tensor
+    ids: Tensor
     generator: VocabularyOutput
     lengths: tuple[int, ...]
 
@@ -510,8 +573,9 @@ class ReplacedTokenOutput:
         return self.logits.isfinite()
 
     def split(self, counts: Sequence[int]) -> tuple[Tensor, ...]:
-        """``[T, 3]`` of each sequence: logit, replaced, masked."""
-        table = torch.stack([self.logits, self.replaced.to(self.dtype), self.masked.to(self.dtype)], dim=1)
+        """``[T, 4]`` of each sequence: logit, replaced, masked, id."""
+        known = (one.to(self.dtype) for one in (self.replaced, self.masked, self.ids))
+        table = torch.stack([self.logits, *known], dim=1)
         return torch.split(table, list(self.lengths))
 
 

@@ -5,97 +5,211 @@ Only attention sees the layout; everything else runs on the rows of ``[N, H]``.
 Shape legend: N tokens, B sequences, H hidden, A heads, D head size, R tokens that a head reads.
 """
 
+import math
 from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from bert_tasks.encoder.attention import attend, attend_first
 from bert_tasks.encoder.config import Activation, EncoderConfig
 from bert_tasks.encoder.dropout import Dropout
-from bert_tasks.encoder.linear import Linear, activated, linear
+from bert_tasks.encoder.linear import ACTIVATIONS, Linear, activated, linear
 from bert_tasks.encoder.packing import Layout, Packed, Selection
+from bert_tasks.encoder.positions import Positions, position_module
 from bert_tasks.errors import CheckpointError
 
 
 class Embeddings(nn.Module):
-    """Word, position and segment embeddings, summed and normalised, then projected where the family does so."""
+    """Word embeddings and, if there are any, position and segment embeddings: summed, normalised, and projected where
+    the family does so.
+    """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         width = config.embedding_size
         self.word = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
-        self.position = nn.Embedding(config.max_position_embeddings, width)
+        self.position = nn.Embedding(config.max_position_embeddings, width) if config.absolute_positions else None
         self.token_type = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
-        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.norm_last = config.norm_after_projection
+        normalised = config.hidden_size if self.norm_last else width
+        self.norm = nn.LayerNorm(normalised, eps=config.layer_norm_eps, bias=config.bias)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.projection = Linear(width, config.hidden_size) if config.project_embeddings else None
+        self.projection = None
+        if config.project_embeddings:
+            self.projection = Linear(width, config.hidden_size, bias=not self.norm_last)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor) -> Tensor:
         """``[N]`` ids each -> ``[N, H]``"""
-        embedded: Tensor = self.word(input_ids) + self.position(position_ids)  # [N, width]
+        return self.combine(self.word(input_ids), position_ids, token_type_ids)
+
+    def combine(self, words: Tensor, position_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+        """``[N, width]`` word embeddings, ``[N]`` ids ``-> [N, H]``"""
+        embedded: Tensor = words
+        if self.position is not None:
+            embedded = embedded + self.position(position_ids)
         if self.token_type is not None:
             embedded = embedded + self.token_type(token_type_ids)
+        if self.projection is not None and self.norm_last:
+            embedded = self.projection(embedded)
         embedded = self.dropout(self.norm(embedded))
-        if self.projection is not None:
+        if self.projection is not None and not self.norm_last:
             embedded = self.projection(embedded)
         return embedded
 
 
 class Attention(nn.Module):
-    """Self-attention; query, key and value are one linear layer (rows of its weight: all q, all k, all v)."""
+    """Self-attention; query, key and value are one linear layer (rows of its weight: all q, all k, all v).
 
-    def __init__(self, config: EncoderConfig) -> None:
+    Attributes:
+        window: how many tokens on each side a token attends to; None: all.
+        theta: the base of the wavelengths of rotary positions; None: there are none.
+    """
+
+    def __init__(self, config: EncoderConfig, index: int) -> None:
         super().__init__()
         self.heads = config.num_attention_heads
         self.dropout = config.attention_probs_dropout_prob
-        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size)
-        self.output = Linear(config.hidden_size, config.hidden_size)
+        self.window = None if config.attention_window is None else config.attention_window[index]
+        self.theta = config.rotary_theta[index] if config.positions == "rotary" else None
+        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.bias)
+        self.output = Linear(config.hidden_size, config.hidden_size, bias=config.bias)
+        self.scale: float | None = None
+        self.position_key: Linear | None = None
+        self.position_query: Linear | None = None
+        if config.disentangled is not None:
+            self.scale = config.disentangled.scale(config.head_size)
+            if config.disentangled.own_keys:
+                self.position_key = Linear(config.hidden_size, config.hidden_size)
+            if config.disentangled.own_queries:
+                self.position_query = Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden: Tensor, layout: Layout, selection: Selection | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        layout: Layout,
+        selection: Selection | None = None,
+        positions: Positions | None = None,
+    ) -> Tensor:
         """Context ``[N, H]``, or ``[R, H]`` of the selected tokens, before the output projection."""
         dropout = self.dropout if self.training else 0.0
-        is_first = selection is not None and selection.first_tokens
+        is_first = selection is not None and selection.first_tokens and positions is None
         if is_first and isinstance(layout, Packed) and hidden.device.type == "cpu":
             # The other tokens need keys and values, but no queries.
             sizes = [hidden.shape[1], 2 * hidden.shape[1]]
-            query_weight, key_value_weight = torch.split(self.qkv.weight, sizes)
-            query_bias, key_value_bias = torch.split(self.qkv.bias, sizes)
             first = hidden.index_select(0, layout.cu_seqlens[:-1])  # [B, H]
-            query = linear(first, query_weight, query_bias).view(len(first), self.heads, -1)  # [B, A, D]
-            key_value = linear(hidden, key_value_weight, key_value_bias).view(len(hidden), 2, self.heads, -1)
+            query, key_value = self.qkv.parts((first, hidden), sizes)
+            query = query.view(len(first), self.heads, -1)  # [B, A, D]
+            key_value = key_value.view(len(hidden), 2, self.heads, -1)  # [N, 2, A, D]
             return attend_first(query, key_value, layout, dropout=dropout).index_select(0, layout.order)
         qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [N, 3, A, D]
-        context = attend(qkv, layout, dropout=dropout)
+        scores = None
+        if positions is not None:
+            qkv, scores = positions.in_layer(self, qkv)
+        context = attend(qkv, layout, dropout=dropout, window=self.window, scores=scores, scale=self.scale)
         return context if selection is None else context.index_select(0, selection.rows)
 
 
 class Layer(nn.Module):
     """Attention and feed-forward, each followed by dropout, residual and norm (post-norm)."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, index: int) -> None:
         super().__init__()
-        hidden = config.hidden_size
+        hidden, inner = config.hidden_size, config.intermediate_size
         self.activation: Activation = config.hidden_act
-        self.attention = Attention(config)
-        self.attention_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
-        self.intermediate = Linear(hidden, config.intermediate_size)
-        self.output = Linear(config.intermediate_size, hidden)
-        self.output_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
+        self.is_gated = config.mlp == "gated"
+        self.attention = Attention(config, index)
+        self.attention_norm: nn.Module = nn.LayerNorm(hidden, eps=config.layer_norm_eps, bias=config.bias)
+        self.intermediate = Linear(hidden, 2 * inner if self.is_gated else inner, bias=config.bias)
+        self.output = Linear(inner, hidden, bias=config.bias)
+        self.output_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps, bias=config.bias)
         self.attention_dropout = Dropout(config.attention_output_dropout)
         self.output_dropout = Dropout(config.feed_forward_dropout)
 
-    def forward(self, hidden: Tensor, layout: Layout, selection: Selection | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        layout: Layout,
+        selection: Selection | None = None,
+        positions: Positions | None = None,
+    ) -> Tensor:
         """``[N, H] -> [N, H]``, or ``[R, H]`` of the selected tokens; keys and values are those of all tokens."""
-        context = self.attention(hidden, layout, selection)  # [R, H]
+        context = self.attention(hidden, layout, selection, positions)  # [R, H]
         if selection is not None:
             hidden = hidden.index_select(0, selection.rows)
         hidden = self.attention_norm(hidden + self.attention_dropout(self.attention.output(context)))
-        expanded = activated(self.intermediate, hidden, self.activation)  # [R, intermediate]
-        hidden = self.output_norm(hidden + self.output_dropout(self.output(expanded)))
+        hidden = self.output_norm(hidden + self.feed_forward(hidden))
         return hidden
+
+    def feed_forward(self, hidden: Tensor) -> Tensor:
+        """``[R, H] -> [R, H]``; with a gate, the activated half of the inner states is multiplied by the other."""
+        change: Tensor
+        if not self.is_gated:
+            expanded = activated(self.intermediate, hidden, self.activation)  # [R, intermediate]
+            change = self.output_dropout(self.output(expanded))
+        else:
+            inner, gate = self.intermediate(hidden).chunk(2, dim=-1)  # [R, intermediate] each
+            change = self.output(self.output_dropout(ACTIVATIONS[self.activation](inner) * gate))
+        return change
+
+
+class PreNormLayer(Layer):
+    """Attention and feed-forward, each of a normalised input and added to the input itself (pre-norm)."""
+
+    def __init__(self, config: EncoderConfig, index: int) -> None:
+        super().__init__(config, index)
+        if index == 0:  # the embeddings are normalised already
+            self.attention_norm = nn.Identity()
+
+    def forward(
+        self,
+        hidden: Tensor,
+        layout: Layout,
+        selection: Selection | None = None,
+        positions: Positions | None = None,
+    ) -> Tensor:
+        """As ``Layer.forward``."""
+        context = self.attention(self.attention_norm(hidden), layout, selection, positions)  # [R, H]
+        if selection is not None:
+            hidden = hidden.index_select(0, selection.rows)
+        hidden = hidden + self.attention_dropout(self.attention.output(context))
+        return hidden + self.feed_forward(self.output_norm(hidden))
+
+
+class Convolution(nn.Module):
+    """A convolution over the embeddings of neighbouring tokens, which is added to the first layer's output and
+    normalised with it (DeBERTa-v2's larger models).
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.activation: Activation = config.convolution_act
+        self.convolution = nn.Conv1d(config.hidden_size, config.hidden_size, config.convolution_size)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, embedded: Tensor, hidden: Tensor, layout: Layout, selection: Selection | None = None) -> Tensor:
+        """``[N, H]`` embeddings, ``[N, H]`` or ``[R, H]`` output of the first layer ``->`` like the latter."""
+        if isinstance(layout, Packed):
+            sequences = layout.sequence_of_row  # [N]
+        else:
+            numbers = torch.arange(layout.batch, device=embedded.device)[:, None]
+            sequences = numbers.where(layout.mask, -1).flatten()
+        weights = self.convolution.weight.permute(2, 0, 1).contiguous().unbind(0)  # [H, H] for each neighbour
+        reach, count = len(weights) // 2, embedded.shape[0]
+        wide, numbers = F.pad(embedded, (0, 0, reach, reach)), F.pad(sequences, (reach, reach), value=-1)
+        mixed = torch.zeros_like(embedded)
+        for place, weight in enumerate(weights):
+            is_inside = numbers.narrow(0, place, count) == sequences  # else there is no such neighbour
+            neighbours = wide.narrow(0, place, count) * is_inside[:, None]
+            mixed = mixed + linear(neighbours, weight, self.convolution.bias if place == reach else None)
+        if selection is not None:
+            mixed = mixed.index_select(0, selection.rows)
+        normalised: Tensor = self.norm(hidden + ACTIVATIONS[self.activation](self.dropout(mixed)))
+        return normalised
 
 
 class TransformerEncoder(nn.Module):
@@ -105,21 +219,25 @@ class TransformerEncoder(nn.Module):
         gradient_checkpointing: compute each layer again in the backward pass in place of keeping its activations.
 
     Raises:
-        CheckpointError: the configuration has an option that this version does not compute.
+        CheckpointError: the configuration has options that this version does not compute.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        computed = {"norm": "post", "positions": "absolute", "mlp": "dense", "attention_window": None, "bias": True}
-        for name, value in computed.items():
-            needed = getattr(config, name)
-            if needed != value:
-                raise CheckpointError(
-                    f"the encoder needs {name} = {needed!r}; this version computes {name} = {value!r} only"
-                )
+        if config.positions != "rotary" and (config.attention_window is not None or not config.bias):
+            raise CheckpointError(
+                f"the encoder needs positions = {config.positions!r} with attention_window or without bias; this "
+                "version computes that with positions = 'rotary' only"
+            )
+        kind = PreNormLayer if config.norm == "pre" else Layer
         self.layer_order = config.layer_order
         self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(max(config.layer_order) + 1))
+        self.positions = position_module(config)
+        self.layers = nn.ModuleList(kind(config, index) for index in range(max(config.layer_order) + 1))
+        self.norm: nn.LayerNorm | None = None
+        if config.norm == "pre":
+            self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)
+        self.convolution = Convolution(config) if config.convolution_size else None
         self.gradient_checkpointing = False
 
     def forward(
@@ -131,30 +249,54 @@ class TransformerEncoder(nn.Module):
         *,
         selection: Selection | None = None,
         hidden_states: list[Tensor] | None = None,
+        depth: int | None = None,
     ) -> Tensor:
-        """Runs all layers.
+        """Runs all layers, or the first ones.
 
         Args:
             input_ids, position_ids, token_type_ids: ``[N]``.
             layout: where the sequences are.
             selection: the tokens of the last layer that will be read; default: all.
             hidden_states: a list that receives the embeddings and every layer's output, in HF's order.
+            depth: how many layers to run; default: all. A norm after the last layer belongs to all of them.
 
         Returns:
             ``[R, H]`` of the selected tokens, or ``[N, H]``.
         """
-        hidden: Tensor = self.embeddings(input_ids, position_ids, token_type_ids)  # [N, H]
+        embedded: Tensor = self.embeddings(input_ids, position_ids, token_type_ids)  # [N, H]
+        return self.run_layers(
+            embedded, position_ids, layout, selection=selection, hidden_states=hidden_states, depth=depth
+        )
+
+    def run_layers(
+        self,
+        embedded: Tensor,
+        position_ids: Tensor,
+        layout: Layout,
+        *,
+        selection: Selection | None = None,
+        hidden_states: list[Tensor] | None = None,
+        depth: int | None = None,
+    ) -> Tensor:
+        """``[N, H]`` from ``embeddings ->`` what ``forward`` returns; the other arguments are those of ``forward``."""
+        hidden = embedded
         if hidden.device.type == "cpu" and torch.is_autocast_enabled("cpu"):  # else the residuals would stay in float32
             hidden = hidden.to(torch.get_autocast_dtype("cpu"))
         if hidden_states is not None:
             hidden_states.append(hidden)
-        last = len(self.layer_order) - 1
-        for position, index in enumerate(self.layer_order):
+        positions = None if self.positions is None else self.positions(position_ids, layout)
+        order = self.layer_order[:depth]
+        last = len(order) - 1
+        for position, index in enumerate(order):
             layer, wanted = self.layers[index], selection if position == last else None
             if self.gradient_checkpointing and self.training:
-                hidden = checkpoint(layer, hidden, layout, wanted, use_reentrant=False)
+                hidden = checkpoint(layer, hidden, layout, wanted, positions, use_reentrant=False)
             else:
-                hidden = layer(hidden, layout, wanted)
+                hidden = layer(hidden, layout, wanted, positions)
+            if position == 0 and self.convolution is not None:
+                hidden = self.convolution(embedded, hidden, layout, wanted)
+            if position == len(self.layer_order) - 1 and self.norm is not None:
+                hidden = self.norm(hidden)
             if hidden_states is not None:
                 hidden_states.append(hidden)
         return hidden
@@ -162,22 +304,39 @@ class TransformerEncoder(nn.Module):
     def last_queries_keys_values(self, hidden_states: Sequence[Tensor]) -> Tensor:
         """``[N, 3, H]`` of the last layer for all tokens, from the states that ``forward`` collected.
 
-        They are computed once more, so that no layer has to hand them out, checkpointed or not.
+        They are computed once more, so that no layer has to hand them out, checkpointed or not. Rotary positions have
+        not turned them: they are what a token asks and answers wherever it is.
         """
         index = self.layer_order[-1]
         last = cast("Layer", self.layers[index])
-        qkv: Tensor = last.attention.qkv(hidden_states[-2])
+        before = hidden_states[-2]
+        qkv: Tensor = last.attention.qkv(last.attention_norm(before) if isinstance(last, PreNormLayer) else before)
         return qkv.view(len(qkv), 3, -1)
 
 
-def initialize(module: nn.Module, *, std: float) -> None:
-    """Draws weights as BERT does: linear and embedding weights normal(0, std), biases 0, norms the identity."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear):
-            nn.init.normal_(part.weight, std=std)
-            nn.init.zeros_(part.bias)
-        elif isinstance(part, nn.Embedding):
-            nn.init.normal_(part.weight, std=std)
+def initialize(module: nn.Module, config: EncoderConfig) -> None:
+    """Draws the weights of an encoder or a head as transformers does; biases are 0 and norms the identity."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Linear | nn.Embedding | nn.Conv1d):
+            cutoff = config.initializer_cutoff
+            if cutoff is None or config.initializer_range == 0:
+                nn.init.normal_(part.weight, std=config.initializer_range)
+            else:
+                std = _initial_std(name, config)
+                nn.init.trunc_normal_(part.weight, std=std, a=-cutoff * std, b=cutoff * std)
         elif isinstance(part, nn.LayerNorm):
             nn.init.ones_(part.weight)
+        if isinstance(part, nn.Linear | nn.LayerNorm) and part.bias is not None:
             nn.init.zeros_(part.bias)
+
+
+def _initial_std(name: str, config: EncoderConfig) -> float:
+    """The standard deviation of the weights of a module of this name in a model with ``initializer_cutoff``.
+
+    As in transformers' ModernBERT: narrower before each residual connection and in the dense layer of a head, and
+    1 / sqrt(H) in the last layer of a head.
+    """
+    *parents, own = name.split(".")
+    if own == "dense" or (own == "output" and "layers" in parents):
+        return config.initializer_range / math.sqrt(2 * len(config.layer_order))
+    return 1 / math.sqrt(config.hidden_size) if own == "output" else config.initializer_range

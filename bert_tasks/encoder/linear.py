@@ -12,7 +12,7 @@ to the open context and to no parameter, because optimizers change parameters wi
 Shape legend: N rows, I inputs, O outputs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -76,9 +76,20 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 
+    def parts(self, inputs: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """The outputs in parts, each of other rows.
+
+        Args:
+            inputs: for each part ``[N, I]``; each N may differ.
+            sizes: outputs of each part, O in all.
+        """
+        # The gradient of a split is one concatenation, that of a slice is as large as the whole.
+        weights, biases = torch.split(self.weight, list(sizes)), torch.split(self.bias, list(sizes))
+        return [linear(rows, weight, bias) for rows, weight, bias in zip(inputs, weights, biases, strict=True)]
+
 
 def activated(layer: nn.Module, rows: Tensor, activation: Activation) -> Tensor:
-    """``activation(layer(rows))``; without gradients GELU is part of oneDNN's product, which saves a pass over memory.
+    """``activation(layer(rows))``; without gradients GELU is part of oneDNN's product, or overwrites the product.
 
     Args:
         layer: a ``Linear``, or what a library has put in its place.
@@ -88,26 +99,30 @@ def activated(layer: nn.Module, rows: Tensor, activation: Activation) -> Tensor:
     Returns:
         ``[..., O]``.
     """
-    is_fused = activation in _FUSED and not torch.is_grad_enabled()
-    is_fused = is_fused and not layer._forward_hooks and not layer._forward_pre_hooks  # they are given the product
-    if is_fused and type(layer) is Linear and _takes_onednn(rows, layer.weight):
-        return _product(rows, layer.weight, layer.bias, *_FUSED[activation])
+    is_seen = bool(layer._forward_hooks or layer._forward_pre_hooks)  # by hooks, which are given the product
+    if activation in _FUSED and type(layer) is Linear and not (torch.is_grad_enabled() or is_seen):
+        name, form = _FUSED[activation]
+        if _takes_onednn(rows, layer.weight):
+            return _product(rows, layer.weight, layer.bias, name, form)
+        if is_eager_on_cpu(rows):
+            in_place: Tensor = torch.ops.aten.gelu_(layer(rows), approximate=form)
+            return in_place
     return ACTIVATIONS[activation](layer(rows))
 
 
 def _takes_onednn(rows: Tensor, weight: Tensor) -> bool:
     is_float32 = rows.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return is_float32 and _is_eager(rows) and matmul_library() == "onednn"
+    return is_float32 and is_eager_on_cpu(rows) and matmul_library() == "onednn"
 
 
 def _takes_bfloat16(rows: Tensor, weight: Tensor) -> bool:
     if not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") != torch.bfloat16:
         return False
     is_cast = {rows.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}
-    return is_cast and _is_eager(rows) and rows.numel() > 0
+    return is_cast and is_eager_on_cpu(rows) and rows.numel() > 0
 
 
-def _is_eager(rows: Tensor) -> bool:
+def is_eager_on_cpu(rows: Tensor) -> bool:
     """Whether the rows, a matrix on the CPU, are computed now, and neither traced nor compiled."""
     is_traced = torch.compiler.is_compiling() or is_tracing()  # type: ignore[no-untyped-call]  # torch
     return rows.device.type == "cpu" and rows.dim() > 1 and not is_traced
@@ -137,7 +152,7 @@ class _OneDNN(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(rows, weight)
+        ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weight)  # a frozen layer keeps no rows
         return _product(rows, weight, bias)
 
     @staticmethod
@@ -165,7 +180,7 @@ class _BFloat16(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, copy: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, weight, copy)
+        ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weight, copy)
         return _block_product(_blocks(rows), copy.t(), None if bias is None else bias.bfloat16(), rows.shape[:-1])
 
     @staticmethod

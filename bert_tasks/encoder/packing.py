@@ -159,6 +159,12 @@ class PackedBatch(_Movable):
     label_counts: tuple[int, ...]
     fields: Mapping[str, Tensor]
 
+    @property
+    def labelled_rows(self) -> list[int]:
+        """The numbers of the rows that have labels: those whose first window has some."""
+        firsts = accumulate(self.windows[:-1], initial=0)
+        return [row for row, first in enumerate(firsts) if self.label_counts[first]]
+
 
 def pack(
     input_ids: Sequence[Sequence[int]],

@@ -161,7 +161,8 @@ def _metadata(folder: Path) -> dict[str, Any]:
 def _environment_differences(metadata: Mapping[str, Any], trainer: Trainer) -> Iterator[Difference]:
     """What differs before training begins, as far as run.json records it."""
     device, processes = trainer.accelerator.device, trainer.accelerator.num_processes
-    now: dict[str, Any] = {**outputs.environment(), "processes": processes, "device": device.type}
+    now: dict[str, Any] = outputs.environment(trainer.model.task.feature_libraries)
+    now |= {"processes": processes, "device": device.type}
     now["device_name"] = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     for found in outputs.environment_changes(metadata, now):
         yield Difference(where=found.name, before=found.before, now=found.now)

@@ -112,6 +112,20 @@ class SeedsResult:
         """Every metric over the runs that did not diverge, in the order in which runs report them."""
         return spreads(self.runs, self.lower_is_better)
 
+    @property
+    def faults(self) -> list[str]:
+        """How many runs diverged or collapsed, and what that does to the statistics."""
+        faults = [f"{_counted(self.failed, self.runs)} diverged and are not counted"] if self.failed else []
+        if self.collapsed:
+            left = spreads(self.sound, self.lower_is_better).get(self.metric)
+            rest = "no other is left"
+            if left is not None:
+                mean, std = shown_number(left.mean), shown_number(left.std)
+                others = f"others: mean {mean}, std {std}" if left.runs > 1 else f"other: {mean}"
+                rest = f"{self.metric} of the {others}"
+            faults.append(f"{_counted(self.collapsed, self.runs)} collapsed; {rest}")
+        return faults
+
     def to_json(self) -> dict[str, Any]:
         """The content of ``seeds.json``."""
         without = {name: vars(spread) for name, spread in spreads(self.sound, self.lower_is_better).items()}
@@ -149,21 +163,14 @@ class SeedsResult:
         for name, one in self.metrics.items():
             if name in shown:
                 seed = "-" if one.best_seed is None else str(one.best_seed)
-                spread_rows.append((name, *map(_number, (one.mean, one.std, one.median, one.best)), seed))
-        lines = [*_aligned([("seed", self.metric, "best step", ""), *map(self._run_cells, self.runs)]), ""]
-        lines += _aligned(spread_rows)
+                spread_rows.append((name, *map(shown_number, (one.mean, one.std, one.median, one.best)), seed))
+        lines = [*aligned([("seed", self.metric, "best step", ""), *map(self._run_cells, self.runs)]), ""]
+        lines += aligned(spread_rows)
         for name, table in tables.items():
             if table.rows:
                 title = f"means of each {table.word}{f' of {name}' if name else ''}:"
                 lines += ["", title, *table.class_lines(), ""]
-        if self.failed:
-            lines.append(f"{_counted(self.failed, self.runs)} diverged and are not counted")
-        if self.collapsed:
-            left = spreads(self.sound, self.lower_is_better).get(self.metric)
-            rest = "no other is left"
-            if left is not None:
-                rest = f"without: {self.metric} mean {_number(left.mean)}, std {_number(left.std)}"
-            lines.append(f"{_counted(self.collapsed, self.runs)} collapsed; {rest}")
+        lines += self.faults
         lines += dict.fromkeys(note for run in self.runs if run.result is not None for note in run.result.notes)
         return [*lines, *self.notes, f"runs: {self.output_dir}"]
 
@@ -173,7 +180,7 @@ class SeedsResult:
         steps = f"{run.result.best_step} of {run.result.steps}"
         remarks = ["complete already"] if run.result.reused else []
         remarks += [] if run.collapse is None else [f"collapsed: {run.collapse}"]
-        return (str(run.seed), _number(run.value(self.metric)), steps, "; ".join(remarks))
+        return (str(run.seed), shown_number(run.value(self.metric)), steps, "; ".join(remarks))
 
 
 def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) -> dict[str, Spread]:
@@ -198,7 +205,8 @@ def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) ->
     return found
 
 
-def _number(value: float) -> str:
+def shown_number(value: float) -> str:
+    """A number for people; NaN is a dash."""
     return "-" if math.isnan(value) else f"{value:.6g}"
 
 
@@ -207,7 +215,8 @@ def _counted(some: Sequence[SeedRun], runs: Sequence[SeedRun]) -> str:
     return f"{len(some)} of {len(runs)} runs (seed{'s' if len(some) > 1 else ''} {seeds})"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -338,15 +347,32 @@ def _planned(recipe: Recipe, seeds: Iterable[int] | None, *, overwrite: bool) ->
     if recipe.run.output_dir is None:
         raise RecipeError("the runs need a folder: set run.output_dir in the recipe, or pass --output-dir")
     recipes = list(seed_recipes(recipe, seeds).values())
-    folder = _folder(recipe)
+    check_run_folders(_folder(recipe), recipes, SEEDS, _SEED_FOLDER, overwrite=overwrite)
+    return recipes
+
+
+def check_run_folders(
+    folder: Path, recipes: Sequence[Recipe], summary: str, runs: re.Pattern[str], *, overwrite: bool
+) -> None:
+    """Checks that the runs of an experiment may use a folder.
+
+    Args:
+        folder: of the experiment.
+        recipes: of the runs, with their folders.
+        summary: the name of the experiment's file, and ``runs`` that of its runs' folders.
+
+    Raises:
+        UsageError: the folder holds something else, or a run there was made with other settings.
+    """
     if exists(folder) and not is_folder(folder):
         raise UsageError(f"{folder} is a file, expected a folder for the runs: choose another output folder")
     existing = sorted(path.name for path in folder.iterdir()) if is_folder(folder) else []
     if outputs.RUN in existing or outputs.SUMMARY in existing:
-        raise UsageError(f"{folder} holds a run of one seed: choose another folder for several")
-    if existing and not any(name == SEEDS or _SEED_FOLDER.fullmatch(name) for name in existing):
+        raise UsageError(f"{folder} holds a single run: choose another folder for several")
+    if existing and not any(name == summary or runs.fullmatch(name) for name in existing):
         raise UsageError(
-            f"{folder} is not empty and contains no runs (it contains {', '.join(existing[:3])}): choose another folder"
+            f"{folder} is not empty and contains no such runs (it contains {', '.join(existing[:3])}): choose another "
+            "folder"
         )
     for made in recipes:
         home = _folder(made)
@@ -356,7 +382,6 @@ def _planned(recipe: Recipe, seeds: Iterable[int] | None, *, overwrite: bool) ->
             stated = outputs.flat_settings(made.model.model_dump(), made.optim, made.run)
             before = {name: value for name, value in metadata["settings"].items() if name in stated}
             outputs.changes(home, before, stated, finished=outputs.read_summary(home) is not None)
-    return recipes
 
 
 def _folder(recipe: Recipe) -> Path:

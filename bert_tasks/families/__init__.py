@@ -5,23 +5,70 @@ names serve both ways: loading concatenates where one of our parameters has seve
 saving splits it again.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any, get_args
 
-from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.problems import did_you_mean, shortened
 from bert_tasks.encoder.config import Activation, EncoderConfig, HeadConfig
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.families.base import BUFFERS, OLD_PARAMETERS, Family, KeyRow
+from bert_tasks.families.base import (
+    BUFFERS,
+    GOOGLE_PARAMETERS,
+    GOOGLE_TRAINING_STATE,
+    MOST_LABELS,
+    OLD_PARAMETERS,
+    Family,
+    GoogleNames,
+    KeyRow,
+    config_value,
+    encoder_field,
+)
 
 # The one key of ours in a config.json: task, settings, values fitted to data, version.
 CONFIG_KEY = "bert_tasks"
 
 _DATA_FILES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__) if module.name != "base"]
 FAMILIES: Mapping[str, Family] = MappingProxyType({file.FAMILY.model_type: file.FAMILY for file in _DATA_FILES})
+GOOGLE: Mapping[str, tuple[GoogleNames, ...]] = MappingProxyType(
+    {file.FAMILY.model_type: file.GOOGLE for file in _DATA_FILES if hasattr(file, "GOOGLE")}
+)
+
+# Other encoders of the hub, by their model_type -> what this package would need for them.
+MISSING: Mapping[str, str] = MappingProxyType(
+    {
+        "big_bird": "attention to random blocks",
+        "canine": "characters in place of tokens",
+        "convbert": "convolutions in place of some heads of attention",
+        "deberta": "the joint projection of DeBERTa v1 (DeBERTa-v2 and v3 models are deberta-v2)",
+        "ernie": "embeddings of the pre-training task",
+        "eurobert": "RMSNorm and heads that share their keys and values",
+        "flaubert": "the layers and names of XLM",
+        "fnet": "Fourier transforms in place of attention",
+        "funnel": "layers that shorten the sequence",
+        "jina_embeddings_v3": "an adapter for each task",
+        "layoutlm": "embeddings of places on a page",
+        "longformer": "global attention of chosen tokens",
+        "luke": "embeddings of entities",
+        "megatron-bert": "norms before attention without rotary positions",
+        "mobilebert": "bottlenecks in layers",
+        "neobert": "RMSNorm, and Python code of the checkpoint, which is never run",
+        "nomic_bert": "rotary positions and a gate in layers that normalise after the residual connection",
+        "nystromformer": "an approximation of attention",
+        "rembert": "an output table apart from the word embeddings",
+        "roberta-prelayernorm": "norms before attention without rotary positions",
+        "roformer": "rotary positions in layers that normalise after the residual connection",
+        "squeezebert": "convolutions in place of linear layers",
+        "xlm": "embeddings of languages",
+        "xlm-roberta-xl": "norms before attention without rotary positions",
+        "xlnet": "attention in two streams",
+        "xmod": "an adapter for each language",
+    }
+)
 
 
 def family_of(hf_config: Mapping[str, Any]) -> Family:
@@ -32,8 +79,21 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
     """
     model_type = hf_config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise CheckpointError(f"config.json: model_type is {model_type!r}; supported are {', '.join(FAMILIES)}")
-    return FAMILIES[model_type]
+        missing = MISSING.get(model_type) if isinstance(model_type, str) else None
+        why = "" if missing is None else f", which needs what this package does not compute: {missing}"
+        raise CheckpointError(
+            f"config.json: model_type is {shortened(model_type)}{why}; supported are {', '.join(FAMILIES)}"
+        )
+    family = FAMILIES[model_type]
+    for (name, value), changes in family.variants.items():
+        if hf_config.get(name) == value:
+            family = replace(family, **changes)
+    return family
+
+
+def may_be_of_family(hf_config: Mapping[str, Any], family: Family) -> bool:
+    """Whether a ``config.json`` names this family, or none."""
+    return bool(hf_config.get("model_type", family.model_type) == family.model_type)
 
 
 def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
@@ -45,48 +105,75 @@ def encoder_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
     family = family_of(hf_config)
     for name, only in family.only_values.items():
         if hf_config.get(name, only) != only:
-            raise CheckpointError(f"config.json: {name} = {hf_config[name]!r} is not supported, only {only!r} is")
-    values = {field: _value(hf_config, name, default) for field, (name, default) in family.fields.items()}
+            raise CheckpointError(
+                f"config.json: {name} = {shortened(hf_config[name])} is not supported, only {only!r} is"
+            )
+    if hf_config.get("num_labels") is not None:  # transformers makes so many names when it reads the tokenizer
+        config_value(hf_config, "num_labels", 2, least=0, most=MOST_LABELS)
+    values = {field: encoder_field(hf_config, field, *stated) for field, stated in family.fields.items()}
     supported = [name for name in get_args(Activation) if name != "tanh"]
     if values["hidden_act"] not in supported:
         raise CheckpointError(
-            f"config.json: activation {values['hidden_act']!r} is not supported; supported are {', '.join(supported)}"
+            f"config.json: activation {shortened(values['hidden_act'])} is not supported; supported are "
+            f"{', '.join(supported)}"
         )
     if values["pad_token_id"] >= values["vocab_size"]:
         raise CheckpointError(f"config.json: pad_token_id = {values['pad_token_id']!r} is not below vocab_size")
+    offset = values["pad_token_id"] + 1 if family.positions_after_padding else 0
+    if values["max_position_embeddings"] <= offset:
+        raise CheckpointError(
+            f"config.json: max_position_embeddings = {values['max_position_embeddings']} leaves no position for a "
+            f"token, because position ids begin at pad_token_id + 1 = {offset}"
+        )
     size, heads = values["hidden_size"], values["num_attention_heads"]
     if size % heads:
         raise CheckpointError(f"config.json: hidden_size {size} is not a multiple of num_attention_heads {heads}")
     layers = values.pop("num_hidden_layers")
     groups = values.pop("num_hidden_groups", layers)
     embedding_size = values.setdefault("embedding_size", size)
-    dropout = {}
-    for kind in ("sequence_dropout", "token_dropout", "span_dropout", "pair_dropout"):
-        options: Mapping[str, float | None] = getattr(family, kind)
-        stated = [name for name in options if hf_config.get(name, options[name]) is not None]
-        default = options[stated[0]] if stated else None
-        dropout[kind] = float(_value(hf_config, stated[0], 0.0 if default is None else default)) if stated else 0.0
+    for field in ("attention_output_dropout", "feed_forward_dropout"):
+        values.setdefault(field, values["hidden_dropout_prob"])
+    pooling = hf_config.get(family.head_pooling, "cls")
+    if pooling not in ("cls", "mean"):
+        raise CheckpointError(f"config.json: {family.head_pooling} = {shortened(pooling)}, expected 'cls' or 'mean'")
     derived = {
         "project_embeddings": embedding_size != size,
         "layer_order": tuple(int(i / (layers / groups)) for i in range(layers)),
-        "position_offset": values["pad_token_id"] + 1 if family.positions_after_padding else 0,
-        "attention_output_dropout": values["hidden_dropout_prob"],
-        "feed_forward_dropout": values["hidden_dropout_prob"],
+        "position_offset": offset,
         "second_segment": int(family.has_segments and values["type_vocab_size"] >= 2),
         "head": HeadConfig(
             activation=family.head_activation,
-            dropout_before_dense=family.dropout_before_dense,
+            pair_objectives=family.pair_objectives,
+            pooling=pooling,
+            prediction_head=family.prediction_head,
             vocabulary_activation=(
                 values["hidden_act"] if family.vocabulary_activation is None else family.vocabulary_activation
             ),
-            **dropout,
+            **_head_dropout(family, hf_config),
         ),
     }
-    return EncoderConfig(**{**values, **derived, **family.options})
+    of_layers = family.of_layers({**family.layer_fields, **hf_config}, layers)
+    return EncoderConfig(**{**values, **derived, **of_layers, **family.options})
 
 
-def converted_config(hf_config: Mapping[str, Any], *, layers: int, family: str | None) -> dict[str, Any]:
-    """The config.json of a model with so many layers of this one, as a model of another family if one is named.
+def _head_dropout(family: Family, hf_config: Mapping[str, Any]) -> dict[str, float]:
+    """The dropout of each head (see ``HeadConfig``): the first field that is stated counts."""
+    dropout = {}
+    for kind in (
+        *("sequence_dropout", "dense_dropout", "token_dropout", "span_dropout", "pair_dropout"),
+        *("choice_dropout", "choice_dense_dropout"),
+    ):
+        options: Mapping[str, float | None] = getattr(family, kind)
+        stated = [name for name in options if hf_config.get(name, options[name]) is not None]
+        default = options[stated[0]] if stated else None
+        dropout[kind] = (
+            float(encoder_field(hf_config, kind, stated[0], 0.0 if default is None else default)) if stated else 0.0
+        )
+    return dropout
+
+
+def converted_config(hf_config: Mapping[str, Any], *, layers: Sequence[int], family: str | None) -> dict[str, Any]:
+    """The config.json of a model with these layers of this one, as a model of another family if one is named.
 
     Raises:
         UsageError: there is no such family, or it computes something else.
@@ -99,17 +186,19 @@ def converted_config(hf_config: Mapping[str, Any], *, layers: int, family: str |
         )
     name, _ = target.fields["num_hidden_layers"]
     if target is own:
-        return {**hf_config, name: layers}
+        config = {**own.layer_fields, **hf_config}
+        return {**hf_config, **({} if own.kept_layers is None else own.kept_layers(config, layers)), name: len(layers)}
     config = vars(encoder_config(hf_config))
-    stated = {theirs: config[ours] for ours, (theirs, _) in target.fields.items() if theirs and ours in config}
-    converted = {"model_type": target.model_type, **stated, name: layers}
+    own_values = {ours: value for ours, value in config.items() if value is not None}
+    stated = {theirs: own_values[ours] for ours, (theirs, _) in target.fields.items() if theirs and ours in own_values}
+    converted = {"model_type": target.model_type, **stated, name: len(layers)}
     # Dropout is no part of what a trained model computes, and the rows of the segment table can be added to positions.
-    free = ("layer_order", "head", "type_vocab_size", "second_segment", "initializer_range")
+    free = ("layer_order", "head", "type_vocab_size", "second_segment", "initializer_range", "initializer_cutoff")
     for field, value in vars(encoder_config(converted)).items():
         if field not in free and not field.endswith(("dropout", "dropout_prob")) and value != config[field]:
             raise UsageError(
-                f"a {family} computes with {field} = {value!r}, this {own.model_type} with {config[field]!r}: "
-                "it cannot be converted"
+                f"a {own.model_type} checkpoint cannot be converted to {family}, which computes with "
+                f"{field} = {value!r} in place of {config[field]!r}"
             )
     return converted
 
@@ -135,8 +224,11 @@ def new_hf_config(
         raise CheckpointError(f"{what}; there are {', '.join(FAMILIES)}")
     family = FAMILIES[name]
     defaults = {hf_name: default for hf_name, default in family.fields.values() if hf_name}
-    dropout = (family.sequence_dropout, family.token_dropout, family.span_dropout, family.pair_dropout)
-    known = sorted({*defaults, *family.only_values, *(option for options in dropout for option in options)})
+    defaults |= {hf_name: default for hf_name, default in family.layer_fields.items() if default is not None}
+    dropout = (family.sequence_dropout, family.dense_dropout, family.token_dropout, family.span_dropout)
+    further = {*family.layer_fields, *family.only_values, family.head_pooling}
+    further |= {*family.pair_dropout, *family.choice_dropout, *family.choice_dense_dropout}
+    known = sorted({*defaults, *further, *(option for options in dropout for option in options)} - {""})
     known.remove("pad_token_id")
     for field in fields:
         if field not in known:
@@ -154,17 +246,6 @@ def new_hf_config(
     return config
 
 
-def _value(hf_config: Mapping[str, Any], name: str, default: Any) -> Any:
-    value = hf_config.get(name, default)
-    kinds = (int, float) if isinstance(default, float) else (type(default),)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
-        raise CheckpointError(f"config.json: {name} = {value!r}, expected a {type(default).__name__}")
-    least = 1 if isinstance(default, int) and name not in ("type_vocab_size", "pad_token_id", "") else 0
-    if isinstance(value, int | float) and value < least:
-        raise CheckpointError(f"config.json: {name} = {value!r}, expected at least {least}")
-    return value
-
-
 def parameter_map(family: Family, config: EncoderConfig, *, head: str, pooler: bool) -> dict[str, tuple[str, ...]]:
     """Our parameter name -> the full HF names of its parts, in the order of concatenation.
 
@@ -179,10 +260,16 @@ def parameter_map(family: Family, config: EncoderConfig, *, head: str, pooler: b
     return {
         f"{row.module.format(i=i)}.{parameter}": tuple(f"{name.format(i=i)}.{parameter}" for name in row.hf_modules)
         for row in rows
-        if row.only_with is None or getattr(config, row.only_with)
-        for i in range(max(config.layer_order) + 1 if "{i}" in row.module else 1)
+        if row.only_with is None or _has(config, row.only_with)
+        for i in range(row.first_layer, max(config.layer_order) + 1 if "{i}" in row.module else 1)
         for parameter in row.parameters
     }
+
+
+def _has(config: EncoderConfig, field: str) -> bool:
+    name, _, inner = field.partition(".")
+    value = getattr(config, name)
+    return bool(value is not None and getattr(value, inner) if inner else value)
 
 
 def copies_of_tied(family: Family, names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
@@ -214,10 +301,10 @@ def pooler_is_there(family: Family, keys: Iterable[str]) -> bool:
     return family.pooler is not None and not wanted.isdisjoint(keys)
 
 
-def current_name(key: str) -> str:
-    """A key of a file with the old names of layer norm parameters replaced."""
+def current_name(family: Family, key: str) -> str:
+    """A key of a file with the old names of layer norm parameters, and other names of modules, replaced."""
     module, dot, parameter = key.rpartition(".")
-    return f"{module}{dot}{OLD_PARAMETERS.get(parameter, parameter)}" if dot else key
+    return f"{family.aliases.get(module, module)}{dot}{OLD_PARAMETERS.get(parameter, parameter)}" if dot else key
 
 
 def split_unused(family: Family, keys: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -231,7 +318,7 @@ def split_unused(family: Family, keys: Collection[str]) -> tuple[tuple[str, ...]
     prefixes = (*family.pretraining, *(f"{name}." for name in modules))
     dropped, ignored, unknown = [], [], []
     for key in sorted(keys):
-        current = current_name(key)
+        current = current_name(family, key)
         if current.endswith(BUFFERS):
             ignored.append(key)
         elif current.startswith(prefixes) or (family.prefix + current).startswith(prefixes):
@@ -239,3 +326,34 @@ def split_unused(family: Family, keys: Collection[str]) -> tuple[tuple[str, ...]
         else:
             unknown.append(key)
     return tuple(dropped), tuple(ignored), tuple(unknown)
+
+
+def google_models(variables: Iterable[str]) -> list[tuple[Family, GoogleNames]]:
+    """The models of which a checkpoint of Google's TensorFlow 1 programs holds variables, the usual choice first."""
+    known = tuple(map(_without_module, variables))
+    return [
+        (FAMILIES[model_type], names)
+        for model_type, models in GOOGLE.items()
+        for names in models
+        if any(variable.startswith(names.marker) for variable in known)
+    ]
+
+
+def google_parameter(names: GoogleNames, variable: str) -> tuple[str, bool] | None:
+    """HF's name of a variable of Google's TensorFlow 1 programs, and whether its values are transposed.
+
+    None: the variable is no part of the model.
+    """
+    name = _without_module(variable)
+    if re.search(GOOGLE_TRAINING_STATE, name) or re.search(names.dropped, name):
+        return None
+    for pattern, replacement in names.renames:
+        name = re.sub(pattern, replacement, name)
+    module, slash, parameter = name.rpartition("/")
+    current = f"{module}{slash}{GOOGLE_PARAMETERS.get(parameter, parameter)}"
+    return current.replace("/", "."), parameter == "kernel"
+
+
+def _without_module(variable: str) -> str:
+    """The name of a variable without what modules of TensorFlow Hub put before it."""
+    return variable.removeprefix("module/")

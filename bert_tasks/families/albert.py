@@ -5,8 +5,10 @@ from dataclasses import replace
 from bert_tasks.families.base import (
     BERT_FIELDS,
     EMBEDDING_KEYS,
+    GoogleNames,
     KeyRow,
     architectures,
+    choice_keys,
     head_keys,
     layer_keys,
     pair_keys,
@@ -48,6 +50,7 @@ FAMILY = replace(
     pooler="pooler",
     heads={
         **head_keys(dense="albert.pooler", output="classifier"),
+        **choice_keys(dense="albert.pooler"),
         "masked-lm": _MASKED_LM,
         "pretraining": _MASKED_LM + pair_keys(pooler="albert.pooler", pair="sop_classifier.classifier"),
     },
@@ -57,6 +60,34 @@ FAMILY = replace(
     sequence_dropout={"classifier_dropout_prob": 0.1},
     token_dropout={"classifier_dropout_prob": 0.1, "hidden_dropout_prob": 0.0},
     pair_dropout={"classifier_dropout_prob": 0.1},
+    choice_dropout={"classifier_dropout_prob": 0.1},
+    pair_objectives=("sop",),  # the logits that transformers gives are named after them
     options={"project_embeddings": True, "feed_forward_dropout": 0.0},
     only_values={**BERT.only_values, "inner_group_num": 1},
+)
+
+GOOGLE = (
+    GoogleNames(
+        marker="bert/encoder/transformer/",
+        config_file="albert_config.json",
+        renames=(
+            (r"^bert/", "albert/"),
+            (r"/transformer/group_(\d+)/inner_group_(\d+)/", r"/albert_layer_groups/\1/albert_layers/\2/"),
+            (r"/attention_1/self/", "/attention/"),
+            (r"/attention_1/output/dense/", "/attention/dense/"),
+            (r"/ffn_1/intermediate/output/dense/", "/ffn_output/"),
+            (r"/ffn_1/intermediate/dense/", "/ffn/"),
+            (r"(/albert_layers/\d+)/LayerNorm_1/", r"\1/full_layer_layer_norm/"),
+            (r"(/albert_layers/\d+)/LayerNorm/", r"\1/attention/LayerNorm/"),
+            (r"/pooler/dense/", "/pooler/"),
+            (r"^cls/predictions/(transform/)?", "predictions/"),
+            (r"^cls/seq_relationship/", "sop_classifier/classifier/"),
+            (r"^output_", "classifier/output_"),
+            (r"^cls/squad/", "qa_outputs/"),
+        ),
+        # The heads of run_squad_v2.py, which are not those of HF.
+        dropped=r"^(start_logits|end_logits|answer_class)/",
+        # What Google's program calls gelu is the approximation with tanh.
+        values={"hidden_act": {"gelu": "gelu_new"}},
+    ),
 )

@@ -9,12 +9,14 @@ Our module names are those of ``Encoder`` and ``TaskModel``: ``stack.`` is the e
 beside it, and ``{i}`` is the index of a layer's parameters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from bert_tasks.encoder.config import Activation
+from bert_tasks.data.problems import shortened
+from bert_tasks.encoder.config import Activation, PairObjective
+from bert_tasks.errors import CheckpointError
 
 WEIGHT = ("weight",)
 WEIGHT_AND_BIAS = ("weight", "bias")
@@ -25,8 +27,41 @@ OLD_PARAMETERS: Mapping[str, str] = MappingProxyType({"gamma": "weight", "beta":
 # Endings of the buffers that older versions of transformers saved.
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
+# The parameters of Google's programs -> those of HF. Of these, kernels are transposed.
+GOOGLE_PARAMETERS: Mapping[str, str] = MappingProxyType(
+    {
+        "kernel": "weight",
+        "output_weights": "weight",
+        "output_bias": "bias",
+        **OLD_PARAMETERS,
+        **{f"{name}_embeddings": f"{name}_embeddings.weight" for name in ("word", "position", "token_type")},
+    }
+)
+# What optimizers and the training loop keep beside the parameters.
+GOOGLE_TRAINING_STATE = (
+    r"(^|/)(adam_[mv]|lamb_[mv]|Adam(_1)?|LAMB(_1)?|AdamWeightDecayOptimizer(_1)?|ExponentialMovingAverage|"
+    r"beta[12]_power|global_step|temperature)$"
+)
+
 BERT_ONLY_VALUES: Mapping[str, Any] = MappingProxyType(
     {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+)
+
+# The greatest number that a config.json may state, and lower limits of some: the deepest published encoders have less
+# than 100 layers, and the widest less than 10,000 hidden units.
+MOST = 2**31 - 1
+MOST_UNITS = 2**20
+MOST_LABELS = 1_000_000
+# Fields of ours -> the least and the greatest value, where these are not the usual ones.
+_BOUNDS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        **dict.fromkeys(("num_hidden_layers", "num_hidden_groups"), (1, 1000)),
+        **dict.fromkeys(("hidden_size", "embedding_size", "intermediate_size"), (1, MOST_UNITS)),
+        **dict.fromkeys(("type_vocab_size", "pad_token_id"), (0, MOST)),
+    }
+)
+_KINDS: Mapping[type, str] = MappingProxyType(
+    {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 )
 
 
@@ -38,13 +73,46 @@ class KeyRow:
         module: ours.
         hf_modules: those of Hugging Face whose tensors are concatenated along dimension 0; saving splits them again.
         parameters: the module's parameters, which have the same names on both sides.
-        only_with: the field of ``EncoderConfig`` without which (or at 0) the model has no such module; None: always.
+        only_with: the field of ``EncoderConfig`` without which (or at 0) the model has no such module, or a property of
+            such a field, as in ``disentangled.norm``; None: always.
+        first_layer: the layers before this one have no such module.
     """
 
     module: str
     hf_modules: tuple[str, ...]
     parameters: tuple[str, ...] = WEIGHT_AND_BIAS
     only_with: str | None = None
+    first_layer: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoogleNames:
+    """What the checkpoints of Google's own TensorFlow 1 programs call the parameters of a model.
+
+    A family's data file lists them as ``GOOGLE``. There are several where a checkpoint holds several models (ELECTRA's
+    discriminator and generator) or has been written in several ways; the first that is there counts.
+
+    Attributes:
+        marker: how variables begin that only checkpoints of this model have.
+        config_file: beside the checkpoint, with HF's field names; None: there is none.
+        renames: regular expressions that are replaced in a variable's name, in this order. What they leave is HF's name
+            with slashes for dots, up to the parameter (``GOOGLE_PARAMETERS``).
+        dropped: a regular expression of variables that are no part of this model.
+        sizes: fields of HF's config, where there is no config file -> the parameter of HF and its dimension.
+        layers: a regular expression for parameters of HF whose group is the number of a layer, where there is no config
+            file.
+        head_size: of each attention head, where there is no config file.
+        values: fields of HF's config -> Google's value -> HF's value for the same.
+    """
+
+    marker: str
+    config_file: str | None
+    renames: tuple[tuple[str, str], ...] = ()
+    dropped: str = r"(?!)"
+    sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    layers: str = r"(?!)"
+    head_size: int = 1
+    values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,43 +125,122 @@ class Family:
         fields: a field of ours -> (HF's name, default of HF's config class). The fields are those of ``EncoderConfig``,
             and ``num_hidden_layers`` and ``num_hidden_groups``, which give its ``layer_order``. A field without a name
             of HF's has the default always.
+        layer_fields: config fields of HF, with their defaults, of which ``of_layers`` makes what needs more than names:
+            what layers differ in (ModernBERT), distances in attention (DeBERTa).
+        of_layers: the config, completed by ``layer_fields``, and the number of layers -> fields of ``EncoderConfig``.
+        kept_layers: the config and the indices of layers -> the config fields of HF that a model of these layers has in
+            place of those of the config; None: all layers are of one kind.
         keys: the parameters of the base model; the modules of HF are named without the prefix.
         pooler: the module of HF, without the prefix, that is the base model's linear layer on the first token.
         heads: kind of head -> the parameters of the head; the modules of HF are named in full.
         architectures: kind of head, or ``base`` -> class of HF.
         pretraining: prefixes of pre-training heads, which are dropped on load by tasks that do not use them.
+        aliases: modules of HF under other names that files may have for them -> their names in ``heads``.
+        variants: a config field of HF and one of its values -> what is different in models that have it.
         decoder: the module of HF that is the linear layer of the head over the vocabulary, tied to the embeddings.
-        head_activation, dropout_before_dense: see ``HeadConfig``.
+        shared_head: prefixes of the modules of HF that heads of all kinds have, which are loaded from a file with
+            another head.
+        head_activation, pair_objectives, prediction_head: see ``HeadConfig``.
+        head_pooling: the config field of HF that is ``HeadConfig.pooling``, ``cls`` by default; "": there is none.
         vocabulary_activation: see ``HeadConfig``; None: ``hidden_act``.
-        sequence_dropout, token_dropout, span_dropout, pair_dropout: config fields of HF for the dropout of these heads
-            with the defaults of its config class, of which the first that is not None counts; without fields it is 0.
+        sequence_dropout, dense_dropout, token_dropout, span_dropout, pair_dropout, choice_dropout,
+            choice_dense_dropout: config fields of HF for the dropout of these heads (see ``HeadConfig``) with the
+            defaults of its config class, of which the first that is not None counts; without fields it is 0.
         options: the fields of ``EncoderConfig`` that are the same for all models of the family.
         positions_after_padding: position ids count from ``pad_token_id + 1`` in place of 0.
         has_segments: the second text of a pair is told by its segment id. In RoBERTa and DistilBERT it is not, even
             where a config has more than one segment.
+        first_tokens, left_out_pieces: the tokens of the first ids, with their scores, and how many pieces of a
+            ``sentencepiece.bpe.model`` they replace; <mask> follows the others. Empty: the family has no such files.
         only_values: config fields of HF -> the one value that this encoder computes; others are refused.
     """
 
     model_type: str
     prefix: str
     fields: Mapping[str, tuple[str, Any]]
+    layer_fields: Mapping[str, Any] = field(default_factory=dict)
+    of_layers: Callable[[Mapping[str, Any], int], Mapping[str, Any]] = lambda config, layers: {}
+    kept_layers: Callable[[Mapping[str, Any], Sequence[int]], Mapping[str, Any]] | None = None
     keys: tuple[KeyRow, ...]
     pooler: str | None
     heads: Mapping[str, tuple[KeyRow, ...]]
     architectures: Mapping[str, str]
     pretraining: tuple[str, ...]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    variants: Mapping[tuple[str, Any], Mapping[str, Any]] = field(default_factory=dict)
     decoder: str = ""
+    shared_head: tuple[str, ...] = ()
     head_activation: Activation
+    head_pooling: str = ""
+    prediction_head: bool = False
     vocabulary_activation: Activation | None = None
-    dropout_before_dense: bool = False
+    pair_objectives: tuple[PairObjective, ...] = ()
     sequence_dropout: Mapping[str, float | None]
+    dense_dropout: Mapping[str, float | None] = field(default_factory=dict)
     token_dropout: Mapping[str, float | None]
     span_dropout: Mapping[str, float | None] = field(default_factory=dict)
     pair_dropout: Mapping[str, float | None] = field(default_factory=dict)
+    choice_dropout: Mapping[str, float | None]
+    choice_dense_dropout: Mapping[str, float | None] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     positions_after_padding: bool = False
     has_segments: bool = True
+    first_tokens: tuple[tuple[str, float], ...] = ()
+    left_out_pieces: int = 0
     only_values: Mapping[str, Any] = field(default_factory=lambda: BERT_ONLY_VALUES)
+
+    def is_in_any_model(self, hf_name: str) -> bool:
+        """Whether a parameter is loaded from a file whatever kind of head that has."""
+        return hf_name.startswith((self.prefix, *self.shared_head))
+
+
+def config_value(
+    hf_config: Mapping[str, Any],
+    name: str,
+    default: Any,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    title: str | None = None,
+) -> Any:
+    """A field of a config.json, which has the type of its default and, for a number, is one that a model can have.
+
+    All numbers are finite and below 2**31, so that no computation with them overflows.
+
+    Args:
+        hf_config: the object that has the field.
+        name: of the field.
+        default: what holds if the field is missing.
+        least, most: bounds of a number. By default an integer is at least 1 unless its default is smaller, another
+            number at least 0.
+        title: how messages call the field; None: by its name.
+
+    Raises:
+        CheckpointError: it has another type, or is out of bounds.
+    """
+    value = hf_config.get(name, default)
+    stated = f"config.json: {name if title is None else title} = {shortened(value)}"
+    kinds = (int, float) if isinstance(default, float) else (type(default),)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
+        raise CheckpointError(f"{stated}, expected {_KINDS[type(default)]}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if least is None:
+        least = min(default, 1) if isinstance(default, int) else 0
+    if value < least:
+        raise CheckpointError(f"{stated}, expected at least {least}")
+    most = MOST if most is None else most
+    if not value <= most:  # NaN is refused, too
+        raise CheckpointError(f"{stated}, expected at most {most}")
+    return value
+
+
+def encoder_field(hf_config: Mapping[str, Any], field: str, name: str, default: Any) -> Any:
+    """The value of a field of ours (see ``Family.fields``); raises as ``config_value`` does."""
+    if not name:
+        return default
+    least, most = _BOUNDS.get(field, (None, 1 if "dropout" in field else None))
+    return config_value(hf_config, name, default, least=least, most=most)
 
 
 BERT_FIELDS: Mapping[str, tuple[str, Any]] = MappingProxyType(
@@ -116,7 +263,7 @@ BERT_FIELDS: Mapping[str, tuple[str, Any]] = MappingProxyType(
 
 EMBEDDING_KEYS = (
     KeyRow("stack.embeddings.word", ("embeddings.word_embeddings",), WEIGHT),
-    KeyRow("stack.embeddings.position", ("embeddings.position_embeddings",), WEIGHT),
+    KeyRow("stack.embeddings.position", ("embeddings.position_embeddings",), WEIGHT, only_with="absolute_positions"),
     KeyRow("stack.embeddings.token_type", ("embeddings.token_type_embeddings",), WEIGHT, only_with="type_vocab_size"),
     KeyRow("stack.embeddings.norm", ("embeddings.LayerNorm",)),
 )
@@ -172,6 +319,15 @@ def head_keys(*, dense: str, output: str) -> dict[str, tuple[KeyRow, ...]]:
     }
 
 
+def choice_keys(*, dense: str) -> dict[str, tuple[KeyRow, ...]]:
+    """The parameters of the head of multiple choice, whose last layer has one name in all families.
+
+    Args:
+        dense: full name of the module of HF that is the linear layer on the first token.
+    """
+    return {"choice": (KeyRow("head.dense", (dense,)), KeyRow("head.output", ("classifier",)))}
+
+
 def vocabulary_keys(*, dense: str, norm: str, bias: str) -> tuple[KeyRow, ...]:
     """The parameters of a head over the vocabulary, whose decoder is tied to the word embeddings.
 
@@ -194,4 +350,5 @@ def architectures(name: str) -> dict[str, str]:
         "token": f"{name}ForTokenClassification",
         "span": f"{name}ForQuestionAnswering",
         "masked-lm": f"{name}ForMaskedLM",
+        "choice": f"{name}ForMultipleChoice",
     }

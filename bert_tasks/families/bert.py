@@ -6,7 +6,9 @@ from bert_tasks.families.base import (
     CLASSIFIER_DROPOUT,
     EMBEDDING_KEYS,
     Family,
+    GoogleNames,
     architectures,
+    choice_keys,
     head_keys,
     pair_keys,
     vocabulary_keys,
@@ -24,6 +26,7 @@ FAMILY = Family(
     pooler="pooler.dense",
     heads={
         **head_keys(dense="bert.pooler.dense", output="classifier"),
+        **choice_keys(dense="bert.pooler.dense"),
         "masked-lm": _MASKED_LM,
         "pretraining": _MASKED_LM + pair_keys(pooler="bert.pooler.dense", pair="cls.seq_relationship"),
     },
@@ -31,6 +34,20 @@ FAMILY = Family(
     pretraining=("cls.",),
     decoder="cls.predictions.decoder",
     head_activation="tanh",
+    pair_objectives=("nsp", "sop"),
     sequence_dropout=CLASSIFIER_DROPOUT,
     token_dropout=CLASSIFIER_DROPOUT,
+    choice_dropout=CLASSIFIER_DROPOUT,
+)
+
+GOOGLE = (
+    GoogleNames(
+        marker="bert/encoder/layer_",
+        config_file="bert_config.json",
+        renames=(
+            (r"/layer_(\d+)/", r"/layer/\1/"),
+            (r"^output_", "classifier/output_"),
+            (r"^cls/squad/", "qa_outputs/"),
+        ),
+    ),
 )

@@ -5,6 +5,7 @@ from bert_tasks.families.base import (
     EMBEDDING_KEYS,
     Family,
     architectures,
+    choice_keys,
     head_keys,
     layer_keys,
     vocabulary_keys,
@@ -38,6 +39,7 @@ FAMILY = Family(
     pooler=None,
     heads={
         **head_keys(dense="pre_classifier", output="classifier"),
+        **choice_keys(dense="pre_classifier"),
         "masked-lm": vocabulary_keys(dense="vocab_transform", norm="vocab_layer_norm", bias="vocab_projector"),
     },
     architectures=architectures("DistilBert"),
@@ -45,6 +47,7 @@ FAMILY = Family(
     decoder="vocab_projector",
     head_activation="relu",
     sequence_dropout={"seq_classif_dropout": 0.2},
+    choice_dropout={"seq_classif_dropout": 0.2},
     token_dropout={"dropout": 0.1},
     span_dropout={"qa_dropout": 0.1},
     options={"attention_output_dropout": 0.0},

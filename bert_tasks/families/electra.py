@@ -2,7 +2,16 @@
 
 from dataclasses import replace
 
-from bert_tasks.families.base import BERT_FIELDS, KeyRow, architectures, head_keys, vocabulary_keys
+from bert_tasks.families.base import (
+    BERT_FIELDS,
+    CLASSIFIER_DROPOUT,
+    GoogleNames,
+    KeyRow,
+    architectures,
+    choice_keys,
+    head_keys,
+    vocabulary_keys,
+)
 from bert_tasks.families.bert import FAMILY as BERT
 
 FAMILY = replace(
@@ -23,6 +32,7 @@ FAMILY = replace(
     pooler=None,
     heads={
         **head_keys(dense="classifier.dense", output="classifier.out_proj"),
+        **choice_keys(dense="sequence_summary.summary"),
         "masked-lm": vocabulary_keys(
             dense="generator_predictions.dense", norm="generator_predictions.LayerNorm", bias="generator_lm_head"
         ),
@@ -36,5 +46,48 @@ FAMILY = replace(
     decoder="generator_lm_head",
     head_activation="gelu",
     vocabulary_activation="gelu",
-    dropout_before_dense=True,
+    dense_dropout=CLASSIFIER_DROPOUT,
+    choice_dropout={"summary_last_dropout": 0.1},
+    # Of the summaries that multiple choice can have in transformers, the one that all published models have.
+    only_values={
+        **BERT.only_values,
+        "summary_type": "first",
+        "summary_use_proj": True,
+        "summary_proj_to_labels": False,
+        "summary_activation": "gelu",
+        "summary_first_dropout": 0,
+    },
 )
+
+_DISCRIMINATOR = GoogleNames(
+    marker="electra/encoder/",
+    config_file=None,
+    renames=((r"/layer_(\d+)/", r"/layer/\1/"), (r"/dense_1/", "/dense_prediction/")),
+    # The heads of run_finetuning.py are not those of HF.
+    dropped=r"^(generator|generator_predictions|task_specific)/",
+    sizes={
+        "vocab_size": ("electra.embeddings.word_embeddings.weight", 0),
+        "embedding_size": ("electra.embeddings.word_embeddings.weight", 1),
+        "max_position_embeddings": ("electra.embeddings.position_embeddings.weight", 0),
+        "type_vocab_size": ("electra.embeddings.token_type_embeddings.weight", 0),
+        "hidden_size": ("electra.encoder.layer.0.intermediate.dense.weight", 1),
+        "intermediate_size": ("electra.encoder.layer.0.intermediate.dense.weight", 0),
+    },
+    layers=r"^electra\.encoder\.layer\.(\d+)\.",
+    head_size=64,  # get_generator_config in run_pretraining.py, and all published sizes
+)
+# The generator shares the discriminator's embeddings, or has its own.
+_GENERATOR = replace(
+    _DISCRIMINATOR,
+    marker="generator/encoder/",
+    renames=(
+        (r"/layer_(\d+)/", r"/layer/\1/"),
+        (r"^generator/", "electra/"),
+        (r"^generator_predictions/output_bias$", "generator_lm_head/output_bias"),
+    ),
+    dropped=r"^(electra/encoder|electra/embeddings_project|discriminator_predictions|task_specific)/",
+)
+_UNTIED_GENERATOR = replace(
+    _GENERATOR, marker="generator/embeddings/", dropped=r"^(electra|discriminator_predictions|task_specific)/"
+)
+GOOGLE = (_DISCRIMINATOR, _UNTIED_GENERATOR, _GENERATOR)

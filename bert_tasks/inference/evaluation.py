@@ -9,6 +9,7 @@ Shape legend: S samples (rows or windows).
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
@@ -19,15 +20,19 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.data.columns import Document, Row
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import Cuts, RowTable, Samples, longest_first
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
-from bert_tasks.errors import BertTasksError, DataError, GivenUpError
+from bert_tasks.errors import BertTasksError, DataError, GivenUpError, UsageError
 from bert_tasks.metrics.tables import LOSS, merged, untuned
 from bert_tasks.model.inputs import Data, as_trained, load_table, load_trained, tokenized
 from bert_tasks.model.precision import DType, logits_of
+from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import Logits, TaskModel
+from bert_tasks.run_dir.files import GENERATOR
+from bert_tasks.storage import is_folder
 from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction, Task
 
 _log = logging.getLogger("bert_tasks")
@@ -103,8 +108,34 @@ def evaluated_predictions(model: TaskModel, table: RowTable) -> list[Prediction]
     """
     samples = tokenized(table, model.task, model)
     batches = longest_first(samples.lengths, max_tokens=model.batch_tokens)
-    results = [_run_batch(model, samples, batch, None) for batch in batches]
+    run = _run_of(model, "float32")
+    results = [_run_batch(model, samples, batch, run) for batch in batches]
     return _decoded(model.task, model.require_tokenizer(), samples, _by_feature(samples, results), list(table))
+
+
+def _run_of(model: TaskModel, dtype: DType) -> Logits:
+    """What runs a prepared batch: the model, and with it the generator that a run saved beside it, if its task has one.
+
+    Raises:
+        UsageError: there is no generator, or it is another model's.
+    """
+    run = logits_of(model, dtype)
+    if model.task.generator() is None:
+        return run
+    if model.origin is None or model.origin.commit is not None:
+        where = "which is not known for this one"
+    elif not is_folder(place := resolve(model.origin.name).parent / GENERATOR):
+        where = f"and {place} does not exist"
+    else:
+        generator = TaskModel.from_pretrained(place).to(model.device, model.stack.embeddings.word.weight.dtype)
+        tables = [one.stack.embeddings.word.weight for one in (model, generator)]
+        if tables[0].shape == tables[1].shape and torch.equal(*tables):  # training ties them
+            return partial(replaced_token_output, generator=logits_of(generator, dtype), discriminator=run)
+        where = f"and that in {place} belongs to other weights"
+    raise UsageError(
+        f"{model.task.name}: a model is evaluated with its generator, {where}: evaluate the output folder of the run "
+        "(or its model/, beside which the run has saved generator/); the metrics of the run are in its metrics.json"
+    )
 
 
 def _run_batch(model: TaskModel, samples: Samples, chosen: list[int], run: Logits | None) -> _BatchResult:
@@ -193,7 +224,8 @@ def evaluate(
     """Evaluates a model on rows with labels; the digits do not depend on the number of processes.
 
     Args:
-        model: a model, or a folder or name that says what its task is (``revision`` of a hub id).
+        model: a model, or a folder or name that says what its task is (``revision`` of a hub id). The folder of a
+            cross-validation stands for the mean of the models of all folds.
         task: a task's name, or its class, for a folder that does not say what its task is.
         settings: fields of the task to change, of a model that is loaded here.
         data: a file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
@@ -215,14 +247,15 @@ def evaluate(
         label_separator=label_separator,
         document=document,
     )
-    loaded = load_trained(model, task=task, settings=settings, data=data, reading=options, revision=revision)
+    stated: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
+    loaded = load_trained(model, data=data, reading=options, ensembles=True, **stated)
     return evaluate_data(loaded, data, dtype=dtype, reading=options).metrics
 
 
 def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: DType = "float32") -> Evaluation:
     """Evaluates a model in memory; see ``evaluate``."""
     accelerator = make_accelerator()
-    run = logits_of(model.to(accelerator.device), dtype)
+    run = _run_of(model.to(accelerator.device), dtype)
     data, reading = as_trained(model, data, reading)
 
     def load() -> tuple[RowTable, Samples]:

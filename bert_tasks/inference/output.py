@@ -10,12 +10,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import IO, Any, Literal
+from types import MappingProxyType
+from typing import IO, Any, Literal, get_args
 
 from bert_tasks.checkpoints.load import tensors_digest
 from bert_tasks.data.columns import FAULT, PASSTHROUGH, PassthroughColumns, Row
@@ -33,6 +34,7 @@ from bert_tasks.data.writers import (
     json_line,
     whole_file,
     write_failure,
+    write_npy,
     write_parquet,
     write_table,
 )
@@ -76,6 +78,7 @@ class WriteOptions:
         csv_raw: write texts that a spreadsheet would take for a formula unchanged.
         format: jsonl, csv, tsv or parquet, where the output's name does not say it.
         logits: write the logits of every row, too.
+        explain: write how much each word contributed to the prediction, too.
     """
 
     keep_columns: PassthroughColumns = "all"
@@ -84,6 +87,7 @@ class WriteOptions:
     csv_raw: bool = False
     format: str | None = None
     logits: bool = False
+    explain: bool = False
 
 
 class StreamWriter:
@@ -126,6 +130,21 @@ class StreamWriter:
 
 
 STANDARD = "-"  # standard input, or standard output
+
+
+def passthrough_name(name: str, taken: Container[str]) -> str:
+    """What a column of the input is called beside the fields of a prediction, and whatever else is taken."""
+    is_taken = name in taken or name.partition(".")[0] in taken
+    return f"{INPUT}{name}" if is_taken or name.startswith(INPUT) else name
+
+
+def reserved_names(task: Task) -> set[str]:
+    """The fields of a task's predictions, which no column of the input is called; also those made on request only."""
+    for base in type(task).__mro__:
+        for kind in (part for generic in getattr(base, "__orig_bases__", ()) for part in get_args(generic)):
+            if isinstance(kind, type) and issubclass(kind, Prediction) and is_dataclass(kind):
+                return {field.name for field in fields(kind)}
+    return set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,16 +204,17 @@ class OutputDestination:
             check_place(self.rejects)
         self._check_apart("output", self.path, data)
 
-    def check_task(self, task: Task, data: Data, *, logits: bool = False) -> None:
-        """Raises UsageError if the extension is another task's or has no logits, or a file beside the output would
-        overwrite one."""
+    def check_task(self, task: Task, data: Data, writing: WriteOptions) -> None:
+        """Raises UsageError if the extension is another task's or has no place for what is asked for, or a file beside
+        the output would overwrite one."""
         if self.path is None or not self.rendered:
             return
-        forms = ", ".join(f".{form}" for form in FORMS)
+        forms = ", ".join(f".{form}" for form in task.row_formats)
         if self.form not in task.file_formats:
             raise UsageError(f"{self.path}: {task.name} has no output format {self.form!r}; use {forms}")
-        if logits:
-            raise UsageError(f"{self.path}: {self.form} has no place for logits; use {forms}")
+        for what, asked in (("logits", writing.logits), ("explanations", writing.explain)):
+            if asked:
+                raise UsageError(f"{self.path}: {self.form} has no place for {what}; use {forms}")
         for name in filter(None, task.render(self.form, [], [])):
             self._check_apart(f"{name} of the output", sibling_output(self.path, name), data)
 
@@ -230,22 +250,24 @@ def output_destination(
         raise UsageError(f"keep_columns is {keep!r}, expected 'all', 'none' or a list of names")
     if writing.on_error not in ("fail", "skip"):
         raise UsageError(f"on_error = {writing.on_error!r}: expected 'fail' or 'skip'")
-    if writing.format is not None and writing.format not in FORMS:
-        raise UsageError(f"there is no output format {writing.format!r}; choose {', '.join(FORMS)}")
+    forms = FORMS if task is None else task.row_formats
+    if writing.format is not None and writing.format not in forms:
+        raise UsageError(f"there is no output format {writing.format!r}; choose {', '.join(forms)}")
     stream: IO[bytes] | None = None
     path: Path | None = None
     rendered = False
     if output == STANDARD or not isinstance(output, str | Path):
         stream = sys.stdout.buffer if isinstance(output, str | Path) else output
         form = "jsonl" if writing.format is None else writing.format
-        if form not in ("jsonl", *DELIMITERS):
-            forms = ", ".join(f".{form}" for form in DELIMITERS)
-            raise UsageError(f"{form} cannot be written to a stream: give a file, or the format {forms}, jsonl")
+        streamed = [name for name in forms if name in ("jsonl", *DELIMITERS)]
+        if form not in streamed:
+            formats = ", ".join(streamed)
+            raise UsageError(f"{form} cannot be written to a stream: give a file, or the format {formats}")
     else:
         path = Path(output)
-        kinds = [*TASKS.values(), *([] if task is None else [task])]
+        kinds = [*(TASKS.values() if forms == FORMS else ()), *([] if task is None else [task])]
         of_tasks = sorted({extension for kind in kinds for extension in kind.file_formats})
-        known = [*(f".{form}" for form in FORMS), *of_tasks]
+        known = [*(f".{form}" for form in forms), *of_tasks]
         if writing.format is None and path.suffix not in known:
             raise UsageError(f"{path}: the output's extension must be {', '.join(known[:-1])} or {known[-1]}")
         rendered = writing.format is None and path.suffix in of_tasks
@@ -265,14 +287,22 @@ def output_destination(
     return OutputDestination(path=path, stream=stream, form=form, rendered=rendered, rejects=rejects)
 
 
-def finalize_output(lines: Path, target: Path, *, form: str, raw: bool) -> None:
+def finalize_output(
+    lines: Path, target: Path, *, form: str, raw: bool, vectors: Mapping[str, int] = MappingProxyType({})
+) -> None:
     """Makes the output from its JSON lines; an earlier output stays until then.
+
+    Args:
+        vectors: see ``Task.vector_columns``; of an output that is no JSON.
 
     Raises:
         UsageError: it cannot be written; the lines stay.
     """
     if form == "parquet":
-        write_parquet(lines, target)
+        write_parquet(lines, target, vectors=vectors)
+    elif form == "npy":
+        column, width = next(iter(vectors.items()))
+        write_npy(lines, target, column, width)
     elif form in DELIMITERS:
         write_table(lines, target, DELIMITERS[form], raw=raw)
     else:
@@ -355,8 +385,8 @@ class Predictor:
         """Predicts the usable ones of some rows; ``first`` is the number of the first one, for messages."""
         usable = [row for row in rows if row.get(FAULT) is None]
         seen: list[Sequence[Feature]] = []
-        logits = self.writing.logits
-        predictions = list(self.model.predict_rows(usable, run=self.run, first=first, note=seen.append, logits=logits))
+        asked = {"logits": self.writing.logits, "explain": self.writing.explain}
+        predictions = list(self.model.predict_rows(usable, run=self.run, first=first, note=seen.append, **asked))
         cut = [{feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0} for features in seen]
         return ChunkResult(rows=usable, predictions=predictions, truncated=sum(map(len, cut)))
 
@@ -370,6 +400,7 @@ class Predictor:
         keep, names = self.writing.keep_columns, {} if self.names is None else self.names
         read = [column.name for column in self.model.task.columns if not column.is_label]
         repeated = {name for name in read if names.get(name, name) == name}
+        reserved = reserved_names(self.model.task)
         lines = []
         for number, (row, prediction) in enumerate(zip(result.rows, result.predictions, strict=True), start=first):
             if keep == "none":
@@ -381,13 +412,12 @@ class Predictor:
                 own = LINE if self.given is None else None
                 kept = {k: plain(v) for k, v in cells.items() if k != own and (keep == "all" or k in keep)}
             predicted = prediction.to_json()
-            taken = {field.name for field in fields(prediction)}.union(predicted)
+            taken = reserved.union(predicted)
             output: dict[str, Any] = {LINE: row[LINE]} if self.writing.on_error == "skip" else {}
             for name, value in kept.items():
                 if name in predicted and name in repeated:
                     continue
-                is_taken = name in taken or name.partition(".")[0] in taken or name in output
-                output[f"{INPUT}{name}" if is_taken or name.startswith(INPUT) else name] = value
+                output[f"{INPUT}{name}" if name in output else passthrough_name(name, taken)] = value
             lines.append(json_line(output | predicted))
         return Chunk(
             content="".join(lines).encode(),

@@ -56,6 +56,7 @@ from bert_tasks.inference.streams import (
     stored_input,
 )
 from bert_tasks.model import task_model
+from bert_tasks.model.explanation import explainable_task
 from bert_tasks.model.inputs import Data, as_trained, in_memory, load_table, load_trained
 from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.task_model import TaskModel
@@ -76,6 +77,7 @@ def predict(
     revision: str | None = None,
     dtype: DType = "float32",
     logits: bool = False,
+    explain: bool = False,
     columns: Mapping[str, str] | None = None,
     format: str | None = None,
     delimiter: str | None = None,
@@ -101,6 +103,7 @@ def predict(
     csv_raw: bool = False,
     output_format: str | None = None,
     logits: bool = False,
+    explain: bool = False,
     columns: Mapping[str, str] | None = None,
     format: str | None = None,
     delimiter: str | None = None,
@@ -125,6 +128,7 @@ def predict(
     csv_raw: bool = False,
     output_format: str | None = None,
     logits: bool = False,
+    explain: bool = False,
     columns: Mapping[str, str] | None = None,
     format: str | None = None,
     delimiter: str | None = None,
@@ -151,6 +155,7 @@ def predict(
         csv_raw: write texts that a spreadsheet would take for a formula without the ``'`` in front.
         output_format: jsonl, csv, tsv or parquet, where the output's extension does not say it.
         logits: give the predictions their logits, and write them.
+        explain: give the predictions their explanations (see ``TaskModel.predict``), and write them.
 
     Raises:
         DataError: naming every bad row.
@@ -164,8 +169,9 @@ def predict(
         csv_raw=csv_raw,
         format=output_format,
         logits=logits,
+        explain=explain,
     )
-    if output is None and writing != WriteOptions(logits=logits):
+    if output is None and writing != WriteOptions(logits=logits, explain=explain):
         raise UsageError("keep_columns, on_error, rejects, csv_raw and output_format are for an output: give one")
     options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
     how = ReadOptions(
@@ -178,13 +184,15 @@ def predict(
     )
     if output is not None:
         return predict_file(model, data, output, dtype=dtype, writing=writing, reading=how, **options).rows
-    loaded = load_trained(model, data=data, reading=how, **options)
+    loaded = load_trained(model, data=data, reading=how, ensembles=True, **options)
     if torch.cuda.is_available():
         loaded.to("cuda")
+    if explain:
+        explainable_task(loaded, loaded.task, dtype)
     run = logits_of(loaded, dtype)
     data, how = as_trained(loaded, data, how, read_labels=False)
     table = load_table(data, loaded.task, reading=how, labels="unread")
-    return cast("list[PredictionT]", list(loaded.predict_rows(table, run=run, logits=logits)))
+    return cast("list[PredictionT]", list(loaded.predict_rows(table, run=run, logits=logits, explain=explain)))
 
 
 def predict_file(
@@ -217,8 +225,10 @@ def predict_file(
     if is_standard and accelerator.num_processes > 1:
         raise UsageError("several processes cannot share standard input: write it to a file first")
     stated: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
-    loaded = load_trained(model, data=data, reading=options, **stated).to(accelerator.device)
-    destination.check_task(loaded.task, data, logits=writing.logits)
+    loaded = load_trained(model, data=data, reading=options, ensembles=True, **stated).to(accelerator.device)
+    destination.check_task(loaded.task, data, writing)
+    if writing.explain:
+        explainable_task(loaded, loaded.task, dtype)
     predictor = Predictor(model=loaded, run=logits_of(loaded, dtype), writing=writing, names=options.columns)
     if is_standard and destination.stream is not None and format not in WHOLE_FORMATS and can_open(STDIN):
         writer = StreamWriter(destination.stream, form=destination.form, raw=writing.csv_raw)
@@ -305,7 +315,8 @@ class _TableRun:
             error.collective = True
             raise error
         # Where a row's features depend on the rows around it, all rows are one chunk.
-        size = max(len(table), 1) if task.reads_neighbours else task_model.CHUNK_ROWS
+        chunk = task_model.EXPLAINED_ROWS if predictor.writing.explain else task_model.CHUNK_ROWS
+        size = max(len(table), 1) if task.reads_neighbours else chunk
         if destination.stream is not None:
             predicted = run._to_stream(table, size, destination.stream)
         elif destination.path is None:
@@ -348,6 +359,7 @@ class _TableRun:
                     "keep_columns": keep if isinstance(keep, str) else list(keep),
                     "on_error": writing.on_error,
                     "logits": writing.logits,
+                    "explain": writing.explain,
                     "dtype": self.dtype,
                     "device": predictor.model.device.type,
                 }
@@ -376,7 +388,10 @@ class _TableRun:
                 unfinished = opened[0]
                 if self.destination.rejects is not None:
                     write_rejects(table, self.destination.rejects)
-                finalize_output(unfinished.lines, path, form=self.destination.form, raw=writing.csv_raw)
+                vectors = predictor.model.task.vector_columns(predictor.model.config)
+                finalize_output(
+                    unfinished.lines, path, form=self.destination.form, raw=writing.csv_raw, vectors=vectors
+                )
                 return Predicted(
                     rows=sum(entry.rows for entry in unfinished.entries),
                     truncated=sum(entry.truncated for entry in unfinished.entries),

@@ -103,7 +103,9 @@ def predict_stream(
         ClosedPipeError: the output's reader has closed it.
     """
     skips, reader = predictor.writing.on_error == "skip", _Reader(predictor, reading, source)
-    most = None if predictor.model.task.reads_neighbours else task_model.CHUNK_ROWS
+    most: int | None = task_model.EXPLAINED_ROWS if predictor.writing.explain else task_model.CHUNK_ROWS
+    if predictor.model.task.reads_neighbours:
+        most = None
     rows = truncated = rejected = 0
     with nullcontext() if rejects is None else rejects.open("w", encoding="utf-8") as file:
         while chunk := reader.chunk(most):

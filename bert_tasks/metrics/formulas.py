@@ -26,6 +26,7 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Number = TypeVar("Number", float, Floats)
 
+_BINS = 256  # of scores, for the area under the curve of many tokens
 MOST_LABELS = 200  # the most frequent labels have numbers of their own in a ``Measure``
 
 
@@ -365,6 +366,20 @@ def answer_measure(exact: Sequence[float], f1_scores: Sequence[float], *, exact_
     return Measure(names=(exact_name, "f1"), statistics=SufficientStatistics.of(rows), formula=formula)
 
 
+def accuracy_measure(correct: Sequence[bool]) -> Measure:
+    """Accuracy alone, for rows that share no classes.
+
+    Args:
+        correct: whether each row's prediction is right.
+    """
+    rows = np.stack([np.ones(len(correct)), np.asarray(correct, dtype=np.float64)], axis=1)
+
+    def formula(sums: Floats) -> Floats:
+        return ratio(sums[..., 1:], sums[..., :1])
+
+    return Measure(names=("accuracy",), statistics=SufficientStatistics.of(rows), formula=formula)
+
+
 def masked_token_measure(counts: Sequence[int], losses: Sequence[float], correct: Sequence[int]) -> Measure:
     """Perplexity, exp of the mean cross entropy, and accuracy of masked tokens.
 
@@ -381,6 +396,44 @@ def masked_token_measure(counts: Sequence[int], losses: Sequence[float], correct
             return np.stack([np.exp(loss / count), hits / count], axis=-1)
 
     return Measure(names=("perplexity", "accuracy"), statistics=SufficientStatistics.of(rows), formula=formula)
+
+
+def replaced_token_measure(sizes: Sequence[int], scores: Floats, replaced: Flags, masked: Flags) -> Measure:
+    """How well replaced tokens are told from others by their scores, and how often the original token was drawn.
+
+    A resampled area under the curve is that of scores in ``_BINS`` bins; what the bins change over all rows is
+    corrected.
+
+    Args:
+        sizes: the tokens of each row.
+        scores: ``[N]`` of all tokens; above 0 a token is taken for a replaced one.
+        replaced: ``[N]`` whether another token is in its place.
+        masked: ``[N]`` whether a token was drawn for it.
+    """
+    edges = np.unique([0.0, *np.quantile(scores, np.linspace(0, 1, _BINS))]) if len(scores) else np.zeros(1)
+    bins = np.searchsorted(edges, scores, side="left")  # scores above 0 are in bins of their own
+    above, count = np.arange(len(edges) + 1) > np.searchsorted(edges, 0.0), len(edges) + 1
+    columns = np.split(bins + count * replaced, np.cumsum(sizes)[:-1])
+    drawn = np.split(masked, np.cumsum(sizes)[:-1])
+    rows = [Counter(one.tolist()) | {2 * count: int(part.sum())} for one, part in zip(columns, drawn, strict=True)]
+    correction = 0.0
+
+    def formula(sums: Floats) -> Floats:
+        others, found = sums[..., :count], sums[..., count:-1]
+        below = np.cumsum(others, axis=-1) - others / 2  # a tie counts one half
+        positives, negatives = found.sum(-1), others.sum(-1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            area = (found * below).sum(-1) / (positives * negatives)
+            accuracy = 1 - positives / sums[..., -1]
+        hits, said = found[..., above].sum(-1), (found + others)[..., above].sum(-1)
+        return np.stack([area + correction, ratio(hits, said), ratio(hits, positives), accuracy], axis=-1)
+
+    statistics = SufficientStatistics.of_counts(rows, 2 * count + 1)
+    exact = area_under_curve(replaced, scores)
+    if math.isfinite(exact):
+        correction = exact - float(formula(statistics.total)[0])
+    names = ("auc", "precision", "recall", "generator_accuracy")
+    return Measure(names=names, statistics=statistics, formula=formula)
 
 
 def area_under_curve(labels: Flags, scores: Floats) -> float:

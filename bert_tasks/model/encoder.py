@@ -1,130 +1,30 @@
-"""``Encoder``: a published encoder by itself, with the call and the files of transformers' base models.
+"""``Encoder``: a published encoder by itself, with the call and the files of transformers' base models, and embeddings.
 
-The HF-shaped call takes padded ``[B, T]`` tensors and transformers' defaults for what is left out; ``padded_inputs``
-translates it into rows and a ``Padded`` layout, without data-dependent shapes.
-
-Shape legend: B sequences, T padded length, N = B * T rows, H hidden, X width of an output.
+Shape legend: B sequences, T padded length, H hidden, R texts.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.checkpoints.load import LoadReport, match_weights, read_config, read_weights
+from bert_tasks.checkpoints.load import match_weights, read_weights
 from bert_tasks.checkpoints.save import hf_tensors, save_folder
-from bert_tasks.checkpoints.tokenizers import load_tokenizer, with_segments
-from bert_tasks.encoder.config import EncoderConfig
-from bert_tasks.encoder.layers import TransformerEncoder, initialize
-from bert_tasks.encoder.packing import Padded
-from bert_tasks.families import (
-    CONFIG_KEY,
-    encoder_config,
-    family_of,
-    parameter_map,
-    pooler_is_there,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PaddedInputs:
-    """Rows of a padded call: ``[N]`` ids each, and the layout."""
-
-    input_ids: Tensor
-    position_ids: Tensor
-    token_type_ids: Tensor
-    layout: Padded
-
-    def rectangle(self, rows: Tensor) -> Tensor:
-        """``[N, X] -> [B, T, X]`` with zeros at padding."""
-        return rows.view(*self.layout.mask.shape, -1).masked_fill(~self.layout.mask[..., None], 0.0)
-
-
-def padded_inputs(
-    config: EncoderConfig,
-    input_ids: Tensor,
-    attention_mask: Tensor | None,
-    token_type_ids: Tensor | None,
-    position_ids: Tensor | None,
-    output_attentions: bool,
-) -> PaddedInputs:
-    """Fills in the defaults of an HF call: without a mask all tokens are real, segments are 0, positions the family's.
-
-    Raises:
-        ValueError: attention weights are asked for, the mask is not ``[B, T]``, the input is too long, or an id is
-            outside its embedding table (checked on the CPU, where reading the ids waits for nothing).
-    """
-    if output_attentions:
-        raise ValueError("output_attentions is not supported: attention weights are never materialised")
-    if input_ids.dim() != 2:
-        raise ValueError(f"input_ids has shape {list(input_ids.shape)}, expected [batch, length]")
-    batch, length = input_ids.shape
-    if attention_mask is not None and attention_mask.shape != input_ids.shape:
-        raise ValueError(
-            f"attention_mask has shape {list(attention_mask.shape)}, expected {[batch, length]}; "
-            "3-D masks are not supported"
-        )
-    if position_ids is None and length > config.usable_length:
-        raise ValueError(f"the input has {length} tokens, this checkpoint has positions for {config.usable_length}")
-    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-    positions = default_positions(config, input_ids) if position_ids is None else position_ids
-    tables = {
-        "input_ids": (input_ids, config.vocab_size),
-        "position_ids": (positions, config.max_position_embeddings),
-        "token_type_ids": (types, config.type_vocab_size),
-    }
-    for name, (ids, rows) in tables.items():
-        # Elsewhere a check would wait for the device, or make the graph depend on data.
-        if rows and ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
-            smallest, largest = (int(extreme) for extreme in torch.aminmax(ids))
-            if smallest < 0 or largest >= rows:
-                outside = smallest if smallest < 0 else largest
-                raise ValueError(f"{name} holds {outside}, this checkpoint has embeddings for 0 to {rows - 1}")
-    return PaddedInputs(
-        input_ids=input_ids.flatten(),
-        position_ids=positions.expand(batch, length).flatten(),
-        token_type_ids=types.expand(batch, length).flatten(),
-        layout=Padded(batch=batch, length=length, mask=mask.bool()),
-    )
-
-
-def default_positions(config: EncoderConfig, input_ids: Tensor) -> Tensor:
-    """``[B, T]`` column index; where positions have an offset (RoBERTa), ids that are not padding are counted.
-
-    As ``create_position_ids_from_input_ids`` in transformers: padding gets ``pad_token_id``.
-    """
-    if not config.position_offset:
-        return torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-    real = (input_ids != config.pad_token_id).long()
-    return real.cumsum(1) * real + config.pad_token_id
-
-
-class PretrainedModule(nn.Module):
-    """What ``Encoder`` and ``TaskModel`` have in common: a configuration, the encoder's modules and a tokenizer."""
-
-    def __init__(self, hf_config: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.hf_config = dict(hf_config)
-        self.config: EncoderConfig = encoder_config(hf_config)
-        self.load_report: LoadReport | None = None
-        self.tokenizer = None
-        self.stack = TransformerEncoder(self.config)
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer, with the segment ids of the model's family; setting one that gives others stores a copy."""
-        return self._tokenizer
-
-    @tokenizer.setter
-    def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        fits = None if tokenizer is None else with_segments(tokenizer, second=self.config.second_segment)
-        self._tokenizer: PreTrainedTokenizerBase | None = fits
+from bert_tasks.checkpoints.sentence_transformers import SentenceSettings, read_sentence_settings
+from bert_tasks.checkpoints.tokenizers import load_tokenizer
+from bert_tasks.data.readers import ReadOptions
+from bert_tasks.encoder.layers import initialize
+from bert_tasks.errors import CheckpointError, DataError, UsageError
+from bert_tasks.families import CONFIG_KEY, encoder_config, family_of, parameter_map, pooler_is_there
+from bert_tasks.model.pretrained import CheckpointFolder
+from bert_tasks.model.pretrained_module import PretrainedModule, padded_inputs
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks.embedding import Embedding, EmbeddingPooling, EmbeddingPrediction
 
 
 class Encoder(PretrainedModule):
@@ -135,12 +35,16 @@ class Encoder(PretrainedModule):
         hf_config: ``config.json`` as loaded; written back on saving.
         pooler: the base model's linear layer on the first token, kept where the file has one; not part of the call.
         load_report: what was done with each key of the file; None for a model made from a configuration.
+        reading: how the training data of a model that was trained here were read.
+        sentence_settings: how sentence-transformers embeds texts with these weights; None if it did not write them.
     """
 
     def __init__(self, hf_config: Mapping[str, Any], *, pooler: bool = False) -> None:
         super().__init__(hf_config)
         self.pooler = nn.Linear(self.config.hidden_size, self.config.hidden_size) if pooler else None
-        initialize(self, std=self.config.initializer_range)
+        self.reading = ReadOptions()
+        self.sentence_settings: SentenceSettings | None = None
+        initialize(self, self.config)
 
     @classmethod
     def from_pretrained(cls, name: str | Path, *, revision: str | None = None) -> Self:
@@ -154,7 +58,8 @@ class Encoder(PretrainedModule):
             CheckpointError: files are missing or damaged, the family is not supported, or a key does not fit.
         """
         folder = resolve(name, revision=revision)
-        hf_config = read_config(folder)
+        described = CheckpointFolder.open(folder)
+        hf_config = described.hf_config
         family, config = family_of(hf_config), encoder_config(hf_config)
         tensors = read_weights(folder)
         pooler = pooler_is_there(family, tensors)
@@ -166,6 +71,7 @@ class Encoder(PretrainedModule):
         model.load_state_dict(matched.tensors, assign=True)
         model.load_report = matched.report
         model.tokenizer = load_tokenizer(folder, vocab_size=config.vocab_size, required=False)
+        model.reading, model.sentence_settings = described.reading, read_sentence_settings(folder)
         return model.eval()
 
     def forward(
@@ -193,6 +99,93 @@ class Encoder(PretrainedModule):
         )
         last = inputs.rectangle(hidden)
         return last if states is None else (last, tuple(inputs.rectangle(state) for state in states))
+
+    def embed(
+        self,
+        texts: str | Iterable[str],
+        *,
+        pooling: EmbeddingPooling | None = None,
+        normalize: bool = True,
+        layer: int = -1,
+        max_length: int | None = None,
+    ) -> NDArray[np.float32]:
+        """A vector for each text, in the order of the texts; as sentence-transformers computes it.
+
+        Texts are sorted by length in chunks and run without padding. ``bert-tasks embed`` embeds files of any size.
+
+        Args:
+            texts: a list of texts, or one text.
+            pooling: ``mean`` over the tokens of a text, special tokens included; ``cls``, its first token; or ``max``,
+                the largest value of each number. Default: that of the folder's sentence-transformers files, else mean.
+            normalize: scale each vector to length 1 (L2 norm), so that the dot product of two is their cosine.
+            layer: which of transformers' hidden states: -1 the last layer, -2 the one before, 0 the embeddings of the
+                tokens. Layers after it do not run.
+            max_length: tokens, special tokens included, after which a text is cut. Default: that of the
+                sentence-transformers files, else of the tokenizer, at most the positions of the checkpoint.
+
+        Returns:
+            ``[R, H]``; of one text ``[H]``.
+
+        Raises:
+            DataError: what should be a text is none.
+            UsageError: the encoder has no tokenizer, or there is no such pooling, layer or length.
+            CheckpointError: the sentence-transformers files ask for what this package does not compute, and no pooling
+                is given.
+        """
+        if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+            raise DataError(f"expected a text or a list of texts, not {type(texts).__name__}")
+        model = self.embedding_model(pooling=pooling, normalize=normalize, layer=layer, max_length=max_length)
+        rows = ({"text": text} for text in ([texts] if isinstance(texts, str) else texts))
+        vectors = [prediction.embedding for prediction in model.predict_rows(rows)]
+        found = np.stack(vectors) if vectors else np.empty((0, self.config.hidden_size), np.float32)
+        return found[0] if isinstance(texts, str) else found
+
+    def embedding_model(
+        self,
+        *,
+        pooling: EmbeddingPooling | None = None,
+        normalize: bool = True,
+        layer: int = -1,
+        max_length: int | None = None,
+        encoded: bool = False,
+    ) -> TaskModel[EmbeddingPrediction]:
+        """A model that shares this encoder's modules and predicts embeddings; the arguments and errors of ``embed``.
+
+        Args:
+            encoded: see ``Embedding``.
+        """
+        states, settings = len(self.stack.layer_order) + 1, self.sentence_settings
+        if type(layer) is not int or not -states <= layer < states:
+            raise UsageError(
+                f"layer = {layer!r}: expected a whole number from {-states} to {states - 1}, 0 is the embeddings"
+            )
+        if pooling is None and settings is not None and settings.unsupported is not None:
+            raise CheckpointError(
+                f"the model's {settings.unsupported}, which is not computed here: name the pooling (mean, cls or max) "
+                "to embed texts without it"
+            )
+        stated: Any = "mean" if settings is None else settings.pooling
+        try:
+            task = Embedding(
+                pooling=stated if pooling is None else pooling,
+                normalize=normalize,
+                depth=layer % states,
+                max_length=self._embedded_length() if max_length is None else max_length,
+                encoded=encoded,
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        with torch.device("meta"):
+            model = TaskModel(self.hf_config, task)
+        model.stack, model.tokenizer, model.reading = self.stack, self.tokenizer, self.reading
+        return model.train(self.training)
+
+    def _embedded_length(self) -> int:
+        """Tokens after which sentence-transformers would cut a text."""
+        settings, longest = self.sentence_settings, self.config.usable_length
+        if settings is not None and settings.max_length is not None:
+            return min(longest, settings.max_length)
+        return longest if self.tokenizer is None else min(longest, int(self.tokenizer.model_max_length))
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes config.json, model.safetensors and the tokenizer's files; ``AutoModel`` opens the folder."""

@@ -11,7 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from bert_tasks.data.columns import PassthroughColumns, Row, as_row, renamed_row
+from bert_tasks.checkpoints.hub import resolve
+from bert_tasks.data.choices import with_choices
+from bert_tasks.data.columns import BadValueError, PassthroughColumns, Row, as_row, read_for_others, renamed_row
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.readers import (
     Frame,
@@ -24,8 +26,11 @@ from bert_tasks.data.readers import (
 )
 from bert_tasks.data.table import RowTable, Samples, cached_features
 from bert_tasks.data.validator import unknown_column
-from bert_tasks.errors import CheckpointError, DataError, UsageError
+from bert_tasks.environment import installed_version
+from bert_tasks.errors import DataError, UsageError
+from bert_tasks.model.ensemble import EnsembleModel, is_ensemble
 from bert_tasks.model.onnx import ExportedModel, is_exported
+from bert_tasks.model.pretrained import CheckpointFolder, check_trained, folder_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import sha256_file
 from bert_tasks.tasks import TASKS, tasks_with_head
@@ -45,8 +50,11 @@ def load_trained(
     reading: ReadOptions,
     revision: str | None,
     data: Data | None = None,
+    ensembles: bool = False,
 ) -> TaskModel:
     """The model, whose head must be complete; an exported folder gives a model that onnxruntime runs.
+
+    With ``ensembles`` the folder of a cross-validation gives the mean of its models; otherwise it is refused.
 
     A folder of transformers does not say whether its classifier reads one text or two: the columns to read do, or those
     of ``data``.
@@ -61,19 +69,36 @@ def load_trained(
                 "settings change a model that is loaded from files; of a model in memory replace model.task"
             )
         return model
-    loaded = (ExportedModel if is_exported(model) else TaskModel).load(
+    is_mean = ensembles and is_ensemble(model)
+    kind: type[TaskModel] = EnsembleModel if is_mean else ExportedModel if is_exported(model) else TaskModel
+    loaded = kind.load(
         model,
         task=task,
         revision=revision,
         given={} if settings is None else settings,
         served_as=lambda kind: _task_of_columns(kind, data, reading),
     )
-    if loaded.load_report is not None and loaded.load_report.new:
-        raise CheckpointError(
-            f"{model} has no trained head for {loaded.task.name} ({', '.join(loaded.load_report.new)} would be new): "
-            "train it first, or choose another model"
-        )
+    check_trained(model, loaded.task, loaded.load_report)
     return loaded
+
+
+def trained_task(
+    model: str | Path,
+    *,
+    task: str | type[Task] | None,
+    settings: Mapping[str, Any] | None,
+    reading: ReadOptions,
+    revision: str | None,
+) -> tuple[Task, ReadOptions]:
+    """The task of the model that ``load_trained`` returns, and its ``reading``, from its configuration alone.
+
+    Raises:
+        CheckpointError, UsageError: see ``load_trained``.
+    """
+    folder = CheckpointFolder.open(resolve(model, revision=revision, weights=False))
+    given = {} if settings is None else settings
+    built, _ = folder_task(folder, task, given, lambda kind: _task_of_columns(kind, None, reading))
+    return built, folder.reading
 
 
 def _task_of_columns(kind: type[Task], data: Data | None, reading: ReadOptions) -> type[Task]:
@@ -147,8 +172,12 @@ def renamed(
     """
     if isinstance(data, str | Path | RowTable):
         return data
-    rows = in_memory(data, task, source)
     stated = {} if columns is None else columns
+    given, names = in_memory(data, task, source), {**stored, **stated}
+    try:
+        rows = [with_choices(row, task.columns, names, keep_names=True) for row in given]
+    except BadValueError as error:
+        raise DataError(f"{source}: {error}") from None
     known = [column.name for column in task.columns]
     read = {column.name for column in task.columns if read_labels or not column.is_label}
     present = list(dict.fromkeys(str(name) for row in rows for name in row)) if stated else []
@@ -161,11 +190,12 @@ def renamed(
     others = {name: other for name, other in stored.items() if name not in stated}
     if not stated and not others:
         return rows
+    unread = read_for_others(task.columns, stated)
     named = []
     for row in rows:
-        own = {name: value for name, value in row.items() if name not in stated}
+        own = {name: value for name, value in row.items() if name not in stated and name not in unread}
         chosen = {name: row[other] for name, other in stated.items() if other in row}
-        named.append(renamed_row({**own, **chosen}, others))
+        named.append(renamed_row({**own, **chosen}, others, task.columns))
     return named
 
 
@@ -229,10 +259,15 @@ def load_table(
 def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
     """The table's features, from the cache where the same rows were tokenised in the same way before.
 
+    Those of a part are the whole table's, unless the features of a row depend on the rows around it.
+
     Raises:
         DataError: a window is longer than the model's positions.
         UsageError: an id of a feature has no embedding.
     """
+    if table.part is not None and not task.reads_neighbours:
+        whole, rows = table.part
+        return tokenized(whole, task, model).of_rows(rows)
     key = {
         "task": f"{type(task).__module__}:{type(task).__qualname__}",
         "code": None if type(task) in TASKS.values() else sha256_file(Path(inspect.getfile(type(task)))),
@@ -240,6 +275,7 @@ def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
         "settings": task.settings(),
         "embeddings": [model.config.vocab_size, model.config.type_vocab_size],  # what the ids are checked against
         "version": version("bert-tasks"),
+        **{name: installed_version(name) for name in task.feature_libraries},
     }
     features = cached_features(
         table,

@@ -18,13 +18,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from bert_tasks.checkpoints.files import checked_file, read_json
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.checkpoints.load import checked_file, checked_tensors, read_json
+from bert_tasks.checkpoints.load import checked_tensors
+from bert_tasks.checkpoints.protobuf import fields
 from bert_tasks.checkpoints.save import read_head_tensors
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.problems import shortened
@@ -33,6 +35,7 @@ from bert_tasks.encoder.heads import CRFHead, Head
 from bert_tasks.encoder.packing import PackedBatch, group_rows
 from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.model.fixed import FixedModel
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import is_file, os_error_message, sha256, with_home
@@ -65,7 +68,6 @@ _MESSAGES: Mapping[str, Mapping[int, str]] = MappingProxyType(
     }
 )
 _NAME, _EXTERNAL_DATA, _DATA_LOCATION = 8, 13, 14  # fields of a tensor
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types; groups (3 and 4) occur in no ONNX message
 
 
 def external_tensor(content: bytes) -> str | None:
@@ -84,7 +86,7 @@ def external_tensor(content: bytes) -> str | None:
     while waiting:
         kind, message = waiting.pop()
         name, is_external = "", False
-        for number, value in _fields(message):
+        for number, value in fields(message):
             if isinstance(value, memoryview) and number in _MESSAGES[kind]:
                 waiting.append((_MESSAGES[kind][number], value))
             elif kind == "tensor" and isinstance(value, memoryview):
@@ -95,45 +97,6 @@ def external_tensor(content: bytes) -> str | None:
         if is_external:
             return name
     return None
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """The number and value of each field of a message: an integer, or bytes; values of fixed size are given as 0."""
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
-        number, wire = tag >> 3, tag & 7
-        if number == 0 or tag >= 1 << 32:
-            raise ValueError(f"it has a field with the tag {tag}")
-        size = 0
-        if wire == _VARINT:
-            value, place = _varint(message, place)
-            yield number, value
-            continue
-        if wire == _BYTES:
-            size, place = _varint(message, place)
-        elif wire in (_FIXED64, _FIXED32):
-            size = 8 if wire == _FIXED64 else 4
-        else:
-            raise ValueError(f"it has a field of the unknown type {wire}")
-        if size > len(message) - place:
-            raise ValueError("it has a field that is longer than its message")
-        yield number, message[place : place + size] if wire == _BYTES else 0
-        place += size
-
-
-def _varint(message: memoryview, place: int) -> tuple[int, int]:
-    """An integer of at most ten bytes with seven bits each, and the position after it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if place >= len(message):
-            raise ValueError("it ends within a number")
-        byte = message[place]
-        place += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, place
-    raise ValueError("it has a number of more than ten bytes")
 
 
 class _PaddedCall(nn.Module):
@@ -147,7 +110,9 @@ class _PaddedCall(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> Tensor | tuple[Tensor, ...]:
-        logits: Tensor = self.model(input_ids, attention_mask, token_type_ids)
+        found = self.model(input_ids, attention_mask, token_type_ids)
+        # Of tokens, and of pairs of sentences, which no prediction reads.
+        logits: Tensor = found[0] if isinstance(found, tuple) else found
         return logits.unbind(-1) if self.splits else logits
 
 
@@ -162,13 +127,13 @@ def output_names(model: TaskModel) -> tuple[str, ...]:
 
 
 def check_weights(model: TaskModel) -> None:
-    """Refuses a model that is exported already.
+    """Refuses a model that is exported already, or an ensemble.
 
     Raises:
         UsageError: it has no weights of its own.
     """
-    if not hasattr(model, "stack"):
-        raise UsageError("the model is already exported: its precision is fixed, and it has no weights")
+    if model.no_weights_reason:
+        raise UsageError(f"it cannot be converted: {model.no_weights_reason}")
 
 
 def exported_graph(model: TaskModel) -> "onnx.ModelProto":
@@ -176,7 +141,7 @@ def exported_graph(model: TaskModel) -> "onnx.ModelProto":
 
     Its inputs are ``input_names``, each int64 ``[B, T]``. Its outputs are ``output_names``: logits ``[B, L]``, or
     ``[B, T, L]`` with zeros at padding, or for spans two tensors ``[B, T]``. For a CRF the logits are the emissions;
-    the transitions stay with the head. The model is not changed.
+    the transitions stay with the head. Logits of pairs of sentences are left out. The model is not changed.
 
     Raises:
         UsageError: the ``export`` extra is not installed, or the model is an exported one.
@@ -424,17 +389,19 @@ def is_exported(name: str | Path) -> bool:
     return is_file(with_home(name) / RECORD)
 
 
-class ExportedModel(TaskModel[PredictionT]):
-    """A model that predicts as ``TaskModel`` does, but cannot be trained or saved, because it has no weights.
+class ExportedModel(FixedModel[PredictionT]):
+    """A model of a graph, which has no weights.
 
     Only the head is built: it states which tokens are read, and holds the transitions of a CRF, which are not in the
     graph.
     """
 
+    no_weights_reason: ClassVar[str] = (
+        "the model is already exported and has no weights; use the model that it was exported from"
+    )
+
     def __init__(self, hf_config: Mapping[str, Any], task: Task[PredictionT], *, graph: bytes) -> None:
-        with torch.device("meta"):
-            super().__init__(hf_config, task)
-        del self.stack
+        super().__init__(hf_config, task)
         self.head = task.head(self.config)
         for parameter in self.head.parameters():  # unread values are the same in each copy
             parameter.detach().zero_()
@@ -488,26 +455,6 @@ class ExportedModel(TaskModel[PredictionT]):
 
     def packed_logits(self, batch: PackedBatch) -> Tensor:
         return self.graph.packed_logits(batch)
-
-    def forward(self, input_ids: Tensor | PackedBatch, *_: Any, **__: Any) -> Tensor:
-        if not isinstance(input_ids, PackedBatch):
-            raise UsageError(f"an exported model takes packed batches; for padded tensors run {GRAPH} with onnxruntime")
-        return self.packed_logits(input_ids)
-
-    def train(self, mode: bool = True) -> Self:
-        if mode:
-            _refuse("trained")
-        return super().train(mode)
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        _refuse("saved: copy its folder")
-
-    def restore(self, folder: str | Path) -> None:
-        _refuse("given other weights")
-
-
-def _refuse(what: str) -> NoReturn:
-    raise UsageError(f"an exported model has no weights and cannot be {what}; use the model from which it was exported")
 
 
 def _checked_graph(path: Path) -> bytes:

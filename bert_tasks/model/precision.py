@@ -5,7 +5,7 @@ Owns the choice that ``predict``, ``evaluate`` and ``serve`` share. The graph it
 
 import copy
 import logging
-from typing import Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import slow_bfloat16
 from bert_tasks.errors import UsageError
+from bert_tasks.model.ensemble import EnsembleModel
 from bert_tasks.model.onnx import GraphModel, check_int8, check_weights, exported_graph, quantized_graph
 from bert_tasks.model.task_model import Logits, TaskModel
 
@@ -24,6 +25,7 @@ _log = logging.getLogger(__name__)
 def logits_of(model: TaskModel, dtype: DType) -> Logits:
     """The function that computes a batch's logits: the model itself, its int8 graph, or it with an encoder in bfloat16.
 
+    Of an ensemble it is the mean of those of its models.
     Graph and bfloat16 have copies of the weights, which do not follow later changes. A graph takes seconds to make.
 
     Raises:
@@ -33,20 +35,25 @@ def logits_of(model: TaskModel, dtype: DType) -> Logits:
         raise UsageError(f"dtype is {dtype!r}, expected one of {', '.join(map(repr, get_args(DType)))}")
     if dtype == "float32":
         return model.packed_logits
-    if dtype == "bf16":
-        return _bfloat16_logits(model)
-    known = torch.cpu.get_capabilities()
-    weight_bits: Literal[7, 8] = 8 if known.get("avx512_vnni") or known.get("avx_vnni") else 7
-    check_int8(model)
-    return GraphModel.of(model, quantized_graph(exported_graph(model), weight_bits=weight_bits)).packed_logits
+    of_one = _bfloat16_logits if dtype == "bf16" else _int8_logits
+    if isinstance(model, EnsembleModel):
+        run = model.joined([of_one(cast("TaskModel", one)) for one in model.models])
+    else:
+        run = of_one(model)
+    slow = slow_bfloat16() if dtype == "bf16" and model.device.type == "cpu" else None
+    if slow is not None:
+        _log.warning("%s", slow)
+    return run
+
+
+def float32(logits: Any) -> Any:
+    """Logits in the precision of losses; double precision stays."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 def _bfloat16_logits(model: TaskModel) -> Logits:
     """Linear layers of the encoder have weights in bfloat16; sums, norms and softmax, and the head, are in float32."""
     check_weights(model)
-    slow = slow_bfloat16() if model.device.type == "cpu" else None
-    if slow is not None:
-        _log.warning("%s", slow)
     stack = copy.deepcopy(model.stack, {id(parameter): parameter for parameter in model.stack.parameters()}).eval()
     for layer in stack.modules():
         if isinstance(layer, nn.Linear):
@@ -55,8 +62,17 @@ def _bfloat16_logits(model: TaskModel) -> Logits:
     def run(batch: PackedBatch) -> Tensor:
         selection = model.head.select(batch.layout)
         with torch.autocast(model.device.type, torch.bfloat16):
-            hidden = stack(batch.input_ids, batch.position_ids, batch.token_type_ids, batch.layout, selection=selection)
+            ids = batch.input_ids, batch.position_ids, batch.token_type_ids
+            hidden = stack(*ids, batch.layout, selection=selection, depth=model.head.depth)
         logits: Tensor = model.head(hidden.float(), batch.layout, model.stack.embeddings.word.weight)
         return logits
 
     return run
+
+
+def _int8_logits(model: TaskModel) -> Logits:
+    """Weights have 7 bits on processors without VNNI, see ``quantized_graph``."""
+    known = torch.cpu.get_capabilities()
+    weight_bits: Literal[7, 8] = 8 if known.get("avx512_vnni") or known.get("avx_vnni") else 7
+    check_int8(model)
+    return GraphModel.of(model, quantized_graph(exported_graph(model), weight_bits=weight_bits)).packed_logits

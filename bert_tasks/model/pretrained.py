@@ -17,6 +17,7 @@ import torch
 from pydantic import ValidationError
 
 from bert_tasks.checkpoints.load import (
+    LoadReport,
     Matched,
     label_names,
     read_config,
@@ -31,8 +32,8 @@ from bert_tasks.families import (
     family_of,
     head_kind,
 )
-from bert_tasks.tasks import TASK_NAMES, TASKS, Task, named_task, tasks_with_head
-from bert_tasks.tasks.base import label_places, typed_setting
+from bert_tasks.tasks import TASK_NAMES, TASKS, Task, named_task, tasks_with_head, typed_setting
+from bert_tasks.tasks.labels import label_places
 
 READING_KEY = "reading"  # below our key of config.json
 
@@ -219,6 +220,23 @@ def _build(kind: type[Task], entries: Mapping[str, Any]) -> Task:
         return construct(**plain)
     except (ValueError, TypeError) as error:
         raise UsageError(f"{kind.name}: {error}") from None
+
+
+def check_trained(name: str | Path, task: Task, report: LoadReport | None) -> None:
+    """Refuses a loaded model whose head is new.
+
+    Args:
+        name: of the model, for the message.
+        report: what was done with each key of its file; None for a model without one.
+
+    Raises:
+        CheckpointError: the head, or a part of it, is not in the files.
+    """
+    if report is not None and report.new:
+        raise CheckpointError(
+            f"{name} has no trained head for {task.name} ({', '.join(report.new)} would be new): train it first, or "
+            "choose another model"
+        )
 
 
 def with_label_order(

@@ -27,7 +27,7 @@ from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.columns import Row, as_rows
 from bert_tasks.data.problems import first_few
 from bert_tasks.data.readers import ReadOptions, known_names
-from bert_tasks.data.table import longest_first
+from bert_tasks.data.table import filled_batches
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.encoder.layers import initialize
@@ -35,14 +35,11 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import return_freed_memory
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families import converted_config, family_of, new_hf_config, parameter_map
-from bert_tasks.model.encoder import PaddedInputs, PretrainedModule, padded_inputs
-from bert_tasks.model.pretrained import (
-    CheckpointFolder,
-    folder_task,
-    saved_config,
-    with_label_order,
-)
+from bert_tasks.model.explanation import explainable_task, explained
+from bert_tasks.model.pretrained import CheckpointFolder, folder_task, saved_config, with_label_order
+from bert_tasks.model.pretrained_module import PaddedInputs, PretrainedModule, finite, padded_inputs
 from bert_tasks.tasks.base import Feature, PredictionT, Task
+from bert_tasks.tasks.explanation import with_explanations
 from bert_tasks.tasks.features import checked_features, collate
 
 # One row or several: mappings, texts, or tuples of the texts that a row needs.
@@ -50,8 +47,11 @@ Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]]
 Logits = Callable[[PackedBatch], Any]  # a batch's logits: [B, L], or [R, L] of a head with logits per token
 
 CHUNK_ROWS = 1024
+EXPLAINED_ROWS = 32  # of a chunk: an explanation takes as long as a hundred predictions
 BATCH_TOKENS = 16384
-CPU_BATCH_TOKENS = 4096  # the activations of so many tokens stay in a processor's cache
+CPU_BATCH_TOKENS = 2048  # the activations of so many tokens stay in a processor's cache
+# Freed activations leave gaps in the heap, and each batch touches others. After so many tokens they are returned.
+_TRIM_TOKENS = 16384
 _BATCH_LOGITS = 2**25
 _MOST_TOKENS = 2**31 - 1
 
@@ -83,7 +83,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         self.origin: Origin | None = None
         self.reading = ReadOptions()
         self._encoder_shapes = {f"stack.{name}": value.shape for name, value in self.stack.state_dict().items()}
-        initialize(self.stack, std=self.config.initializer_range)
+        initialize(self.stack, self.config)
         self.head = task.head(self.config)
         family = family_of(hf_config)
         if task.hf_head is not None and task.hf_head not in family.heads:
@@ -233,7 +233,11 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             raise UsageError(f"the layers of this {model_type} share their weights: none of them can be left out")
         if not kept or not all(0 <= layer < count for layer in kept):
             raise UsageError(f"layers = {kept}: expected numbers from 0 to {count - 1}, the layers of the checkpoint")
-        config = converted_config(self.hf_config, layers=len(kept), family=family)
+        if self.config.norm == "pre" and (kept[0] != 0 or 0 in kept[1:]):
+            raise UsageError(
+                f"layers = {kept}: layer 0 of this {model_type} has no norm before attention, so it must be the first"
+            )
+        config = converted_config(self.hf_config, layers=kept, family=family)
         student = type(self)(config, self.task, tokenizer=self.tokenizer)
         own, state = student.state_dict(), self.state_dict()
         same_head = self.head.per_token or student.config.head.activation == self.config.head.activation
@@ -265,14 +269,14 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         self.check_parameters()
         state, family, kind = self.state_dict(), family_of(self.hf_config), self.task.hf_head
         names = parameter_map(family, self.config, head="base" if kind is None else kind, pooler=False)
-        own = {key: value.detach().cpu().clone() for key, value in state.items() if key not in names}
+        own = {key: value for key, value in state.items() if key not in names}
         prefix = family.prefix if kind is None else ""  # which transformers' base models do not have
         save_folder(
             Path(folder),
             config=saved_config(self.hf_config, self.task, self.reading),
             tensors=hf_tensors({key: state[key] for key in names}, names, strip_prefix=prefix),
             tokenizer=self.tokenizer,
-            head_tensors=own if own else None,
+            head_tensors=hf_tensors(own, {key: (key,) for key in own}) if own else None,
         )
 
     def restore(self, folder: str | Path) -> None:
@@ -284,16 +288,19 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """
         self.check_parameters()
         dtype = self.stack.embeddings.word.weight.dtype
-        matched = self.match(CheckpointFolder.open(Path(folder)), head_may_be_new=False, dtype=dtype)
-        self.load_state_dict(matched.tensors)
+        opened = CheckpointFolder.open(Path(folder))
+        self.load_state_dict(self.match(opened, head_may_be_new=False, dtype=dtype, copy=False).tensors)
 
-    def match(self, folder: CheckpointFolder, *, head_may_be_new: bool, dtype: torch.dtype = torch.float32) -> Matched:
+    def match(
+        self, folder: CheckpointFolder, *, head_may_be_new: bool, dtype: torch.dtype = torch.float32, copy: bool = True
+    ) -> Matched:
         """The folder's tensors for every parameter; a head of another kind is not read even where shapes fit.
 
         Args:
             folder: what to read.
             head_may_be_new: whether parameters of the head may be missing or of another shape.
             dtype: of the parameters that are returned.
+            copy: see ``match_weights``.
 
         Raises:
             CheckpointError: naming every tensor that is missing, unknown, of another shape or not finite.
@@ -314,6 +321,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             head_may_be_new=head_may_be_new,
             ignore_head=folder.head != kind and not self.head.reads_embeddings,  # whose keys no other head has
             dtype=dtype,
+            copy=copy,
         )
         tensors, report = matched.tensors, matched.report
         # What transformers has no name for is in task_head.safetensors.
@@ -388,8 +396,13 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         self._drawn = {name: state[name].clone() for name in self._drawn}
 
     def parameter_depths(self) -> dict[str, int]:
-        """The place of each parameter from the input: embeddings 0, layer i (its last use) i + 1, the head one more."""
-        depths = {"head": len(self.stack.layer_order) + 1, "stack.embeddings": 0}
+        """The place of each parameter from the input: embeddings 0, layer i (its last use) i + 1, the head one more.
+
+        What all layers use for the positions of tokens has the place of embeddings.
+        """
+        last = len(self.stack.layer_order)
+        depths = {"head": last + 1, "stack.norm": last, "stack.embeddings": 0}
+        depths |= {"stack.positions": 0, "stack.convolution": 1}
         depths |= {f"stack.layers.{index}": place for place, index in enumerate(self.stack.layer_order, start=1)}
         return {
             name: next(depth for prefix, depth in depths.items() if name.startswith(f"{prefix}."))
@@ -424,7 +437,12 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             )
         selection = self.head.select(inputs.layout)
         hidden = self.stack(
-            inputs.input_ids, inputs.position_ids, inputs.token_type_ids, inputs.layout, selection=selection
+            inputs.input_ids,
+            inputs.position_ids,
+            inputs.token_type_ids,
+            inputs.layout,
+            selection=selection,
+            depth=self.head.depth,
         )
         logits = self.head(hidden, inputs.layout, self.stack.embeddings.word.weight)
         if not isinstance(inputs, PaddedInputs) or not self.head.per_token:
@@ -448,7 +466,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         """The logits of a packed batch; exported models compute them with their graph."""
         return TaskModel.forward(self, batch)
 
-    def predict(self, inputs: Inputs, *, logits: bool = False) -> list[PredictionT]:
+    def predict(self, inputs: Inputs, *, logits: bool = False, explain: bool = False) -> list[PredictionT]:
         """One prediction per row, in row order; a list of one for one row.
 
         Args:
@@ -456,13 +474,15 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
                 (``("a premise", "a hypothesis")``), or a mapping with the task's columns or with those of the training
                 data (``{"text": "a fine film"}``).
             logits: give the predictions their ``logits``, in the order of the labels.
+            explain: give the predictions their ``explanation``: how much each word contributed to the predicted label,
+                number or span. It takes as long as some hundred predictions.
 
         Raises:
             DataError: a row lacks a column or a value is of the wrong kind.
-            UsageError: the model has no tokenizer, or its task gives no logits.
+            UsageError: the model has no tokenizer, or its task gives no logits or no explanations.
         """
         columns = [column for column in self.task.columns if not column.is_label]
-        return list(self.predict_rows(as_rows(inputs, columns), logits=logits))
+        return list(self.predict_rows(as_rows(inputs, columns), logits=logits, explain=explain))
 
     def predict_rows(
         self,
@@ -472,6 +492,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         first: int = 0,
         note: Callable[[Sequence[Feature]], None] = lambda features: None,
         logits: bool = False,
+        explain: bool = False,
     ) -> Iterator[PredictionT]:
         """Predictions as a stream; labels of the rows are not read.
 
@@ -481,26 +502,24 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             first: the number of the first row, for messages.
             note: called with the features of each chunk.
             logits: give the predictions their logits.
+            explain: give the predictions their explanations.
 
         Raises:
-            UsageError: the model has no tokenizer, gives no logits, or its task gives ids that have no embedding.
+            UsageError: the model has no tokenizer, gives no logits or no explanations, or its task gives ids that have
+                no embedding.
             DataError: a row lacks a column or a value is of the wrong kind.
             CheckpointError: the model gives logits that are not finite.
         """
+        explainable = explainable_task(self, self.task) if explain else None
         tokenizer, task = self.require_tokenizer(), self.task
         columns = [column for column in task.columns if not column.is_label]
         names = known_names(self.reading, columns)
 
         def finite_logits(batch: PackedBatch) -> Any:
-            found = self.packed_logits(batch) if run is None else run(batch)
-            if not found.isfinite().all():
-                raise CheckpointError(
-                    "the model's scores are not finite numbers: its weights or its precision are broken"
-                )
-            return found
+            return finite(self.packed_logits(batch) if run is None else run(batch))
 
-        remaining, number = iter(rows), first
-        while chunk := list(remaining if task.reads_neighbours else islice(remaining, CHUNK_ROWS)):
+        remaining, number, most = iter(rows), first, EXPLAINED_ROWS if explain else CHUNK_ROWS
+        while chunk := list(remaining if task.reads_neighbours else islice(remaining, most)):
             read = valid_rows(chunk, columns, first=number, names=names)
             if number:
                 return_freed_memory()
@@ -511,6 +530,10 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             predictions = task.with_texts(task.decode(reduced, features, read), tokenizer)
             if logits:
                 predictions = task.with_logits(predictions, reduced, features)
+            if explainable is not None:
+                named = explainable.explained_logits(predictions, reduced, features, read)
+                spans = explainable.token_spans(read, tokenizer)
+                predictions = with_explanations(predictions, explained(self, self.head, named, features, spans))
             yield from predictions
 
     def reduced_logits(
@@ -523,12 +546,26 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             max_tokens: tokens that are run together; default: ``batch_tokens``.
             run: what runs a batch in place of the model.
         """
-        lengths = [len(feature["input_ids"]) for feature in features]
-        found: dict[int, Tensor] = {}
-        for batch in longest_first(lengths, max_tokens=self.batch_tokens if max_tokens is None else max_tokens):
-            chosen = [features[i] for i in batch]
-            found |= zip(batch, self.reduce(*self.batch_logits(chosen, run=run), chosen), strict=True)
-        return [found[i] for i in range(len(features))]
+        tokenizer = self.require_tokenizer()
+        order = sorted(range(len(features)), key=lambda i: -len(features[i]["input_ids"]))
+        inputs = ((i, one) for i in order for one in self.task.inputs_of(features[i], tokenizer))
+        most = self.batch_tokens if max_tokens is None else max_tokens
+        found: dict[int, list[Tensor]] = {}
+        tokens = 0
+        for batch in filled_batches(inputs, lambda pair: len(pair[1]["input_ids"]), max_tokens=most):
+            chosen = [one for _, one in batch]
+            tokens += sum(len(one["input_ids"]) for one in chosen)
+            if tokens > _TRIM_TOKENS:
+                return_freed_memory()
+                tokens = 0
+            for (i, _), part in zip(batch, self.reduced_batch(chosen, run=run), strict=True):
+                found.setdefault(i, []).append(part)
+        parts = [found[i] for i in range(len(features))]
+        return [one[0] if len(one) == 1 else torch.cat(one) for one in parts]
+
+    def reduced_batch(self, features: Sequence[Feature], *, run: Logits | None = None) -> tuple[Tensor, ...]:
+        """As ``reduced_logits``, of features that are run together."""
+        return self.reduce(*self.batch_logits(features, run=run), features)
 
     @property
     def batch_tokens(self) -> int:

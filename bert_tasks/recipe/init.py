@@ -16,6 +16,7 @@ from typing import Any
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.checkpoints.load import read_config
 from bert_tasks.data.checks import check_splits, named_splits
+from bert_tasks.data.choices import numbered_columns
 from bert_tasks.data.columns import FAULT, LABEL_SEPARATOR, Row
 from bert_tasks.data.formats import GZIP_EXTENSION, uncompressed
 from bert_tasks.data.problems import BadRowsError, did_you_mean
@@ -116,12 +117,12 @@ def init_recipe(
     label: str | None = None,
     label_separator: str | None = None,
 ) -> Draft:
-    """Writes a recipe for a file of labelled rows, which ``check`` and ``train`` accept.
+    """Writes a recipe for a file of labelled rows, or of texts alone, which ``check`` and ``train`` accept.
 
     What is not given is detected from the rows. Unusable rows are skipped by the recipe and counted.
 
     Args:
-        file: csv, tsv, jsonl, parquet, CoNLL, CoNLL-U or SQuAD's json; by its extension, else by ``format``.
+        file: csv, tsv, jsonl, parquet, CoNLL, CoNLL-U, SQuAD's json or text; by its extension, else by ``format``.
         validation: a validation file of the same format; default: a share of the training rows.
         model: a hub id, a folder or ``package:NAME/PATH``; default: the embedded small model if its package is
             installed, else bert-base-uncased.
@@ -325,7 +326,7 @@ def _check_validation(path: Path, source: Source, guess: Guess) -> None:
     """Raises DataError if the file cannot be read as the training file is, or lacks a column."""
     present = column_names(path, source.reading)
     for name in guess.columns.values():
-        if present and name not in present:
+        if present and name not in present and not numbered_columns(name, present):
             raise DataError(
                 f"{path}: no column {name!r}{did_you_mean(name, present)}, which {source.path} has; the columns there "
                 f"are {', '.join(map(repr, present))}"

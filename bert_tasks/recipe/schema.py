@@ -1,8 +1,7 @@
 """Recipes: the typed, closed schema of a training run, read from TOML with overrides.
 
-Owns the sections, their limits, the check of a task's settings, and the same as a JSON schema for editors (draft
-2020-12). What that cannot express (files, fitting labels) is left to ``load_recipe`` and ``check``. Importing this
-module loads neither torch nor a task.
+Owns the sections, their limits, and the check of a task's settings. What the schema cannot express (files, fitting
+labels) is left to ``load_recipe`` and ``check``. Importing this module loads neither torch nor a task.
 """
 
 import dataclasses
@@ -11,8 +10,9 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -20,13 +20,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    TypeAdapter,
     ValidationError,
     WithJsonSchema,
     model_validator,
 )
 
 from bert_tasks.data.splits import DataSpec
+from bert_tasks.encoder.config import LoraTarget
 from bert_tasks.errors import CheckpointError, RecipeError, UsageError
 from bert_tasks.families import new_hf_config
 from bert_tasks.recipe.errors import (
@@ -39,12 +39,14 @@ from bert_tasks.recipe.errors import (
     schema_problems,
     unknown_key,
 )
+from bert_tasks.recipe.search import SearchSection, changed, checked_space, not_searchable
 from bert_tasks.recipe.toml import (
     Document,
     KeyPath,
     Override,
     combined,
     key_lines,
+    literal,
     parse_override,
     parse_text,
     read_text,
@@ -55,11 +57,6 @@ from bert_tasks.recipe.toml import (
 if TYPE_CHECKING:
     from bert_tasks.tasks.base import Task
 
-Schema = dict[str, Any]
-
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_OWN_TASK = {"pattern": r"^\w+(\.\w+)*:\w+$"}
-_SOURCES = ("dataset", "dir", "train")
 # The texts below the fields are shown in the JSON schema and in docs/reference/recipe.md.
 _CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
 
@@ -71,13 +68,13 @@ def _without_repeats(seeds: tuple[int, ...]) -> tuple[int, ...]:
     return seeds
 
 
-def _tracker_names(value: object) -> object:
+def _known_names(value: object, *, kind: str, known: Sequence[str]) -> object:
     """Checks the names here, because messages of pydantic suggest no similar name. A list is accepted for a tuple."""
     if not isinstance(value, list | tuple):
         return value
     for name in value:
-        if isinstance(name, str) and name not in get_args(TrackerName):
-            raise ValueError(f"unknown tracker '{name}'{nearest_or_all(name, get_args(TrackerName))}")
+        if isinstance(name, str) and name not in known:
+            raise ValueError(f"unknown {kind} '{name}'{nearest_or_all(name, known)}")
     return tuple(dict.fromkeys(value)) if all(isinstance(name, str) for name in value) else tuple(value)
 
 
@@ -89,7 +86,14 @@ Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_without
 LearningRateSchedule = Literal["linear", "cosine", "constant", "wsd"]
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 Layers = Literal["every-other"] | tuple[Annotated[int, Field(ge=0, lt=2**31)], ...]
-Trackers = Annotated[tuple[TrackerName, ...], BeforeValidator(_tracker_names)]
+LoraTargets = Annotated[
+    tuple[LoraTarget, ...],
+    Field(min_length=1),
+    BeforeValidator(partial(_known_names, kind="layer", known=get_args(LoraTarget))),
+]
+Trackers = Annotated[
+    tuple[TrackerName, ...], BeforeValidator(partial(_known_names, kind="tracker", known=get_args(TrackerName)))
+]
 # TOML has no null: 0 and "none" disable the limit.
 Norm = Annotated[
     Positive | None,
@@ -202,6 +206,9 @@ class OptimSection(BaseModel):
     """Correct AdamW's moments for their start at 0; without it as Google's BERT and ELECTRA were trained."""
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"
     """Number format of the matrix products; "fp16" needs a GPU."""
+    vocabulary_rows: Literal["in_data", "all"] = "in_data"
+    """Word embeddings that gradients and AdamW cover: of the tokens in the training rows, or all. The results are the
+    same: the other rows get their weight decay later. Where a head reads the whole table, all are covered."""
     head_learning_rate: Positive | None = None
     """Learning rate of the task's head, if it has its own."""
     layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -210,6 +217,16 @@ class OptimSection(BaseModel):
     """Do not train the embeddings."""
     freeze_layers: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Number of layers, counted from the embeddings, that are not trained."""
+    lora_rank: Count | None = None
+    """Train low-rank adapters (LoRA) of this rank and the task's head, in place of all weights. The saved model has the
+    adapters in its weights."""
+    lora_alpha: Positive | None = None
+    """The changes that adapters make are multiplied by `lora_alpha / lora_rank`; default: `lora_rank`."""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability of dropping an input of an adapter."""
+    lora_targets: LoraTargets = ("query", "value")
+    """The linear layers that have adapters: "query", "key" and "value" of attention, "attention_output" after it, and
+    the first ("intermediate") and the second one ("output") of the feed-forward."""
     micro_batch_tokens: Count = 16384
     """Tokens that a device processes at once. Changes memory and, unless dropout is 0, the masks that dropout draws."""
 
@@ -228,6 +245,18 @@ class OptimSection(BaseModel):
         if given.get("max_steps") is None:
             raise ValueError("batch_tokens needs max_steps, because epochs then differ in their number of steps")
         return {**given, "batch_size": None}
+
+    @model_validator(mode="after")
+    def _adapters_fit(self) -> Self:
+        if self.lora_rank is None:
+            options, defaults = ("lora_alpha", "lora_dropout", "lora_targets"), type(self).model_fields
+            stated = [name for name in options if getattr(self, name) != defaults[name].default]
+            if stated:
+                raise ValueError(f"{stated[0]} needs lora_rank, such as lora_rank = 8")
+        elif self.freeze_embeddings or self.freeze_layers:
+            name = "freeze_embeddings" if self.freeze_embeddings else "freeze_layers"
+            raise ValueError(f"lora_rank freezes the whole encoder already: remove {name}")
+        return self
 
     @model_validator(mode="after")
     def _has_size(self) -> Self:
@@ -266,6 +295,29 @@ class RunSection(BaseModel):
     """The project's name at the trackers."""
 
 
+class FoldsSection(BaseModel):
+    """Cross-validation: the training rows are divided, and each part is predicted by a model that did not see it."""
+
+    model_config = _CLOSED
+    count: Annotated[int, Field(ge=2, le=1000)] = 5
+    """Number of folds, each of which is one run, in `output_dir/fold-N`."""
+    group: Annotated[str, Field(min_length=1)] | None = None
+    """A column of the training rows, such as the author's: rows with the same value there are in one fold, and a row
+    without a value is a group of its own. Without it, questions on one article or context and sentences of one document
+    stay together. Rows with the same texts stay together, too, unless too many groups share texts: the summary then
+    says so."""
+    seed: Seed = 42
+    """Decides which rows are in which fold, apart from `run.seed`."""
+    fold: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Train this fold only, as an ordinary run in `output_dir`."""
+
+    @model_validator(mode="after")
+    def _has_fold(self) -> Self:
+        if self.fold is not None and self.fold > self.count:
+            raise ValueError(f"fold = {self.fold}: there are {self.count} folds")
+        return self
+
+
 class Recipe(BaseModel):
     """One run."""
 
@@ -284,6 +336,22 @@ class Recipe(BaseModel):
     """What is evaluated, saved and logged."""
     teacher: TeacherSection | None = None
     """A trained model to learn from."""
+    folds: FoldsSection | None = None
+    """Cross-validation in place of one run."""
+    search: SearchSection | None = None
+    """A search for better values of some keys."""
+
+    @model_validator(mode="after")
+    def _one_experiment(self) -> Self:
+        if self.folds is not None and self.run.seeds is not None:
+            raise ValueError("run.seeds and [folds] exclude each other: remove one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_weights(self) -> Self:
+        if self.optim.lora_rank is not None and self.model.config is not None:
+            raise ValueError("optim.lora_rank needs a trained encoder: remove it to train a new model, model.config")
+        return self
 
 
 def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: str | Path | None = None) -> Recipe:
@@ -317,10 +385,34 @@ def load_recipe(path: str | Path, *, overrides: Sequence[str] = (), output_dir: 
 
 def resolved_toml(recipe: Recipe) -> str:
     """The recipe as TOML; ``load_recipe`` reads an equal recipe from it, in any folder."""
-    document = recipe.model_dump(exclude_none=True)  # TOML has no null, and an absent key means the same
+    return to_toml(_document(recipe))
+
+
+def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """The recipe of a trial: other values for some keys, and nothing to search.
+
+    Args:
+        recipe: the recipe.
+        values: ``section.key`` -> value.
+
+    Raises:
+        RecipeError: the values do not go together.
+    """
+    document = _document(recipe, only_stated=True)
+    document.pop("search", None)
+    sources = KeySources(file="the recipe with " + ", ".join(map(_stated, values.items())), lines={}, options={})
+    return _validated(changed(document, values), sources)
+
+
+def _document(recipe: Recipe, *, only_stated: bool = False) -> Document:
+    document = recipe.model_dump(exclude_none=True, exclude_unset=only_stated)  # TOML has no null: the key is absent
     if recipe.optim.max_grad_norm is None:
-        document["optim"]["max_grad_norm"] = "none"
-    return to_toml(document)
+        document.setdefault("optim", {})["max_grad_norm"] = "none"
+    return document
+
+
+def _stated(item: tuple[str, Any]) -> str:
+    return f"{item[0]} = {literal(item[1])}"
 
 
 def sections(**settings: object) -> tuple[OptimSection, RunSection]:
@@ -403,6 +495,19 @@ def build_task(recipe: Recipe, labels: tuple[str, ...] | None = None) -> "Task":
 
 
 def _validated(document: Document, sources: KeySources) -> Recipe:
+    recipe, problems = _checked(document)
+    if recipe is None or problems:
+        raise recipe_error(problems, sources)
+    if recipe.search is None:
+        return recipe
+    space, problems = checked_space(recipe.search, document, _checked)
+    if problems:
+        raise recipe_error(problems, sources)
+    return recipe.model_copy(update={"search": recipe.search.with_space(space)})
+
+
+def _checked(document: Document) -> tuple[Recipe | None, list[Problem]]:
+    """The recipe, and the problems of its keys, without those of what a search would change."""
     problems: list[Problem] = []
     task_class = None
     if isinstance(document.get("task"), str):
@@ -415,10 +520,20 @@ def _validated(document: Document, sources: KeySources) -> Recipe:
         "optim": tuple(OptimSection.model_fields),
         "run": tuple(RunSection.model_fields),
         "teacher": tuple(TeacherSection.model_fields),
+        "folds": tuple(FoldsSection.model_fields),
         "data": tuple(field.name for field in dataclasses.fields(DataSpec)),
         "settings": () if task_class is None else tuple(stated_fields(task_class)),
         "": ("task",),
+        "search": tuple(SearchSection.model_fields),
     }
+    search = section_of(document, "search")
+    unknown = [name for name in search if name not in SearchSection.model_fields | OptimSection.model_fields]
+    if unknown:
+        problems += [Problem(path=("search", name), text=not_searchable(name, known)) for name in unknown]
+        left = {name: value for name, value in search.items() if name not in unknown}
+        document = {name: value for name, value in document.items() if name != "search"}
+        if left.keys() & {*OptimSection.model_fields, "optim", "settings", "model"}:  # else no key to vary is left
+            document["search"] = left
     settings = section_of(document, "settings")
     if task_class is not None:
         settings, wrong = _checked_settings(settings, task_class, known)
@@ -428,10 +543,10 @@ def _validated(document: Document, sources: KeySources) -> Recipe:
         recipe = Recipe.model_validate_json(json.dumps(document, default=str), strict=True)
     except ValidationError as error:
         problems += schema_problems(error, document, (), known)
-    if recipe is None or problems:
-        raise recipe_error(problems, sources)
+    if recipe is None:
+        return None, problems
     name = recipe.task if task_class is None or ":" in recipe.task else task_class.name  # aliases are replaced
-    return recipe.model_copy(update={"task": name, "settings": settings})
+    return recipe.model_copy(update={"task": name, "settings": settings}), problems
 
 
 def stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]:
@@ -445,7 +560,7 @@ def stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]
 
 def _checked_settings(settings: Document, task_class: "type[Task]", known: KnownKeys) -> tuple[Document, list[Problem]]:
     """The settings, converted to the types of the task's fields, and the problems."""
-    from bert_tasks.tasks.base import typed_setting
+    from bert_tasks.tasks import typed_setting
 
     fields = stated_fields(task_class)
     checked: Document = {}
@@ -472,85 +587,3 @@ def _checked_settings(settings: Document, task_class: "type[Task]", known: Known
             path = ("settings",) if named is None else ("settings", named)
             problems.append(Problem(path=path, text=f"[settings]: {error}"))
     return checked, problems
-
-
-def recipe_schema(task: str | None = None) -> Schema:
-    """The schema of recipes of one task (a name of ``TASKS`` or ``module:Class``), or of all and of your own tasks.
-
-    Raises:
-        RecipeError: there is no such task.
-    """
-    from bert_tasks.tasks import TASK_NAMES, TASKS
-
-    schema = _without_null(Recipe.model_json_schema())
-    head = {"$schema": _DIALECT, "title": "A recipe of bert-tasks" if task is None else f"A recipe for {task}"}
-    schema["$defs"]["DataSpec"]["oneOf"] = [{"required": [name]} for name in _SOURCES]
-    properties = schema["properties"]
-    if task is not None:
-        kind = load_task_class(task)
-        properties["task"] = {"const": task} if ":" in task else {"enum": [kind.name, *kind.aliases]}
-        properties["settings"] = _settings(kind)
-        if properties["settings"].get("required"):
-            schema["required"].append("settings")
-    else:
-        properties["task"] = {"anyOf": [{"enum": list(TASK_NAMES)}, _OWN_TASK]}
-        properties["settings"] = {"type": "object"}
-        schema["$defs"] |= {f"settings of {name}": _settings(each) for name, each in TASKS.items()}
-        schema["allOf"] = [
-            {
-                "if": {"properties": {"task": {"enum": [each.name, *each.aliases]}}},
-                "then": {"properties": {"settings": {"$ref": f"#/$defs/settings of {each.name}"}}},
-            }
-            for each in TASKS.values()
-        ]
-    return {**head, **{key: value for key, value in schema.items() if key != "title"}}
-
-
-def schema_text(schema: Mapping[str, Any]) -> str:
-    """The schema as the text of a file."""
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
-
-
-def _settings(kind: "type[Task]") -> Schema:
-    """The fields of a task that a recipe may state, described by the docstrings of the class and of its parents."""
-    hints, descriptions = get_type_hints(kind, include_extras=True), field_descriptions(kind)
-    properties: Schema = {}
-    required = []
-    for name, field in stated_fields(kind).items():
-        made = _without_null(TypeAdapter[Any](hints[name]).json_schema())
-        if name in descriptions:
-            made["description"] = descriptions[name]
-        if field.default is not dataclasses.MISSING and field.default is not None:
-            made["default"] = json.loads(json.dumps(field.default))
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            required.append(name)
-        properties[name] = made
-    schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {**schema, "required": required} if required else schema
-
-
-def field_descriptions(kind: "type[Task]") -> dict[str, str]:
-    """Field -> its text under ``Attributes:`` in the docstring of the class or of its nearest parent."""
-    found: dict[str, str] = {}
-    for parent in reversed(kind.__mro__):
-        text = inspect.cleandoc(parent.__doc__ or "") if parent.__module__ != "builtins" else ""
-        _, _, attributes = text.partition("Attributes:\n")
-        for entry in re.finditer(r"^    (\w[\w, ]*): (.*(?:\n {8,}.*)*)", attributes, flags=re.MULTILINE):
-            words = " ".join(entry[2].split()).replace("``", "`")
-            found |= {name.strip(): words for name in entry[1].split(",")}
-    return found
-
-
-def _without_null(schema: Any) -> Any:
-    """Without null, which TOML lacks: a key that may be null may be absent instead."""
-    if isinstance(schema, list):
-        return [_without_null(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    plain = {key: _without_null(value) for key, value in schema.items() if not (key == "default" and value is None)}
-    options = plain.get("anyOf")
-    if isinstance(options, list) and {"type": "null"} in options:
-        rest = [option for option in options if option != {"type": "null"}]
-        del plain["anyOf"]
-        plain |= rest[0] if len(rest) == 1 else {"anyOf": rest}
-    return plain

@@ -14,7 +14,7 @@ from typing import Any
 from bert_tasks.data.formats import FORMATS, Format, file_format
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.readers import ReadOptions, existing_file, file_records
-from bert_tasks.data.records import found_encoding, is_encodable
+from bert_tasks.data.records import TEXT, found_encoding, is_encodable
 from bert_tasks.errors import DataError
 
 _MOST_ROWS = 20_000
@@ -79,6 +79,8 @@ def read_source(path: Path, given: ReadOptions) -> Source:
     stated = {name: value for name, value in options.items() if value is not None}
     if layout.name in ("csv", "tsv") and given.header is None:
         source = _with_header(path, layout, stated)
+    elif layout.name == "text":
+        source = _with_documents(_read(path, layout, stated))
     else:
         source = _read_best(path, layout, stated)
     if source.count == 0 or len(source.faults) >= source.count:
@@ -92,6 +94,14 @@ def read_source(path: Path, given: ReadOptions) -> Source:
                     "name the file's encoding, such as --encoding latin-1"
                 )
     return replace(source, is_given=given.format is not None)
+
+
+def _with_documents(source: Source) -> Source:
+    """A file of text, with what its documents are: lines between blank lines, or each line where none is blank."""
+    if any(not str(row[TEXT]).strip() for row in source.rows):
+        return replace(source, notes=("blank lines separate documents",))
+    note = "no line is blank, so each line is a document"
+    return replace(source, stated={**source.stated, "document": "line"}, notes=(note,))
 
 
 def _with_header(path: Path, layout: Format, stated: Stated) -> Source:

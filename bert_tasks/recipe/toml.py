@@ -273,6 +273,11 @@ def combined(document: Document, folder: Path, changes: Sequence[Override]) -> D
             if value is not None and (key != "validation" or with_files):
                 path = _absolute(value, start, only_folders=(section, key) in _NAMES_OR_FOLDERS)
                 layer = {**layer, section: {**layer[section], key: path}}
+        for key in ("name", "tokenizer"):
+            space = section_of(section_of(layer, "search"), "model").get(key)
+            if space is not None:
+                model = {**layer["search"]["model"], key: _absolute(space, start, only_folders=True)}
+                layer = {**layer, "search": {**layer["search"], "model": model}}
         result = _merged(result, layer)
     return result
 
@@ -293,6 +298,8 @@ def _merged(below: Document, above: Document) -> Document:
 def _absolute(value: Any, start: Path, *, only_folders: bool) -> Any:
     if isinstance(value, dict):
         return {key: _absolute(item, start, only_folders=only_folders) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_absolute(item, start, only_folders=only_folders) for item in value]
     if not isinstance(value, str) or not value:
         return value
     path = os.path.abspath(start / os.path.expanduser(value))

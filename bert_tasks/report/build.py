@@ -2,19 +2,35 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.writers import DELIMITERS, TableWriter, check_place, flat, json_line, whole_file
 from bert_tasks.errors import UsageError
-from bert_tasks.report.collect import GivenRows, Run, gather
+from bert_tasks.experiments.search import SEARCH, STUDY
+from bert_tasks.model.explanation import explainable_task
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.report.collect import GivenRows, Run, gather, with_file_columns
 from bert_tasks.report.comparison import Comparison, check_comparable, compared
+from bert_tasks.report.explanations import with_explanations
+from bert_tasks.report.label_issues import ISSUE_COLUMNS, check_label_issues, issue_cells
+from bert_tasks.report.label_issues import label_issues as issues_of
 from bert_tasks.report.page import comparison_page, run_page
-from bert_tasks.report.results import FileResults, Results, file_cells, results_of, results_on_file
+from bert_tasks.report.results import (
+    FileResults,
+    Results,
+    SliceOptions,
+    file_cells,
+    model_of,
+    results_of,
+    results_on_file,
+    slices_of,
+)
+from bert_tasks.report.search import search_page
 from bert_tasks.run_dir import files as outputs
-from bert_tasks.storage import is_folder, resolved
+from bert_tasks.storage import is_file, is_folder, resolved
 
 _FORMATS = ("jsonl", *DELIMITERS)
 _OWN = ("line", "set", "label", "prediction", "score")
@@ -38,6 +54,7 @@ class Report:
         comparisons: of several runs, one for each validation set.
         on_file: the results on the file that was named.
         mistakes: the file of mistakes, if one was asked for.
+        label_issues: the file of rows whose label is probably wrong, likewise.
     """
 
     output: Path
@@ -46,6 +63,7 @@ class Report:
     comparisons: tuple[Comparison, ...]
     on_file: FileResults | None = None
     mistakes: Mistakes | None = None
+    label_issues: Mistakes | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The figures of the page."""
@@ -57,6 +75,7 @@ class Report:
                 "validation": {name: one.to_json() for name, one in found.items()},
                 "notes": list(run.notes),
                 "missing": list(run.missing),
+                **({} if run.folds is None else {"folds": run.folds}),
             }
             for run, found in zip(self.runs, self.results, strict=True)
         ]
@@ -68,16 +87,25 @@ class Report:
             "mistakes": None
             if self.mistakes is None
             else {"file": str(self.mistakes.path), "rows": self.mistakes.rows},
+            "label_issues": None
+            if self.label_issues is None
+            else {"file": str(self.label_issues.path), "rows": self.label_issues.rows},
         }
 
     def lines(self) -> list[str]:
         """For people."""
         notes = [f"{run.name}: {note}" for run in self.runs for note in (*run.notes, *run.missing)]
-        results = {} if self.comparisons else self.results[0]
-        tables = [line for name, one in results.items() for line in one.metric_table().lines(name)]
+        results = self.results[0] if len(self.results) == 1 else {}
+        tables = [
+            line
+            for name, one in results.items()
+            for line in (*one.metric_table().lines(name), *(line for part in one.slices for line in part.lines()))
+        ]
         compared = [line for comparison in self.comparisons for line in comparison.lines()]
         on_file = [] if self.on_file is None else self.on_file.lines()
         wrong = [] if self.mistakes is None else [f"{self.mistakes.rows} mistakes: {self.mistakes.path}"]
+        if self.label_issues is not None:
+            wrong.append(f"{self.label_issues.rows} labels that are probably wrong: {self.label_issues.path}")
         return [*notes, *tables, *on_file, *compared, *wrong, f"report: {self.output}"]
 
 
@@ -87,7 +115,11 @@ def make_report(
     *,
     data: str | Path | None = None,
     by: Sequence[str] = (),
+    by_length: bool = False,
+    by_confidence: bool = False,
     mistakes: str | Path | None = None,
+    label_issues: str | Path | None = None,
+    explain: int = 0,
     reading: ReadOptions | None = None,
     given: GivenRows | None = None,
 ) -> Report:
@@ -97,12 +129,19 @@ def make_report(
     the folder has (curves, metrics, settings) and says what is missing.
 
     Args:
-        runs: output folders of ``train``; that of ``train --seeds`` stands for all of its runs.
+        runs: output folders of ``train``; that of ``train --seeds`` stands for all of its runs, that of
+            ``train --folds`` is one with all rows. Or that of one ``search``, whose page is about its trials.
         output: default: ``report.html`` in the folder that was given, in the current folder for several.
         data: a file with labels to evaluate the model on, too; for one run only.
-        by: columns of that file: the scores are shown for each of their values.
+        by: columns of that file, or of the task: the scores are shown for each of their values. Without ``data`` the
+            rows are the validation rows, or all rows of a cross-validation, with the columns of their files.
+        by_length: also show the scores of rows of similar length, in four groups.
+        by_confidence: likewise, of rows of whose predictions the model is similarly confident.
         mistakes: a .csv, .tsv or .jsonl file for the rows whose prediction is wrong: those of ``data``, else those of
             the validation sets.
+        label_issues: likewise, for the rows of a cross-validation whose label is probably wrong.
+        explain: how many examples of each data set have their words shaded by what they contributed to the prediction;
+            for one run only.
         reading: how ``data`` is read; what is not stated is as in training.
         given: the validation rows of a run of ``fit``, which has no recipe.
 
@@ -118,35 +157,50 @@ def make_report(
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     if not folders:
         raise UsageError("no run: name at least one output folder of `bert-tasks train`")
-    default = folders[0] / outputs.REPORT if len(folders) == 1 else Path(outputs.REPORT)
-    page_path = default if output is None else Path(output)
-    if page_path.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"{page_path}: expected a name that ends in .html for the report")
-    if output is not None and not is_folder(page_path.absolute().parent):
-        raise UsageError(f"{page_path}: there is no folder {page_path.parent} for the report; make it first")
+    page_path = _page_path(folders, output)
     mistakes_path = None if mistakes is None else Path(mistakes)
-    if data is None:
-        if by:
-            raise UsageError(f"--by {by[0]} selects a column of a file: name the file with --data")
-        options = {} if reading is None else vars(reading)
-        stated = [name for name, value in options.items() if value not in (None, {})]
+    issues_path = None if label_issues is None else Path(label_issues)
+    if data is None and reading is not None:
+        stated = [name for name, value in vars(reading).items() if value not in (None, {})]
         if stated:
             raise UsageError(f"{', '.join(stated)}: this says how a file is read; name the file with --data")
     if mistakes_path is not None:
         check_mistakes_file(mistakes_path, [page_path, *([] if data is None else [Path(data)])])
+    if issues_path is not None:
+        check_label_issues()
+        others = [Path(name) for name in (data, mistakes) if name is not None]
+        check_mistakes_file(issues_path, [page_path, *others], "labels")
+    slices = SliceOptions(columns=tuple(by), length=by_length, confidence=by_confidence)
+    of_one_run = any(one is not None for one in (data, mistakes_path, issues_path)) or not slices.is_empty
+    if len(folders) == 1 and any(is_file(folders[0] / name) for name in (SEARCH, STUDY)):
+        return _search_report(folders[0], page_path, of_one_run=of_one_run or explain > 0)
     found = gather(folders, given)
     if len(found) > 1:
-        if data is not None or mistakes_path is not None:
-            raise UsageError(f"--data and --mistakes are for one run, not for {len(found)}: name one of them")
+        if of_one_run:
+            raise UsageError(
+                "--data, --by, --by-length, --by-confidence, --mistakes and --label-issues are for one run, not for "
+                f"{len(found)}: name one of them"
+            )
         check_comparable(found)
+    model = _explaining_model(found) if explain else None
     results = [_run_results(run) for run in found]
-    on_file, written = None, None
+    issues = None if issues_path is None else issues_of(found[0])
+    on_file, written, to_correct = None, None, None
     if data is not None:
-        on_file = results_on_file(found[0], data, by, read_options=ReadOptions() if reading is None else reading)
+        options = ReadOptions() if reading is None else reading
+        on_file = results_on_file(found[0], data, slices=slices, read_options=options)
+    elif not slices.is_empty:
+        results = [_with_slices(found[0], results[0], slices)]
+    if model is not None:
+        results[0], on_file = _explained(results[0], on_file, model, explain)
     if mistakes_path is not None:
         written = Mistakes(path=mistakes_path, rows=_write_mistakes(mistakes_path, found[0], results[0], on_file))
+    if issues_path is not None and issues is not None:
+        rows = [issue_cells(issue, file_cells(issue.row)) for issue in issues]
+        to_correct = Mistakes(path=issues_path, rows=write_rows(issues_path, rows))
     comparisons = compared(found, results) if len(found) > 1 else []
-    page = comparison_page(found, results, comparisons) if len(found) > 1 else run_page(found[0], results[0], on_file)
+    is_one = len(found) == 1
+    page = run_page(found[0], results[0], on_file, issues) if is_one else comparison_page(found, results, comparisons)
     outputs.write_text(page_path, page)
     return Report(
         output=page_path,
@@ -155,7 +209,55 @@ def make_report(
         comparisons=tuple(comparisons),
         on_file=on_file,
         mistakes=written,
+        label_issues=to_correct,
     )
+
+
+def _page_path(folders: Sequence[Path], output: str | Path | None) -> Path:
+    """The report, whose name and folder are checked."""
+    default = folders[0] / outputs.REPORT if len(folders) == 1 else Path(outputs.REPORT)
+    path = default if output is None else Path(output)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"{path}: expected a name that ends in .html for the report")
+    if output is not None and not is_folder(path.absolute().parent):
+        raise UsageError(f"{path}: there is no folder {path.parent} for the report; make it first")
+    return path
+
+
+def _search_report(folder: Path, path: Path, *, of_one_run: bool) -> Report:
+    """The page about a search."""
+    if of_one_run:
+        raise UsageError(
+            f"{folder} holds a search: for --data, --by, --by-length, --by-confidence, --mistakes, --label-issues and "
+            "--explain name one of its runs"
+        )
+    if not is_file(folder / SEARCH):
+        raise UsageError(f"the search in {folder} is not finished: run the same command again to resume it")
+    outputs.write_text(path, search_page(folder))
+    return Report(output=path, runs=(), results=(), comparisons=())
+
+
+def _explaining_model(runs: Sequence[Run]) -> TaskModel:
+    """The model whose predictions are explained.
+
+    Raises:
+        UsageError: there are several runs or models, or its task has no explanations.
+    """
+    if len(runs) > 1:
+        raise UsageError(f"--explain is for one run, not for {len(runs)}: name one of them")
+    model = model_of(runs[0], "to explain predictions")
+    explainable_task(model, model.task)
+    return model
+
+
+def _explained(
+    results: Mapping[str, Results], on_file: FileResults | None, model: TaskModel, count: int
+) -> tuple[dict[str, Results], FileResults | None]:
+    """The results of each validation set and of the file, whose first ``count`` examples are explained."""
+    explained = {name: with_explanations(one, model, count) for name, one in results.items()}
+    if on_file is not None and on_file.results is not None:
+        on_file = replace(on_file, results=with_explanations(on_file.results, model, count))
+    return explained, on_file
 
 
 def _run_results(run: Run) -> dict[str, Results]:
@@ -168,23 +270,52 @@ def _run_results(run: Run) -> dict[str, Results]:
     return {name: results for name, results in found.items() if results is not None}
 
 
-def check_mistakes_file(path: Path, others: Sequence[Path]) -> None:
+def _with_slices(run: Run, results: Mapping[str, Results], options: SliceOptions) -> dict[str, Results]:
+    """The results on each validation set with the slices that were asked for.
+
+    Raises:
+        UsageError: there are no predictions, or no such column.
+    """
+    if run.task is None or not results:
+        reasons = " ".join(run.missing) if run.missing else "Its task states no figures for a report."
+        raise UsageError(
+            f"{run.folder}: --by, --by-length and --by-confidence need the validation rows"
+            f"{', or a file named with --data' if run.folds is None else ' of all folds'}. {reasons}"
+        )
+    found = {}
+    for one in with_file_columns(run).predicted if options.columns else run.predicted:
+        if one.name not in results:
+            continue
+        slices = slices_of(
+            run.task,
+            one.predictions,
+            one.rows,
+            options=options,
+            names=list(results[one.name].headline),
+            out_of_fold=run.folds is not None,
+        )
+        found[one.name] = replace(results[one.name], slices=slices)
+    return found
+
+
+def check_mistakes_file(path: Path, others: Sequence[Path], what: str = "mistakes") -> None:
     """Refuses an unusable file for the mistakes before any work is done.
 
     Args:
         path: the file.
         others: files that must not be overwritten.
+        what: is written there, as a word.
 
     Raises:
         UsageError: its extension or folder is not usable, or it is one of the others.
     """
     if path.suffix[1:] not in _FORMATS:
-        raise UsageError(f"{path}: expected a name that ends in .csv, .tsv or .jsonl for the mistakes")
+        raise UsageError(f"{path}: expected a name that ends in .csv, .tsv or .jsonl for the {what}")
     check_place(path)
     for other in others:
         with suppress(OSError):
             if resolved(path) == resolved(other) or path.samefile(other):
-                raise UsageError(f"{path}: the mistakes would overwrite {other}; choose another name")
+                raise UsageError(f"{path}: the {what} would overwrite {other}; choose another name")
 
 
 def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_file: FileResults | None) -> int:
@@ -217,14 +348,28 @@ def _write_mistakes(path: Path, run: Run, results: Mapping[str, Results], on_fil
         }
         own = {"label": result.label, "prediction": result.prediction, "score": result.score}
         rows.append({"line": result.row.get("line"), **({"set": name} if is_named else {}), **given, **own})
+    return write_rows(path, rows, ["line", *(["set"] if is_named else [])], _OWN)
+
+
+def write_rows(
+    path: Path,
+    rows: Sequence[Mapping[str, Any]],
+    first: Sequence[str] = ("line",),
+    own: Sequence[str] = ISSUE_COLUMNS,
+) -> int:
+    """Writes rows as JSON lines or as a table, and returns their number.
+
+    Args:
+        first: the first columns of a table.
+        own: the columns that are not the input's; those from the third one on come last.
+    """
     with whole_file(path) as file:
         if path.suffix == ".jsonl":
             file.writelines(map(json_line, rows))
             return len(rows)
         tables = [flat(row) for row in rows]
-        first, last = ["line", *(["set"] if is_named else [])], list(_OWN[2:])
-        given_names = dict.fromkeys(name for row in tables for name in row if name not in _OWN)
-        writer = TableWriter(file, [*first, *given_names, *last], DELIMITERS[path.suffix[1:]], raw=False)
+        given_names = dict.fromkeys(name for row in tables for name in row if name not in own)
+        writer = TableWriter(file, [*first, *given_names, *own[2:]], DELIMITERS[path.suffix[1:]], raw=False)
         for row in tables:
             writer.write(row)
     return len(rows)

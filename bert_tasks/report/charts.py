@@ -20,7 +20,7 @@ class Plot:
     """The size of a chart's picture, and the place of a value in it."""
 
     width, height = 480, 290
-    left, top, right, bottom = 50, 24, width - 14, height - 44  # above the plot there is room for one line of text
+    left, top, right, bottom = 62, 24, width - 14, height - 44  # above the plot there is room for one line of text
     most_marked = 40  # lines with at most so many points show each of them
 
     @classmethod
@@ -135,7 +135,7 @@ def _chart(lines: Sequence[Line], run: Run | None, unit: str, title: str, *, fro
     return Chart(
         title=title,
         description=f"{title} by step: {ends}.",
-        x=Axis(name="step", low=0.0, high=last),
+        x=Axis(name="step", low=0.0, high=last, scale="whole"),
         y=Axis.around(unit, [0.0, *values] if from_zero else values),
         lines=tuple(lines),
         rule=None if run is None or run.summary is None else (float(run.summary["best_step"]), "best model"),

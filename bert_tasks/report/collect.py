@@ -7,16 +7,18 @@ the same (their fingerprints are in run.json). What cannot be told is reported a
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bert_tasks.data.columns import Row
+from bert_tasks.checkpoints.hub import FOLDS, fold_runs
+from bert_tasks.data.columns import PASSTHROUGH, Row
 from bert_tasks.data.problems import missing_path
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, UsageError
+from bert_tasks.experiments.folds import HeldOut, pooled
 from bert_tasks.experiments.seeds import SEEDS
 from bert_tasks.inference import evaluated_predictions
 from bert_tasks.metrics.tables import metric_key, metrics_of_set, split_key
@@ -62,6 +64,7 @@ class Run:
         task: of its model; None where there is no model yet, or its task is not built in.
         predicted: the validation sets that could be predicted again.
         missing: what the report lacks, and why.
+        folds: folds.json of a cross-validation, whose folds are then one run.
     """
 
     folder: Path
@@ -73,6 +76,7 @@ class Run:
     task: Task | None
     predicted: tuple[PredictedSet, ...]
     missing: tuple[str, ...]
+    folds: Mapping[str, Any] | None = None
 
     @property
     def evaluations(self) -> list[Mapping[str, Any]]:
@@ -81,7 +85,9 @@ class Run:
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
-        """The metrics of the best model; of an unfinished run those of the latest evaluation."""
+        """The metrics of the best model, or over all folds; of an unfinished run those of the latest evaluation."""
+        if self.folds is not None:
+            return {name: one["pooled"] for name, one in self.folds["metrics"].items() if one["pooled"] is not None}
         if self.summary is not None:
             return dict(self.summary["metrics"])
         return dict(self.evaluations[-1]["metrics"]) if self.evaluations else {}
@@ -124,6 +130,8 @@ class Run:
 def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]:
     """Reads the runs in these folders; a folder that ``train --seeds`` made stands for its runs.
 
+    A folder that ``train --folds`` made is one run, with predictions for all rows.
+
     Args:
         folders: output folders.
         given: the validation rows of the runs; None: the rows that each run's recipe names.
@@ -152,12 +160,115 @@ def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]
         names = list(map(str, found))
     metadata: list[dict[str, Any]] = []
     for folder in found:  # of all runs, before any model predicts
-        known = outputs.read_run_metadata(folder)
+        known = outputs.read_run_metadata(folder / "fold-1" if is_file(folder / FOLDS) else folder)
+        if known is None and fold_runs(folder):
+            raise UsageError(
+                f"{folder}: the cross-validation is not finished: run the same command again to resume it, or name one "
+                "of its folds"
+            )
         if known is None:
             what = missing_path(folder, "folder") if not exists(folder) else f"no run here ({outputs.RUN} is missing)"
             raise UsageError(f"{folder}: {what}; give the output folder of `bert-tasks train`")
         metadata.append(known)
-    return [_run(folder, name, known, given) for folder, name, known in zip(found, names, metadata, strict=True)]
+    return [
+        _cross_validation(folder, name, known) if is_file(folder / FOLDS) else _run(folder, name, known, given)
+        for folder, name, known in zip(found, names, metadata, strict=True)
+    ]
+
+
+def _cross_validation(folder: Path, name: str, metadata: dict[str, Any]) -> Run:
+    """All folds as one run, whose validation rows are all rows; ``metadata``: run.json of the first fold.
+
+    Raises:
+        UsageError: folds.json is damaged.
+    """
+    try:
+        content = json.loads((folder / FOLDS).read_text(encoding="utf-8"))
+        homes = [folder / f"fold-{int(run['fold'])}" for run in content["runs"]]
+        metric, missing = str(content["metric"]), [f"{note[:1].upper()}{note[1:]}." for note in content["notes"]]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise UsageError(f"{folder / FOLDS} is damaged: run the command again to write it anew") from None
+    recipe, predicted = homes[0] / outputs.RECIPE, tuple[PredictedSet, ...]()
+    task, data = None, {**metadata["data"]["train"], "rows": content["rows"]}
+    try:
+        found, data["fingerprint"], task = _held_out(homes)
+        predicted = (found,)
+    except (BertTasksError, OSError) as error:
+        missing.append(f"The models could not predict their rows again: {error}")
+    return Run(
+        folder=folder,
+        name=name,
+        metadata={
+            **metadata,
+            "rows": content["rows"],
+            "data": {"held_out": data},
+            "metrics": {**metadata["metrics"], "sets": [""], "best": metric},
+        },
+        events=(),
+        summary=None,
+        recipe=recipe.read_text(encoding="utf-8") if is_file(recipe) else None,
+        task=task,
+        predicted=predicted,
+        missing=tuple(missing),
+        folds=content,
+    )
+
+
+def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str, Task]:
+    """The predictions for all rows, each by the model that was trained without it; the fingerprint of these rows; and
+    the first model's task.
+
+    Raises:
+        BertTasksError: a model cannot be loaded, or the rows are not those that it was trained on.
+    """
+    parts: list[HeldOut] = []
+    tasks: list[Task] = []
+    for number, home in enumerate(homes, start=1):
+        prepared = prepare(load_recipe(home / outputs.RECIPE))
+        table, metadata = prepared.splits.held_out, outputs.read_run_metadata(home)
+        known = {} if metadata is None else metadata["data"].get("train", {})
+        if table is None or known.get("fingerprint") != prepared.splits.train.fingerprint:
+            raise UsageError(f"{prepared.splits.train.source} has changed since the run of {home}")
+        model = TaskModel.from_pretrained(home / outputs.MODEL, task=type(prepared.task))
+        if torch.cuda.is_available():
+            model.to("cuda")
+        parts.append(HeldOut(fold=number, table=table, predictions=evaluated_predictions(model, table)))
+        tasks.append(model.task)
+    rows, _, predictions = pooled(parts)
+    first = parts[0].table
+    fingerprint = first.fingerprint if first.part is None else first.part[0].fingerprint
+    return PredictedSet(name="", source=first.source, rows=rows, predictions=predictions), fingerprint, tasks[0]
+
+
+def with_file_columns(run: Run) -> Run:
+    """The run, each of whose rows carries all columns of its file (``PASSTHROUGH``).
+
+    The rows are read again, because predictions need the task's columns only. Those of a run without a recipe stay as
+    they are.
+
+    Raises:
+        BertTasksError: the files have changed in the meantime.
+    """
+    if run.recipe is None:
+        return run
+    home = run.folder if run.folds is None else run.folder / "fold-1"
+    splits = prepare(load_recipe(home / outputs.RECIPE), passthrough="all").splits
+    tables: Mapping[str, RowTable] = splits.validation
+    if splits.held_out is not None and splits.held_out.part is not None and run.folds is not None:
+        tables = {"": splits.held_out.part[0]}
+    predicted = []
+    for one in run.predicted:
+        read = list(tables[one.name])
+        if len(read) != len(one.rows) or not all(map(_same_cells, one.rows, read)):
+            raise UsageError(f"{one.source} has changed while the report was made: run the command again")
+        rows = [{**row, PASSTHROUGH: cells[PASSTHROUGH]} for row, cells in zip(one.rows, read, strict=True)]
+        predicted.append(replace(one, rows=rows))
+    return replace(run, predicted=tuple(predicted))
+
+
+def _same_cells(row: Row, read: Row) -> bool:
+    """Whether a row that was read again has the same line and the same values."""
+    return all(read[name] == value for name, value in row.items() if name in read)
 
 
 def _run(folder: Path, name: str, metadata: dict[str, Any], given: GivenRows | None) -> Run:

@@ -17,11 +17,13 @@ from bert_tasks.report import charts
 from bert_tasks.report.charts import drawn_metrics, overall_metrics, spoken, spoken_key
 from bert_tasks.report.collect import Run
 from bert_tasks.report.comparison import ASSUMPTIONS, Comparison
+from bert_tasks.report.label_issues import LabelIssue
 from bert_tasks.report.results import FileResults, Results
 from bert_tasks.report.statistics import LEVEL, REPLICATES, Estimate
 from bert_tasks.tasks.report_data import Chart, cut, thinned
 
 _MOST_EVALUATIONS = 60  # of their table
+_MOST_ISSUES = 50  # rows whose label is probably wrong
 _MOST_METRICS = 300  # of the table of recorded metrics
 _MOST_NAME = 200  # characters of a metric's name
 _MOST_RECIPE = 20_000  # characters
@@ -32,21 +34,29 @@ _SHARES = (1, 2, 4, 8, 16, 32)  # what a page shows of tables and examples: all,
 _NOTHING = "\N{EN DASH}"
 
 
-def run_page(run: Run, results: Mapping[str, Results], on_file: FileResults | None = None) -> str:
+def run_page(
+    run: Run,
+    results: Mapping[str, Results],
+    on_file: FileResults | None = None,
+    issues: Sequence[LabelIssue] | None = None,
+) -> str:
     """The page about one run, with as much of tables and examples as there is room for.
 
     Args:
         run: a run.
         results: of its validation sets, by name.
         on_file: of its model on a labelled file.
+        issues: rows whose label is probably wrong, if they were looked for.
     """
-    items, half = list(overall_metrics(run).items()), _MOST_METRICS // 2
+    # The table of the folds has all metrics.
+    items, half = [] if run.folds is not None else list(overall_metrics(run).items()), _MOST_METRICS // 2
     recorded = items if len(items) <= _MOST_METRICS else items[:half] + items[-half:]  # both ends hold overall ones
     metrics = drawn_metrics(run)
     model = run.metadata["settings"].get("model.name")
     subtitle = [str(run.metadata["task"]), *([] if model is None else [f"from {model}"])]
-    subtitle.append(f"{run.metadata['rows']:,} training rows")
-    subtitle += [f"{one.rows:,} validation {one.sections.unit} {name}".rstrip() for name, one in results.items()]
+    subtitle += [] if run.folds is not None else [f"{run.metadata['rows']:,} training rows"]
+    role = "validation" if run.folds is None else "held-out"
+    subtitle += [f"{one.rows:,} {role} {one.sections.unit} {name}".rstrip() for name, one in results.items()]
     content = {
         "title": f"{run.name} · bert-tasks report",
         "run": run,
@@ -57,6 +67,10 @@ def run_page(run: Run, results: Mapping[str, Results], on_file: FileResults | No
         "metrics": [(key, spoken_key(key, run.sets)) for key in metrics],
         "recorded": [(cut(name, _MOST_NAME), value) for name, value in recorded],
         "unrecorded": len(items) - len(recorded),
+        "folds": run.folds,
+        "fold_rows": [] if run.folds is None else _fold_rows(run.folds),
+        "issues": None if issues is None else [(issue, _issue_texts(run, issue)) for issue in issues[:_MOST_ISSUES]],
+        "issue_count": 0 if issues is None else len(issues),
         "properties": _properties(run),
         "recipe": None if run.recipe is None else escape(run.recipe[:_MOST_RECIPE]),
     }
@@ -68,6 +82,26 @@ def run_page(run: Run, results: Mapping[str, Results], on_file: FileResults | No
         return page_environment().get_template("run.html").render(content, sets=sets, is_whole=share == 1)
 
     return _fitting(render)
+
+
+def _fold_rows(folds: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """The name of each metric, and its cells: over all rows, mean, standard deviation, and of each fold."""
+    found = []
+    for name, one in folds["metrics"].items():
+        values = [one["pooled"], *(fold["metrics"].get(name) for fold in folds["runs"])]
+        known = [value for value in values if value is not None]
+        is_count = any(value > 1 for value in known) and all(value == int(value) for value in known)
+        pooled, *each = [
+            _NOTHING if value is None else f"{value:,.0f}" if is_count else number(value) for value in values
+        ]
+        found.append((cut(name, _MOST_NAME), [pooled, number(one["mean"]), number(one["std"]), *each]))
+    return found
+
+
+def _issue_texts(run: Run, issue: LabelIssue) -> list[str]:
+    """The texts of a row, in the order of the task's columns."""
+    columns = [] if run.task is None else run.task.columns
+    return [str(issue.row[one.name]) for one in columns if one.kind == "text" and issue.row.get(one.name) is not None]
 
 
 def comparison_page(
@@ -154,14 +188,16 @@ def _set_section(run: Run, name: str, results: Results) -> dict[str, Any]:
     if caution:
         caution = f"{title_case(caution)} on this data, so expect worse scores on new data; the intervals ignore this."
     unit = results.sections.unit
+    fitted_on = f"on these {unit}" if name == run.sets[0] else f"on the {unit} of {run.sets[0]}"
     return {
         "title": f"Results on {name}" if name else "Results",
         "of": f" of {name}" if name else "",
         "results": results,
         "headline": headline,
         "caution": caution,
-        "charts": _charts(results, f"on these {unit}" if name == run.sets[0] else f"on the {unit} of {run.sets[0]}"),
-        "slices": (),
+        "charts": _charts(results, fitted_on if run.folds is None else "on the validation rows of each fold's run"),
+        "slices": results.slices,
+        "is_perfect": _is_perfect(results),
         "metrics": (),
     }
 
@@ -169,11 +205,12 @@ def _set_section(run: Run, name: str, results: Results) -> dict[str, Any]:
 def _file_section(run: Run, on_file: FileResults, share: int) -> dict[str, Any]:
     """The same of a file, on whose rows nothing was chosen, with the scores by its columns."""
     name, results = cut(Path(on_file.source).name, _MOST_NAME), on_file.results
-    shown: dict[str, Any] = {"results": None, "headline": {}, "charts": ()}
+    shown: dict[str, Any] = {"results": None, "headline": {}, "charts": (), "is_perfect": False}
     if results is not None:
         results = _part(results, share)
         chosen_on = "on the validation rows"
         shown = {"results": results, "headline": results.headline, "charts": _charts(results, chosen_on)}
+        shown["is_perfect"] = _is_perfect(results)
     return {
         **shown,
         "title": f"On {name}",
@@ -182,6 +219,13 @@ def _file_section(run: Run, on_file: FileResults, share: int) -> dict[str, Any]:
         "slices": on_file.slices,
         "metrics": list(on_file.table.overall.items())[:_MOST_METRICS],
     }
+
+
+def _is_perfect(results: Results) -> bool:
+    """Whether there are no examples because no prediction is wrong."""
+    sections = results.sections
+    has_examples = sections.examples is not None and bool(sections.examples.items)
+    return not has_examples and bool(sections.results) and all(one.is_correct for one in sections.results)
 
 
 def _charts(results: Results, fitted_on: str) -> list[Chart]:
@@ -207,13 +251,13 @@ def page_environment() -> Environment:
     )
     environment.filters |= {
         "number": number,
+        "signed": signed,
         "p_value": p_value,
         "spoken": spoken,
         "title_case": title_case,
         "cut": cut,
         "label": lambda label: cut(label, _MOST_LABEL),
         "coordinate": charts.coordinate,
-        "tick": lambda value: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}",
         "thinned": thinned,
     }
     environment.globals |= {
@@ -227,11 +271,22 @@ def page_environment() -> Environment:
 
 
 def number(value: float | None, percent: bool | None = None) -> str:
-    """One decimal on a scale of 0 to 100, three on a scale of 0 to 1; which it is, if not given, the value says."""
+    """One decimal on a scale of 0 to 100, three on a scale of 0 to 1; which it is, if not given, the value says.
+
+    A whole number without a scale is a count, and has no decimals.
+    """
     if value is None or value != value:
         return _NOTHING
+    if percent is None and isinstance(value, int):
+        return f"{value:,}".replace("-", "\N{MINUS SIGN}")
     is_large = abs(value) >= 2 if percent is None else percent
     return f"{value:,.{1 if is_large else 3}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def signed(value: float) -> str:
+    """A contribution to a logit with its sign: three decimals, of a small one two digits."""
+    text = f"{value:+.3f}" if abs(value) >= 0.01 else f"{value:+.2g}"
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def title_case(text: str) -> str:
@@ -252,6 +307,8 @@ def _properties(run: Run) -> list[tuple[str, str]]:
     found = [("task", metadata["task"]), ("model", settings.get("model.name"))]
     found += [(f"{split} rows from", data["source"]) for split, data in metadata["data"].items()]
     found += [(f"{split} fingerprint", data["fingerprint"][:12]) for split, data in metadata["data"].items()]
+    if run.folds is not None:
+        found += [("folds", run.folds["summary"]), ("models", f"one per fold, {run.folder}/fold-N; below: the first")]
     found += [("training rows", f"{metadata['rows']:,}"), ("steps", f"{metadata['steps']:,}")]
     if summary is not None:
         minutes, seconds = divmod(round(summary["train_seconds"]), 60)
@@ -263,7 +320,8 @@ def _properties(run: Run) -> list[tuple[str, str]]:
         if event["event"] == "agreement":
             shares = [f"{share:.1%}{f' on {name}' if name else ''}" for name, share in event["agreement"].items()]
             found += [("predictions as the teacher's", ", ".join(shares))]
-    found += [(name, settings.get(key)) for name, key in _SETTINGS]
+    in_steps = settings.get("optim.max_steps") is not None
+    found += [(name, settings.get(key)) for name, key in _SETTINGS if not (in_steps and key == "optim.epochs")]
     found += [("seed", metadata["seed"]), ("processes", f"{metadata['processes']} x {metadata['device']}")]
     found += [(name, metadata[key]) for name, key in (("attention", "attention"), ("machine", "platform"))]
     found += [("python", metadata["python"]), *metadata["versions"].items()]
@@ -272,7 +330,7 @@ def _properties(run: Run) -> list[tuple[str, str]]:
 
 _SETTINGS = (
     ("epochs", "optim.epochs"),
-    ("steps, in place of epochs", "optim.max_steps"),
+    ("steps at most", "optim.max_steps"),
     ("batch size", "optim.batch_size"),
     ("tokens of a batch", "optim.batch_tokens"),
     ("learning rate", "optim.learning_rate"),

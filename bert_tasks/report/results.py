@@ -1,4 +1,4 @@
-"""A task's figures with their intervals: on one data set, and on a labelled file by the values of its columns."""
+"""A task's figures with their intervals: on one data set, on a labelled file, and on slices of their rows."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from bert_tasks.data.columns import PASSTHROUGH, Row
-from bert_tasks.data.problems import did_you_mean
+from bert_tasks.data.columns import FOLD_GROUP, PASSTHROUGH, Column, Row, text_of_words, word_spans
+from bert_tasks.data.problems import did_you_mean, first_few
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate_data
@@ -25,6 +26,14 @@ from bert_tasks.tasks.report_data import ReportSections
 
 MOST_VALUES = 20  # values of a column that have a row of their own
 EMPTY = "(empty)"
+FEW_ROWS = 30  # below which a page warns of the scores of a slice
+NUMBER_GROUPS = 4  # of slices by length or by confidence
+WORDS, CONFIDENCE = "words", "confidence"  # the names of these slices
+_DIGITS = 3  # of a confidence
+_INTERNAL = (PASSTHROUGH, FOLD_GROUP, "line")  # the fields of a row that are no columns
+_CONFIDENCE_NOTE = (
+    "confidence: the model's probability of its prediction; for several labels or words, of the least certain one"
+)
 
 Scores = Mapping[str, Estimate]
 
@@ -53,6 +62,7 @@ class Results:
         table: a row for each label that has numbers of its own.
         left_out: how many labels have none.
         groups: a row for each kind of rows.
+        slices: the tables that were asked for.
     """
 
     sections: ReportSections
@@ -60,6 +70,7 @@ class Results:
     table: tuple[ScoreRow, ...] = ()
     left_out: int = 0
     groups: tuple[ScoreRow, ...] = ()
+    slices: "tuple[Slices, ...]" = ()
 
     @classmethod
     def of(cls, sections: ReportSections, *, first: str = "") -> "Results":
@@ -113,6 +124,7 @@ class Results:
             "groups": [{"name": one.name, **_plain(one.scores), "count": one.count} for one in self.groups],
             "confusion": None if sections.confusion is None else asdict(sections.confusion),
             "calibration": None if sections.calibration is None else asdict(sections.calibration),
+            "by": [one.to_json() for one in self.slices],
             **sections.figures,
         }
         return {
@@ -146,19 +158,50 @@ def score_table(word: str, rows: Sequence[ScoreRow], overall: Mapping[str, float
 
 
 @dataclass(frozen=True, kw_only=True)
+class SliceOptions:
+    """Which slices of the rows have scores of their own.
+
+    Attributes:
+        columns: one table for each.
+        length, confidence: one table by the number of words, and one by the confidence in the prediction.
+    """
+
+    columns: tuple[str, ...] = ()
+    length: bool = False
+    confidence: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none were asked for."""
+        return not (self.columns or self.length or self.confidence)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Slices:
-    """Scores by the values of a column, the most frequent first.
+    """Scores by the values of a column, the most frequent first, or by length or confidence, the lowest first.
 
     Attributes:
         names: of the scores.
         slices: a row for each value; the last may stand for all values that have no row of their own.
         others: how many values the last slice stands for; 0 where each value has its own.
+        note: what the values are, for people; empty where the column says it.
     """
 
     column: str
     names: tuple[str, ...]
     slices: tuple[ScoreRow, ...]
-    others: int
+    others: int = 0
+    note: str = ""
+
+    @property
+    def warning(self) -> str:
+        """A sentence about slices of so few rows that their scores say little; empty where there are none."""
+        few = [f"{one.name} ({one.count})" for one in self.slices if one.count < FEW_ROWS]
+        if not few:
+            return ""
+        return (
+            f"scores of fewer than {FEW_ROWS} rows say little, and their intervals are too narrow: {first_few(few, 5)}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The column, and the scores of each value."""
@@ -167,7 +210,150 @@ class Slices:
 
     def lines(self) -> list[str]:
         """A table for people."""
-        return [*score_table(self.column, self.slices, {}).class_lines("rows"), ""]
+        note, warning = [self.note] if self.note else [], [f"{self.column}: {self.warning}"] if self.warning else []
+        return [*score_table(self.column, self.slices, {}).class_lines("rows"), *note, *warning, ""]
+
+
+def scores_of_rows(
+    task: Task, predictions: Sequence[Prediction], rows: Sequence[Row]
+) -> Callable[[Sequence[int]], Scores]:
+    """A function: the indices of some rows -> their scores; the primary metric alone without report sections."""
+
+    def score(indices: Sequence[int]) -> Scores:
+        part = [predictions[index] for index in indices], [rows[index] for index in indices]
+        results = results_of(task, *part)
+        if results is not None:
+            return results.estimates
+        return {task.primary_metric: Estimate(value=task.metrics(*part)[task.primary_metric])}
+
+    return score
+
+
+def slices_by_length(
+    rows: Sequence[Row],
+    columns: Sequence[Column],
+    score: Callable[[Sequence[int]], Scores],
+    names: Sequence[str],
+) -> Slices:
+    """The scores of rows of similar length; see ``slices_by_number``.
+
+    Args:
+        rows: of the data set.
+        columns: of the task.
+        score, names: see ``slices_by``.
+    """
+    lengths = [row_length(row, columns) for row in rows]
+    return slices_by_number(WORDS, lengths, score, names, written="{:,.0f}")
+
+
+def slices_by_confidence(
+    task: Task,
+    predictions: Sequence[Prediction],
+    score: Callable[[Sequence[int]], Scores],
+    names: Sequence[str],
+    *,
+    out_of_fold: bool,
+) -> Slices:
+    """The scores of rows of whose predictions the model is similarly confident; see ``slices_by_number``.
+
+    Args:
+        task: of the predictions.
+        predictions: for each row of the data set.
+        score, names: see ``slices_by``.
+        out_of_fold: each row was predicted by a model that was trained without it.
+
+    Raises:
+        UsageError: the task's predictions have no confidence.
+    """
+    confidences: list[float] = []
+    for prediction in predictions:
+        confidence = task.confidence(prediction)
+        if confidence is None:
+            raise UsageError(f"--by-confidence: these predictions of {task.name} have no probability of their own")
+        confidences.append(round(confidence, _DIGITS))  # as it is shown, so that no two slices have the same name
+    slices = slices_by_number(CONFIDENCE, confidences, score, names, written=f"{{:.{_DIGITS}f}}")
+    models = "; the model of a row was trained without it" if out_of_fold else ""
+    return replace(slices, note=f"{_CONFIDENCE_NOTE}{models}")
+
+
+def slices_by_number(
+    column: str,
+    values: Sequence[float],
+    score: Callable[[Sequence[int]], Scores],
+    names: Sequence[str],
+    *,
+    written: str,
+) -> Slices:
+    """The scores of rows with similar numbers: a quarter of the rows each, as far as equal numbers stay together.
+
+    Args:
+        column: the name of the numbers.
+        values: of each row.
+        score, names: see ``slices_by``.
+        written: the format of a number.
+    """
+    numbers = np.array(values)
+    shares = np.arange(1, NUMBER_GROUPS + 1) / NUMBER_GROUPS
+    edges = np.unique(np.quantile(numbers, shares, method="inverted_cdf"))
+    group_of_row = np.searchsorted(edges, numbers)
+    slices = []
+    for group in range(len(edges)):
+        places = np.flatnonzero(group_of_row == group).tolist()
+        low, high = (written.format(end) for end in (numbers[places].min(), numbers[places].max()))
+        scores = score(places)
+        label = low if low == high else f"{low} to {high}"
+        slices.append(ScoreRow(name=label, scores={name: scores[name] for name in names}, count=len(places)))
+    return Slices(column=column, names=tuple(names), slices=tuple(slices))
+
+
+def row_length(row: Row, columns: Sequence[Column]) -> int:
+    """The number of words, and marks of punctuation, in the texts that a task reads of a row."""
+    _, text_of = text_of_words(columns)
+    total = 0
+    for column in columns:
+        value = row.get(column.name)
+        if value is None or column == text_of:
+            continue
+        if column.kind == "words":
+            total += len(value)
+        elif column.kind in ("text", "choices"):
+            total += sum(len(word_spans(text)) for text in ([value] if column.kind == "text" else value))
+    return total
+
+
+def slices_of(
+    task: Task,
+    predictions: Sequence[Prediction],
+    rows: Sequence[Row],
+    *,
+    options: SliceOptions,
+    names: Sequence[str],
+    out_of_fold: bool = False,
+) -> tuple[Slices, ...]:
+    """The slices that were asked for, of the rows that have a label: by columns, by length and by confidence.
+
+    Args:
+        task: of the predictions.
+        predictions: for each row.
+        rows: of the data set; those of a cross-validation with a teacher may lack labels.
+        options: which slices.
+        names: of the scores to show.
+        out_of_fold: see ``slices_by_confidence``.
+
+    Raises:
+        UsageError: see ``slices_by`` and ``slices_by_confidence``.
+    """
+    labels = [column.name for column in task.columns if column.is_label]
+    if labels:
+        places = [place for place, row in enumerate(rows) if any(row.get(name) is not None for name in labels)]
+        predictions, rows = [predictions[place] for place in places], [rows[place] for place in places]
+    score = scores_of_rows(task, predictions, rows)
+    found = [slices_by(column, rows, score, names) for column in dict.fromkeys(options.columns)]
+    if options.length:
+        found.append(slices_by_length(rows, task.columns, score, names))
+    if options.confidence:
+        found.append(slices_by_confidence(task, predictions, score, names, out_of_fold=out_of_fold))
+    return tuple(found)
 
 
 def slices_by(
@@ -186,7 +372,7 @@ def slices_by(
     """
     cells: Sequence[Mapping[str, Any]] = [file_cells(row) for row in rows]
     if not any(column in row for row in cells):
-        own = dict.fromkeys(name for row in rows for name in row if name not in (PASSTHROUGH, "line"))
+        own = dict.fromkeys(name for row in rows for name in row if name not in _INTERNAL)
         if column not in own:
             known = list(dict.fromkeys(name for row in [*cells, own] for name in row))
             raise UsageError(
@@ -218,7 +404,7 @@ def file_cells(row: Row) -> Mapping[str, Any]:
     """The columns of a row as its file has them; those of the task where these were not kept."""
     kept = row.get(PASSTHROUGH)
     if kept is None:
-        return {name: value for name, value in row.items() if name != "line" and value is not None}
+        return {name: value for name, value in row.items() if name not in _INTERNAL and value is not None}
     cells: Mapping[str, Any] = json.loads(kept)
     return cells
 
@@ -231,7 +417,7 @@ class FileResults:
         metrics: over all rows and of single classes, as ``evaluate`` gives them.
         table: the same for people.
         results: None for a task without report sections.
-        slices: one table for each column that was asked for.
+        slices: the tables that were asked for.
         label_column: the file's column that holds the labels.
     """
 
@@ -256,13 +442,29 @@ class FileResults:
         return [f"on {self.source}:", *self.table.lines(), *(line for one in self.slices for line in one.lines())]
 
 
-def results_on_file(run: Run, data: str | Path, by: Sequence[str], *, read_options: ReadOptions) -> FileResults:
+def model_of(run: Run, purpose: str) -> TaskModel:
+    """The model of a run.
+
+    Raises:
+        UsageError: there is no model yet, or one for each fold; ``purpose`` says what it is for.
+        CheckpointError: it cannot be loaded.
+    """
+    if run.folds is not None:
+        raise UsageError(f"{run.folder} has a model for each fold: name the folder of one of them {purpose}")
+    folder = run.folder / outputs.MODEL
+    if not is_folder(folder):
+        raise UsageError(f"{run.folder} has no model yet {purpose}; wait for the run's first evaluation")
+    model = TaskModel.from_pretrained(folder, task=None if run.task is None else type(run.task))
+    return model.to("cuda") if torch.cuda.is_available() else model
+
+
+def results_on_file(run: Run, data: str | Path, *, slices: SliceOptions, read_options: ReadOptions) -> FileResults:
     """Evaluates the run's model on the rows of a file.
 
     Args:
         run: with a model.
         data: a file with labels.
-        by: columns of the file, or of the task.
+        slices: which slices have scores of their own; columns are those of the file, or of the task.
         read_options: how the file is read; what is not stated is as in training.
 
     Raises:
@@ -270,24 +472,11 @@ def results_on_file(run: Run, data: str | Path, by: Sequence[str], *, read_optio
         DataError: naming every bad row.
         CheckpointError: the model cannot be loaded.
     """
-    folder = run.folder / outputs.MODEL
-    if not is_folder(folder):
-        raise UsageError(f"{run.folder} has no model yet to evaluate on {data}; wait for the run's first evaluation")
-    model = TaskModel.from_pretrained(folder, task=None if run.task is None else type(run.task))
-    if torch.cuda.is_available():
-        model.to("cuda")
+    model = model_of(run, f"to evaluate on {data}")
     source, options = as_trained(model, data, read_options)
     table = load_table(source, model.task, reading=options, passthrough="all")
     evaluation = evaluate_data(model, table, reading=options)
     rows, task = list(table), model.task
-
-    def score(indices: Sequence[int]) -> Scores:
-        part = [evaluation.predictions[index] for index in indices], [rows[index] for index in indices]
-        results = results_of(task, *part)
-        if results is not None:
-            return results.estimates
-        return {task.primary_metric: Estimate(value=task.metrics(*part)[task.primary_metric])}
-
     results = results_of(task, evaluation.predictions, rows, first=run.best_metric[1])
     names = [task.primary_metric] if results is None else list(results.headline)
     label = next((column.name for column in task.columns if column.is_label), None)
@@ -297,6 +486,6 @@ def results_on_file(run: Run, data: str | Path, by: Sequence[str], *, read_optio
         metrics=evaluation.metrics,
         table=task.metric_table(evaluation.metrics),
         results=results,
-        slices=tuple(slices_by(column, rows, score, names) for column in dict.fromkeys(by)),
+        slices=slices_of(task, evaluation.predictions, rows, options=slices, names=names),
         label_column=None if label is None else renamed.get(label, label),
     )

@@ -22,7 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bert_tasks.checkpoints.load import checked_file, read_json, read_safetensors
+from bert_tasks.checkpoints.files import checked_file, read_json
+from bert_tasks.checkpoints.load import read_safetensors
 from bert_tasks.errors import CheckpointError
 from bert_tasks.storage import (
     atomic_folder,

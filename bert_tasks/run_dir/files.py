@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path, PurePath, PureWindowsPath
@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
+from bert_tasks.checkpoints.hub import RUN_MODEL, RUN_SUMMARY
 from bert_tasks.checkpoints.save import remove_saved
 from bert_tasks.data.checks import named_splits
 from bert_tasks.data.splits import Splits
-from bert_tasks.environment import cpu_name, matmul_library
+from bert_tasks.environment import cpu_name, installed_version, matmul_library
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.run_dir import checkpoints as checkpointing
@@ -38,10 +39,10 @@ from bert_tasks.storage import (
     sha256,
 )
 
-MODEL, CARD = "model", "README.md"
+MODEL, CARD = RUN_MODEL, "README.md"
 GENERATOR = "generator"  # a model that is trained beside the other, for its sake
 EVENTS = "metrics.jsonl"
-SUMMARY = "metrics.json"
+SUMMARY = RUN_SUMMARY
 RECIPE = "recipe.toml"
 RUN = "run.json"
 TRACKERS = "trackers.json"
@@ -73,6 +74,7 @@ _SIGNED = re.compile(r"\n<!-- bert_tasks wrote this card \(sha256 of the above: 
 # Neither the samples of a batch nor the expected gradient depend on these, only the masks of dropout.
 SILENT = (
     "optim.micro_batch_tokens",
+    "optim.vocabulary_rows",
     "model.gradient_checkpointing",
     "run.logging_steps",
     "run.save_steps",
@@ -210,6 +212,14 @@ def remove(folder: Path) -> None:
         (folder / RUN).unlink()
 
 
+def remove_weights(folder: Path, *, keep_model: bool = False) -> None:
+    """Removes the checkpoints of a finished run and, unless it is to be kept, its model; all else stays."""
+    checkpointing.remove_checkpoints(folder / checkpointing.FOLDER)
+    for name in () if keep_model else (MODEL, GENERATOR):
+        if is_folder(folder / name) and not is_link(folder / name):
+            remove_saved(folder / name)
+
+
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """The records of metrics.jsonl in order; a line that a kill left unfinished does not count."""
     path = folder / EVENTS
@@ -279,15 +289,20 @@ def _kind_and_step(line: str) -> tuple[str, float]:
         return "", math.inf
 
 
-def environment() -> dict[str, Any]:
-    """What bit-equal results depend on: versions, machine, threads. No names, paths or variables of the user."""
+def environment(libraries: Iterable[str] = ()) -> dict[str, Any]:
+    """What bit-equal results depend on: versions, machine, threads. No names, paths or variables of the user.
+
+    Args:
+        libraries: further ones, whose versions decide what a task's features are.
+    """
+    versions = {name: version(name) for name in _VERSIONED}
     return {
         "python": platform.python_version(),
         "platform": f"{sys.platform}-{platform.machine()}",
         "cpu": f"{cpu_name()} ({torch.backends.cpu.get_cpu_capability()})",
         "threads": torch.get_num_threads(),
         "matmul_library": matmul_library(),
-        "versions": {name: version(name) for name in _VERSIONED},
+        "versions": versions | {name: installed_version(name) for name in libraries},
     }
 
 

@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 from prometheus_client import generate_latest
 
 from bert_tasks.data.columns import Row
-from bert_tasks.errors import DataError
+from bert_tasks.errors import DataError, NotFiniteScoresError
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
 from bert_tasks.serving.connections import Limits
 from bert_tasks.serving.gate import DISCONNECTED, PREDICT, ServerMetrics
@@ -50,7 +50,9 @@ def page() -> tuple[bytes, str]:
 
 
 T = TypeVar("T")
+EXPLAIN = "explain"  # of the query
 _LARGE_BODY = 2**16  # bytes; parsing and encoding a larger one would block the event loop for too long
+_NOT_FINITE = "the model gave a score that is not a finite number; there is no prediction"
 _REFUSALS = {
     400: "The body cannot be read as JSON.",
     408: "The body did not arrive in time.",
@@ -120,18 +122,21 @@ def _add_predict(app: FastAPI, served: Served) -> None:
     async def answer(request: Request) -> Response:
         body, content_type = await request.body(), request.headers.get("content-type", "")
         large = len(body) > _LARGE_BODY
+        explain = _is_explained(request, served)
         rows, several = await _call(large, threads, lambda: reader.rows(body, content_type))
-        predictions = await _answers(request, served, rows)
+        if explain and len(rows) > 1:
+            raise _bad_query(f"one row can be explained, the request has {len(rows)}; send a request for each of them")
+        predictions = await _answers(request, served, rows, explain=explain)
         content = await _call(large, threads, lambda: encode(predictions, several))
         return Response(content, media_type="application/json")
 
     class PredictRoute(APIRoute):
-        """Only documents the body: FastAPI would parse it on the event loop and list every error."""
+        """Only documents body and query: FastAPI would parse them on the event loop and list every error."""
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             return answer
 
-    def predict(body: Any) -> None:
+    def predict(body: Any, explain: bool = False) -> None:
         """Documents the route."""
 
     # The type depends on the task, so the signature cannot state it.
@@ -143,11 +148,25 @@ def _add_predict(app: FastAPI, served: Served) -> None:
         predict,
         methods=["POST"],
         summary="Predict one row, or several",
-        description="",
+        description="With `explain=true` the prediction for one row has an `explanation`, if `/model` says `explains`.",
         response_model=served.task.prediction_schema | answers_schema(served.task),
         responses={status: {"description": text} for status, text in _REFUSALS.items()},
         route_class_override=PredictRoute,
     )
+
+
+def _is_explained(request: Request, served: Served) -> bool:
+    """Whether the query asks for an explanation. Raises HTTPException (422) if it cannot be read, or there is none."""
+    asked = request.query_params.get(EXPLAIN, "false")
+    if asked not in ("true", "false"):
+        raise _bad_query("expected true or false")
+    if asked == "true" and served.batcher.no_explanations is not None:
+        raise _bad_query(served.batcher.no_explanations)
+    return asked == "true"
+
+
+def _bad_query(message: str) -> HTTPException:
+    return HTTPException(422, [{"loc": ["query", EXPLAIN], "msg": message, "type": "value_error"}])
 
 
 async def _call(large: bool, threads: asyncio.Lock, work: Callable[[], T]) -> T:
@@ -178,6 +197,7 @@ def _add_state(app: FastAPI, served: Served) -> None:
                 "columns": [asdict(column) for column in task.columns if not column.is_label],
                 "limits": asdict(served.limits),
                 "examples": list(task.example_rows),
+                "explains": served.batcher.no_explanations is None,
             }
         )
 
@@ -199,13 +219,12 @@ def encoded(content: Any) -> bytes:
     try:
         return json.dumps(content, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
-        detail = "the model gave a score that is not a finite number; there is no prediction"
-        raise NotFiniteError(500, detail) from None
+        raise NotFiniteError(500, _NOT_FINITE) from None
 
 
-async def _answers(request: Request, served: Served, rows: Sequence[Row]) -> Sequence[Prediction]:
+async def _answers(request: Request, served: Served, rows: Sequence[Row], *, explain: bool) -> Sequence[Prediction]:
     """The predictions. If the client disconnects or time is up first, the request is removed from the queue."""
-    answer = asyncio.ensure_future(served.batcher.answer(rows))
+    answer = asyncio.ensure_future(served.batcher.answer(rows, explain=explain))
     answer.add_done_callback(retrieve_exception)
     gone = asyncio.ensure_future(request.receive())  # the body was read, so the next message is the disconnect
     try:
@@ -214,6 +233,8 @@ async def _answers(request: Request, served: Served, rows: Sequence[Row]) -> Seq
             return answer.result()
     except DataError as error:  # which a task finds only when it makes features
         raise HTTPException(422, [{"loc": ["body"], "msg": str(error), "type": "value_error"}]) from None
+    except NotFiniteScoresError:
+        raise NotFiniteError(500, _NOT_FINITE) from None
     except QueueFullError:
         detail = f"{served.limits.max_queue} requests are already waiting; try again in a moment"
         raise HTTPException(429, detail, headers={"Retry-After": "1"}) from None

@@ -1,10 +1,11 @@
 """Dynamic batching: the rows of several requests run through the model together, and each gets its own predictions.
 
-Two threads work for the queue: one tokenizes, because a tokenizer is not safe for two, and one runs the model. All else
-happens on one event loop, so nothing here needs a lock.
+Two threads work for the queue: one tokenizes, because a tokenizer is not safe for two, and one runs the model. A third
+one explains predictions beside them, and pauses while the model runs. All else happens on one event loop.
 """
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +17,13 @@ from typing import Any, Self
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.environment import return_freed_memory
-from bert_tasks.errors import GivenUpError
+from bert_tasks.errors import GivenUpError, UsageError
+from bert_tasks.model.explanation import explainable_task, explained
+from bert_tasks.model.pretrained_module import finite
 from bert_tasks.model.task_model import CHUNK_ROWS, Logits, TaskModel
 from bert_tasks.serving.connections import Batching
 from bert_tasks.tasks.base import Feature, Prediction
+from bert_tasks.tasks.explanation import Explainable, ExplainedLogit, TokenSpans, with_explanations
 from bert_tasks.tasks.features import checked_features
 
 
@@ -33,25 +37,38 @@ def retrieve_exception(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
+# The predictions of a request, and the logits of which they are to be explained: none if they are not.
+_Answer = tuple[Sequence[Prediction], Sequence[ExplainedLogit]]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Request:
-    """One request. Whoever waits for ``answer`` may cancel it."""
+    """One request. Whoever waits for ``answer`` may cancel it.
+
+    Attributes:
+        spans: what the tokens of the features stand for, if the predictions are to be explained.
+    """
 
     rows: Sequence[Row]
     features: Sequence[Feature]
+    spans: TokenSpans | None
     tokens: int
     arrived: float
-    answer: asyncio.Future[Sequence[Prediction]]
+    answer: asyncio.Future[_Answer]
 
 
 class Batcher:
     """Predicts the rows of requests; an asynchronous context manager that runs on the event loop that enters it.
 
+    Attributes:
+        waiting: requests that were accepted and are not running yet.
+        no_explanations: why the model's predictions cannot be explained; None where they can, in float32.
+
     Args:
         model: the model.
         run: runs a packed batch; see ``model.precision.logits_of``.
         batching: how requests are combined.
-        max_queue: how many requests may wait.
+        max_queue: how many requests may wait, and how many requests for explanations may be unanswered.
         observe: called with the number of requests and rows of every batch that was run.
     """
 
@@ -64,16 +81,25 @@ class Batcher:
         max_queue: int,
         observe: Callable[[int, int], None] = lambda requests, rows: None,
     ) -> None:
-        self.waiting = 0  # requests that were accepted and are not running yet
+        self.waiting = 0
+        self.no_explanations: str | None = None
+        try:
+            explainable_task(model, model.task)
+        except UsageError as error:
+            self.no_explanations = str(error)
         self._model, self._run, self._observe = model, run, observe
         self._max_queue, self._max_wait = max_queue, batching.max_wait
         self._tokens = model.batch_tokens if batching.tokens is None else batching.tokens
         self._requests: deque[_Request] = deque()
         self._arrived = asyncio.Event()
+        self._explanations = 0  # requests for them that are not answered yet, which have a limit of their own
         self._closed = False
         self._rows_since_trim = 0  # rows run since freed memory was returned; used by the model's thread only
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
         self._running = ThreadPoolExecutor(1, "model")
+        self._explaining, self._explanation_turn = ThreadPoolExecutor(1, "explanations"), asyncio.Lock()
+        self._idle = threading.Event()  # cleared while the model runs
+        self._idle.set()
 
     async def __aenter__(self) -> Self:
         self._collector = asyncio.create_task(self._collect())
@@ -87,43 +113,83 @@ class Batcher:
         self._collector.cancel()
         with suppress(asyncio.CancelledError):
             await self._collector
-        for executor in (self._tokenizing, self._running):
+        self._idle.set()
+        for executor in (self._tokenizing, self._running, self._explaining):
             executor.shutdown(cancel_futures=True)
 
-    async def answer(self, rows: Sequence[Row]) -> Sequence[Prediction]:
+    async def answer(self, rows: Sequence[Row], *, explain: bool = False) -> Sequence[Prediction]:
         """One prediction per row, in row order. Cancelling it removes the request from the queue.
 
         Args:
             rows: rows in canonical form, which were validated before.
+            explain: give the predictions their explanations; the task must be ``Explainable``.
 
         Raises:
             QueueFullError: too many other requests are waiting.
         """
-        if self.waiting >= self._max_queue:
+        if self.waiting >= self._max_queue or (explain and self._explanations >= self._max_queue):
             raise QueueFullError
+        self._explanations += explain
+        try:
+            return await self._answered(rows, explain=explain)
+        finally:
+            self._explanations -= explain
+
+    async def _answered(self, rows: Sequence[Row], *, explain: bool) -> Sequence[Prediction]:
+        """See ``answer``."""
         loop = asyncio.get_running_loop()
         arrived = loop.time()
-        answer: asyncio.Future[Sequence[Prediction]] = loop.create_future()
+        answer: asyncio.Future[_Answer] = loop.create_future()
         answer.add_done_callback(retrieve_exception)  # the client may disconnect before it fails
         self.waiting += 1
-        features: list[Feature] | None = None
+        tokenized: tuple[list[Feature], TokenSpans | None] | None = None
         try:
-            model, tokenizer = self._model, self._model.require_tokenizer()
-            features = await loop.run_in_executor(
-                self._tokenizing, checked_features, model.task, rows, tokenizer, model.config
-            )
+            tokenized = await loop.run_in_executor(self._tokenizing, self._tokenized, rows, explain)
         finally:
-            self.waiting -= features is None  # cancelled meanwhile
+            self.waiting -= tokenized is None  # cancelled meanwhile
+        features, spans = tokenized
         tokens = sum(len(feature["input_ids"]) for feature in features)
-        request = _Request(rows=rows, features=features, tokens=tokens, arrived=arrived, answer=answer)
+        request = _Request(rows=rows, features=features, spans=spans, tokens=tokens, arrived=arrived, answer=answer)
         self._requests.append(request)
         self._arrived.set()
         try:
-            return await answer
+            predictions, logits = await answer
         finally:
             if request in self._requests:  # cancelled: its place is free, even while the model runs
                 self._requests.remove(request)
                 self.waiting -= 1
+        return await self._with_explanations(request, predictions, logits)
+
+    async def _with_explanations(
+        self, request: _Request, predictions: Sequence[Prediction], logits: Sequence[ExplainedLogit]
+    ) -> Sequence[Prediction]:
+        """The predictions and their explanations, which are computed for one request after another."""
+        model, features, spans = self._model, request.features, request.spans
+        if spans is None:
+            return predictions
+        given_up = threading.Event()
+
+        def check() -> None:
+            """Called before each batch of gradients: waits while the model runs for other requests."""
+            self._idle.wait()
+            if self._closed or given_up.is_set():
+                raise GivenUpError
+
+        def explain() -> Sequence[Prediction]:
+            return with_explanations(predictions, explained(model, model.head, logits, features, spans, check=check))
+
+        async with self._explanation_turn:
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._explaining, explain)
+            finally:
+                given_up.set()
+
+    def _tokenized(self, rows: Sequence[Row], explain: bool) -> tuple[list[Feature], TokenSpans | None]:
+        """Runs on the tokenizer's thread: the features, and what their tokens stand for."""
+        task, tokenizer = self._model.task, self._model.require_tokenizer()
+        features = checked_features(task, rows, tokenizer, self._model.config)
+        spans = task.token_spans(rows, tokenizer) if explain and isinstance(task, Explainable) else None
+        return features, spans
 
     async def _collect(self) -> None:
         """Runs the oldest requests together, again and again, until it is cancelled."""
@@ -152,9 +218,11 @@ class Batcher:
     async def _run_together(self, requests: Sequence[_Request]) -> None:
         """Runs requests as one batch. If it fails, each is run alone, so that one cannot fail the others."""
         loop = asyncio.get_running_loop()
+        self._idle.clear()
         outcome = loop.run_in_executor(self._running, self._predictions, requests)
         outcome.add_done_callback(retrieve_exception)  # stopping the server does not wait for it
         await asyncio.wait({outcome})
+        self._idle.set()
         error = outcome.exception()
         if error is None:
             self._observe(len(requests), sum(len(request.rows) for request in requests))
@@ -167,16 +235,20 @@ class Batcher:
         elif not requests[0].answer.done():
             requests[0].answer.set_exception(error)
 
-    def _predictions(self, requests: Sequence[_Request]) -> list[Sequence[Prediction]]:
+    def _predictions(self, requests: Sequence[_Request]) -> list[_Answer]:
         """Runs on the model's thread: all windows in packed batches, sorted by length, then decoding per request.
 
         Decoding per request keeps what a task reads around a row (documents) within the request.
         """
 
-        def logits(batch: PackedBatch) -> Any:
+        def check() -> None:
             if self._closed or all(request.answer.done() for request in requests):
                 raise GivenUpError
-            return self._run(batch)
+
+        def logits(batch: PackedBatch) -> Any:
+            check()
+            found = self._run(batch)
+            return finite(found) if any(request.spans is not None for request in requests) else found
 
         self._rows_since_trim += sum(len(request.rows) for request in requests)
         if self._rows_since_trim >= CHUNK_ROWS:
@@ -186,9 +258,12 @@ class Batcher:
         room = max(self._tokens, self._model.batch_tokens)
         found = iter(self._model.reduced_logits(features, max_tokens=room, run=logits))
         task, tokenizer = self._model.task, self._model.require_tokenizer()
-        return [
-            task.with_texts(
-                task.decode([next(found) for _ in request.features], request.features, request.rows), tokenizer
-            )
-            for request in requests
-        ]
+        answers: list[_Answer] = []
+        for request in requests:
+            reduced = [next(found) for _ in request.features]
+            predictions = task.with_texts(task.decode(reduced, request.features, request.rows), tokenizer)
+            logits_to_explain: Sequence[ExplainedLogit] = ()
+            if request.spans is not None and isinstance(task, Explainable):
+                logits_to_explain = task.explained_logits(predictions, reduced, request.features, request.rows)
+            answers.append((predictions, logits_to_explain))
+        return answers

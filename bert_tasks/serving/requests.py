@@ -29,9 +29,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from bert_tasks.data.choices import with_choices
 from bert_tasks.data.columns import Column, Row, renamed_row, text_of_words, with_words
-from bert_tasks.data.validator import RowValidator, make_column_mapping, valid_rows
-from bert_tasks.errors import DataError
+from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.serving.connections import Limits
 from bert_tasks.tasks.base import Task
 
@@ -85,13 +85,22 @@ class BodyReader:
         try:
             checked = self._schema.validate_python(content)
             rows, several = checked.model_dump(exclude_none=True), isinstance(checked, _Envelope)
-            return valid_rows(rows[INPUTS] if several else [rows], self._columns), several
         except ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
             detail = [_described(one["loc"], one["type"], self._message(content, one)) for one in faults]
             raise HTTPException(422, detail) from None
-        except DataError as error:
-            raise HTTPException(422, [_described((), "value_error", str(error))]) from None
+        if several:
+            return [self._valid(row, (INPUTS, number)) for number, row in enumerate(rows[INPUTS])], True
+        return [self._valid(rows, ())], False
+
+    def _valid(self, row: Row, place: tuple[str | int, ...]) -> Row:
+        """The row in canonical form; ``place``: where it is in the body, for its faults."""
+        valid, faults = self._validator.validate(row)
+        if faults:
+            places = [place if fault.column is None else (*place, fault.column) for fault in faults]
+            pairs = zip(places, faults, strict=True)
+            raise HTTPException(422, [_described(where, "value_error", fault.what) for where, fault in pairs])
+        return valid
 
     def _message(self, content: Any, fault: Mapping[str, Any]) -> str:
         """The row validator's message for a value that it refuses, else the schema's: its limits, a missing key."""
@@ -99,7 +108,7 @@ class BodyReader:
         if place[:1] == [INPUTS] and len(place) > 2:
             row, place = content[INPUTS][place[1]], place[2:]
         if fault["type"] != "missing" and place and isinstance(row, Mapping):
-            for found in self._validator.validate(renamed_row(row, self._names))[1]:
+            for found in self._validator.validate(renamed_row(row, self._names, self._columns))[1]:
                 if found.column == place[0]:
                     return found.what
         return str(fault["msg"])
@@ -164,7 +173,8 @@ def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = Mappin
         """The row with the task's names, and with the words of its text where it has no words."""
         if not isinstance(row, Mapping):
             return row
-        named = with_words(renamed_row(row, names), columns, {})
+        named = with_words(renamed_row(with_choices(row, columns, names), names, columns), columns, {})
+        named = with_choices(named, columns, {})
         for name, reason in rejected.items():
             if named.get(name) is not None:
                 raise PydanticCustomError("rejected_column", "{reason}", {"reason": reason})
@@ -195,7 +205,8 @@ def _field(column: Column, limits: Limits) -> tuple[Any, Any]:
         "id": text | StrictInt,
     }
     kinds |= dict.fromkeys(
-        ("words", "texts"), Annotated[list[text], Field(max_length=most), FailFast(), AfterValidator(limited)]
+        ("words", "texts", "choices"),
+        Annotated[list[text], Field(max_length=most), FailFast(), AfterValidator(limited)],
     )
     kind = kinds.get(column.kind, text)
     return (kind, ...) if column.required else (kind | None, None)

@@ -1,12 +1,17 @@
 """The tasks, one file each, ``TASKS``, the one registry, and the names that users may write for them."""
 
+import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter
 
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
+from bert_tasks.tasks.multiple_choice import MultipleChoice
 from bert_tasks.tasks.pair_classification import PairClassification
 from bert_tasks.tasks.replaced_token_detection import ReplacedTokens
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
@@ -18,6 +23,7 @@ _ALL: tuple[type[Task], ...] = (
     PairClassification,
     TokenClassification,
     SpanExtraction,
+    MultipleChoice,
     MaskedLanguageModeling,
     ReplacedTokens,
 )
@@ -50,10 +56,21 @@ def named_task(name: str) -> type[Task]:
     raise UsageError(f"unknown task {name!r}{hint} known: {', '.join(known)}")
 
 
+def typed_setting(kind: type[Task], name: str, value: Any) -> Any:
+    """A value as the type of the field wants it, say a list as a tuple.
+
+    Raises:
+        pydantic.ValidationError: it is of another type; nothing is converted between texts, numbers and booleans.
+    """
+    adapter = TypeAdapter[Any](get_type_hints(kind, include_extras=True)[name], config=ConfigDict(allow_inf_nan=False))
+    return adapter.validate_json(json.dumps(value, default=str), strict=True)
+
+
 __all__ = [
     "TASKS",
     "TASK_NAMES",
     "MaskedLanguageModeling",
+    "MultipleChoice",
     "PairClassification",
     "ReplacedTokens",
     "SequenceClassification",
@@ -62,4 +79,5 @@ __all__ = [
     "TokenClassification",
     "named_task",
     "tasks_with_head",
+    "typed_setting",
 ]

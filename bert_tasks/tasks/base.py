@@ -6,7 +6,6 @@ that the package knows about a task is a member of its class: other packages ask
 Shape legend: N tokens, B sequences (windows), S samples (rows or windows), R tokens a head reads, H hidden, L labels.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -14,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, NotRequired, Self, TypedDict, get_args, get_origin, get_type_hints
 
 import numpy as np
-from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import TypeVar
@@ -22,6 +20,7 @@ from typing_extensions import TypeVar
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.data.table import Cuts, RowTable
+from bert_tasks.data.writers import FORMS
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head, HeadKind
 from bert_tasks.encoder.packing import PackedBatch
@@ -142,6 +141,7 @@ class Task(ABC, Generic[PredictionT]):
             A folder of transformers is read as the first built-in task with its head.
         pipeline_tag: the hub's name of the task, for model cards; None where the hub has none.
         file_formats: the extensions that ``render`` knows.
+        row_formats: the formats that predictions can be written in row by row.
         renders_labels: ``render`` shows the labels of the rows beside the predictions.
         rejected_columns: columns that a request to the server must not hold -> why.
         row_needs: in words, what rows ``detect`` looks for; empty: ``init`` cannot detect the task.
@@ -161,6 +161,7 @@ class Task(ABC, Generic[PredictionT]):
     default_head: ClassVar[HeadKind | None] = None
     pipeline_tag: ClassVar[str | None] = None
     file_formats: ClassVar[tuple[str, ...]] = ()
+    row_formats: ClassVar[tuple[str, ...]] = FORMS
     renders_labels: ClassVar[bool] = False
     rejected_columns: ClassVar[Mapping[str, str]] = MappingProxyType({})
     row_needs: ClassVar[str] = ""
@@ -228,6 +229,11 @@ class Task(ABC, Generic[PredictionT]):
         """
         return features
 
+    @property
+    def changes_inputs(self) -> bool:
+        """Whether a step may see tokens that are not in the features, because ``prepare`` is overridden."""
+        return type(self).prepare is not Task.prepare
+
     def check_split(self, rows: RowTable, source: str) -> None:
         """Checks what only all rows of a split can tell, before a run begins; by default nothing.
 
@@ -238,6 +244,11 @@ class Task(ABC, Generic[PredictionT]):
         Raises:
             DataError: ``prepare`` would fail for these rows.
         """
+
+    @property
+    def feature_libraries(self) -> tuple[str, ...]:
+        """Further libraries whose versions decide what ``features`` makes; they are a part of the cache's key."""
+        return ()
 
     @property
     def reads_neighbours(self) -> bool:
@@ -330,7 +341,26 @@ class Task(ABC, Generic[PredictionT]):
         """
         return float(len(features))
 
+    def mean_logits(self, logits: Iterable[Any], windows: Sequence[int]) -> Any:
+        """Logits of the mean of several models' predictions for a batch, so that all else is as for one model.
+
+        Args:
+            logits: of each model, as ``loss`` gets them; they may be computed when they are asked for, once.
+            windows: the number of sequences of each row; where samples are rows, these are all of the row.
+
+        Raises:
+            UsageError: the task has no such mean.
+        """
+        raise UsageError(f"{self.name} has no mean of the predictions of several models: name one of the models")
+
     # Predictions.
+
+    def inputs_of(self, feature: Feature, tokenizer: PreTrainedTokenizerBase) -> Iterable[Feature]:
+        """What the model gets, one by one, to predict for a feature, of which ``decode`` sees the results together.
+
+        Default: the feature itself. A task whose model reads a feature several times overrides this.
+        """
+        return (feature,)
 
     def reduce_logits(self, logits: Sequence[Any], features: Sequence[Feature]) -> Sequence[Tensor]:
         """What ``decode`` needs of each feature's float32 logits (``[L]``, or ``[R, L]``), still on their device.
@@ -444,6 +474,10 @@ class Task(ABC, Generic[PredictionT]):
         """What a report shows of the labelled rows; None: only the metrics, curves and settings of the run."""
         return None
 
+    def confidence(self, prediction: PredictionT) -> float | None:
+        """The probability of a prediction, of several labels or words that of the least certain; None: it has none."""
+        return None
+
     def collapse(self, predictions: Sequence[PredictionT], rows: Sequence[Row]) -> str | None:
         """What the model predicts for every row although the labels differ, such as "predicts 'calm' for every row".
 
@@ -458,6 +492,10 @@ class Task(ABC, Generic[PredictionT]):
         return ()
 
     # Output formats.
+
+    def vector_columns(self, config: EncoderConfig) -> Mapping[str, int]:
+        """The fields of ``to_json`` that are vectors, as base64 of float32 numbers, and how many numbers each has."""
+        return {}
 
     def check_render(self, extension: str, rows: Iterable[Row]) -> tuple[str, ...]:
         """Checks rows that ``render`` will get, before they are predicted.
@@ -504,6 +542,10 @@ class Task(ABC, Generic[PredictionT]):
             for text in _EXAMPLE_TEXTS
         ]
 
+    def stock_texts(self, row: Row) -> Sequence[Any]:
+        """What a tokenizer of transformers gets of a row, for model cards: texts, or lists of texts."""
+        return [row[column.name] for column in self.columns if column.required]
+
     @property
     def limits(self) -> tuple[str, ...]:
         """Sentences for the model card on what these settings leave out, besides ``max_length``."""
@@ -545,22 +587,6 @@ def _without_scores(value: Any) -> Any:
     return value
 
 
-def label_config(labels: Sequence[str]) -> dict[str, Any]:
-    """The names of the outputs as transformers' config has them."""
-    return {
-        "id2label": {str(index): label for index, label in enumerate(labels)},
-        "label2id": {label: index for index, label in enumerate(labels)},
-    }
-
-
-def label_places(file_labels: Sequence[str], labels: Sequence[str]) -> list[int] | None:
-    """The index of each label among those of a file, regardless of case if need be; None if they are not the same."""
-    for known, wanted in ((file_labels, labels), ([*map(str.casefold, file_labels)], [*map(str.casefold, labels)])):
-        if sorted(known) == sorted(wanted) and len(set(known)) == len(known):
-            return [known.index(label) for label in wanted]
-    return None
-
-
 def labelled(rows: Sequence[Row], predictions: Sequence[PredictionT], column: str) -> list[tuple[Row, PredictionT]]:
     """The rows that have labels in this column, each with its prediction."""
     pairs = zip(rows, predictions, strict=True)
@@ -571,13 +597,3 @@ def sole_prediction(predictions: Iterable[Item], labels: Iterable[Hashable]) -> 
     """The prediction that all rows (or words) share although their labels differ; None if there is no such one."""
     found = set(predictions)
     return found.pop() if len(found) == 1 and len(set(labels)) > 1 else None
-
-
-def typed_setting(kind: type[Task], name: str, value: Any) -> Any:
-    """A value as the type of the field wants it, say a list as a tuple.
-
-    Raises:
-        pydantic.ValidationError: it is of another type; nothing is converted between texts, numbers and booleans.
-    """
-    adapter = TypeAdapter[Any](get_type_hints(kind, include_extras=True)[name], config=ConfigDict(allow_inf_nan=False))
-    return adapter.validate_json(json.dumps(value, default=str), strict=True)

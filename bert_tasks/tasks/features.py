@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -35,6 +36,60 @@ def checked_features(
                 f"to {size - 1} only; correct the task's features, or use the tokenizer that belongs to the model"
             )
     return features
+
+
+def encoded_texts(
+    texts: Sequence[Sequence[str]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    overlap: int | None = None,
+    offsets: bool = False,
+) -> Any:
+    """The tokenizer's encoding of texts, or of pairs. Special tokens written in a text stay plain characters.
+
+    Args:
+        texts: the texts, or the first and the second of each pair.
+        max_length: what is longer is cut.
+        overlap: how many tokens the windows of a text share; None: each text is one window.
+        offsets: give the characters of each token, too.
+    """
+    return tokenizer(
+        *texts,
+        truncation=True,
+        max_length=max_length,
+        stride=0 if overlap is None else overlap,
+        return_overflowing_tokens=overlap is not None,
+        return_token_type_ids=True,
+        return_attention_mask=False,
+        return_offsets_mapping=offsets,
+        padding=False,
+        split_special_tokens=True,
+    )
+
+
+def lost_tokens(
+    texts: Sequence[Sequence[str]], cut: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[int, int]:
+    """How many tokens each text lost that was cut, by its number.
+
+    Only texts that fill ``max_length`` are read again, in full. The tokenizer's own overflow cannot be counted: of a
+    pair it holds every combination of both texts' parts.
+
+    Args:
+        texts: the texts, or the first and the second of each pair.
+        cut: their tokens, of which there are at most ``max_length``.
+    """
+    full = [number for number, ids in enumerate(cut) if len(ids) == max_length]
+    if not full:
+        return {}
+    whole = tokenizer(
+        *([column[number] for number in full] for column in texts),
+        return_attention_mask=False,
+        split_special_tokens=True,
+        verbose=False,
+    )
+    return {number: len(ids) - max_length for number, ids in zip(full, whole["input_ids"], strict=True)}
 
 
 def collate(features: Sequence[Feature], *, position_offset: int, pad_groups: bool = True) -> PackedBatch:

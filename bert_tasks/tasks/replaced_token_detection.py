@@ -6,6 +6,7 @@ model, the generator, makes the inputs of training; training/replaced_tokens.py 
 Shape legend: B windows, N tokens, R masked tokens, V vocabulary.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -18,15 +19,17 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.columns import Row
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import UNIFORM, ReplacedTokenHead, ReplacedTokenOutput
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.metrics.formulas import area_under_curve, ratio
-from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction, Task, label_config
-from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, MaskingRule, mask_features
+from bert_tasks.metrics.formulas import Measure, replaced_token_measure
+from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction
+from bert_tasks.tasks.corpus import CorpusTask
+from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, mask_features
 from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
+from bert_tasks.tasks.report_data import MOST_EXAMPLES, Example, Examples, Remark, ReportSections, RowResult, Segment
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"  # the terms of the loss
 _UNKNOWN = -1.0
@@ -41,12 +44,23 @@ class ReplacedTokenPrediction(Prediction):
         scores: the probability that each was put in place of another one.
         measured: in evaluation (logit, replaced, masked) of each token that the discriminator saw.
         ids: of the tokens.
+        originals: in evaluation the ids of the tokens before some were replaced.
+        excerpt: of a row that a report may show: pieces of the text, each with the token that it replaced ("": none)
+            and the probability that it replaced one.
     """
 
     tokens: tuple[str, ...]
     scores: tuple[float, ...]
     measured: tuple[tuple[float, bool, bool], ...] = ()
     ids: tuple[int, ...] = ()
+    originals: tuple[int, ...] = ()
+    excerpt: tuple[tuple[str, str, float], ...] = ()
+
+    @property
+    def worst(self) -> float:
+        """How far the worst score of a token is from what it should be, in evaluation."""
+        known = zip(self.ids, self.originals, self.scores, strict=True) if self.originals else ()
+        return max((abs((token != original) - score) for token, original, score in known), default=0.0)
 
     def to_json(self) -> dict[str, Any]:
         return {"tokens": list(self.tokens), "scores": list(self.scores)}
@@ -60,51 +74,29 @@ class ReplacedTokenJson(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplacedTokens(Task[ReplacedTokenPrediction]):
+class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
     """Settings of replaced-token detection; those of masking are the generator's.
 
     Attributes:
-        labels: none; leave it out.
-        max_length: of a window: documents are cut into windows of so many tokens, and nothing is dropped.
-        mlm_probability, mask_replace_prob, random_replace_prob, whole_word_mask: see ``MaskingRule``. ELECTRA masks 85
-            of 100 chosen tokens and leaves the others as they are.
+        mask_replace_prob, random_replace_prob: see ``MaskingRule``. ELECTRA masks 85 of 100 chosen tokens, and the
+            others stay as they are.
         generator_size: width of the generator as a share of the model's; it has as many layers.
         discriminator_weight: of the discriminator's loss; the generator's has the weight 1.
     """
 
     name: ClassVar[str] = "replaced-token-detection"
-    sample: ClassVar[Literal["row", "window"]] = "window"
     default_head: ClassVar[Literal["replaced-token"]] = "replaced-token"
-    mlm_probability: float = 0.15
     mask_replace_prob: float = 0.85
     random_replace_prob: float = 0.0
-    whole_word_mask: bool = False
     generator_size: float = 0.25
     discriminator_weight: float = 50.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.labels:
-            raise ValueError("labels do not apply to replaced-token detection: leave them out")
         if not 0 < self.generator_size <= 1:
             raise ValueError(f"generator_size is {self.generator_size}, expected a share above 0 and at most 1")
         if not self.discriminator_weight > 0:
             raise ValueError(f"discriminator_weight is {self.discriminator_weight}, expected more than 0")
-        _ = self.rule
-
-    @property
-    def rule(self) -> MaskingRule:
-        """What the generator sees masked."""
-        return MaskingRule(
-            mlm_probability=self.mlm_probability,
-            mask_replace_prob=self.mask_replace_prob,
-            random_replace_prob=self.random_replace_prob,
-            whole_word_mask=self.whole_word_mask,
-        )
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        return (Column(name="text", kind="text"),)
 
     @property
     def primary_metric(self) -> str:
@@ -113,15 +105,6 @@ class ReplacedTokens(Task[ReplacedTokenPrediction]):
     @property
     def curve_metrics(self) -> tuple[str, ...]:
         return ("auc", "generator_accuracy")
-
-    @property
-    def hf_config(self) -> dict[str, Any]:
-        """The names that transformers gives two classes by default: those of a fine-tuned model would not apply."""
-        return {**label_config(("LABEL_0", "LABEL_1")), "problem_type": None}
-
-    @classmethod
-    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
-        return {"max_length": min(cls.max_length, usable_length)}
 
     def head(self, config: EncoderConfig) -> ReplacedTokenHead:
         return ReplacedTokenHead(config)
@@ -132,8 +115,7 @@ class ReplacedTokens(Task[ReplacedTokenPrediction]):
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
         """The windows of masked language modelling, of which the discriminator reads all tokens."""
-        windows = MaskedLanguageModeling(max_length=self.max_length).features(rows, tokenizer)
-        return [{**window, "gather_positions": None} for window in windows]
+        return [{**window, "gather_positions": None} for window in super().features(rows, tokenizer)]
 
     def prepare(
         self,
@@ -146,7 +128,8 @@ class ReplacedTokens(Task[ReplacedTokenPrediction]):
         masked = mask_features(features, keys, corpus, tokenizer, self.rule)
         prepared: list[Feature] = []
         for feature, number in zip(masked, keys.numbers, strict=True):
-            count = len(feature.get("gather_positions") or ())
+            positions = feature.get("gather_positions")
+            count = 0 if positions is None else len(positions)
             generator = np.random.default_rng((keys.seed, keys.epoch, number, 1))
             prepared.append({**feature, "fields": {UNIFORM: generator.random(count).tolist()}})
         return prepared
@@ -157,14 +140,11 @@ class ReplacedTokens(Task[ReplacedTokenPrediction]):
         """Cross entropy of the masked tokens, and whether each of all tokens was replaced.
 
         Raises:
-            UsageError: there is no generator: a saved model alone has none.
+            UsageError: the logits are those of a model without its generator.
         """
         if not isinstance(logits, ReplacedTokenOutput):
             if len(batch.labels) > 0:
-                raise UsageError(
-                    f"{self.name} is evaluated in training only, because a saved model has no generator; see "
-                    "metrics.json of its run"
-                )
+                raise UsageError(f"{self.name}: a loss needs what the generator gives, not logits alone")
             zero = logits.sum() * 0.0
             names = ((GENERATOR, 1.0), (DISCRIMINATOR, self.discriminator_weight))
             return tuple(LossTerm(name=name, total=zero, count=zero.detach(), weight=weight) for name, weight in names)
@@ -182,10 +162,10 @@ class ReplacedTokens(Task[ReplacedTokenPrediction]):
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """See ``Task``: the masked tokens, and all tokens of windows that were prepared."""
-        prepared = [feature for feature in features if feature.get("labels") is not None]
+        prepared = [(feature, labels) for feature in features if (labels := feature.get("labels")) is not None]
         return {
-            GENERATOR: float(sum(len(feature.get("labels") or ()) for feature in prepared)),
-            DISCRIMINATOR: float(sum(len(feature["input_ids"]) for feature in prepared)),
+            GENERATOR: float(sum(len(labels) for _, labels in prepared)),
+            DISCRIMINATOR: float(sum(len(feature["input_ids"]) for feature, _ in prepared)),
         }
 
     def distillation_count(self, features: Sequence[Feature]) -> float:
@@ -195,12 +175,20 @@ class ReplacedTokens(Task[ReplacedTokenPrediction]):
     # Predictions and metrics.
 
     def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
-        """``[T, 5]`` for each window: id, whether it is of a word, logit, replaced and masked (-1 where unknown)."""
+        """``[T, 6]`` for each window: original id, whether it is of a word, logit, replaced, masked, id that was read.
+
+        The last three are -1 in predictions, for which nothing is replaced.
+        """
         parts = []
         for part, feature in zip(logits, features, strict=True):
-            words = [float(word != NO_WORD) for word in feature.get("word_ids") or ()]
-            known = torch.tensor([feature["input_ids"], words], dtype=part.dtype).t().to(part.device)
-            unknown = part if part.shape[1] == 3 else F.pad(part, (0, 2), value=_UNKNOWN)
+            word_ids, positions, labels = feature["word_ids"], feature.get("gather_positions"), feature.get("labels")
+            words = [] if word_ids is None else [float(word != NO_WORD) for word in word_ids]
+            ids = list(feature["input_ids"])
+            if positions is not None and labels is not None:
+                for place, label in zip(positions, labels, strict=True):
+                    ids[place] = int(label)
+            known = torch.tensor([ids, words], dtype=part.dtype).t().to(part.device)
+            unknown = part if part.shape[1] == 4 else F.pad(part, (0, 3), value=_UNKNOWN)
             parts.append(torch.cat([known, unknown], dim=1))
         return parts
 
@@ -213,14 +201,16 @@ class ReplacedTokens(Task[ReplacedTokenPrediction]):
             table = torch.cat([next(parts) for _ in windows])
             of_words = table[table[:, 1] > 0]
             measured = tuple(
-                (logit, replaced > 0, masked > 0) for logit, replaced, masked in table[:, 2:].tolist() if masked >= 0
+                (logit, replaced > 0, masked > 0) for logit, replaced, masked in table[:, 2:5].tolist() if masked >= 0
             )
+            originals = tuple(of_words[:, 0].long().tolist())
             predictions.append(
                 ReplacedTokenPrediction(
                     tokens=(),
                     scores=tuple(of_words[:, 2].sigmoid().tolist()),
                     measured=measured,
-                    ids=tuple(of_words[:, 0].long().tolist()),
+                    ids=tuple(of_words[:, 5].long().tolist()) if measured else originals,
+                    originals=originals if measured else (),
                 )
             )
         return predictions
@@ -228,9 +218,16 @@ class ReplacedTokens(Task[ReplacedTokenPrediction]):
     def with_texts(
         self, predictions: Sequence[ReplacedTokenPrediction], tokenizer: PreTrainedTokenizerBase
     ) -> Sequence[ReplacedTokenPrediction]:
-        """See ``Task``."""
+        """See ``Task``; the worst of those that were evaluated get what a report shows."""
+        worst = sorted((one.worst, number) for number, one in enumerate(predictions) if one.originals)
+        shown = {number for _, number in worst[-MOST_EXAMPLES:]}
         return [
-            replace(one, tokens=tuple(map(str, tokenizer.convert_ids_to_tokens(list(one.ids))))) for one in predictions
+            replace(
+                one,
+                tokens=tuple(map(str, tokenizer.convert_ids_to_tokens(list(one.ids)))),
+                excerpt=_excerpt(one, tokenizer) if number in shown else (),
+            )
+            for number, one in enumerate(predictions)
         ]
 
     def same_predictions(
@@ -252,19 +249,98 @@ class ReplacedTokens(Task[ReplacedTokenPrediction]):
         Raises:
             DataError: no token was masked.
         """
-        values = np.array([token for one in predictions for token in one.measured], dtype=np.float64).reshape(-1, 3)
-        logits, replaced, masked = values[:, 0], values[:, 1] > 0, values[:, 2] > 0
-        if not masked.any():
+        if not any(masked for one in predictions for _, _, masked in one.measured):
             raise DataError("no token was masked: the texts are empty")
-        found = logits > 0
-        both = np.array([(found & replaced).sum()])
-        return {
-            "auc": area_under_curve(replaced, logits),
-            "precision": float(ratio(both, np.array([found.sum()]))[0]),
-            "recall": float(ratio(both, np.array([replaced.sum()]))[0]),
-            "generator_accuracy": 1.0 - float(replaced[masked].mean()),
+        values = _measure(predictions).values().items()
+        return {name: math.nan if value is None else value for name, value in values}
+
+    def report_sections(self, predictions: Sequence[ReplacedTokenPrediction], rows: Sequence[Row]) -> ReportSections:
+        pairs = [(row, one) for row, one in zip(rows, predictions, strict=True) if one.measured]
+        tokens = [token for _, one in pairs for token in one.measured]
+        figures = {
+            "tokens": len(tokens),
+            "masked": sum(masked for _, _, masked in tokens),
+            "replaced": sum(replaced for _, replaced, _ in tokens),
         }
+        return ReportSections(
+            measure=_measure([one for _, one in pairs]),
+            unit="texts",
+            headline=("auc", "precision", "recall", "generator_accuracy"),
+            results=tuple(_result(row, one) for row, one in pairs),
+            examples=_examples(pairs, figures),
+            figures=figures,
+        )
 
     @property
     def prediction_schema(self) -> type[BaseModel]:
         return ReplacedTokenJson
+
+
+def _measure(predictions: Sequence[ReplacedTokenPrediction]) -> Measure:
+    values = np.array([token for one in predictions for token in one.measured], dtype=np.float64).reshape(-1, 3)
+    sizes = [len(one.measured) for one in predictions]
+    return replaced_token_measure(sizes, values[:, 0], values[:, 1] > 0, values[:, 2] > 0)
+
+
+def _result(row: Row, one: ReplacedTokenPrediction) -> RowResult:
+    """Which tokens were replaced, and which seem to be; the score is that of the worst mistake."""
+    replaced = [token != original for token, original in zip(one.ids, one.originals, strict=True)]
+    found = [score > 0.5 for score in one.scores]
+    return RowResult(
+        row=row,
+        label=[token for token, is_so in zip(one.tokens, replaced, strict=True) if is_so],
+        prediction=[token for token, is_so in zip(one.tokens, found, strict=True) if is_so],
+        score=one.worst,
+        is_correct=replaced == found,
+    )
+
+
+def _excerpt(one: ReplacedTokenPrediction, tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[str, str, float], ...]:
+    """The tokens that were replaced or seem to be, each alone, and the text between them."""
+    rows = zip(one.ids, one.originals, one.scores, strict=True)
+    pieces: list[tuple[str, str, float]] = []
+    for is_marked, group in groupby(rows, key=lambda row: row[0] != row[1] or row[2] > 0.5):
+        tokens = list(group)
+        if not is_marked:
+            pieces.append((str(tokenizer.decode([token for token, _, _ in tokens])), "", 0.0))
+            continue
+        for token, original, score in tokens:
+            was = "" if token == original else str(tokenizer.decode([original])).strip()
+            pieces.append((str(tokenizer.decode([token])).strip(), was, score))
+    return tuple(pieces)
+
+
+def _examples(pairs: Sequence[tuple[Row, ReplacedTokenPrediction]], figures: Mapping[str, int]) -> Examples | None:
+    """The texts with the worst mistakes."""
+    shown = sorted((pair for pair in pairs if pair[1].excerpt), key=lambda pair: -pair[1].worst)[:MOST_EXAMPLES]
+    items = tuple(
+        Example(
+            line=row.get("line"),
+            excerpt=tuple(
+                Segment(
+                    text=f" {text} ",
+                    label=f"in place of {was}" if was else "",
+                    prediction="replaced" if score > 0.5 else "",
+                )
+                for text, was, score in one.excerpt
+            ),
+            remarks=tuple(
+                Remark(name=f"{text} in place of {was}", value=score, tone="good" if score > 0.5 else "bad")
+                for text, was, score in one.excerpt
+                if was
+            ),
+        )
+        for row, one in shown
+    )
+    if not items:
+        return None
+    return Examples(
+        word="Replaced tokens",
+        title="Texts with the worst mistakes",
+        lead=(
+            f"Of {figures['tokens']:,} tokens {figures['masked']:,} were masked, and {figures['replaced']:,} of these "
+            "replaced by another token. Each text is shown as the model read it; the numbers are the probabilities "
+            "that it gave to replaced tokens of being so."
+        ),
+        items=items,
+    )

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -26,14 +27,14 @@ from bert_tasks.encoder.packing import Packed, PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.model.inputs import tokenized
-from bert_tasks.model.onnx import ExportedModel
+from bert_tasks.model.precision import float32
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import TeacherSection
-from bert_tasks.storage import sha256_file, sha256_json
-from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Task
+from bert_tasks.storage import sha256, sha256_file, sha256_json
+from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm
 from bert_tasks.tasks.distillation import DISTILLATION
 from bert_tasks.training.evaluation import Validation
-from bert_tasks.training.objectives import Objective, float32, weights_digest
+from bert_tasks.training.objectives import Objective, weights_digest
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -92,7 +93,7 @@ class Distillation(Objective):
             raise UsageError(
                 "teacher.cache_logits keeps logits alone; set teacher.hidden to 'none' and teacher.relations to false"
             )
-        if self.section.cache_logits and type(model.task).prepare is not Task.prepare:
+        if self.section.cache_logits and model.task.changes_inputs:
             raise UsageError(
                 f"teacher.cache_logits: {model.task.name} changes its inputs in each epoch, so that a teacher's logits "
                 "cannot be kept; set it to false"
@@ -247,10 +248,14 @@ def check_teacher(teacher: TaskModel, model: TaskModel) -> None:
     task.distillation_count([])
     if teacher is model:
         raise UsageError("the teacher is the model itself; load the teacher a second time")
-    if isinstance(teacher, ExportedModel):
-        raise UsageError("the teacher is an exported model: name the model that it was made from")
+    if teacher.no_weights_reason:
+        raise UsageError(f"the teacher cannot teach: {teacher.no_weights_reason}")
     if type(task) is not type(other):
         raise UsageError(f"the teacher's task is {other.name}, the model's is {task.name}; both need the same task")
+    try:
+        other.distillation_count([])
+    except UsageError as error:
+        raise UsageError(f"the teacher cannot teach: {error}") from None
     if task.labels != other.labels:
         theirs, ours = (", ".join(one.labels) if one.labels else "none" for one in (other, task))
         raise UsageError(f"the teacher's labels are {theirs}, the model's are {ours}; both need the same in one order")
@@ -310,7 +315,9 @@ def cached_logits(teacher: TaskModel, features: "Dataset", of_teacher: Callable[
     from datasets import Features, List, Value
 
     files = [sha256_file(Path(file["filename"])) for file in features.cache_files]
-    key = sha256_json(_CACHE_VERSION, weights_digest(teacher.state_dict()), teacher.hf_config, files)
+    rows = features.with_format("numpy", columns=["row"])[:]["row"]  # which ones of those in the files
+    chosen = sha256(np.asarray(rows, dtype=np.int64).tobytes())
+    key = sha256_json(_CACHE_VERSION, weights_digest(teacher.state_dict()), teacher.hf_config, files, chosen)
 
     def compute(columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         chosen = [of_teacher(cast("Feature", feature)) for feature in rows_of(columns)]

@@ -33,11 +33,11 @@ from bert_tasks.distributed import (
     thread_hint,
 )
 from bert_tasks.encoder.attention import attention_backend
-from bert_tasks.environment import keep_freed_memory, slow_bfloat16
+from bert_tasks.environment import keep_freed_memory, return_freed_memory, slow_bfloat16
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.metrics.tables import SEPARATOR, metric_key, metrics_by_set, split_key
 from bert_tasks.model.inputs import tokenized
-from bert_tasks.model.onnx import ExportedModel
+from bert_tasks.model.pretrained import CheckpointFolder, folder_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.run_dir import files as outputs
@@ -55,7 +55,15 @@ from bert_tasks.training.state import (
     load_state,
     state_dict,
 )
-from bert_tasks.training.step import OptimizerSteps, StepResult, freeze, read_step_metrics, sparse_gradients
+from bert_tasks.training.step import (
+    OptimizerSteps,
+    StepResult,
+    count_trained,
+    freeze,
+    freeze_encoder,
+    read_step_metrics,
+    sparse_gradients,
+)
 
 _DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Machines may store the weights in different places; DDP sends those of the main process.
@@ -190,6 +198,8 @@ class Trainer:
         # From its settings alone, so that nothing is left of the data that an earlier run was fitted to.
         unfitted = type(model.task)(labels=model.task.labels, **model.task.settings())
         model.task = unfitted.fitted_to(self.splits.train)
+        if self.optim.lora_rank is not None:
+            freeze_encoder(self.objective, self.optim)
         freeze(model, embeddings=self.optim.freeze_embeddings, layers=self.optim.freeze_layers)
         if self.run.metric_for_best_model is not None:
             check_metric(model, self.run.metric_for_best_model, validation, self.accelerator, self.objective.run)
@@ -252,6 +262,7 @@ class Trainer:
         self.steps = OptimizerSteps(
             objective=self.objective, samples=samples, optim=self.optim, seed=run.seed, accelerator=self.accelerator
         )
+        stack.callback(self.steps.release)  # also of a run that ends in an error
         self.state = TrainerState(task=model.task)
         self.logger = MetricsLogger(
             self.output_dir, trackers=run.trackers if is_main else (), project=run.project, silent=not progress
@@ -277,8 +288,10 @@ class Trainer:
     def _run_metadata(self) -> dict[str, Any]:
         """The content of run.json: what bit-equal results depend on, and what a reader of the metrics must know."""
         model, task, device = self.model, self.model.task, self.accelerator.device
+        vocabulary = self.steps.vocabulary
+        rows = None if vocabulary is None else {"trained": len(vocabulary.ids), "all": model.config.vocab_size}
         return {
-            **outputs.environment(),
+            **outputs.environment(task.feature_libraries),
             "seed": self.run.seed,
             "processes": self.accelerator.num_processes,
             "device": device.type,
@@ -296,7 +309,11 @@ class Trainer:
             "data": outputs.data_metadata(self.splits),
             "rows": len(self.splits.train),
             "steps": self.steps.total_steps,
+            "vocabulary_rows": rows,  # of the word embeddings; None: all that the settings do not freeze
+            "trained_parameters": count_trained(self.objective, self.steps.adapters),
             "initial_weights": weights_digest(self.objective.checkpoint_parameters()),
+            # With adapters the checkpoints do not hold them: a resumed run needs the same ones.
+            "encoder_weights": None if self.steps.adapters is None else weights_digest(model.stack.state_dict()),
         }
 
     def _log_run_summary(self, attention: str) -> None:
@@ -317,6 +334,9 @@ class Trainer:
                 note(f'note: {slow}; set optim.mixed_precision = "no"')
         if model.load_report is not None:
             note(model.load_report.summary())
+        if self.steps.adapters is not None:
+            trained = count_trained(self.objective, self.steps.adapters)
+            note(f"low-rank adapters and the head are trained: {trained:,} parameters")
         for text in self.objective.notes:
             note(text)
         tables = {f"validation {name}".strip(): table for name, table in self.splits.validation.items()}
@@ -355,8 +375,14 @@ class Trainer:
         notes = broadcast_from_main(self.accelerator, read)
         loaded = broadcast_state(self.accelerator, found[0].state if found else None)
         if loaded is not None:
-            load_state(loaded, self.objective, self.steps.optimizer, self.accelerator.scaler, self.state)
-        notes += broadcast_from_main(self.accelerator, lambda: self.folder.rewind(self.state))
+            if existing.metadata.get("encoder_weights") != metadata["encoder_weights"]:
+                raise CheckpointError(
+                    "the weights of the encoder are not those that the run began with, and its checkpoints hold only "
+                    "the adapters and the head. Give it the model that it began with, or --overwrite to start again"
+                )
+            load_state(loaded, self.steps, self.state)
+        weights = {} if loaded is None else loaded.weights
+        notes += broadcast_from_main(self.accelerator, lambda: self.folder.rewind(self.state, self.steps, weights))
         for note in notes:
             self.reporter.note(note)
         self.state.update_early_stopping(self.run.early_stopping_patience)
@@ -396,6 +422,7 @@ class Trainer:
             record = {**event, **rates, **terms, "tokens_per_second": round(speed, 1)}
             self.logger.record(record)
             if self.callback is not None:
+                self.steps.update_weights()
                 self.callback(dict(record))
         return log.stop
 
@@ -406,6 +433,7 @@ class Trainer:
             StoppedError: a signal came meanwhile. The run is saved, and resumes with this evaluation.
         """
         state, signals, callback = self.state, self.signals, self.callback
+        self.steps.update_weights()
         try:
             found = evaluate_all(
                 self.model,
@@ -448,6 +476,7 @@ class Trainer:
     def _save(self) -> None:
         """Writes a checkpoint of the run as it is now."""
         state, steps = self.state, self.steps
+        steps.update_weights()
 
         def write() -> None:
             epoch = steps.order.epoch_of(state.step)
@@ -458,11 +487,10 @@ class Trainer:
                 "processes": self.accelerator.num_processes,
                 "seed": self.run.seed,
                 "data": outputs.data_metadata(self.splits),
-                "versions": outputs.environment()["versions"],
+                "versions": outputs.environment(self.model.task.feature_libraries)["versions"],
             }
-            run_state = state_dict(self.objective, steps.optimizer, self.accelerator.scaler, state)
             options = {"best_step": state.best_step, "keep_last": self.run.keep_last}
-            save_checkpoint(self.folder.checkpoints, run_state, metadata=metadata, **options)
+            save_checkpoint(self.folder.checkpoints, state_dict(steps, state), metadata=metadata, **options)
 
         broadcast_from_main(self.accelerator, write)
 
@@ -478,6 +506,8 @@ class Trainer:
     def _finish(self) -> FitResult:
         """Loads the best weights into the model and writes the summary, which makes the run a finished one."""
         state, sets = self.state, tuple(self.splits.validation)
+        self.steps.release()
+        return_freed_memory()  # else it is resident beside the file that the best weights are read from
         self._load_best()
         self.model.task = state.task
         agreement = self.objective.agreement(self.validation, self.accelerator)
@@ -520,7 +550,7 @@ class Trainer:
     def _reuse(self, summary: Mapping[str, Any]) -> FitResult:
         """The result of a run that is complete already, with its model and the task tuned with it."""
         folder, kind = self.output_dir / outputs.MODEL, type(self.model.task)
-        task = broadcast_from_main(self.accelerator, lambda: TaskModel.from_pretrained(folder, task=kind).task)
+        task, _ = broadcast_from_main(self.accelerator, lambda: folder_task(CheckpointFolder.open(folder), kind, {}))
         self.model.task = task
         self._load_best()
         sets = tuple(self.splits.validation)
@@ -553,13 +583,13 @@ def prepare_model(model: TaskModel, *, seed: int) -> None:
     Raises:
         UsageError: it cannot be trained and saved: it is exported, wrapped by another library, or no ``TaskModel``.
     """
-    if isinstance(model, ExportedModel):
-        raise UsageError("an exported model has no weights to train: train the model that it was made from")
     if not isinstance(model, TaskModel):
         raise UsageError(
             f"expected a TaskModel, got a {type(model).__name__}. Of a model that another library has wrapped, pass "
             "the TaskModel inside; adapters of peft are merged by model = peft_model.merge_and_unload()"
         )
+    if model.no_weights_reason:
+        raise UsageError(f"it cannot be trained: {model.no_weights_reason}")
     model.check_parameters()
     model.draw_new_head(seed)
 

@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.model.precision import float32
 from bert_tasks.model.task_model import Logits, TaskModel
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm
@@ -79,6 +80,16 @@ class Objective(nn.Module, ABC):
         return {}
 
     @property
+    def reads_all_embeddings(self) -> bool:
+        """Whether a step may read word embeddings of tokens that are not in the features of the training rows.
+
+        So it is where a head is tied to their table, or where tokens are drawn. An objective that reads them in another
+        way overrides this.
+        """
+        models = [module for module in self.modules() if isinstance(module, TaskModel)]
+        return any(model.head.reads_embeddings or model.task.changes_inputs for model in models)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for people about what is minimised."""
         return ()
@@ -116,8 +127,3 @@ def weights_digest(tensors: Mapping[str, Tensor]) -> str:
         for name, tensor in sorted(tensors.items())
         for part in (name.encode(), tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     )
-
-
-def float32(logits: Any) -> Any:
-    """Logits in the precision of losses; double precision stays."""
-    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

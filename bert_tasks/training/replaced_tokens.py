@@ -1,24 +1,21 @@
 """The objective of ELECTRA: a generator fills in masked tokens, and the model tells which tokens it replaced.
 
-Owns how the generator is made, what the two share, and how tokens are drawn. The losses are the task's.
-
-Shape legend: B sequences, N tokens, R masked tokens, V vocabulary.
+Owns how the generator is made, and what the two share. The losses are the task's.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from bert_tasks.encoder.heads import UNIFORM, ReplacedTokenOutput
+from bert_tasks.encoder.heads import ReplacedTokenOutput
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
 from bert_tasks.families import family_of
+from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import Logits, TaskModel
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.tasks.base import LossTerm
-from bert_tasks.training.objectives import Objective, float32
+from bert_tasks.training.objectives import Objective
 
 _HEAD_SIZE = 64  # of the generator's attention, as in ELECTRA
 
@@ -27,8 +24,7 @@ class ReplacedTokenDetection(Objective):
     """The loss of a generator and of a discriminator, which is the model (Clark et al., arXiv:2003.10555).
 
     Both have the same tables of words, positions and segments and the norm after them. No gradient goes from the
-    discriminator to the generator, and no token depends on the batch or process that it is in: one uniform number for
-    each masked token, which the task draws, decides which token the generator puts there.
+    discriminator to the generator.
 
     Attributes:
         model: the discriminator.
@@ -58,24 +54,7 @@ class ReplacedTokenDetection(Objective):
 
     def output_of(self, batch: PackedBatch) -> ReplacedTokenOutput:
         """Runs the generator on masked tokens, and the discriminator on the tokens that it draws."""
-        generated = float32(self.generator(batch))
-        masked, labels = batch.layout.gather_positions, batch.labels.long()  # [R]
-        with torch.no_grad():
-            drawn = generated.sample(batch.fields[UNIFORM])  # [R]
-            ids = batch.input_ids.index_copy(0, masked, drawn)  # [N]
-            flags = torch.zeros_like(ids)
-            chosen = flags.index_fill(0, masked, 1)
-            replaced = flags.index_copy(0, masked, (drawn != labels).to(flags.dtype))
-        rows, lengths = all_rows(batch), batch.layout.lengths
-        layout = replace(batch.layout, gather_positions=rows, gather_counts=lengths)
-        logits = self.model(replace(batch, input_ids=ids, layout=layout))
-        return ReplacedTokenOutput(
-            logits=float32(logits).squeeze(1),
-            replaced=replaced.index_select(0, rows),
-            masked=chosen.index_select(0, rows),
-            generator=generated,
-            lengths=lengths,
-        )
+        return replaced_token_output(batch, generator=self.generator, discriminator=self.model)
 
     @property
     def run(self) -> Logits:
@@ -99,14 +78,6 @@ class ReplacedTokenDetection(Objective):
         own = sum(value.numel() for name, value in self.named_parameters() if name.startswith("generator."))
         width = self.generator.config.hidden_size
         return (f"generator: hidden size {width}, {own:,} parameters beside the embeddings of the model",)
-
-
-def all_rows(batch: PackedBatch) -> Tensor:
-    """``[N]`` the rows of all tokens, sequence after sequence in the caller's order."""
-    layout, count = batch.layout, len(batch.input_ids)
-    lengths = layout.row_lengths.index_select(0, layout.order)  # [B]
-    starts = layout.first_rows - (lengths.cumsum(0) - lengths)
-    return torch.arange(count, device=starts.device) + starts.repeat_interleave(lengths, output_size=count)
 
 
 def make_generator(model: TaskModel, *, seed: int) -> TaskModel:

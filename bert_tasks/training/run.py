@@ -3,29 +3,32 @@
 Owns that order, ``check`` and the dry run.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, named_splits
+from bert_tasks.data.columns import PassthroughColumns
+from bert_tasks.data.folds import Folds, fold_splits, group_column, make_folds
 from bert_tasks.data.formats import named_format
-from bert_tasks.data.splits import Splits, load_splits, stored_reading
+from bert_tasks.data.splits import Splits, load_splits, load_tables, stored_reading
 from bert_tasks.data.table import Cuts
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import CheckpointError, RecipeError
 from bert_tasks.model.inputs import tokenized
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.recipe.schema import Recipe, TeacherSection, build_task, load_recipe, resolved_toml
+from bert_tasks.recipe.schema import FoldsSection, Recipe, TeacherSection, build_task, load_recipe, resolved_toml
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.run_dir.checkpoints import checkpoints
 from bert_tasks.tasks.base import Task
 from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.loop import Trainer, prepare_model
 from bert_tasks.training.objectives import Objective, Supervised
-from bert_tasks.training.progress import check_installed
+from bert_tasks.training.progress import Callback, check_installed
 from bert_tasks.training.replaced_tokens import ReplacedTokenDetection, make_generator
 from bert_tasks.training.state import FitResult
-from bert_tasks.training.step import StepPlan, sample_order
+from bert_tasks.training.step import StepPlan, count_trained, make_adapters, sample_order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +40,14 @@ class Prepared:
     splits: Splits
 
 
-def prepare(recipe: Recipe) -> Prepared:
+def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Prepared:
     """Reads and checks all rows and fixes the order of the labels.
 
     The labels are the recipe's; else those of the format (GLUE's order); else those of the training rows, sorted.
+
+    Args:
+        recipe: says where the rows are.
+        passthrough: which columns of their files the rows carry along; see ``read_table``.
 
     Raises:
         DataError: rows are bad; the message names all of them, in all files.
@@ -51,13 +58,52 @@ def prepare(recipe: Recipe) -> Prepared:
     if not stated and recipe.data.format is not None:
         stated = tuple(named_format(recipe.data.format).label_names.values())
     taught = recipe.teacher is not None
-    splits = load_splits(recipe.data, columns=draft.columns, seed=recipe.run.seed, labels=stated, unlabelled=taught)
+    if recipe.folds is None:
+        splits = load_splits(
+            recipe.data,
+            columns=draft.columns,
+            seed=recipe.run.seed,
+            labels=stated,
+            unlabelled=taught,
+            passthrough=passthrough,
+        )
+    else:
+        tables, stated, folds = _load_folds(recipe, recipe.folds, draft, stated, passthrough)
+        fold = 1 if recipe.folds.fold is None else recipe.folds.fold
+        share = recipe.data.validation_share
+        splits = fold_splits(tables, draft.columns, folds, fold, share=share, seed=recipe.run.seed)
     labels = check_splits(splits, columns=draft.columns, labels=stated, unlabelled=taught)
     return Prepared(recipe=recipe, task=build_task(recipe, labels) if labels else draft, splits=splits)
 
 
-def make_trainer(prepared: Prepared) -> Trainer:
-    """The run of a recipe; loads its checkpoint, with the task's head."""
+def _load_folds(
+    recipe: Recipe, section: FoldsSection, task: Task, labels: Sequence[str], passthrough: PassthroughColumns
+) -> tuple[Splits, tuple[str, ...], Folds]:
+    """All rows of a recipe with folds, the labels of all of them, and the folds.
+
+    Raises:
+        RecipeError: the task has no labels.
+        DataError, UsageError: see ``make_folds``.
+    """
+    columns, taught = task.columns, recipe.teacher is not None
+    if not any(column.is_label for column in columns):
+        raise RecipeError(f"[folds]: {task.name} has no labels to compare predictions with")
+    group, name = group_column(columns, section.group)
+    tables = load_tables(
+        recipe.data,
+        columns=columns,
+        labels=labels,
+        unlabelled=taught,
+        group=group,
+        group_name=name,
+        passthrough=passthrough,
+    )
+    known = check_splits(tables, columns=columns, labels=labels, unlabelled=taught)
+    return tables, known, make_folds(tables.train, columns, count=section.count, seed=section.seed)
+
+
+def make_trainer(prepared: Prepared, callback: Callback | None = None) -> Trainer:
+    """The run of a recipe; loads its checkpoint, with the task's head. ``callback``: see ``Trainer``."""
     recipe = prepared.recipe
     stated = recipe.model
     if stated.config is not None:
@@ -77,6 +123,7 @@ def make_trainer(prepared: Prepared) -> Trainer:
         run=recipe.run,
         model_settings=recipe.model.model_dump(),
         recipe_text=resolved_toml(recipe),
+        callback=callback,
         objective=make_objective(model, recipe.teacher, seed=recipe.run.seed),
     )
 
@@ -104,9 +151,12 @@ def make_objective(
         return Supervised(model)
     if teacher is None:
         kind, labels = type(model.task), model.task.labels
-        teacher = TaskModel.from_pretrained(
-            section.name, task=kind, labels=labels if labels else None, revision=section.revision
-        )
+        try:
+            teacher = TaskModel.from_pretrained(
+                section.name, task=kind, labels=labels if labels else None, revision=section.revision
+            )
+        except CheckpointError as error:
+            raise CheckpointError(f"[teacher]: {error}") from error
         report = teacher.load_report
         if report is not None and report.new:
             reasons = "; ".join([*report.notes, f"{', '.join(report.new)} would be new"])
@@ -117,18 +167,37 @@ def make_objective(
     return Distillation(model, teacher, section)
 
 
-def train(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FitResult:
+def train(
+    recipe: Recipe | str | Path,
+    *,
+    overwrite: bool = False,
+    progress: bool = True,
+    callback: Callback | None = None,
+) -> FitResult:
     """Trains a recipe, or resumes its run; a finished run in its output folder is only reported.
+
+    Args:
+        recipe: a recipe, or the path of its TOML file.
+        overwrite, progress, callback: see ``fit``.
 
     Raises:
         RecipeError, DataError, CheckpointError, UsageError, DivergedError, StoppedError: see ``fit``.
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    check_installed(loaded.run.trackers)
-    accelerator = make_accelerator(loaded.optim.mixed_precision)
-    broadcast_from_main(accelerator, lambda: outputs.check_folder(_folder(loaded)))
-    prepared = main_process_first(accelerator, lambda: prepare(loaded))
-    return make_trainer(prepared).train(overwrite=overwrite, progress=progress)
+    if loaded.folds is not None and loaded.folds.fold is None:
+        raise RecipeError("the recipe has [folds]: call train_folds, or set folds.fold to train one of them")
+    return trained(loaded, overwrite=overwrite, progress=progress, callback=callback)[1]
+
+
+def trained(
+    recipe: Recipe, *, overwrite: bool = False, progress: bool = True, callback: Callback | None = None
+) -> tuple[Trainer, FitResult]:
+    """``train``, and the run with its rows and its best model."""
+    check_installed(recipe.run.trackers)
+    accelerator = make_accelerator(recipe.optim.mixed_precision)
+    broadcast_from_main(accelerator, lambda: outputs.check_folder(_folder(recipe)))
+    trainer = make_trainer(main_process_first(accelerator, lambda: prepare(recipe)), callback)
+    return trainer, trainer.train(overwrite=overwrite, progress=progress)
 
 
 def _folder(recipe: Recipe) -> Path:
@@ -167,6 +236,7 @@ class DryRun:
     warmup_steps: int
     tokens_per_epoch: int
     parameters: int
+    trained_parameters: int
     report: DataReport
     load_summary: str
     example: str
@@ -181,7 +251,7 @@ class DryRun:
         return [
             *self.report.lines(),
             f"weights: {self.load_summary}",
-            f"parameters: {self.parameters:,}",
+            f"parameters: {self.parameters:,}, of which {self.trained_parameters:,} are trained",
             f"steps: {self.steps} ({self.warmup_steps} of warm-up), {self.tokens_per_epoch:,} tokens an epoch",
             f"first row of the first batch: {self.example}",
             f"output folder: {self.output_dir}: {self.state} (nothing was written)",
@@ -218,6 +288,7 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
         warmup_steps=plan.warmup,
         tokens_per_epoch=int(samples.lengths.sum()),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
+        trained_parameters=count_trained(trainer.objective, make_adapters(trainer.objective, optim, recipe.run.seed)),
         report=_data_report(trainer),
         load_summary=("random, of a new model" if model.load_report is None else model.load_report.summary()),
         example=str(model.require_tokenizer().decode(samples.features_of(batch[:1])[0]["input_ids"])),

@@ -1,6 +1,6 @@
 """The state of a run, its result, and what a run writes into its folder.
 
-Owns ``TrainerState``, the translation between living objects (objective, optimizer, state) and the ``RunState`` of a
+Owns ``TrainerState``, the translation between living objects (optimizer steps and state) and the ``RunState`` of a
 checkpoint, and ``RunFolder``. A run needs no loader state: the order of the samples and the random numbers of a step
 are functions of seed, epoch and step.
 """
@@ -29,9 +29,11 @@ from bert_tasks.run_dir.checkpoints import LoadedCheckpoint, RunState
 from bert_tasks.run_dir.files import Change
 from bert_tasks.storage import is_file, remove_temporaries
 from bert_tasks.tasks.base import Task
-from bert_tasks.training.objectives import Objective
+from bert_tasks.training.step import OptimizerSteps
+from bert_tasks.training.vocabulary import moment_of_rows
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+_ROWS = "rows"  # beside the moments of a table: the ids of the rows that they are of
 _METRICS = ("best", "last")
 _RANK = {"best_value": -math.inf, "best_loss": math.inf}  # of the best model, and where it has no such number
 
@@ -171,33 +173,36 @@ class FitResult:
         return cls(**values, output_dir=output_dir, task=task, validation_sets=tuple(validation_sets), reused=True)
 
 
-def state_dict(objective: Objective, optimizer: Any, scaler: Any, state: TrainerState) -> RunState:
+def state_dict(steps: OptimizerSteps, state: TrainerState) -> RunState:
     """The run after ``state.step`` optimizer steps. The tensors are the living ones: write them before the next step.
 
     Args:
-        optimizer: as accelerate prepared it.
-        scaler: of the fp16 loss; None for other precisions.
+        steps: whose model has all its weights up to date.
+        state: of the run.
     """
-    parameters = objective.checkpoint_parameters()
-    stored = optimizer.optimizer.state
-    moments = {
-        f"{name}/{key}": stored[parameter][key]
-        for name, parameter in parameters.items()
-        for key in _MOMENTS
-        if parameter in stored
-    }
+    parameters, vocabulary, scaler = steps.checkpoint_parameters(), steps.vocabulary, steps.accelerator.scaler
+    moments = {}
+    for name, parameter in parameters.items():
+        trained = parameter
+        if vocabulary is not None and parameter is vocabulary.table.weight:
+            trained = vocabulary.weight
+            moments[f"{name}/{_ROWS}"] = vocabulary.ids
+        stored = steps.optimizer.optimizer.state.get(trained, {})
+        moments |= {f"{name}/{key}": stored[key] for key in _MOMENTS if key in stored}
     # The key "course" is part of the format of checkpoints.
     progress = {"course": state.state_dict(), "scaler": None if scaler is None else scaler.state_dict()}
     return RunState(step=state.step, weights=parameters, optimizer=moments, progress=progress)
 
 
-def load_state(loaded: RunState, objective: Objective, optimizer: Any, scaler: Any, state: TrainerState) -> None:
-    """Puts what ``state_dict`` returned into the objective, the optimizer, the scaler and the state.
+def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> None:
+    """Puts what ``state_dict`` returned into the parameters, the optimizer, the scaler and the state.
+
+    The rows of word embeddings that were trained need not be those that are trained now.
 
     Raises:
         CheckpointError: it belongs to another model.
     """
-    parameters = objective.checkpoint_parameters()
+    parameters, vocabulary, scaler = steps.checkpoint_parameters(), steps.vocabulary, steps.accelerator.scaler
     own, stored = ({name: value.shape for name, value in part.items()} for part in (parameters, loaded.weights))
     different = sorted(name for name in own.keys() | stored.keys() if own.get(name) != stored.get(name))
     if different:
@@ -209,10 +214,20 @@ def load_state(loaded: RunState, objective: Objective, optimizer: Any, scaler: A
         for name, parameter in parameters.items():
             parameter.copy_(loaded.weights[name])
     for name, parameter in parameters.items():
-        found = {key: loaded.optimizer.get(f"{name}/{key}") for key in _MOMENTS}
-        moments = {key: value.to(parameter.device) for key, value in found.items() if value is not None}
+        trained, rows = parameter, None
+        if vocabulary is not None and parameter is vocabulary.table.weight:
+            vocabulary.read_table()
+            trained, rows = vocabulary.weight, vocabulary.ids.cpu()
+        stored_rows = loaded.optimizer.get(f"{name}/{_ROWS}")
+        moments = {}
+        for key in _MOMENTS:
+            moment = loaded.optimizer.get(f"{name}/{key}")
+            if moment is not None and moment.dim() > 0:
+                moment = moment_of_rows(moment, stored_rows, rows, len(parameter))
+            if moment is not None:
+                moments[key] = moment.to(parameter.device)
         if parameter.requires_grad and len(moments) == len(_MOMENTS):
-            optimizer.optimizer.state[parameter] = moments
+            steps.optimizer.optimizer.state[trained] = moments
     if scaler is not None and loaded.progress["scaler"] is not None:
         scaler.load_state_dict(loaded.progress["scaler"])
     state.load_state_dict(loaded.progress["course"])
@@ -335,10 +350,15 @@ class RunFolder:
             )
         return newest
 
-    def rewind(self, state: TrainerState) -> list[str]:
+    def rewind(self, state: TrainerState, steps: OptimizerSteps, weights: Mapping[str, Tensor]) -> list[str]:
         """Makes the files those of the step from which the run is resumed; returns notes for people.
 
         ``model/`` may be from after that step; it is written again from the best checkpoint.
+
+        Args:
+            state: of the step from which the run is resumed.
+            steps: whose model has the weights of that step.
+            weights: the same as the checkpoint holds them.
         """
         (self.path / outputs.SUMMARY).unlink(missing_ok=True)
         outputs.cut_events(self.path, state.step, evaluated_step=state.evaluated_step)
@@ -350,17 +370,14 @@ class RunFolder:
             if not is_file(self.path / outputs.MODEL / "config.json"):
                 raise
             return [f"NOT USED: {error}. The best model so far remains the one in {outputs.MODEL}/"]
-        parameters = dict(self.model.named_parameters())
-        for folder, further in self.further_models.items():
-            named = {f"objective.{folder}.{name}": parameter for name, parameter in further.named_parameters()}
-            parameters |= {name: parameter for name, parameter in named.items() if name in best}  # others are tied
-        current = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        parameters = steps.checkpoint_parameters()
         with torch.no_grad():
             for name, parameter in parameters.items():
-                parameter.copy_(best[name])
+                parameter.copy_(best.pop(name))
+            steps.update_weights()
             self.publish(state.task)
             for name, parameter in parameters.items():
-                parameter.copy_(current[name])
+                parameter.copy_(weights[name])
         return []
 
     def publish(self, task: Task) -> None:

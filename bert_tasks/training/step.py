@@ -8,17 +8,19 @@ Shape legend: 0-dimensional tensors unless said otherwise; K loss terms.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Self, cast
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from bert_tasks.data.table import Samples, token_batches
 from bert_tasks.encoder.linear import constant_weights
+from bert_tasks.encoder.lora import Adapters
 from bert_tasks.errors import DivergedError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection
@@ -26,6 +28,7 @@ from bert_tasks.tasks.base import Feature, FeatureKeys
 from bert_tasks.tasks.features import collate
 from bert_tasks.training.objectives import Objective
 from bert_tasks.training.sampling import BatchSize, SampleOrder, learning_rate_factor, rank_share, step_seed
+from bert_tasks.training.vocabulary import VocabularyRows
 
 # With fp16 an overflow lowers the loss scale and skips the step, which is normal; this many in a row are not.
 MOST_OVERFLOWS = 20
@@ -102,6 +105,8 @@ class OptimizerSteps:
         objective: what is minimised; ``prepared`` is what is called (wrapped for several processes or mixed precision).
         optimizer: AdamW as accelerate prepared it; ``rates`` are its groups' learning rates before the schedule.
         order: which samples form each step; ``plan``: how many steps there are; ``total_steps``: of the run.
+        vocabulary: the rows of the word embeddings that are trained; None: all.
+        adapters: what is trained in place of the encoder's weights; None: these themselves.
     """
 
     def __init__(
@@ -119,21 +124,28 @@ class OptimizerSteps:
         sparse_gradients(objective, accelerator.device.type == "cpu" and accelerator.num_processes == 1)
         self._tables: dict[nn.Parameter, Tensor] = {}
         self._term_weights: dict[str, float] = {}  # of each loss term, as the batches so far had them
-        groups = parameter_groups(
-            objective,
-            learning_rate=optim.learning_rate,
-            weight_decay=optim.weight_decay,
-            head_learning_rate=optim.head_learning_rate,
-            layerwise_lr_decay=optim.layerwise_lr_decay,
-        )
-        self.rates = tuple(group["lr"] for group in groups)
-        betas = (optim.adam_beta1, optim.adam_beta2)
-        optimizer = torch.optim.AdamW(groups, betas=betas, eps=optim.adam_epsilon, fused=True)
+        self.vocabulary: VocabularyRows | None = None
+        if optim.vocabulary_rows == "in_data" and not objective.reads_all_embeddings:
+            if accelerator.num_processes > 1:  # DDP sends the parameters of the main process, the rows left out not
+                broadcast(objective.model.stack.embeddings.word.weight.data)
+            self.vocabulary = VocabularyRows.of(objective.model, samples.features)
+        self.adapters = make_adapters(objective, optim, seed)
         self.prepared: nn.Module
         self.optimizer: Any
-        if not optim.bias_correction:
-            disable_bias_correction(optimizer)
-        self.prepared, self.optimizer = accelerator.prepare(objective, optimizer)
+        with self._trained_parameters():
+            groups = parameter_groups(
+                objective,
+                learning_rate=optim.learning_rate,
+                weight_decay=optim.weight_decay,
+                head_learning_rate=optim.head_learning_rate,
+                layerwise_lr_decay=optim.layerwise_lr_decay,
+            )
+            self.rates = tuple(group["lr"] for group in groups)
+            betas = (optim.adam_beta1, optim.adam_beta2)
+            optimizer = torch.optim.AdamW(groups, betas=betas, eps=optim.adam_epsilon, fused=True)
+            if not optim.bias_correction:
+                disable_bias_correction(optimizer)
+            self.prepared, self.optimizer = accelerator.prepare(objective, optimizer)
 
     def batches(self, first: int = 0) -> Iterator[tuple[int, list[int]]]:
         """The steps of the run from ``first`` on, each with its samples."""
@@ -152,6 +164,8 @@ class OptimizerSteps:
             ``[K, 2]`` float64: sum and count of each loss term over this process's samples.
         """
         accelerator, samples, objective = self.accelerator, self.samples, self.objective
+        if self.adapters is not None:
+            self.adapters.remove()
         rank, world = accelerator.process_index, accelerator.num_processes
         torch.manual_seed(step_seed(self.seed, step, rank))
         share = rank_share(batch, samples.lengths, rank=rank, world_size=world)
@@ -178,7 +192,8 @@ class OptimizerSteps:
         for number, features in enumerate(micro_batches, start=1):
             packed = collate(features, position_offset=objective.model.config.position_offset)
             packed = packed.to(accelerator.device)
-            with nullcontext() if number == len(micro_batches) else accelerator.no_sync(self.prepared):
+            exchange = nullcontext() if number == len(micro_batches) else accelerator.no_sync(self.prepared)
+            with exchange, self._trained_parameters():  # the backward pass, too, may run layers
                 terms = self.prepared(packed)
                 losses = [term.total * (term.weight * weight / len(batch)) for term in terms]
                 if ratios is not None:
@@ -187,7 +202,7 @@ class OptimizerSteps:
             values = [torch.stack([term.total.detach().double(), term.count.double()]) for term in terms]
             sums = sums + torch.stack(values) * weight
             self._term_weights = {term.name: term.weight for term in terms}
-        for parameter in objective.parameters():
+        for parameter in self.parameters:
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.coalesce()  # each row once
         return sums
@@ -207,7 +222,7 @@ class OptimizerSteps:
         factor = torch.where(count > 0, accelerator.num_processes * len(batch) / count, 0.0)
         if precision == "fp16":
             accelerator.unscale_gradients(optimizer)
-        norm = clip_and_scale(self.objective.parameters(), factor=factor, max_norm=self.optim.max_grad_norm)
+        norm = clip_and_scale(self.parameters, factor=factor, max_norm=self.optim.max_grad_norm)
         means = totals / counts.clamp(min=1e-30)
         loss = torch.stack([mean * part for mean, part in zip(means, self._term_weights.values(), strict=True)]).sum()
         bad = ~(torch.isfinite(norm) & torch.isfinite(loss))
@@ -224,6 +239,8 @@ class OptimizerSteps:
             group["lr"] = rate * schedule
         with self._dense_gradients():
             optimizer.step()
+        if self.vocabulary is not None:
+            self.vocabulary.add_step(optimizer.param_groups, bad)
         optimizer.zero_grad(set_to_none=True)
         numbers = torch.stack([loss, norm.double(), bad.double(), stops])
         numbers = torch.cat([numbers, torch.where(counts > 0, means, torch.nan)]).to("cpu", non_blocking=True)
@@ -235,11 +252,49 @@ class OptimizerSteps:
         terms = tuple(self._term_weights)
         return StepResult(step=step, batch=batch, learning_rate=rate, values=numbers, ready=ready, terms=terms)
 
+    def update_weights(self) -> None:
+        """Brings all weights of the model up to date; call it before anything but a step reads them."""
+        if self.vocabulary is not None:
+            self.vocabulary.update_table()
+        if self.adapters is not None:
+            self.adapters.merge()
+
+    def release(self) -> None:
+        """Ends training: the word embeddings are up to date, and an encoder with adapters has its own weights again.
+
+        The memory that only the optimizer needs is freed.
+        """
+        if self.vocabulary is not None:
+            self.vocabulary.update_table()
+        if self.adapters is not None:
+            self.adapters.remove()
+        self.optimizer.optimizer.state.clear()
+        self._tables.clear()
+
+    def checkpoint_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that checkpoints hold, under their names there: with adapters those that are trained."""
+        if self.adapters is None:
+            return self.objective.checkpoint_parameters()
+        with self._trained_parameters():
+            every = self.objective.checkpoint_parameters()
+        return {name: parameter for name, parameter in every.items() if parameter.requires_grad}
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def _trained_parameters(self) -> AbstractContextManager[None]:
+        """Meanwhile the model holds the parameters that are trained."""
+        if self.adapters is not None:  # then the word embeddings are frozen
+            return self.adapters.attached()
+        return nullcontext() if self.vocabulary is None else self.vocabulary.attached()
+
     @contextmanager
     def _dense_gradients(self) -> Iterator[None]:
         """Replaces sparse gradients by tables, which hold zeros otherwise, so that only a batch's rows are written."""
         written = []
-        for parameter in self.objective.parameters():
+        for parameter in self.parameters:
             gradient = parameter.grad
             if gradient is not None and gradient.is_sparse:
                 if parameter not in self._tables:
@@ -399,3 +454,48 @@ def freeze(model: Objective | TaskModel, *, embeddings: bool, layers: int) -> No
     for name, parameter in model.named_parameters():
         if (embeddings and depths[name] == 0) or 1 <= depths[name] <= layers:
             parameter.requires_grad_(False)
+
+
+def freeze_encoder(objective: Objective, optim: OptimSection) -> None:
+    """Stops all weights of the encoder from being trained, because adapters are trained in their place.
+
+    Raises:
+        UsageError: several models are trained together, the rank is greater than the encoder's width, or the weights
+            are in half precision, in which small changes are lost.
+    """
+    model = objective.model
+    if sum(isinstance(module, TaskModel) for module in objective.modules()) > 1:
+        raise UsageError(
+            f"optim.lora_rank: {model.task.name} trains two models together, and adapters are for one; remove it"
+        )
+    if optim.lora_rank is not None and optim.lora_rank > model.config.hidden_size:
+        raise UsageError(
+            f"lora_rank = {optim.lora_rank}: expected at most {model.config.hidden_size}, the encoder's hidden_size"
+        )
+    for parameter in model.stack.parameters():
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise UsageError(
+                f"optim.lora_rank: adapters are trained in float32, but the model's weights are {parameter.dtype}: "
+                "call model.float()"
+            )
+        parameter.requires_grad_(False)
+
+
+def make_adapters(objective: Objective, optim: OptimSection, seed: int) -> Adapters | None:
+    """The adapters of the encoder; None if its own weights are trained."""
+    if optim.lora_rank is None:
+        return None
+    return Adapters(
+        objective.model.stack,
+        rank=optim.lora_rank,
+        alpha=optim.lora_rank if optim.lora_alpha is None else optim.lora_alpha,
+        dropout=optim.lora_dropout,
+        targets=optim.lora_targets,
+        seed=seed,
+    )
+
+
+def count_trained(objective: Objective, adapters: Adapters | None) -> int:
+    """How many numbers are trained; of the word embeddings all, unless they are frozen."""
+    with nullcontext() if adapters is None else adapters.attached():
+        return sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)

@@ -23,7 +23,7 @@ def test_every_kind_of_checkpoint(family: str, head: Head, tmp_path: Path) -> No
     assert found.problems == ()
     assert (found.family, found.head, found.architectures) == (family, head, (type(model).__name__,))
     assert found.sizes["parameters"] == sum(parameter.numel() for parameter in model.parameters())
-    expected = {"hidden": 36, "layers": 4, "heads": 4, "vocabulary": 120}
+    expected = {"hidden": 36, "layers": 4, "heads": model.config.num_attention_heads, "vocabulary": 120}
     assert {name: found.sizes[name] for name in expected} == expected
     assert (found.usable_length, found.dtypes, found.tokenizer) == (48, ("float32",), None)
     assert len(found.report.loaded) == len(model.state_dict())
@@ -32,6 +32,7 @@ def test_every_kind_of_checkpoint(family: str, head: Head, tmp_path: Path) -> No
 
 PRETRAINING_CLASSES = {
     **{f"{PREFIX[family]}ForMaskedLM": "masked-lm" for family in FAMILIES},
+    **{f"{PREFIX[family]}ForMultipleChoice": "choice" for family in FAMILIES},
     "BertForPreTraining": "pretraining",
     "AlbertForPreTraining": "pretraining",
     "ElectraForPreTraining": "replaced-token",

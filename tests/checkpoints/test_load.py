@@ -18,17 +18,24 @@ from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.errors import CheckpointError
 from bert_tasks.families import encoder_config, family_of, parameter_map
 from bert_tasks.model.encoder import Encoder
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import MaskedLanguageModeling, MultipleChoice, ReplacedTokens, Task
 from support.hf_models import FAMILIES, HEADS, PREFIX, Head, hf_class, hf_config, hf_model
 
 PRETRAINING = {
     "BertForPreTraining": "bert",
     "BertForMaskedLM": "bert",
     "RobertaForMaskedLM": "roberta",
+    "XLMRobertaForMaskedLM": "xlm-roberta",
+    "CamembertForMaskedLM": "camembert",
+    "MPNetForMaskedLM": "mpnet",
     "DistilBertForMaskedLM": "distilbert",
     "AlbertForPreTraining": "albert",
     "AlbertForMaskedLM": "albert",
     "ElectraForPreTraining": "electra",
     "ElectraForMaskedLM": "electra",
+    "ModernBertForMaskedLM": "modernbert",
+    "DebertaV2ForMaskedLM": "deberta-v2",
 }
 BASE = {"vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 LARGE = BASE | {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
@@ -48,6 +55,33 @@ ALBERT = {
     "hidden_dropout_prob": 0,
     "attention_probs_dropout_prob": 0,
 }
+# With the fields of transformers 4.48, as the files on the hub have them.
+MODERNBERT = {
+    "vocab_size": 50368,
+    "hidden_size": 768,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 12,
+    "intermediate_size": 1152,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "local_rope_theta": 10000.0,
+    "local_attention": 128,
+    "classifier_pooling": "mean",
+    "norm_eps": 1e-5,
+    "max_position_embeddings": 8192,
+    "pad_token_id": 50283,
+}
+DEBERTA = {
+    "vocab_size": 128100,
+    "relative_attention": True,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "layer_norm_eps": 1e-7,
+}
+DEBERTA_XLARGE = {"hidden_size": 1536, "num_attention_heads": 24, "intermediate_size": 6144, "conv_kernel_size": 3}
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-base-uncased": ("bert", BASE | {"intermediate_size": 3072}),
     "bert-base-cased": ("bert", BASE | {"vocab_size": 28996, "intermediate_size": 3072}),
@@ -55,6 +89,16 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-base-multilingual-cased": ("bert", BASE | {"vocab_size": 119547, "intermediate_size": 3072}),
     "roberta-base": ("roberta", BASE | ROBERTA | {"intermediate_size": 3072}),
     "roberta-large": ("roberta", LARGE | ROBERTA),
+    "xlm-roberta-base": ("xlm-roberta", BASE | ROBERTA | {"vocab_size": 250002, "intermediate_size": 3072}),
+    "xlm-roberta-large": ("xlm-roberta", LARGE | ROBERTA | {"vocab_size": 250002}),
+    "mpnet-base": (
+        "mpnet",
+        BASE
+        | {name: value for name, value in ROBERTA.items() if name != "type_vocab_size"}
+        | {"vocab_size": 30527, "intermediate_size": 3072},
+    ),
+    "camembert-base": ("camembert", BASE | ROBERTA | {"vocab_size": 32005, "intermediate_size": 3072}),
+    "camembert-large": ("camembert", LARGE | ROBERTA | {"vocab_size": 32005}),
     "distilbert-base-uncased": ("distilbert", {"vocab_size": 30522, "dim": 768, "n_layers": 6, "hidden_dim": 3072}),
     "albert-base-v2": ("albert", BASE | ALBERT | {"intermediate_size": 3072}),
     "albert-xxlarge-v2": (
@@ -67,7 +111,27 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "electra-base-discriminator": ("electra", BASE | {"embedding_size": 768, "intermediate_size": 3072}),
     "electra-large-discriminator": ("electra", LARGE | {"embedding_size": 1024}),
+    "ModernBERT-base": ("modernbert", MODERNBERT),
+    "ModernBERT-large": (
+        "modernbert",
+        MODERNBERT
+        | {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 2624},
+    ),
+    "deberta-v3-xsmall": (
+        "deberta-v2",
+        BASE | DEBERTA | {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536},
+    ),
+    "deberta-v3-small": ("deberta-v2", BASE | DEBERTA | {"num_hidden_layers": 6, "intermediate_size": 3072}),
+    "deberta-v3-base": ("deberta-v2", BASE | DEBERTA | {"intermediate_size": 3072}),
+    "deberta-v3-large": ("deberta-v2", LARGE | DEBERTA),
+    "mdeberta-v3-base": ("deberta-v2", BASE | DEBERTA | {"vocab_size": 251000, "intermediate_size": 3072}),
+    "deberta-v2-xlarge": ("deberta-v2", DEBERTA | DEBERTA_XLARGE | {"num_hidden_layers": 24}),
+    "deberta-v2-xxlarge": ("deberta-v2", DEBERTA | DEBERTA_XLARGE | {"num_hidden_layers": 48}),
 }
+
+# Other sizes of models whose keys are those of deberta-v3-base and deberta-v2-xlarge.
+ALIKE = ("deberta-v3-xsmall", "deberta-v3-small", "deberta-v3-large", "mdeberta-v3-base", "deberta-v2-xxlarge")
+LONG = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -79,6 +143,12 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         ({"hidden_size": -36}, "hidden_size = -36"),
         ({"hidden_size": "36"}, "hidden_size = '36'"),
         ({"pad_token_id": 120}, "pad_token_id = 120 is not below vocab_size"),
+        ({"num_labels": 10**9}, "num_labels = 1000000000, expected at most 1000000"),
+        ({"num_labels": "3"}, "num_labels = '3', expected an integer"),
+        ({"type_vocab_size": -1}, "type_vocab_size = -1, expected at least 0"),
+        ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob = 1.5, expected at most 1"),
+        ({"classifier_dropout": 2}, "classifier_dropout = 2, expected at most 1"),
+        ({"model_type": "roberta", "pad_token_id": 1, "max_position_embeddings": 2}, "leaves no position for a token"),
         ({"hidden_act": "silu"}, "activation 'silu'"),
         ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
         ({"model_type": "albert", "num_hidden_groups": 0}, "num_hidden_groups = 0"),
@@ -140,7 +210,7 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> P
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG if name in ALIKE else ()) for name in PUBLISHED])
 def test_keys_and_shapes_of_published_checkpoints(name: str, head: Head) -> None:
     """Our key map and shapes are those of transformers' classes, which published files fit."""
     family_name, values = PUBLISHED[name]
@@ -158,6 +228,32 @@ def test_keys_and_shapes_of_published_checkpoints(name: str, head: Head) -> None
             full = source.removeprefix(family.prefix) if head == "base" else source
             ours[full] = torch.Size([shape[0] // len(names[key]), *shape[1:]])
     assert ours == theirs
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG if name in ALIKE else ()) for name in PUBLISHED])
+def test_keys_and_shapes_of_heads_of_pretraining_and_choices(name: str) -> None:
+    """What transformers ties to the word embeddings, or to another bias, is in no file."""
+    family_name, values = PUBLISHED[name]
+    tasks: dict[str, Task] = {"ForMaskedLM": MaskedLanguageModeling(), "ForMultipleChoice": MultipleChoice()}
+    if family_name in ("bert", "albert"):
+        tasks["ForPreTraining"] = MaskedLanguageModeling(sentence_objective="sop")
+    elif family_name == "electra":
+        tasks["ForPreTraining"] = ReplacedTokens()
+    for suffix, task in tasks.items():
+        hf_class_of_head = getattr(transformers, PREFIX[family_name] + suffix)
+        config = hf_class_of_head.config_class(**values)
+        raw = config.to_dict()
+        with torch.device("meta"):
+            theirs, ours = hf_class_of_head(config), TaskModel(raw, task)
+        assert task.hf_head is not None
+        names = parameter_map(family_of(raw), encoder_config(raw), head=task.hf_head, pooler=False)
+        found = {
+            source: torch.Size([shape[0] // len(names[key]), *shape[1:]])
+            for key, shape in ((key, value.shape) for key, value in ours.state_dict().items())
+            for source in names[key]
+        }
+        stated = {key: value.shape for key, value in theirs.state_dict().items()}
+        assert found == {key: shape for key, shape in stated.items() if key not in theirs.all_tied_weights_keys}
 
 
 @pytest.mark.parametrize("class_name", PRETRAINING)

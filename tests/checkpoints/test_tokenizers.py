@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.tokenizers import load_tokenizer, save_tokenizer, with_segments
 from bert_tasks.errors import CheckpointError
+from support.small_tokenizers import LINES, MULTILINGUAL_LINES, REPLACED, sentencepiece_model, unigram_pieces
 
 VOCABULARY = 30522
 TEXT = "The ferry leaves the old harbour, 7 a.m."
@@ -108,6 +111,19 @@ def test_missing_roles_are_named(folder: Path) -> None:
         load_tokenizer(folder, vocab_size=VOCABULARY)
 
 
+@pytest.mark.parametrize("length", ["512", True, 0, -1, 12.5, [512]])
+def test_a_longest_text_that_is_no_number_of_tokens(length: Any, folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", model_max_length=length)
+    with pytest.raises(CheckpointError, match=r"model_max_length is .*, expected a number of tokens"):
+        load(folder)
+
+
+@pytest.mark.parametrize("length", [64, 64.0, 10**30, 1e30])
+def test_longest_texts_of_published_files(length: float, folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", model_max_length=length)
+    assert load(folder).model_max_length == length
+
+
 def test_code_of_the_checkpoint_never_runs(folder: Path) -> None:
     (folder / "evil.py").write_text(f"open({str(folder / 'canary')!r}, 'w')\nclass T: ...\n")
     auto_map = {"AutoTokenizer": ["evil.T", "evil.T"]}
@@ -130,14 +146,95 @@ def test_a_tokenizer_that_is_only_code_of_the_checkpoint_is_refused(folder: Path
         load_tokenizer(folder, vocab_size=VOCABULARY)
 
 
-def test_sentencepiece_file_needs_conversion(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """A folder with a SentencePiece file of that name, for that class; stock transformers reads it without the library
+    that it asks for, because it reads the file through protobuf.
+    """
+    module = import_module("transformers.convert_slow_tokenizer")
+    monkeypatch.setattr(module, "requires_backends", lambda *names: None)
+
+    def write(name: str, model_type: str) -> Path:
+        special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"] if name == "spm.model" else ["<pad>", "<unk>", "[CLS]", "[SEP]"]
+        if name == "sentencepiece.bpe.model":
+            special = ["<unk>", "<s>", "</s>"]
+        vocabulary = unigram_pieces(special, 500, unknown="[UNK]" if name == "spm.model" else "<unk>")
+        (tmp_path / name).write_bytes(sentencepiece_model([*vocabulary, ("<user>", -1.0)], REPLACED))
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": 600}))
+        settings = {"do_lower_case": False, "model_max_length": 512}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type"),
+    [
+        ("spm.model", "deberta-v2"),
+        ("spiece.model", "albert"),
+        ("sentencepiece.bpe.model", "xlm-roberta"),
+        ("sentencepiece.bpe.model", "camembert"),
+    ],
+)
+def test_a_sentencepiece_file_gives_what_transformers_makes_of_it(
+    name: str, model_type: str, pieces: Callable[[str, str], Path]
+) -> None:
+    """transformers needs the libraries sentencepiece and protobuf for that."""
+    folder = pieces(name, model_type)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load(folder, 600)
+    assert type(ours) is type(theirs)
+    assert ours.get_vocab() == theirs.get_vocab()
+    assert (ours.special_tokens_map, ours.model_max_length) == (theirs.special_tokens_map, 512)
+    for text in (*LINES[:5], *MULTILINGUAL_LINES, " two  spaces\tand １ﬁ… ", "a <user> of\u200b it<user>", ""):
+        options: dict[str, Any] = {"return_offsets_mapping": True}
+        assert dict(ours(text, **options)) == dict(theirs(text, **options))
+    assert len(ours("<user>", add_special_tokens=False)["input_ids"]) <= 2
+    save_tokenizer(ours, folder / "saved")
+    again = AutoTokenizer.from_pretrained(folder / "saved")
+    assert again(LINES[0])["input_ids"] == ours(LINES[0])["input_ids"]
+    assert str(folder) not in (folder / "saved" / "tokenizer_config.json").read_text()
+
+
+@pytest.mark.parametrize("content", [b"\x0a\x0e\x0a\x05<unk>", b"", b"no model", b"\x0a\x07\x0a\x05<unk>"])
+def test_a_damaged_sentencepiece_file_is_named(content: bytes, folder: Path) -> None:
+    for name in ("tokenizer.json", "vocab.txt"):
+        (folder / name).unlink()
+    (folder / "spm.model").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"spm\.model: "):
+        load(folder)
+
+
+def test_a_sentencepiece_file_of_a_class_without_ids_for_it_needs_conversion(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         (folder / name).unlink()
-    edit(folder / "config.json", model_type="albert")
-    (folder / "spiece.model").write_bytes(b"\x0a\x0e\x0a\x05<unk>")
-    with pytest.raises(CheckpointError, match=r"spiece\.model: .*to get a tokenizer\.json"):
+    pieces = unigram_pieces(["<unk>", "<s>", "</s>"], 500)
+    (folder / "sentencepiece.bpe.model").write_bytes(sentencepiece_model(pieces, REPLACED))
+    with pytest.raises(CheckpointError, match=r"sentencepiece\.bpe\.model: .*to get a tokenizer\.json"):
         load_tokenizer(folder, vocab_size=VOCABULARY)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("kind", ["multilingual", "french"])
+def test_special_tokens_in_a_text_are_characters(
+    kind: str, tmp_path: Path, by_kind: dict[str, PreTrainedTokenizerBase]
+) -> None:
+    """The Unigram model has them among its pieces. Masks that are asked for stay masks."""
+    by_kind[kind].save_pretrained(tmp_path / "stock")
+    tokenizer = load(tmp_path / "stock")
+    text = "a </s></s> b<s>, <pad> <mask>"
+    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    plain: dict[str, Any] = {"add_special_tokens": False, "split_special_tokens": True}
+    assert special.intersection(by_kind[kind](text, **plain)["input_ids"])
+    assert special.isdisjoint(tokenizer(text, **plain)["input_ids"])
+    assert tokenizer(TEXT, TEXT)["input_ids"] == by_kind[kind](TEXT, TEXT)["input_ids"]
+    assert tokenizer.mask_token_id in tokenizer(text)["input_ids"]
+    save_tokenizer(tokenizer, tmp_path)
+    again = load(tmp_path)
+    assert again(text, **plain)["input_ids"] == tokenizer(text, **plain)["input_ids"]
+    assert AutoTokenizer.from_pretrained(tmp_path)(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
 
 
 def test_log_level_is_restored(folder: Path) -> None:

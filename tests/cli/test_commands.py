@@ -410,7 +410,8 @@ class TestInit:
             assert line in text.splitlines()
 
     def test_nothing_to_learn(self, tmp_path: Path, run: Run) -> None:
-        (tmp_path / "lines.csv").write_text("text\n" + "\n".join(LINES[:4]).replace(",", "") + "\n")
+        lines = [line.replace(",", "") for line in LINES[:4]]
+        (tmp_path / "lines.csv").write_text("text,more\n" + "".join(f"{line},{line}\n" for line in lines))
         message = failure(run("init", tmp_path / "lines.csv", "--output", tmp_path / "made.toml"), 3)
         assert "no column to learn" in message
 

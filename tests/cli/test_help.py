@@ -1,5 +1,6 @@
 """Help on terminals of any width: no word is cut, names of options least of all."""
 
+import ast
 import re
 from typing import Any
 
@@ -8,6 +9,7 @@ import typer
 
 from bert_tasks.cli import app as module
 from bert_tasks.cli import main as main  # adds the commands
+from support.sources import package_sources
 
 GROUP: Any = typer.main.get_command(module.app)
 
@@ -43,3 +45,19 @@ def test_plain_pages_keep_to_the_width(monkeypatch: pytest.MonkeyPatch, capsys: 
     for name in (None, *GROUP.commands):
         lines = page(name, 40, monkeypatch, capsys).splitlines()
         assert max(len(line) for line in lines if " " in line.strip()) <= 40
+
+
+def test_what_commands_share_is_written_once() -> None:
+    """An option of several commands has one declaration, so that they cannot come to differ."""
+    texts: list[str] = []
+    for source in package_sources():
+        if source.name.startswith("cli"):
+            for node in ast.walk(source.tree):
+                is_declared = isinstance(node, ast.Call) and ast.unparse(node.func) in {
+                    "typer.Option",
+                    "typer.Argument",
+                }
+                found = [keyword.value for keyword in node.keywords if keyword.arg == "help"] if is_declared else []
+                texts += [text.value for text in found if isinstance(text, ast.Constant)]
+    assert len(texts) > 50
+    assert sorted(text for text in set(texts) if texts.count(text) > 1) == []

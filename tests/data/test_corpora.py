@@ -19,7 +19,9 @@ from bert_tasks.data.records import text_rows
 from bert_tasks.data.splits import DataSpec, load_splits, stored_reading
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
-from bert_tasks.model.inputs import as_trained
+from bert_tasks.model.inputs import as_trained, load_table
+from bert_tasks.recipe.schema import load_recipe, resolved_toml
+from bert_tasks.tasks import TokenClassification
 
 TEXT = Column(name="text", kind="text")
 CORPUS = (TEXT, Column(name="sentences", kind="texts", required=False))
@@ -140,6 +142,25 @@ def test_what_a_document_is_belongs_to_the_reading_of_a_model(tmp_path: Path) ->
     assert sorted(row["text"] for row in rows) == ["a b", "c d", "e f"]
 
 
+@pytest.mark.parametrize("unlabelled", [False, True])
+def test_training_rows_are_documents_also_with_a_teacher(tmp_path: Path, unlabelled: bool) -> None:
+    """A teacher's rows may lack labels; those of a corpus have none in any case."""
+    path = tmp_path / "rows.txt"
+    path.write_text("a b\nc d\n\ne f\n")
+    spec = DataSpec(train=str(path))
+    splits = load_splits(spec, columns=CORPUS, seed=0, cache_dir=tmp_path / "cache", unlabelled=unlabelled)
+    rows = [*splits.train, *splits.validation[""]]
+    assert sorted(row["text"] for row in rows) == ["a b\nc d", "e f"]
+
+
+def test_a_tagger_reads_a_text_on_each_line_whatever_it_writes(tmp_path: Path) -> None:
+    path = tmp_path / "rows.text"
+    path.write_text("a b\nc d\n\ne f\n")
+    task: Any = TokenClassification(labels=("O", "B-X", "I-X"))
+    found = [len(load_table(path, task, labels=labels)) for labels in ("unread", "optional")]
+    assert found == [4, 4]
+
+
 def test_predictions_are_made_for_each_line_whatever_a_document_was_in_training(tmp_path: Path) -> None:
     path = tmp_path / "rows.txt"
     path.write_text("a\n\nb\n")
@@ -148,3 +169,45 @@ def test_predictions_are_made_for_each_line_whatever_a_document_was_in_training(
     assert as_trained(model, path, ReadOptions())[1].document == "file"
     assert as_trained(model, path, ReadOptions(document="line"))[1].document == "line"
     assert as_trained(model, path, ReadOptions(), read_labels=False)[1].document is None
+
+
+def test_the_rows_of_several_files_follow_each_other(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("Two.\nThree.\n\nFour.\n")
+    (tmp_path / "a.txt").write_text("One.\n")
+    (tmp_path / "c.jsonl").write_text('{"text": "Five."}\n{"text": "Six."}\n')
+    (tmp_path / "d.txt").mkdir()
+    names = [str(tmp_path / "*.txt"), str(tmp_path / "c.jsonl"), str(tmp_path / "a.txt")]
+    spec = DataSpec(train=tuple(names), validation=str(tmp_path / "a.txt"))
+    table = load_splits(spec, columns=CORPUS, seed=0).train
+    texts = ["One.", "Two.\nThree.", "Four.", "Five.", "Six."]
+    assert [row["text"] for row in table] == texts
+    assert [row.get("sentences") for row in table] == [["One."], ["Two.", "Three."], ["Four."], None, None]
+    assert table.source.endswith("a.txt and 2 other files")
+    (tmp_path / "b.txt").write_text("Two.\nThree.\n\nVier.\n")
+    assert load_splits(spec, columns=CORPUS, seed=0).train.fingerprint != table.fingerprint
+    assert stored_reading(spec, CORPUS).format == "text"
+
+
+def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\*\.txt: no file matches this pattern"):
+        load_splits(DataSpec(train=str(tmp_path / "none*.txt")), columns=CORPUS, seed=0)
+    (tmp_path / "odd [1].txt").write_text("One.\n\nTwo.\n\nThree.\n")
+    assert len(load_splits(DataSpec(train=str(tmp_path / "odd [1].txt")), columns=CORPUS, seed=0).train) == 2
+    with pytest.raises(ValueError, match="train is empty"):
+        DataSpec(train=("a.txt", ""))
+    for name, line in (("x.jsonl", '{"text": 1}'), ("y.jsonl", '{"text": [2]}')):
+        (tmp_path / name).write_text(line + "\n")
+    with pytest.raises(BadRowsError, match=r"(?s)x\.jsonl.*y\.jsonl"):
+        load_splits(DataSpec(train=str(tmp_path / "?.jsonl")), columns=CORPUS, seed=0)
+
+
+def test_paths_of_a_list_start_at_the_recipe(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'task = "masked-language-modeling"\n[model]\nname = "base"\n[data]\ntrain = ["a.txt", "more/*.txt"]\n'
+    )
+    loaded = load_recipe(recipe)
+    assert loaded.data.train == (str(tmp_path / "a.txt"), str(tmp_path / "more" / "*.txt"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "recipe.toml").write_text(resolved_toml(loaded))
+    assert load_recipe(tmp_path / "other" / "recipe.toml") == loaded

@@ -143,6 +143,13 @@ def test_a_renamed_row_keeps_what_it_has_under_the_tasks_names(row: dict[str, in
         assert renamed.get(name) == row.get(name, row.get(other))
 
 
+def test_a_renamed_row_keeps_the_text_that_its_words_are_from() -> None:
+    columns = (Column(name="words", kind="words"), Column(name="text", kind="text", required=False))
+    assert renamed_row({"text": "a  b"}, {"words": "text"}, columns) == {"words": "a  b", "text": "a  b"}
+    pair = (Column(name="text", kind="text"), Column(name="group", kind="id", required=False))
+    assert renamed_row({"group": "a"}, {"text": "group"}, pair) == {"text": "a"}
+
+
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.CSV.GZ"])
 def test_the_layout_of_training_applies_to_compressed_files_too(name: str) -> None:
     stored = ReadOptions(format="csv", delimiter=";", header=False, label_separator="|")

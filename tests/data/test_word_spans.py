@@ -25,8 +25,12 @@ def test_words_cover_a_text_in_order(text: str) -> None:
         ("state-of-the-art O'Neill", "state-of-the-art O'Neill"),
         (
             "na\u0131\u0308ve \u0939\u093f\u0928\u094d\u0926\u0940 \U0001f600 \u4f60\u597d",
-            "na\u0131\u0308ve \u0939\u093f\u0928\u094d\u0926\u0940 \U0001f600 \u4f60\u597d",
+            "na\u0131\u0308ve \u0939\u093f\u0928\u094d\u0926\u0940 \U0001f600 \u4f60 \u597d",
         ),
+        ("东京タワー、2003年。", "东 京 タ ワ ー 、 2003 年 。"),
+        ("か\u3099く", "か\u3099 く"),
+        ("زارت القاهرةَ، يوم الثلاثاء.", "زارت القاهرةَ ، يوم الثلاثاء ."),
+        ("Die Straße („Ring“) nach Köln-Mülheim", "Die Straße ( „ Ring “ ) nach Köln-Mülheim"),
         (" \n\t", ""),
     ],
 )

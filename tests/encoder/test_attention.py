@@ -10,6 +10,7 @@ from torch import Tensor
 from bert_tasks.encoder import packing
 from bert_tasks.encoder.attention import _pad, _unpad, attend, attention_backend
 from bert_tasks.encoder.packing import Packed, Padded, Regroup, pack
+from support.largest_tensor import LargestTensor
 
 RAGGED = (5, 1, 7, 3, 7, 16, 15)
 
@@ -24,13 +25,16 @@ def random_qkv(rows: int, *, heads: int = 2, size: int = 3, seed: int = 0) -> Te
     return torch.randn(rows, 3, heads, size, generator=generator, dtype=torch.float64)
 
 
-def plain_attention(qkv: Tensor, layout: Packed) -> Tensor:
+def plain_attention(qkv: Tensor, layout: Packed, *, window: int | None = None) -> Tensor:
     """The textbook formula, one sequence and head at a time."""
     contexts = []
     for start, stop in zip(layout.cu_seqlens[:-1].tolist(), layout.cu_seqlens[1:].tolist(), strict=True):
         query, key, value = qkv[start:stop].unbind(1)  # [T, A, D]
+        places = torch.arange(stop - start)
+        far = (places[:, None] - places).abs() > (stop if window is None else window)
         heads = [
-            torch.softmax(query[:, a] @ key[:, a].T / query.shape[-1] ** 0.5, dim=-1) @ value[:, a]
+            torch.softmax((query[:, a] @ key[:, a].T / query.shape[-1] ** 0.5).masked_fill(far, -torch.inf), dim=-1)
+            @ value[:, a]
             for a in range(qkv.shape[2])
         ]
         contexts.append(torch.cat(heads, dim=-1))
@@ -105,6 +109,56 @@ def test_regrouping_has_exact_gradients() -> None:
     assert torch.equal(_unpad(_pad(rows, regroup.gather, regroup.scatter), regroup.scatter), rows)
 
 
+@pytest.mark.parametrize("lengths", [RAGGED, (4,), (1, 1, 1), (40, 39, 38, 1), (16,), (33, 2)])
+@pytest.mark.parametrize("window", [1, 2, 3, 8])
+def test_a_token_attends_to_a_window_of_its_sequence(lengths: tuple[int, ...], window: int) -> None:
+    layout = layout_of(lengths)
+    qkv = random_qkv(sum(lengths))
+    expected = plain_attention(qkv, layout, window=window)
+    torch.testing.assert_close(attend(qkv, layout, dropout=0.0, window=window), expected, rtol=0, atol=1e-12)
+    if max(lengths) > window + 1:
+        for other in (window - 1, window + 1):
+            assert not torch.allclose(plain_attention(qkv, layout, window=other), expected)
+
+
+def test_a_window_of_a_padded_layout_counts_columns() -> None:
+    """The second sequence is padded on the left, the first has a hole, which counts."""
+    qkv = random_qkv(2 * 6)
+    mask = torch.tensor([[1, 1, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]]).bool()
+    context = attend(qkv, Padded(batch=2, length=6, mask=mask), dropout=0.0, window=2)
+    assert context.isfinite().all()
+    alone = plain_attention(qkv[9:], layout_of((3,)), window=2)
+    torch.testing.assert_close(context[9:], alone, rtol=0, atol=1e-12)
+    near = plain_attention(qkv[[1, 3, 4, 5]], layout_of((4,)))  # what the token in column 3 attends to
+    torch.testing.assert_close(context[3], near[1], rtol=0, atol=1e-12)
+
+
+def test_gradients_of_a_window_are_those_of_finite_differences() -> None:
+    layout = layout_of((5, 1, 3))
+    qkv = random_qkv(9, heads=1, size=2).requires_grad_()
+    assert torch.autograd.gradcheck(lambda rows: attend(rows, layout, dropout=0.0, window=1), (qkv,))
+
+
+@pytest.mark.parametrize("rows", [2048, 8192])
+def test_the_memory_of_a_window_grows_with_the_rows(rows: int) -> None:
+    """Forward and backward: not even the mask is a square."""
+    qkv = random_qkv(rows, heads=1, size=8).float().requires_grad_()
+    with LargestTensor() as seen:
+        torch.autograd.backward(attend(qkv, layout_of((rows,)), dropout=0.0, window=64).sum())
+    assert seen.elements <= 4 * 64 * rows
+
+
+def test_dropout_of_a_window_draws_new_attention_weights() -> None:
+    layout, qkv = layout_of((30, 7)), random_qkv(37)
+    torch.manual_seed(0)
+    dropped = attend(qkv, layout, dropout=0.5, window=3)
+    assert not torch.allclose(dropped, attend(qkv, layout, dropout=0.0, window=3))
+    torch.manual_seed(0)
+    assert torch.equal(dropped, attend(qkv, layout, dropout=0.5, window=3))
+    padded = Padded(batch=1, length=37, mask=torch.ones(1, 37, dtype=torch.bool))
+    assert attend(qkv, padded, dropout=0.5, window=3).isfinite().all()
+
+
 def test_dropout_draws_new_attention_weights() -> None:
     layout = layout_of((6, 6))
     qkv = random_qkv(12)
@@ -123,6 +177,8 @@ CUDA = torch.device("cuda")
 def test_cuda_takes_the_flash_kernel_where_it_fits(dtype: torch.dtype, head_size: int) -> None:
     assert attention_backend(device=CUDA, dtype=dtype, head_size=head_size, dropout=0.0) == "varlen"
     assert attention_backend(device=CUDA, dtype=dtype, head_size=head_size, dropout=1e-6) == "jagged"
+    assert attention_backend(device=CUDA, dtype=dtype, head_size=head_size, dropout=0.0, window=64) == "varlen"
+    assert attention_backend(device=CUDA, dtype=dtype, head_size=head_size, dropout=1e-6, window=64) == "grouped"
 
 
 @pytest.mark.parametrize(
@@ -153,14 +209,21 @@ def test_what_the_variable_length_kernel_returns_is_read(
     layout, qkv = layout_of(RAGGED), random_qkv(sum(RAGGED))
     expected = plain_attention(qkv, layout)
 
-    def kernel(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, *_: Any) -> Tensor | tuple[Tensor, None]:
+    def kernel(
+        query: Tensor, key: Tensor, value: Tensor, starts: Tensor, *_: Any, window_size: tuple[int, int]
+    ) -> Tensor | tuple[Tensor, None]:
         assert starts.tolist() == layout.cu_seqlens.tolist()
-        context = plain_attention(torch.stack([query, key, value], dim=1), layout).view_as(query)
+        left, right = window_size
+        assert left == right
+        window = None if left == -1 else left
+        context = plain_attention(torch.stack([query, key, value], dim=1), layout, window=window).view_as(query)
         return (context, None) if has_more_results else context
 
     monkeypatch.setattr("bert_tasks.encoder.attention.attention_backend", lambda **_: "varlen")
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     torch.testing.assert_close(attend(qkv, layout, dropout=0.0), expected, rtol=0, atol=1e-12)
+    near = plain_attention(qkv, layout, window=3)
+    torch.testing.assert_close(attend(qkv, layout, dropout=0.0, window=3), near, rtol=0, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
@@ -199,9 +262,10 @@ def test_nested_tensors_drop_weights_without_bias_on_a_gpu(head_size: int) -> No
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 16])
 @pytest.mark.parametrize("head_size", [32, 64])
 def test_the_variable_length_kernel_agrees_with_the_grouped_path(
-    head_size: int, monkeypatch: pytest.MonkeyPatch
+    head_size: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both in bfloat16, each against float32: neither is further from it than bfloat16's rounding explains."""
     lengths = (17, 1, 128, 9, 120, 64, 2, 126)
@@ -211,7 +275,7 @@ def test_the_variable_length_kernel_agrees_with_the_grouped_path(
 
     def run(rows: Tensor) -> tuple[Tensor, Tensor]:
         leaf = rows.clone().requires_grad_()
-        context = attend(leaf, layout, dropout=0.0)
+        context = attend(leaf, layout, dropout=0.0, window=window)
         (gradient,) = torch.autograd.grad((context.float() * weights.float()).sum(), leaf)
         return context.float(), gradient.float()
 

@@ -151,11 +151,11 @@ def test_activations() -> None:
     assert float((erf - cubic).abs().max()) > 1e-5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "modernbert"])  # test_modernbert.py
 @torch.no_grad()
 def test_initial_weights(family: str) -> None:
     model = TaskModel(hf_config(family).to_dict(), SequenceClassification(labels=("a", "b"), max_length=48))
-    initialize(model, std=0.02)
+    initialize(model, model.config)
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             assert torch.equal(module.weight, torch.ones_like(module.weight))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +92,35 @@ def test_an_activation_without_gradients_is_that_of_torch(
     assert torch.allclose(expected, ACTIVATIONS[activation](F.linear(x, layer.weight, layer.bias)), atol=1e-6)
     assert torch.allclose(found, expected, atol=1e-6)
     assert not torch.allclose(found, layer(x), atol=0.1)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
+def test_an_activation_without_gradients_overwrites_the_product(
+    undecided: None, monkeypatch: pytest.MonkeyPatch, kind: str, activation: Activation
+) -> None:
+    monkeypatch.setenv("BERT_TASKS_MATMUL", "mkl")
+    torch.manual_seed(0)
+    dtype = torch.float64 if kind == "float64" else torch.float32
+    layer, x, products = Linear(8, 5, dtype=dtype), torch.randn(70, 8, dtype=dtype), []
+
+    def recorded(*arguments: Any) -> torch.Tensor:
+        products.append(linear(*arguments))
+        return products[-1]
+
+    monkeypatch.setattr(linear_module, "linear", recorded)
+    with torch.autocast("cpu", torch.bfloat16, enabled=kind == "bfloat16"):
+        expected = activated(layer, x, activation)
+        with torch.no_grad():
+            found = activated(layer, x, activation)
+            hook = layer.register_forward_hook(lambda *_: None)
+            hooked = activated(layer, x, activation)
+            hook.remove()
+    kept, overwritten, seen = products
+    assert torch.equal(found, expected)
+    assert found.data_ptr() == overwritten.data_ptr()
+    assert torch.equal(seen, kept)  # a hook may keep the product
+    assert torch.equal(hooked, expected)
 
 
 def test_a_layer_with_a_hook_or_in_a_wrapper_is_called(onednn: None) -> None:

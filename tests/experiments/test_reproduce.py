@@ -71,6 +71,14 @@ def test_equal_bits(
     assert json.loads(json.dumps(finished.to_json()))["differences"] == []
 
 
+def test_equal_bits_in_bfloat16(dropout_checkpoint: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, dropout_checkpoint, rows=24, epochs=1)
+    text = recipe.read_text("utf-8").replace("[run]", 'mixed_precision = "bf16"\n[run]')
+    recipe.write_text(text, "utf-8")
+    train(load_recipe(recipe), progress=False)
+    assert reproduce(tmp_path / "run", progress=False).equal
+
+
 def test_the_current_folder_is_named_by_what_it_is_called(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(copied)
     assert reproduce(".", progress=False).output_dir == copied.with_name(f"{copied.name}-reproduced")

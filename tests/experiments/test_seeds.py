@@ -203,7 +203,7 @@ def test_each_seed_is_announced(folder, capsys):
 def test_a_folder_of_something_else_is_refused(folder, content):
     (folder / "out").mkdir()
     (folder / "out" / content).write_text("mine", "utf-8")
-    expected = "contains no runs" if content == "thesis.tex" else "a run of one seed"
+    expected = "contains no such runs" if content == "thesis.tex" else "holds a single run"
     for call in (train_seeds, dry_run_seeds):
         with pytest.raises(UsageError, match=expected):
             call(recipe(folder), [1])
@@ -361,7 +361,7 @@ def test_collapsed_runs_are_told_apart():
     assert lines[0].split() == ["seed", "accuracy", "best", "step"]
     assert "collapsed: predicts 'calm' for every row" in lines[2]
     assert ["metric", "mean", "std", "median", "best", "of", "seed"] in [line.split() for line in lines]
-    assert "1 of 4 runs (seed 2) collapsed; without: accuracy mean 0.85, std 0.0707107" in lines
+    assert "1 of 4 runs (seed 2) collapsed; accuracy of the others: mean 0.85, std 0.0707107" in lines
     assert "try more epochs" in lines
     alone = replace(result, runs=(collapsed,))
     assert "1 of 1 runs (seed 2) collapsed; no other is left" in alone.lines()

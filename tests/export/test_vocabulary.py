@@ -1,15 +1,18 @@
-"""A head over the vocabulary, exported: the same predictions and metrics, and int8 refused by name."""
+"""Heads of pre-training, exported: the same predictions and metrics, and int8 refused by name."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel, evaluate, predict
 from bert_tasks.errors import UsageError
 from bert_tasks.export import export
-from bert_tasks.tasks import MaskedLanguageModeling
-from support.task_examples import MASKED
+from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens, Task
+from support.small_checkpoints import save_checkpoint
+from support.task_contract import numbers
+from support.task_examples import MASKED, TEXTS
 
 
 @pytest.mark.slow
@@ -27,3 +30,28 @@ def test_predictions_and_metrics_are_the_models(checkpoint: Path, tmp_path: Path
         export(model, to="int8", output=tmp_path / "int8", data=rows)
     with pytest.raises(UsageError, match="int8 is not supported for masked-language-modeling"):
         predict(model, rows, dtype="int8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "task"),
+    [
+        ("bert", MaskedLanguageModeling(max_length=24, sentence_objective="nsp")),
+        ("albert", MaskedLanguageModeling(max_length=24, sentence_objective="sop")),
+        ("electra", ReplacedTokens(max_length=24)),
+    ],
+)
+def test_other_models_of_pretraining(
+    family: str, task: Task, unigram_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    """Predictions read no pairs of sentences, and need no generator."""
+    save_checkpoint(tmp_path / "model", family, unigram_tokenizer, wide=True)
+    model = TaskModel.from_pretrained(tmp_path / "model", task=task)
+    rows = [dict(row) for row in MASKED] if isinstance(task, MaskedLanguageModeling) else [{"text": t} for t in TEXTS]
+    export(model, to="onnx", output=tmp_path / "onnx", data=rows)
+    expected = model.predict(rows)
+    assert numbers(predict(tmp_path / "onnx", rows)) == pytest.approx(numbers(expected), abs=1e-5)
+    assert len(numbers(expected)) >= 5 * len(rows)
+    if isinstance(task, MaskedLanguageModeling):
+        metrics = evaluate(model, rows)
+        assert evaluate(tmp_path / "onnx", rows)["perplexity"] == pytest.approx(metrics["perplexity"], rel=1e-5)

@@ -13,9 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 
+from bert_tasks import load_recipe, train
 from bert_tasks.run_dir.checkpoints import newest_checkpoint
 from support import runs
+from support.small_checkpoints import edit_config, save_checkpoint
 from support.training_runs import load_model, make_rows
 
 KILLS, CHAINS = (int(os.environ.get(f"BERT_TASKS_{name}", default)) for name, default in (("KILLS", 4), ("CHAINS", 1)))
@@ -120,3 +123,33 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_were_not(
     assert left == sorted(path.name for path in [*undisturbed.iterdir(), *(undisturbed / "checkpoints").iterdir()])
     for moment in MOMENTS:
         record_property(moment, killed[moment])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bert", "electra"])
+def test_masks_and_drawn_tokens_are_the_same_after_a_kill(
+    family: str, bpe_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    """Masked language modelling with pairs, and replaced-token detection; the run without a kill is in this process."""
+    save_checkpoint(tmp_path / "base", family, bpe_tokenizer)
+    edit_config(tmp_path / "base", hidden_dropout_prob=0.1)
+    is_masked = family == "bert"
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        task = "masked-language-modeling" if is_masked else "replaced-token-detection"
+        recipe = runs.write_recipe(tmp_path / name, tmp_path / "base", task=task, epochs=4)
+        settings = '[settings]\nsentence_objective = "sop"\n' if is_masked else "[settings]\n"
+        recipe.write_text(recipe.read_text("utf-8").replace("[settings]\n", settings), "utf-8")
+    train(load_recipe(tmp_path / "whole" / "recipe.toml"), progress=False)
+    run = tmp_path / "killed" / "run"
+    program = runs.Program([*runs.CONSOLE, "train", recipe], folder=tmp_path / "killed")
+    await_moment(program, run, "saving" if is_masked else "training", random.Random(family))
+    program.send(signal.SIGKILL)
+    assert program.wait().code == -signal.SIGKILL
+    ended = runs.run([*runs.CONSOLE, "train", recipe], folder=tmp_path / "killed")
+    assert ended.code == 0, ended.err
+    assert runs.digests(run) == runs.digests(tmp_path / "whole" / "run")
+    assert runs.events(run) == runs.events(tmp_path / "whole" / "run")
+    if not is_masked:
+        weights = [(tmp_path / name / "run/generator/model.safetensors").read_bytes() for name in ("whole", "killed")]
+        assert weights[0] == weights[1]

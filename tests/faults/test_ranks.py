@@ -34,7 +34,8 @@ def test_a_failing_process_ends_the_job(faulty: Path, fault: str, told: str) -> 
     assert told in ended.err
     if fault == "raise":
         assert 'faulty_task.py", line' in ended.err
-        assert ended.err.index("the barometer fell") < ended.err.index("lost the connection")
+        before, _, _ = ended.err.partition("the barometer fell")
+        assert "lost the connection" not in before  # torchrun may end process 0 before it says so
     found = newest_checkpoint(folder / "run" / "checkpoints")
     assert found is not None
     assert found.state.step >= 2

@@ -21,6 +21,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import predict_file, streams
 from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks.explanation import Explainable
 from support.task_contract import unlabelled
 from support.task_examples import EXAMPLES
 
@@ -98,6 +99,8 @@ def test_logits_are_those_that_the_scores_were_made_of(kind: str, model_of: Mode
             assert [model.task.labels[best] for best in probabilities.argmax(-1)] == before["tags"]
         elif "n_best" in before:
             assert {"start_logit", "end_logit"} <= before["n_best"][0].keys()
+        elif isinstance(before.get("scores"), list):  # of the choices of the row
+            assert logits.softmax(-1).tolist() == pytest.approx(before["scores"], abs=1e-6)
         elif "scores" in before:
             several = "labels" in before
             probabilities = logits.sigmoid() if several else logits.softmax(-1)
@@ -128,6 +131,39 @@ def test_a_format_without_a_place_for_logits_is_refused(model_of: ModelOf, tmp_p
     rows = unlabelled(EXAMPLES["token"])
     with pytest.raises(UsageError, match=r"\.conll has no place for logits"):
         predict(model_of("token"), rows, output=tmp_path / "out.conll", logits=True)
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.parquet"])
+def test_explanations_are_written(name: str, model_of: ModelOf, tmp_path: Path) -> None:
+    model, texts = model_of("single"), ["a fine film", "what a bore"]
+    predict(model, texts, output=tmp_path / name, explain=True)
+    expected = [one.explanation.to_json() for one in model.predict(texts, explain=True)]  # type: ignore[attr-defined]
+    if name.endswith("jsonl"):
+        found = [json.loads(line)["explanation"] for line in (tmp_path / name).read_text("utf-8").splitlines()]
+    elif name.endswith("csv"):
+        rows = csv.DictReader(io.StringIO((tmp_path / name).read_text("utf-8")))
+        found = [json.loads(row["explanation"]) for row in rows]
+    else:
+        from pyarrow import parquet
+
+        found = parquet.read_table(tmp_path / name)["explanation"].to_pylist()
+    assert found == expected
+    assert [word["word"] for word in found[0]["words"]] == ["a", "fine", "film"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind, one in EXAMPLES.items() if not isinstance(one.task, Explainable)])
+def test_tasks_without_explanations_say_so(kind: str, model_of: ModelOf, tmp_path: Path) -> None:
+    model, rows = model_of(kind), unlabelled(EXAMPLES[kind])[:2]
+    for output in (None, tmp_path / "out.jsonl"):
+        with pytest.raises(UsageError, match=f"{model.task.name} gives no explanations"):
+            predict(model, rows, output=output, explain=True)
+
+
+def test_explanations_need_a_place_and_gradients(model_of: ModelOf, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\.json has no place for explanations"):
+        predict(model_of("span"), unlabelled(EXAMPLES["span"]), output=tmp_path / "out.json", explain=True)
+    with pytest.raises(UsageError, match="explanations are computed in float32: leave out dtype = 'int8'"):
+        predict(model_of("single"), ["a"], explain=True, dtype="int8")
 
 
 def piped(model: TaskModel, content: str, tmp_path: Path, **options: Any) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ def test_a_steady_stream_is_not_held_back(work: Predictor, tmp_path: Path, monke
     assert done.rows == sum(out.rows) == ROWS
     assert done.truncated == ROWS // 3
     assert len(out.rows) > 1
+
+
+def test_explained_rows_are_written_in_small_parts(work: Predictor, tmp_path: Path) -> None:
+    path, out = tmp_path / "rows.jsonl", Counting()
+    path.write_text('{"text": "home"}\n' * 40)
+    asked = replace(work, writing=WriteOptions(explain=True))
+    streams.predict_stream(asked, ReadOptions(format="jsonl"), out, None, path)
+    assert sum(out.rows) == 40
+    assert max(out.rows) <= 32
 
 
 def test_inputs_left_by_killed_processes_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

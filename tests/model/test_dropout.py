@@ -12,17 +12,20 @@ from torch.nn import functional as F
 
 from bert_tasks.encoder import attention
 from bert_tasks.encoder.dropout import Dropout
-from support.hf_models import FAMILIES, Head, hf_config, hf_model, random_batch
+from support.hf_models import FAMILIES, ROBERTAS, Head, hf_config, hf_model, random_batch
 from support.parity import ours_from, packed_difference, shaped_difference
 
 PROBABILITIES: dict[str, dict[str, float]] = {
     "bert": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3},
-    "roberta": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3},
+    **{family: {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3} for family in ROBERTAS},
+    "mpnet": {"hidden_dropout_prob": 0.1},
     "distilbert": {"dropout": 0.1, "seq_classif_dropout": 0.3, "qa_dropout": 0.2},
     "albert": {"hidden_dropout_prob": 0.1, "classifier_dropout_prob": 0.3},
-    "electra": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3},
+    "electra": {"hidden_dropout_prob": 0.1, "classifier_dropout": 0.3, "summary_last_dropout": 0.25},
+    "modernbert": {"embedding_dropout": 0.1, "mlp_dropout": 0.2, "classifier_dropout": 0.3},
+    "deberta-v2": {"hidden_dropout_prob": 0.1, "cls_dropout": 0.3, "pooler_dropout": 0.2, "conv_kernel_size": 3},
 }
-ATTENTION = {"distilbert": "attention_dropout"}
+ATTENTION = {"distilbert": "attention_dropout", "modernbert": "attention_dropout"}
 
 
 def config(family: str, head: Head, *, attention_dropout: float = 0.0) -> Any:
@@ -41,7 +44,7 @@ def scaling_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("scaling_dropout")
-@pytest.mark.parametrize("head", ["base", "sequence", "token", "span"])
+@pytest.mark.parametrize("head", ["base", "sequence", "token", "span", "choice"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_dropout_stands_where_transformers_has_it(family: str, head: Head) -> None:
     theirs = hf_model(family, head, config=config(family, head))

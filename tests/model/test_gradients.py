@@ -18,6 +18,7 @@ LENGTHS = (17, 1, 30, 9, 2, 16)
 LABELS = (0, 2, 1, 1, 0, 2)
 CASES = [(family, "sequence") for family in FAMILIES]
 CASES += [(family, head) for family in ("bert", "albert") for head in ("token", "span")]
+EVERY_HEAD = [(family, head) for family in FAMILIES for head in ("sequence", "token", "span")]
 WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
@@ -34,6 +35,7 @@ def undropped(family: str, **changes: float) -> PretrainedConfig:
 def hf_loss(model: PreTrainedModel, batch: HFBatch, head: Head, labels: tuple[int, ...] = LABELS) -> Tensor:
     """transformers' mean cross entropy; for row heads the mean over real tokens of the sum of squares."""
     if head == "sequence":
+        model.config.problem_type = "single_label_classification"  # else DeBERTa's class rounds logits to float32
         loss: Tensor = model(**batch.inputs(model.config.model_type), labels=torch.tensor(labels)).loss
         return loss
     logits = hf_output(model, batch)[batch.attention_mask.bool()]
@@ -65,7 +67,7 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one) / largest
 
 
-@pytest.mark.parametrize(("family", "head"), CASES)
+@pytest.mark.parametrize(("family", "head"), EVERY_HEAD)
 def test_gradients(family: str, head: Head) -> None:
     theirs = hf_model(family, head)
     ours = task_model(theirs, head)
@@ -116,7 +118,9 @@ def test_one_adamw_step(family: str, head: Head) -> None:
 
 @pytest.mark.parametrize(("family", "head"), CASES)
 def test_every_parameter_gets_a_gradient(family: str, head: Head) -> None:
-    """Softmax takes away what all keys have in common, so that key biases, and they alone, have none."""
+    """Softmax takes away what all keys have in common, so that key biases, and they alone, have none. In DeBERTa they
+    are multiplied with the queries of distances, too.
+    """
     ours = task_model(hf_model(family, head), head)
     torch.autograd.backward(our_loss(ours, random_batch(family, lengths=LENGTHS), head))
     found = gradients(ours)
@@ -124,8 +128,9 @@ def test_every_parameter_gets_a_gradient(family: str, head: Head) -> None:
     for name, gradient in found.items():
         parts = gradient.chunk(3) if name.endswith("qkv.bias") else (gradient,)
         sizes = [float(part.abs().max()) for part in parts]
-        assert all(size > 1e-8 for i, size in enumerate(sizes) if i != 1), name
-        assert len(sizes) == 1 or sizes[1] < 1e-12, name
+        without = [] if family == "deberta-v2" else sizes[1:2]
+        assert all(size > 1e-8 for i, size in enumerate(sizes) if i != 1 or not without), name
+        assert all(size < 1e-12 for size in without), name
 
 
 def seeded_gradients(model: TaskModel, batch: HFBatch, *, checkpointing: bool) -> dict[str, Tensor]:
@@ -187,7 +192,7 @@ def loss_curve(model: torch.nn.Module, losses: Callable[[int], Tensor], *, steps
     [
         "bert",
         "albert",
-        *(pytest.param(family, marks=pytest.mark.slow) for family in ("roberta", "distilbert", "electra")),
+        *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES if family not in ("bert", "albert")),
     ],
 )
 def test_a_hundred_steps_give_transformers_loss_curve(family: str) -> None:

@@ -16,21 +16,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from bert_tasks.encoder import attention, heads
+from bert_tasks.encoder import attention, heads, positions
 from bert_tasks.encoder.config import Activation
 from bert_tasks.encoder.layers import Layer
 from bert_tasks.encoder.linear import ACTIVATIONS
 from bert_tasks.encoder.packing import Layout, Packed, Selection
+from bert_tasks.encoder.positions import Positions
 from bert_tasks.families import parameter_map
-from bert_tasks.model import encoder as shaped
+from bert_tasks.model import pretrained_module
 from bert_tasks.model.task_model import TaskModel
 from support import parity
-from support.hf_models import FAMILIES, Head, HFBatch, hf_model, random_batch
+from support.hf_models import AFTER_PADDING, ROBERTAS, Head, HFBatch, hf_model, random_batch
+from support.hf_models import FAMILIES as ALL_FAMILIES
 from support.parity import Model, difference, hf_output, ours_from, packed_output, shaped_output
 
 DETECTED = 10 * 1e-10
 LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)
+FAMILIES = tuple(family for family in ALL_FAMILIES if family != "modernbert")  # tests/families/test_modernbert.py
 PROJECTED = ("albert", "electra")
+# Else these faults end in an error of shapes, or the family has no table of positions.
+ABSOLUTE = tuple(family for family in FAMILIES if family not in ("mpnet", "deberta-v2"))
+WITH_TABLE = (*ABSOLUTE, "mpnet")
 
 Names = Mapping[str, tuple[str, ...]]
 
@@ -166,6 +172,19 @@ def positions_across_sequences(model: TaskModel) -> None:
     table.register_forward_pre_hook(lambda module, inputs: (torch.arange(len(inputs[0])) % rows,))
 
 
+@torch.no_grad()
+def distances_backwards(model: TaskModel) -> None:
+    """Keys before the query have the buckets of those after it."""
+    bias = model.stack.positions
+    assert isinstance(bias, positions.RelativeBias)
+    bias.bias.weight.copy_(bias.bias.weight.roll(16, dims=0))
+
+
+def bucket_starts_early(distance: int) -> Callable[[pytest.MonkeyPatch], None]:
+    starts = tuple(start - (start == distance) for start in positions._BUCKET_STARTS)
+    return lambda monkeypatch: monkeypatch.setattr(positions, "_BUCKET_STARTS", starts)
+
+
 def norm_without_residual(norm: str, dense: str) -> Callable[[TaskModel], None]:
     """The norm sees the output of ``dense`` alone."""
 
@@ -180,17 +199,29 @@ def norm_without_residual(norm: str, dense: str) -> Callable[[TaskModel], None]:
     return edit
 
 
-def wrong_layer_forward(layer: Layer, hidden: Tensor, layout: Layout, selection: Selection | None = None) -> Tensor:
+def wrong_layer_forward(
+    layer: Layer,
+    hidden: Tensor,
+    layout: Layout,
+    selection: Selection | None = None,
+    positions: Positions | None = None,
+) -> Tensor:
     """The norms before attention and feed-forward, as in later architectures."""
-    context = layer.attention.output(layer.attention(layer.attention_norm(hidden), layout))
+    context = layer.attention.output(layer.attention(layer.attention_norm(hidden), layout, positions=positions))
     hidden = hidden + context
     hidden = hidden + layer.output(ACTIVATIONS[layer.activation](layer.intermediate(layer.output_norm(hidden))))
     return hidden if selection is None else hidden.index_select(0, selection.rows)
 
 
-def residual_of_other_rows(layer: Layer, hidden: Tensor, layout: Layout, selection: Selection | None = None) -> Tensor:
+def residual_of_other_rows(
+    layer: Layer,
+    hidden: Tensor,
+    layout: Layout,
+    selection: Selection | None = None,
+    positions: Positions | None = None,
+) -> Tensor:
     """The layer with the residual of the first rows instead of the rows that are read."""
-    context = layer.attention(hidden, layout)
+    context = layer.attention(hidden, layout, positions=positions)
     if selection is not None:
         context, hidden = context.index_select(0, selection.rows), hidden[: len(selection.rows)]
     hidden = layer.attention_norm(hidden + layer.attention.output(context))
@@ -214,7 +245,10 @@ def patch_sdpa(**changes: Any) -> Callable[[pytest.MonkeyPatch], None]:
 
 def attention_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     def sdpa(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Tensor:
-        single = F.scaled_dot_product_attention(query.float(), key.float(), value.float(), **arguments)
+        mask = arguments.pop("attn_mask")
+        if mask is not None and mask.is_floating_point():
+            mask = mask.float()
+        single = F.scaled_dot_product_attention(query.float(), key.float(), value.float(), attn_mask=mask, **arguments)
         return single.to(query.dtype)
 
     monkeypatch.setattr(attention, "F", SimpleNamespace(scaled_dot_product_attention=sdpa))
@@ -223,8 +257,8 @@ def attention_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_group_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """All packed rows attend to each other, as if they were one sequence."""
 
-    def everything(qkv: Tensor, layout: Packed, *, dropout: float) -> Tensor:
-        return attention._attend_rectangle(qkv, 1, qkv.shape[0], None, dropout)
+    def everything(qkv: Tensor, layout: Packed, *, dropout: float, window: int | None, **added: Any) -> Tensor:
+        return attention._attend_rectangle(qkv, 1, qkv.shape[0], None, dropout, **added)
 
     monkeypatch.setattr("bert_tasks.encoder.layers.attend", everything)
 
@@ -268,7 +302,7 @@ def pooler_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def columns_as_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        shaped,
+        pretrained_module,
         "default_positions",
         lambda config, ids: torch.arange(ids.shape[1])[None] % config.max_position_embeddings,
     )
@@ -277,8 +311,10 @@ def columns_as_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 FAULTS: dict[str, Fault] = {
     "gelu in its other form": Fault(edit=set_activation({"gelu": "gelu_new", "gelu_new": "gelu"})),
     "relu for gelu": Fault(edit=set_activation({"gelu": "relu", "gelu_new": "relu"})),
-    "eps 1e-5 for 1e-12": Fault(edit=set_eps(after=1e-5), families=tuple(f for f in FAMILIES if f != "roberta")),
-    "eps 1e-12 for 1e-5": Fault(edit=set_eps(after=1e-12), families=("roberta",)),
+    "eps 1e-5 for 1e-12": Fault(
+        edit=set_eps(after=1e-5), families=tuple(f for f in FAMILIES if f not in AFTER_PADDING)
+    ),
+    "eps 1e-12 for 1e-5": Fault(edit=set_eps(after=1e-12), families=AFTER_PADDING),
     "eps 1e-5 in one kind of norm": Fault(edit=set_eps(after=1e-5, only="output_norm"), families=("bert",)),
     "ALBERT's groups alternate": Fault(edit=set_layer_order(lambda order: (0, 1, 0, 1)), families=("albert",)),
     "ALBERT's groups reversed": Fault(edit=set_layer_order(lambda order: order[::-1]), families=("albert",)),
@@ -286,19 +322,23 @@ FAULTS: dict[str, Fault] = {
     "the last layer skipped": Fault(edit=set_layer_order(lambda order: order[:-1])),
     "a middle layer skipped": Fault(edit=set_layer_order(lambda order: order[:1] + order[2:])),
     "two neighbours out of order": Fault(edit=set_layer_order(lambda order: (order[0], order[2], order[1], order[3]))),
-    "positions ignored": Fault(edit=without_positions),
-    "RoBERTa's positions from 0": Fault(edit=positions_from_zero, families=("roberta",)),
-    "RoBERTa's positions are columns": Fault(patch=columns_as_positions, families=("roberta",), only="padded"),
-    "positions run across sequences": Fault(edit=positions_across_sequences, only="packed"),
+    "positions ignored": Fault(edit=without_positions, families=WITH_TABLE),
+    "RoBERTa's positions from 0": Fault(edit=positions_from_zero, families=AFTER_PADDING),
+    "RoBERTa's positions are columns": Fault(patch=columns_as_positions, families=AFTER_PADDING, only="padded"),
+    "positions run across sequences": Fault(edit=positions_across_sequences, families=WITH_TABLE, only="packed"),
+    "scores of distances left out": Fault(edit=zero("positions.bias.weight"), families=("mpnet",)),
+    "distances counted backwards": Fault(edit=distances_backwards, families=("mpnet",)),
+    "a bucket begins one token early": Fault(patch=bucket_starts_early(12), families=("mpnet",)),
+    "the farthest bucket begins one token early": Fault(patch=bucket_starts_early(46), families=("mpnet",)),
     "segments ignored": Fault(edit=without_segments, families=("bert", "albert", "electra")),
-    "the only segment left out": Fault(edit=zero("token_type.weight"), families=("roberta",)),
+    "the only segment left out": Fault(edit=zero("token_type.weight"), families=ROBERTAS),
     "embeddings not normalised": Fault(edit=replace_module("stack.embeddings.norm", nn.Identity())),
     "projection without bias": Fault(edit=zero("projection.bias"), families=PROJECTED),
     "mask ignored": Fault(patch=patch_sdpa(attn_mask=None)),
     "attention not scaled": Fault(patch=patch_sdpa(scale=1.0)),
     "attention is causal": Fault(patch=patch_sdpa(attn_mask=None, is_causal=True)),
     "attention in single precision": Fault(patch=attention_in_single_precision),
-    "another number of heads": Fault(edit=set_heads(6)),
+    "another number of heads": Fault(edit=set_heads(6), families=ABSOLUTE),
     "value bias left out": Fault(edit=zero("qkv.bias")),
     "no residual around attention": Fault(edit=norm_without_residual("attention_norm", "attention.output")),
     "no residual around feed-forward": Fault(edit=norm_without_residual("output_norm", "output")),
@@ -312,7 +352,7 @@ FAULTS: dict[str, Fault] = {
     "pooler skipped": Fault(patch=pooler_skipped),
     "head reads another sequence": Fault(patch=second_token_read),
     "logits in the order of rows": Fault(patch=first_rows_by_length, only="packed"),
-    "packed sequences not separated": Fault(patch=one_group_of_all, only="packed"),
+    "packed sequences not separated": Fault(patch=one_group_of_all, families=ABSOLUTE, only="packed"),
     "groups not put back": Fault(patch=never_regrouped, only="packed"),
     "start and end exchanged": Fault(edit=outputs_reversed, head="span"),
     "token bias left out": Fault(edit=zero("head.output.bias"), head="token"),
@@ -387,7 +427,7 @@ def test_faults_in_the_key_map(name: str, family: str, monkeypatch: pytest.Monke
     ("family", "field"),
     [
         ("bert", {"layer_norm_eps": 1e-5}),
-        ("roberta", {"pad_token_id": 0}),
+        *((family, {"pad_token_id": 0}) for family in ROBERTAS),
         ("distilbert", {"activation": "relu"}),
         ("albert", {"hidden_act": "gelu"}),
         ("electra", {"num_attention_heads": 6}),

@@ -22,7 +22,8 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import SequenceClassification
-from support.hf_models import FAMILIES, PREFIX, Head
+from support.hf_models import AFTER_PADDING, FAMILIES, PREFIX, WITHOUT_TYPES, Head
+from support.largest_tensor import LargestTensor
 from support.small_checkpoints import copied, edit_config, save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES
 
@@ -30,10 +31,14 @@ LABELS = ("calm", "glad", "sad")
 TEXTS = (LINES[0], "the ferry", "", LINES[7])
 HEAD_KEYS = {
     "bert": {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"},
-    "roberta": {f"classifier.{name}.{part}" for name in ("dense", "out_proj") for part in ("weight", "bias")},
     "distilbert": {f"{name}.{part}" for name in ("pre_classifier", "classifier") for part in ("weight", "bias")},
     "albert": {"albert.pooler.weight", "albert.pooler.bias", "classifier.weight", "classifier.bias"},
-    "electra": {f"classifier.{name}.{part}" for name in ("dense", "out_proj") for part in ("weight", "bias")},
+    "deberta-v2": {f"{name}.{part}" for name in ("pooler.dense", "classifier") for part in ("weight", "bias")},
+    "modernbert": {"head.dense.weight", "head.norm.weight", "classifier.weight", "classifier.bias"},
+    **{
+        family: {f"classifier.{name}.{part}" for name in ("dense", "out_proj") for part in ("weight", "bias")}
+        for family in ("electra", *AFTER_PADDING)
+    },
 }
 Save = Callable[..., Path]
 
@@ -62,7 +67,7 @@ def inputs_of(folder: Path) -> dict[str, Tensor]:
 @torch.no_grad()
 def stock_logits(model: PreTrainedModel, folder: Path) -> Tensor:
     inputs = inputs_of(folder)
-    if model.config.model_type == "distilbert":
+    if model.config.model_type in WITHOUT_TYPES:
         inputs.pop("token_type_ids", None)
     logits: Tensor = model(**inputs).logits
     return logits
@@ -130,7 +135,7 @@ def test_stock_base_model_of_a_pooling_head(family: str, stock: Save, tmp_path: 
     folder = stock(family)
     loaded(folder, pooling="mean").save_pretrained(tmp_path / "saved")
     inputs = inputs_of(folder)
-    if family == "distilbert":
+    if family in WITHOUT_TYPES:
         inputs.pop("token_type_ids", None)
     with torch.no_grad():
         before = AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state
@@ -256,7 +261,7 @@ def test_another_tasks_head_is_dropped(family: str, head: Head, stock: Save) -> 
     model = loaded(stock(family, head, labels=labels), labels)
     report = model.load_report
     assert report is not None
-    theirs = {"token": "classifier", "span": "qa_outputs"}[head]
+    theirs = {"token": "classifier", "span": "classifier" if family == "modernbert" else "qa_outputs"}[head]
     assert set(report.dropped) == {f"{theirs}.weight", f"{theirs}.bias"}
     assert {key for key in HEAD_KEYS[family] if key.startswith("classifier")} <= set(report.new)
 
@@ -396,3 +401,18 @@ def test_an_encoder_taken_from_a_task_folder_claims_no_task(
     config = json.loads((tmp_path / "encoder" / "config.json").read_text())
     assert config.keys().isdisjoint({"bert_tasks", "id2label", "label2id", "problem_type"})
     assert config["architectures"] == ["BertModel"]
+
+
+def test_weights_are_saved_and_restored_without_copies(stock: Save, tmp_path: Path) -> None:
+    """The largest tensor, the table of word embeddings, need not be in memory twice."""
+    model = TaskModel.from_pretrained(stock("bert"))
+    with LargestTensor() as seen:
+        model.save_pretrained(tmp_path)
+    assert seen.copied == 0
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    with LargestTensor() as seen:
+        model.restore(tmp_path)
+    assert seen.copied < model.stack.embeddings.word.weight.numel() == max(map(torch.numel, model.parameters()))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -23,7 +23,7 @@ from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import PairClassification, SpanExtraction
 from bert_tasks.tasks.base import Feature
-from support.hf_models import FAMILIES
+from support.hf_models import FAMILIES, ROBERTAS, WITHOUT_SEGMENTS, WITHOUT_TYPES
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
 
@@ -103,7 +103,7 @@ def test_segments_are_the_familys_here_and_in_stock(
         tmp_path / "stock",
         task=PairClassification(labels=LABELS, max_length=40, problem_type="multi_label_classification"),
     )
-    second = 0 if family in ("roberta", "distilbert") else 1
+    second = 0 if family in WITHOUT_SEGMENTS else 1
     assert model.tokenizer is not None
     features = model.task.features(ROWS, model.tokenizer)
     segments = [feature["token_type_ids"] for feature in features]
@@ -128,14 +128,14 @@ def test_segments_are_the_familys_here_and_in_stock(
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_segment_is_beyond_the_models_table(width: int, family: str, fresh: Any, tmp_path: Path) -> None:
-    if family == "distilbert" or (family != "roberta" and width == 0):
+    if family in (*WITHOUT_TYPES, "deberta-v2") or (family not in ROBERTAS and width == 0):
         pytest.skip("there is no such configuration")
     save_checkpoint(tmp_path, family, fresh("wordpiece"))
     resize(tmp_path, family, width)
     task = SpanExtraction(max_length=40, doc_stride=5, max_query_length=10)
     model = TaskModel.from_pretrained(tmp_path, task=task)
     rows = [{"question": LINES[0], "context": LINES[1]}]
-    second = 1 if family != "roberta" and width > 1 else 0
+    second = 1 if family not in ROBERTAS and width > 1 else 0
     assert model.tokenizer is not None
     segments = {kind for feature in task.features(rows, model.tokenizer) for kind in feature["token_type_ids"]}
     assert segments == {0, second}

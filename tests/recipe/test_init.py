@@ -245,7 +245,7 @@ def test_rows_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
         ("rows.csv", "text,label\n", "no rows"),
         ("rows.csv", "", "the file is empty"),
         ("rows.jsonl", "hello\nworld\n", "cannot be read as jsonl: line 1"),
-        ("rows.txt", "It rained.\nAnd it rained on.\n\nThen it was over.\n", "no column to learn"),
+        ("rows.txt", "\n \n", "no column of texts"),
         ("rows.docx", "hello", "no format belongs to the extension"),
     ],
 )
@@ -367,9 +367,35 @@ def test_no_texts_and_nothing_to_learn_are_said_with_what_there_is(tmp_path: Pat
         DataError, match=r"numbers\.csv: no column of texts; there are\n  'width': .*\n  'height': numb"
     ):
         draft_of(numbers, tmp_path)
-    texts = write_csv(tmp_path / "texts.csv", [{"text": text} for text in LINES])
+    texts = write_csv(tmp_path / "texts.csv", [{"text": text, "more": text} for text in LINES])
     with pytest.raises(DataError, match=r"no column to learn .*\n  'text': 20 different values in 20 rows"):
         draft_of(texts, tmp_path)
+
+
+# Texts alone
+
+
+@pytest.mark.parametrize(
+    ("content", "document", "rows"),
+    [("\n".join(LINES), "line", 20), ("\n\n".join("\n".join(LINES[i : i + 5]) for i in range(0, 20, 5)), None, 4)],
+)
+def test_a_file_of_text_is_a_corpus(tmp_path: Path, content: str, document: str | None, rows: int) -> None:
+    (tmp_path / "corpus.txt").write_text(content + "\n", "utf-8")
+    draft = draft_of(tmp_path / "corpus.txt", tmp_path)
+    assert (draft.guess.task, draft.guess.columns) == ("masked-language-modeling", {"text": "text"})
+    assert draft.source.stated.get("document") == document
+    recipe = load_recipe(draft.path)
+    assert recipe.data.document == ("blank-line" if document is None else document)
+    assert recipe.settings["max_length"] == 128
+    assert draft.trial.rows == rows
+
+
+def test_a_column_of_texts_is_one_where_the_task_is_stated(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "rows.csv", labelled())
+    draft = draft_of(path, tmp_path, task="fill-mask", text="text")
+    assert draft.guess.columns == {"text": "text"}
+    with pytest.raises(DataError, match=r"do not fit masked-language-modeling: one column of texts, and no other"):
+        init_recipe(path, output=tmp_path / "other.toml", task="masked-language-modeling")
 
 
 # Words and tags

@@ -9,7 +9,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from bert_tasks.errors import RecipeError
-from bert_tasks.recipe.schema import load_recipe, recipe_schema, resolved_toml, schema_text
+from bert_tasks.recipe.json_schema import recipe_schema, schema_text
+from bert_tasks.recipe.schema import load_recipe, resolved_toml
 from bert_tasks.tasks import TASKS
 
 BASE = """

@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.errors import RecipeError
+from bert_tasks.recipe.json_schema import recipe_schema
 from bert_tasks.recipe.schema import (
     OptimSection,
     Recipe,
@@ -21,7 +22,6 @@ from bert_tasks.recipe.schema import (
     build_task,
     load_recipe,
     load_task_class,
-    recipe_schema,
     resolved_toml,
     sections,
 )
@@ -98,10 +98,15 @@ def test_a_minimal_recipe_has_the_documented_defaults(folder: Path) -> None:
         "adam_epsilon": 1e-8,
         "bias_correction": True,
         "mixed_precision": "no",
+        "vocabulary_rows": "in_data",
         "head_learning_rate": None,
         "layerwise_lr_decay": None,
         "freeze_embeddings": False,
         "freeze_layers": 0,
+        "lora_rank": None,
+        "lora_alpha": None,
+        "lora_dropout": 0.0,
+        "lora_targets": ("query", "value"),
         "micro_batch_tokens": 16384,
     }
     assert recipe.run.model_dump() == {
@@ -371,3 +376,32 @@ def test_importing_recipes_is_cheap() -> None:
     code = "import sys, bert_tasks.recipe.schema; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_adapters_are_stated_whole(folder: Path) -> None:
+    stated = (
+        '[optim]\nlora_rank = 8\nlora_alpha = 16\nlora_dropout = 0.05\nlora_targets = ["query", "value", "query"]\n'
+    )
+    recipe = load_recipe(write(folder, MINIMAL + stated))
+    assert (recipe.optim.lora_alpha, recipe.optim.lora_targets) == (16.0, ("query", "value"))
+    assert load_recipe(write(folder, resolved_toml(recipe))) == recipe
+    for option in ("lora_alpha = 16", "lora_dropout = 0.1", 'lora_targets = ["key"]'):
+        with pytest.raises(
+            RecipeError, match=rf"\[optim\]: {option.split()[0]} needs lora_rank, such as lora_rank = 8"
+        ):
+            load_recipe(write(folder, MINIMAL + f"[optim]\n{option}\n"))
+    for option, said in {
+        "freeze_layers = 2": "the whole encoder already: remove freeze_layers",
+        "freeze_embeddings = true": "the whole encoder already: remove freeze_embeddings",
+        'lora_targets = ["querry"]': r"unknown layer 'querry', did you mean 'query'\?",
+        "lora_targets = []": "lora_targets",
+        "lora_dropout = 1.0": "expected less than 1",
+    }.items():
+        with pytest.raises(RecipeError, match=said):
+            load_recipe(write(folder, MINIMAL + f"[optim]\nlora_rank = 8\n{option}\n"))
+    with pytest.raises(RecipeError, match="expected at least 1"):
+        load_recipe(write(folder, MINIMAL + "[optim]\nlora_rank = 0\n"))
+    new = MINIMAL.replace("[model]\n", '[model]\nconfig = { family = "bert" }\ntokenizer = "t"\n')
+    lines = [line for line in new.splitlines() if not line.startswith("name")]
+    with pytest.raises(RecipeError, match=r"optim\.lora_rank needs a trained encoder"):
+        load_recipe(write(folder, "\n".join(lines) + "\n[optim]\nlora_rank = 8\n"))

@@ -273,7 +273,7 @@ def scores_of(lines):
     return overall, header, {tuple(row[: 1 - len(header)]): tuple(row[1 - len(header) :]) for row in rows}
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name not in ("numbers", "masks")])
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in ("numbers", "choices", "masks")])
 def test_commands_and_page_show_each_number_once_and_the_same_classes(copy_of, name):
     run, home = copy_of(name)
     report = make_report(run)

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bert_tasks.report.charts import Plot
@@ -59,3 +59,23 @@ def test_the_name_of_a_rule_is_above_all_that_is_drawn(points, share, is_round):
     assert baseline + 4 < min(marks) - 3  # descenders of 4, marks with a radius of 3
     assert baseline > 11  # and it is inside the picture
     assert 80 < x < Plot.width if name[3] == "end" else 0 < x < Plot.width - 80
+
+
+@given(st.lists(st.floats(-8, 4), min_size=1, max_size=20), st.sampled_from(["linear", "whole", "log"]))
+@example([1000.2, 1002.4], "linear")
+@example([2.0, 2.000012], "linear")
+@example([0.0, 0.00002], "linear")
+@example([3.0, 400_000.0], "linear")
+def test_every_scale_holds_its_values_and_has_few_ticks_with_different_names(values, scale):
+    axis = Axis.around("rate", [float(round(value)) for value in values] if scale == "whole" else values, scale)
+    assert axis.low - 1e-9 <= min(axis.ticks) <= max(axis.ticks) <= axis.high + 1e-9
+    assert axis.low <= min(values) + 0.5 * (scale == "whole") + 1e-9
+    assert axis.high >= max(values) - 0.5 * (scale == "whole") - 1e-9
+    assert 2 <= len(axis.ticks) <= 8
+    named = [axis.tick_text(tick) for tick in axis.ticks]
+    assert len(named) == len(set(named))
+    shown = [float(name.replace(",", "").replace("\N{MINUS SIGN}", "-")) for name in named]
+    found = [10**tick for tick in axis.ticks] if scale == "log" else axis.ticks
+    assert shown == pytest.approx(found, rel=0.02, abs=1e-9)
+    if scale == "whole":
+        assert all(tick == round(tick) for tick in axis.ticks)

@@ -17,7 +17,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.report import make_report
 from bert_tasks.report.results import EMPTY, MOST_VALUES, slices_by
 from bert_tasks.report.statistics import Estimate
-from support.report_runs import HOSTILE, KINDS, write_rows
+from support.report_runs import HOSTILE, KINDS, kinds, write_rows
 
 EXTRA = ("web", "phone", None, "=cmd|' /C calc'!A0")
 
@@ -43,7 +43,7 @@ def file_of(tmp_path):
     return made
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", kinds("choices"))
 def test_figures_are_those_of_evaluate(run_of, file_of, tmp_path, name):
     data, rows = file_of(name)
     found = make_report(run_of(name), tmp_path / "page.html", data=data, by=["channel"]).on_file
@@ -63,11 +63,11 @@ def test_figures_are_those_of_evaluate(run_of, file_of, tmp_path, name):
                 assert score.value == pytest.approx(expected[metric], abs=1e-4)  # other batches, other last digits
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", kinds("choices"))
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_about_a_file_is_sound(browser, run_of, file_of, tmp_path, name, scheme):
     data, _ = file_of(name)
-    page = make_report(run_of(name), tmp_path / "page.html", data=data, by=["channel", "number"]).output
+    page = make_report(run_of(name), tmp_path / "page.html", data=data, by=["channel", "number"], by_length=True).output
     browser.open(page, scheme=scheme, width=1280)
     browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
     assert browser.errors() == []
@@ -87,7 +87,7 @@ def read(path):
         return list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", kinds("choices"))
 @pytest.mark.parametrize("extension", ["csv", "tsv", "jsonl"])
 def test_mistakes_are_the_rows_that_are_wrong(run_of, file_of, tmp_path, name, extension):
     data, rows = file_of(name)
@@ -162,7 +162,7 @@ def test_wrong_options(run_of, file_of, tmp_path):
         UsageError, match=r"--by chanel: no row has this column, did you mean 'channel'\?; the columns are"
     ):
         make_report(run, page, data=data, by=["chanel"])
-    with pytest.raises(UsageError, match="name the file with --data"):
+    with pytest.raises(UsageError, match=r"--by channel: no row has this column; the columns are 'text', 'label'$"):
         make_report(run, page, by=["channel"])
     with pytest.raises(UsageError, match="for one run, not for 2"):
         make_report([run, run_of("labels")], page, data=data)

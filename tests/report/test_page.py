@@ -9,11 +9,11 @@ import pytest
 
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import gather
-from bert_tasks.report.page import _SHARES, comparison_page, run_page
+from bert_tasks.report.page import _SHARES, _fold_rows, comparison_page, run_page
 from bert_tasks.report.results import results_of
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification, SequencePrediction
 from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
-from support.report_runs import HOSTILE, KINDS, MARK
+from support.report_runs import HOSTILE, KINDS, MARK, kinds
 
 CASES = [(name, scheme) for name in KINDS for scheme in ("light", "dark")]
 
@@ -43,7 +43,7 @@ def test_page_is_sound(browser, page_of, name, scheme):
     assert browser.low_contrast() == []
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", kinds("choices"))
 def test_page_is_reachable_and_narrow(browser, page_of, name):
     browser.open(page_of(name), width=400)
     browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
@@ -166,3 +166,29 @@ def test_a_page_shows_the_start_of_a_long_recipe(run_of):
 
 def test_a_page_that_is_too_large_shows_half_of_its_tables_each_time():
     assert all(2 * fewer == more for fewer, more in pairwise(_SHARES))
+
+
+def test_counts_in_the_table_of_folds_are_whole_numbers():
+    runs = [
+        {"metrics": {"support_a": 3.0, "f1_a": 1.0, "exact": 50.0}},
+        {"metrics": {"support_a": 4.0, "exact": 33.25}},
+    ]
+    spread = {"mean": 3.5, "std": 0.5}
+    metrics = {
+        name: {"pooled": pooled, **spread} for name, pooled in (("support_a", 7.0), ("f1_a", 1.0), ("exact", 40.0))
+    }
+    assert _fold_rows({"metrics": metrics, "runs": runs}) == [
+        ("support_a", ["7", "3.5", "0.500", "3", "4"]),
+        ("f1_a", ["1.000", "3.5", "0.500", "1.000", "\N{EN DASH}"]),
+        ("exact", ["40.0", "3.5", "0.500", "50.0", "33.2"]),
+    ]
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_page_says_that_there_are_no_mistakes(run_of, wrong):
+    (run,) = gather([run_of("classes")])
+    rows = [{"text": "a", "label": ("low", "mid")[number % 2]} for number in range(6)]
+    labels = [row["label"] for row in rows[wrong:]] + ["high"] * wrong
+    predictions = [SequencePrediction(label=label, score=0.5, scores={}) for label in labels]
+    page = run_page(run, {"": results_of(run.task, predictions, rows)})
+    assert ("Every prediction is correct" in page) == (wrong == 0)

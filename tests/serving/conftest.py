@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.model.task_model import TaskModel
 from support.small_checkpoints import save_checkpoint
-from support.task_examples import EXAMPLES
+from support.task_examples import EXAMPLES, FAMILY_EXAMPLES
 
 ModelOf = Callable[[str], TaskModel]
 
@@ -22,14 +22,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: Pr
 
 
 @pytest.fixture(scope="package")
-def model_of(checkpoint: Path) -> ModelOf:
+def model_of(
+    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrainedTokenizerBase
+) -> ModelOf:
     """A model of each kind in ``task_examples``, made once; tests must not change it."""
+    electra = tmp_path_factory.mktemp("electra")
+    save_checkpoint(electra, "electra", wordpiece_tokenizer, wide=True)
     made: dict[str, TaskModel] = {}
 
     def model(kind: str) -> TaskModel:
         if kind not in made:
             torch.manual_seed(3)
-            made[kind] = TaskModel.from_pretrained(checkpoint, task=EXAMPLES[kind].task)
+            folder, examples = (checkpoint, EXAMPLES) if kind in EXAMPLES else (electra, FAMILY_EXAMPLES)
+            made[kind] = TaskModel.from_pretrained(folder, task=examples[kind].task)
             last = getattr(made[kind].head, "output", made[kind].stack.embeddings.word)
             torch.nn.init.normal_(last.weight, std=0.5)
         return made[kind]

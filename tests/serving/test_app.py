@@ -16,12 +16,13 @@ from torch import Tensor
 
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.serving import batching
 from bert_tasks.serving.connections import Limits
 from bert_tasks.serving.gate import Gate, ServerMetrics, host_name
 from bert_tasks.serving.requests import answers_schema, request_schema
 from support.servers import SLOW, Application, application, errors_of
 from support.task_contract import unlabelled
-from support.task_examples import EXAMPLES
+from support.task_examples import EXAMPLES, FAMILY_EXAMPLES
 
 ModelOf = Callable[[str], TaskModel]
 JSON = {"content-type": "application/json"}
@@ -48,9 +49,9 @@ def rounded(value: Any) -> Any:
     return pytest.approx(value, abs=1e-4) if isinstance(value, float) else value
 
 
-@pytest.mark.parametrize("kind", EXAMPLES)
+@pytest.mark.parametrize("kind", EXAMPLES | FAMILY_EXAMPLES)
 def test_answers_equal_the_models_and_have_the_documented_type(model_of: ModelOf, kind: str) -> None:
-    model, rows = model_of(kind), unlabelled(EXAMPLES[kind])
+    model, rows = model_of(kind), unlabelled((EXAMPLES | FAMILY_EXAMPLES)[kind])
     expected = [prediction.to_json() for prediction in model.predict(rows)]
 
     async def ask(served: Application) -> tuple[httpx2.Response, httpx2.Response, list[int]]:
@@ -260,6 +261,21 @@ def test_scores_that_are_no_numbers_are_a_clean_error_for_their_row_only(model_o
     assert bad.json() == {"detail": "the model gave a score that is not a finite number; there is no prediction"}
 
 
+def test_scores_that_are_no_numbers_are_not_explained(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*given: Any, **named: Any) -> Any:
+        raise AssertionError("explained")
+
+    monkeypatch.setattr(batching, "explained", never)
+
+    async def ask(served: Application) -> httpx2.Response:
+        return await served.client.post("/predict?explain=true", json=TEXT)
+
+    model = model_of("single")
+    bad = visit(model, ask, run=lambda batch: model.packed_logits(batch) * float("nan"))
+    assert bad.status_code == 500
+    assert bad.json() == {"detail": "the model gave a score that is not a finite number; there is no prediction"}
+
+
 def test_internal_errors_say_nothing_of_the_inside(model_of: ModelOf) -> None:
     def broken(batch: PackedBatch) -> Tensor:
         raise RuntimeError("secret place")
@@ -308,6 +324,33 @@ def test_the_served_model_is_described_as_the_page_reads_it(model_of: ModelOf, k
     ]
     assert about["limits"] == asdict(SMALL)
     assert about["examples"] == json.loads(json.dumps(model.task.example_rows))
+
+
+@pytest.mark.parametrize("kind", ["single", "pair", "span", "token"])
+def test_the_query_asks_for_an_explanation_of_one_row(model_of: ModelOf, kind: str) -> None:
+    model, rows = model_of(kind), unlabelled(EXAMPLES[kind])
+
+    async def ask(served: Application) -> tuple[dict[str, Any], list[httpx2.Response]]:
+        queries = ("explain=true", "explain=false", "explain=1", "explain=true")
+        contents = (rows[0], rows[0], rows[0], {"inputs": rows[:2]})
+        found = [
+            await served.client.post(f"/predict?{query}", json=content)
+            for query, content in zip(queries, contents, strict=True)
+        ]
+        return (await served.client.get("/model")).json(), found
+
+    about, (asked, plain, unread, several) = visit(model, ask)
+    assert plain.json() == rounded(model.predict(rows[0])[0].to_json())
+    assert (unread.status_code, errors_of(unread)) == (422, {"query.explain": "value_error"})
+    assert (several.status_code, errors_of(several)) == (422, {"query.explain": "value_error"})
+    assert about["explains"] == (kind != "token")
+    if kind == "token":
+        assert "token-classification gives no explanations" in asked.json()["detail"][0]["msg"]
+        return
+    expected = model.predict(rows[0], explain=True)[0].to_json()
+    assert asked.json() == rounded(expected)
+    TypeAdapter(model.task.prediction_schema).validate_python(asked.json())
+    assert "one row can be explained, the request has 2" in several.json()["detail"][0]["msg"]
 
 
 @pytest.mark.parametrize("path", ["/", "/model", "/healthz", "/readyz", "/metrics", "/openapi.json"])

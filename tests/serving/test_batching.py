@@ -3,8 +3,9 @@
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,11 @@ from torch import Tensor
 
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.errors import GivenUpError
 from bert_tasks.model import task_model
+from bert_tasks.model.explanation import explained
 from bert_tasks.model.task_model import TaskModel
+from bert_tasks.serving import batching
 from bert_tasks.serving.batching import Batcher, QueueFullError
 from bert_tasks.serving.connections import Batching
 from bert_tasks.tasks.base import Prediction
@@ -57,9 +61,9 @@ class Gauge:
             self.free.set()
 
 
-def batcher(gauge: Gauge, batching: Batching = PATIENT, *, max_queue: int = 1000, observe: Any = None) -> Batcher:
+def batcher(gauge: Gauge, how: Batching = PATIENT, *, max_queue: int = 1000, observe: Any = None) -> Batcher:
     told = {} if observe is None else {"observe": observe}
-    return Batcher(gauge.model, run=gauge.run, batching=batching, max_queue=max_queue, **told)
+    return Batcher(gauge.model, run=gauge.run, batching=how, max_queue=max_queue, **told)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -93,6 +97,106 @@ def test_one_token_per_batch_is_one_request_at_a_time(model_of: ModelOf) -> None
 
     asyncio.run(ask())
     assert gauge.batches == [1] * 5
+
+
+def test_predictions_that_come_during_an_explanation_are_answered_first(
+    model_of: ModelOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, entered, free = model_of("single"), threading.Event(), threading.Event()
+
+    def held(*given: Any, check: Callable[[], None]) -> Any:
+        entered.set()
+        assert free.wait(PATIENCE)
+        check()
+        return explained(*given, check=check)
+
+    monkeypatch.setattr(batching, "explained", held)
+
+    async def ask() -> Any:
+        async with batcher(Gauge(model), max_queue=2) as opened:
+            asked, left = (asyncio.create_task(opened.answer([ROW], explain=True)) for _ in range(2))
+            await until(entered.is_set)
+            await until(lambda: opened.waiting == 0)
+            with pytest.raises(QueueFullError):  # explanations have a limit of their own
+                await opened.answer([ROW], explain=True)
+            async with asyncio.timeout(PATIENCE):
+                assert same(await opened.answer([ROW]), model.predict([ROW]))
+            assert not asked.done()
+            left.cancel()
+            free.set()
+            prediction = await asked
+            await opened.answer([ROW], explain=True)  # their places are free again
+            return prediction, opened.waiting
+
+    (prediction,), waiting = asyncio.run(ask())
+    assert prediction.explanation.words == model.predict([ROW], explain=True)[0].explanation.words
+    assert waiting == 0
+
+
+def test_an_explanation_pauses_while_the_model_runs(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two of its batches, and it ends when nobody waits for it."""
+    gauge, passed = Gauge(model_of("single")), list[bool]()
+    began, first, given_up = threading.Event(), threading.Event(), threading.Event()
+
+    def sliced(*given: Any, check: Callable[[], None]) -> Any:
+        began.set()
+        assert first.wait(PATIENCE)
+        try:
+            check()
+            passed.append(gauge.free.is_set())
+            while True:
+                check()
+        except GivenUpError:
+            given_up.set()
+            raise
+
+    monkeypatch.setattr(batching, "explained", sliced)
+
+    async def ask() -> int:
+        async with batcher(gauge) as opened:
+            asked = asyncio.create_task(opened.answer([ROW], explain=True))
+            await until(began.is_set)
+            gauge.entered.clear()
+            with gauge.held():
+                plain = asyncio.create_task(opened.answer([ROW]))
+                await until(gauge.entered.is_set)
+                first.set()
+                await asyncio.sleep(0.05)
+                assert passed == []
+            await plain
+            await until(lambda: passed)
+            asked.cancel()
+            await until(given_up.is_set)
+            return opened.waiting
+
+    assert asyncio.run(ask()) == 0
+    assert passed == [True]
+
+
+def test_a_server_stops_during_an_explanation(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, stopped = threading.Event(), threading.Event()
+
+    def endless(*given: Any, check: Callable[[], None]) -> Any:
+        began.set()
+        deadline = time.monotonic() + PATIENCE
+        try:
+            while time.monotonic() < deadline:
+                check()
+        except GivenUpError:
+            stopped.set()
+            raise
+
+    monkeypatch.setattr(batching, "explained", endless)
+
+    async def ask() -> None:
+        async with batcher(Gauge(model_of("single"))) as opened:
+            asked = asyncio.create_task(opened.answer([ROW], explain=True))
+            await until(began.is_set)
+        with suppress(GivenUpError, asyncio.CancelledError):
+            await asked
+
+    asyncio.run(ask())
+    assert stopped.is_set()
 
 
 def test_a_full_batch_does_not_wait(model_of: ModelOf) -> None:

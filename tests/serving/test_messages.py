@@ -87,6 +87,17 @@ def test_a_bad_value_has_one_message(
     assert request_message(model, row) == fault.what
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_fault_that_only_the_row_validator_finds_names_its_place(model_of: ModelOf, several: bool) -> None:
+    good = {"context": "a b", "choices": ["a", "b"]}
+    bad = {"context": "a b", "choices": ["a"]}
+    content = {"inputs": [good, bad]} if several else bad
+    with pytest.raises(HTTPException) as error:
+        BodyReader(model_of("choice").task, Limits(), {}).rows(json.dumps(content).encode(), "application/json")
+    place = ["body", *(["inputs", 1] if several else []), "choices"]
+    assert error.value.detail == [{"loc": place, "msg": "1 choice; give at least 2", "type": "value_error"}]
+
+
 def test_tables_have_the_messages_of_files(model_of: ModelOf) -> None:
     model, rows = model_of("single"), [{"text": 1}, {"text": 2}]
     said = message_of(lambda: predict(model, rows))

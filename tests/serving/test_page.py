@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from support.browser import Browser
 
 ModelOf = Callable[[str], TaskModel]
-KINDS = ("single", "several", "regression", "pair", "token", "span", "span v2")
+KINDS = ("single", "several", "regression", "pair", "choice", "token", "span", "span v2", "masked")
 TITLES = {
     "single": "Text classification",
     "pair": "Text classification",
     "token": "Token classification",
     "span": "Question answering",
+    "choice": "Multiple choice",
+    "masked": "Fill mask",
 }
 
 
@@ -59,8 +61,16 @@ def test_every_task_is_predicted_and_shown(browser: "Browser", pages: dict[str, 
     if task.name in ("sequence-classification", "pair-classification"):
         assert all(label in shown for label in task.labels)
         assert shown.count("%") == len(task.labels)
+    elif task.name == "multiple-choice":
+        choices = task.example_rows[0]["choices"]
+        assert all(choice in shown for choice in choices)
+        assert shown.count("%") == len(choices)
+        assert len(browser.find_all(".bars .best")) == 1
     elif task.name == "token-classification":
         assert all(word in shown for word in ("Lovelace", "Babbage", "London"))
+    elif task.name == "masked-language-modeling":
+        assert "Paris is the capital of" in shown
+        assert len(browser.find_all("#answer .bars li")) == 5
     else:
         assert "The letter was written by Ada in May." in shown
         assert browser.find_all(".candidates button[aria-pressed=true]")
@@ -115,6 +125,42 @@ def test_no_answer_is_said(browser: "Browser", pages: dict[str, str]) -> None:
     assert browser.text(".found").startswith("No answer in this context")
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("kind", ["regression", "pair", "span", pytest.param("choice", marks=pytest.mark.slow)])
+def test_words_are_shaded_by_their_contribution(
+    browser: "Browser", pages: dict[str, str], model_of: ModelOf, kind: str, dark: bool
+) -> None:
+    opened(browser, pages[kind], dark=dark)
+    row = EXAMPLES[kind].task.example_rows[0]
+    browser.find("#predict").click()
+    predicted(browser)
+    browser.find("#explain").click()
+    browser.wait(lambda: browser.text("#explanation") != "", "an explanation")
+    explanation = model_of(kind).predict(row, explain=True)[0].to_json()["explanation"]
+    most = max(abs(word["contribution"]) for word in explanation["words"])
+    strong = [word for word in explanation["words"] if abs(word["contribution"]) >= 0.06 * most]
+    marks = {(mark.text, str(mark.get_attribute("class"))) for mark in browser.find_all("#explanation mark")}
+    for word in strong:
+        assert (word["word"], "for" if word["contribution"] > 0 else "against") in marks
+    shown = browser.text("#explanation")
+    assert all(text in shown for text in row.values() if isinstance(text, str))
+    assert all(word["word"] in shown for word in explanation["words"])
+    browser.run("document.querySelector('#explanation details').open = true")
+    assert browser.text("#explanation tbody tr").startswith(explanation["words"][0]["word"])
+    assert "Explained." in browser.text("#status")
+    assert browser.errors() == []
+    assert browser.low_contrast() == []
+    assert browser.unreachable() == []
+    assert browser.overflowing() == []
+
+
+def test_a_tagger_has_nothing_to_explain(browser: "Browser", pages: dict[str, str]) -> None:
+    opened(browser, pages["token"])
+    browser.find("#predict").click()
+    predicted(browser)
+    assert not browser.find("#explain").is_displayed()
+
+
 def test_errors_of_the_server_are_shown_beside_their_field(browser: "Browser", pages: dict[str, str]) -> None:
     opened(browser, pages["single"])
     write(browser, "text", "<img src=x onerror=alert(1)>" * 20)
@@ -130,11 +176,76 @@ def test_errors_of_the_server_are_shown_beside_their_field(browser: "Browser", p
     assert not browser.find("#error").is_displayed()
 
 
+def test_an_error_names_the_field_that_the_text_was_written_in(browser: "Browser", pages: dict[str, str]) -> None:
+    """The words of a sentence are sent as its text, which has no field of its own."""
+    opened(browser, pages["token"])
+    write(browser, "words", "word " * 100)
+    browser.find("#predict").click()
+    browser.wait(lambda: browser.find("#error").is_displayed(), "an error")
+    assert browser.text("#error").startswith("Sentence: ")
+    assert browser.find("#field-words").get_attribute("aria-invalid") == "true"
+    browser.errors()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_edge_of_a_field_can_be_seen(browser: "Browser", pages: dict[str, str], dark: bool) -> None:
+    """WCAG 1.4.11: 3 to 1 against what is around it."""
+    from support.browser import contrast
+
+    opened(browser, pages["pair"], dark=dark)
+    edge, card = browser.run(
+        "const colour = (selector, name) => getComputedStyle(document.querySelector(selector))[name];"
+        "return [colour('textarea', 'borderTopColor'), colour('form', 'backgroundColor')]"
+        ".map((value) => value.match(/[0-9]+/g).map(Number))"
+    )
+    assert contrast(tuple(edge), tuple(card)) >= 3
+
+
+def test_choices_are_typed_on_lines_of_their_own(browser: "Browser", pages: dict[str, str]) -> None:
+    opened(browser, pages["choice"])
+    assert browser.text("label[for=field-question]") == "Question (optional)"
+    write(browser, "question", "")
+    write(browser, "choices", "at nine\n\n  at ten \nat nine")
+    browser.find("#predict").click()
+    predicted(browser)
+    names = [browser.run("return arguments[0].firstChild.data", name) for name in browser.find_all(".bars .name")]
+    assert [name.strip() for name in names] == ["at nine", "at ten", "at nine"]
+    assert len(browser.find_all(".bars .best")) == 1
+    write(browser, "choices", "only one")
+    browser.find("#predict").click()
+    browser.wait(lambda: browser.find("#error").is_displayed(), "an error")
+    assert browser.text("#error").startswith("Choices: ")
+    assert not browser.find("#result").is_displayed()
+    browser.errors()
+
+
+def test_a_text_without_a_mask_is_said_to_have_none(browser: "Browser", pages: dict[str, str]) -> None:
+    opened(browser, pages["masked"])
+    write(browser, "text", "The harbour was cold.")
+    browser.find("#predict").click()
+    predicted(browser)
+    assert "Write [MASK] in place of a word." in browser.text("#answer")
+
+
+def test_a_prediction_stays_when_its_explanation_fails(browser: "Browser", pages: dict[str, str]) -> None:
+    opened(browser, pages["single"])
+    browser.find("#predict").click()
+    predicted(browser)
+    browser.run("answered.row = { text: 5 }")
+    browser.find("#explain").click()
+    browser.wait(lambda: browser.find("#error").is_displayed(), "an error")
+    assert browser.find("#result").is_displayed()
+    browser.errors()
+
+
 def test_a_server_that_is_gone_is_told(browser: "Browser", model_of: ModelOf) -> None:
     with listening([model_of("single")]) as (url,):
         opened(browser, url)
+        browser.find("#predict").click()
+        predicted(browser)
     browser.find("#predict").click()
     browser.wait(lambda: "does not answer" in browser.text("#error"), "an error")
+    assert not browser.find("#result").is_displayed()  # it would be of another text
     browser.errors()
 
 
@@ -152,9 +263,10 @@ def test_the_keyboard_is_enough(browser: "Browser", pages: dict[str, str]) -> No
 
 
 def test_a_narrow_window_does_not_scroll_sideways(browser: "Browser", pages: dict[str, str], tmp_path: Path) -> None:
-    for kind in ("token", "span"):
-        browser.open(pages[kind], width=340)
+    for kind in ("token", "span", "choice"):
+        browser.open(pages[kind], width=340, height=300)
         browser.wait(lambda: browser.find("#form").is_displayed(), "the form")
         browser.find("#predict").click()
         predicted(browser)
         assert browser.overflowing() == []
+        assert browser.run("return document.getElementById('result').getBoundingClientRect().top < innerHeight")

@@ -6,30 +6,52 @@ weight is redrawn: norm weights 1 + 0.2 N(0, 1), everything else 0.3 N(0, 1).
 Shape legend: B sequences, T padded length.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import pytest
 import torch
 import transformers
+from _pytest.mark import ParameterSet
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.deberta_v2 import modeling_deberta_v2
+from transformers.models.modernbert import modeling_modernbert
 
-FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra")
+# RoBERTa under other names.
+ROBERTAS = ("roberta", "xlm-roberta", "camembert")
+# `make test` runs these through the tests marked `every_family` alone.
+LONG_FAMILIES = (*ROBERTAS[1:], "modernbert", "deberta-v2", "mpnet")
+FAMILIES = ("bert", "roberta", "distilbert", "albert", "electra", *LONG_FAMILIES)
+# Position ids count from the padding id.
+AFTER_PADDING = (*ROBERTAS, "mpnet")
+# transformers' classes take no segment ids; RoBERTa's have one segment.
+WITHOUT_TYPES = ("distilbert", "modernbert", "mpnet")
+WITHOUT_SEGMENTS = (*WITHOUT_TYPES, *ROBERTAS, "deberta-v2")
 HEADS = ("base", "sequence", "token", "span")
-Head = Literal["base", "sequence", "token", "span"]
+Head = Literal["base", "sequence", "token", "span", "choice"]
 PREFIX = {
     "bert": "Bert",
     "roberta": "Roberta",
     "distilbert": "DistilBert",
     "albert": "Albert",
     "electra": "Electra",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
+    "modernbert": "ModernBert",
+    "deberta-v2": "DebertaV2",
+    "mpnet": "MPNet",
 }
 CLASS_SUFFIX = {
     "base": "Model",
     "sequence": "ForSequenceClassification",
     "token": "ForTokenClassification",
     "span": "ForQuestionAnswering",
+    "choice": "ForMultipleChoice",
 }
+
+Case = TypeVar("Case")
 
 VOCAB_SIZE = 120
 COMMON: dict[str, Any] = {
@@ -41,20 +63,52 @@ COMMON: dict[str, Any] = {
     "max_position_embeddings": 48,
     "num_labels": 3,
 }
+MPNET = {
+    "max_position_embeddings": 50,
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+ROBERTA = MPNET | {"type_vocab_size": 1}
 CHANGES: dict[str, dict[str, Any]] = {
     "bert": {},
-    "roberta": {
-        "type_vocab_size": 1,
-        "max_position_embeddings": 50,
-        "layer_norm_eps": 1e-5,
-        "pad_token_id": 1,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-    },
+    **dict.fromkeys(ROBERTAS, ROBERTA),
+    "mpnet": MPNET,
     "distilbert": {},
     "albert": {"embedding_size": 20, "num_hidden_groups": 2},
     "electra": {"embedding_size": 20},
+    # Windows of three tokens on each side between global layers, 0 and 3; rotary positions need heads of an even size.
+    "modernbert": {
+        "num_attention_heads": 6,
+        "local_attention": 6,
+        "pad_token_id": 0,
+        "cls_token_id": 1,
+        "bos_token_id": 1,
+        "sep_token_id": 2,
+        "eos_token_id": 2,
+    },
+    # As the published models of v3, with fewer buckets, so that short inputs reach the shared ones.
+    "deberta-v2": {
+        "relative_attention": True,
+        "position_buckets": 16,
+        "max_relative_positions": -1,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False,
+        "layer_norm_eps": 1e-7,
+    },
 }
+
+
+def root_of_size(query: Tensor, products: int) -> Tensor:
+    """What transformers' DeBERTa divides scores by, without its rounding to float32 in float64 models."""
+    return torch.tensor(query.size(-1) * products, dtype=query.dtype).sqrt()
+
+
+STOCK_ROOT_OF_SIZE = modeling_deberta_v2.scaled_size_sqrt
+modeling_deberta_v2.scaled_size_sqrt = root_of_size
 
 
 def hf_config(family: str, **changes: Any) -> PretrainedConfig:
@@ -90,6 +144,44 @@ def hf_model(
     return model
 
 
+def lift_float32_roundings() -> None:
+    """Lets transformers' ModernBERT compute in float64 throughout where its weights are in float64.
+
+    It rounds to float32 in three places: the angles of positions, the turned queries and keys, and softmax (``eager``).
+    In float32 the results stay the same, bit by bit.
+    """
+
+    def angles(self: Any, x: Tensor, position_ids: Tensor, layer_type: str) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        theta = self.config.rope_parameters[layer_type]["rope_theta"]
+        size = self.config.hidden_size // self.config.num_attention_heads
+        frequencies = 1.0 / theta ** (torch.arange(0, size, 2, dtype=dtype) / size)
+        turns = position_ids[..., None].to(dtype) * frequencies
+        both = torch.cat([turns, turns], dim=-1)
+        return both.cos().to(x.dtype), both.sin().to(x.dtype)
+
+    def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, ...]:
+        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+        return tuple(part * cos + modeling_modernbert.rotate_half(part) * sin for part in (q, k))
+
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **_: Any
+    ) -> tuple[Tensor, Tensor]:
+        scores = query @ key.transpose(2, 3) * scaling
+        weights = (scores if mask is None else scores + mask).softmax(dim=-1)
+        return (weights @ value).transpose(1, 2).contiguous(), weights
+
+    modeling_modernbert.ModernBertRotaryEmbedding.forward = angles
+    modeling_modernbert.apply_rotary_pos_emb = turned
+    modeling_modernbert.eager_attention_forward = attention
+
+
+STOCK_MODERNBERT = {
+    name: getattr(modeling_modernbert, name) for name in ("apply_rotary_pos_emb", "eager_attention_forward")
+} | {"forward": modeling_modernbert.ModernBertRotaryEmbedding.forward}
+lift_float32_roundings()
+
+
 @torch.no_grad()
 def widen(model: nn.Module, *, seed: int) -> None:
     """Redraws every parameter in the order of names: a seed gives the same weights in every dtype."""
@@ -101,6 +193,26 @@ def widen(model: nn.Module, *, seed: int) -> None:
         parameter.copy_(wide.to(parameter.dtype))
 
 
+def with_families(
+    cases: Mapping[str, Case], *, families: Callable[[Case], Sequence[str]] = lambda case: FAMILIES, every: bool = True
+) -> list[ParameterSet]:
+    """Parameters (family, case) of all pairs, of which `make test` runs some.
+
+    Args:
+        cases: by the names that tests bear.
+        families: those that a case runs on.
+        every: run the first case on every family; else it runs on one, as the other cases do.
+    """
+    parameters = []
+    for place, (name, case) in enumerate(cases.items()):
+        usual = [family for family in families(case) if family not in LONG_FAMILIES]
+        quick = usual if every and place == 0 else [usual[place % len(usual)]]
+        for family in families(case):
+            marks = () if family in quick else pytest.mark.slow
+            parameters.append(pytest.param(family, case, id=f"{name}-{family}", marks=marks))
+    return parameters
+
+
 @dataclass(frozen=True, kw_only=True)
 class HFBatch:
     """A padded batch as transformers takes it; all three are int64 ``[B, T]``."""
@@ -110,9 +222,9 @@ class HFBatch:
     token_type_ids: Tensor
 
     def inputs(self, family: str) -> dict[str, Tensor]:
-        """Keyword arguments for the family's transformers model (DistilBERT takes no segment ids)."""
+        """Keyword arguments for the family's transformers model (some take no segment ids)."""
         inputs = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
-        return inputs if family == "distilbert" else inputs | {"token_type_ids": self.token_type_ids}
+        return inputs if family in WITHOUT_TYPES else inputs | {"token_type_ids": self.token_type_ids}
 
 
 def random_batch(
@@ -134,6 +246,6 @@ def random_batch(
         real = slice(first, first + length)
         input_ids[row, real] = torch.randint(3, VOCAB_SIZE, (length,), generator=generator)
         attention_mask[row, real] = 1
-        if family != "roberta":
+        if family not in (*ROBERTAS, "modernbert"):
             token_type_ids[row, first + (length + 1) // 2 : first + length] = 1
     return HFBatch(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)

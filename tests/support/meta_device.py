@@ -48,6 +48,11 @@ def on_meta_device(steps: OptimizerSteps, monkeypatch: pytest.MonkeyPatch) -> It
     steps.prepared.to(META)
     sparse_gradients(steps.objective, False)  # as steps that are made on a device have them
     moved = dict(zip(before, steps.prepared.parameters(), strict=True))
+    vocabulary = steps.vocabulary
+    if vocabulary is not None:
+        weight = torch.nn.Parameter(vocabulary.weight.to(META))
+        moved |= {vocabulary.weight: weight}
+        vocabulary.weight, vocabulary._places = weight, vocabulary._places.to(META)
     for group in steps.optimizer.param_groups:
         group["params"] = [moved[parameter] for parameter in group["params"]]
     with NoWaiting():

@@ -22,7 +22,7 @@ from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.families import encoder_config, family_of, parameter_map
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks import SequenceClassification, Task
+from bert_tasks.tasks import MultipleChoice, SequenceClassification, Task
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction
 from support.hf_models import Head, HFBatch
 
@@ -78,6 +78,8 @@ def task_for(head: Head) -> Task:
     """The task whose head equals transformers' class for ``head``, with the labels of ``hf_models.hf_model``."""
     if head == "sequence":
         return SequenceClassification(labels=("a", "b", "c"), max_length=48)
+    if head == "choice":
+        return MultipleChoice(max_length=48)
     if head == "token":
         return RowTask(kind="token", labels=("a", "b", "c"))
     return RowTask(kind="span", labels=("start", "end"))
@@ -121,8 +123,15 @@ def packed_batch(model: Model, batch: HFBatch, labels: Sequence[Sequence[float]]
 
 
 def hf_output(hf_model: PreTrainedModel, batch: HFBatch, **inputs: Any) -> Tensor:
-    """What transformers computes: ``[B, T, H]``, ``[B, L]`` or ``[B, T, L]`` (span: start and end side by side)."""
-    output = hf_model(**batch.inputs(hf_model.config.model_type), **inputs)
+    """What transformers computes: ``[B, T, H]``, ``[B, L]`` or ``[B, T, L]`` (span: start and end side by side).
+
+    The sequences of a model for multiple choice are the choices of one row.
+    """
+    given = batch.inputs(hf_model.config.model_type) | inputs
+    if type(hf_model).__name__.endswith("MultipleChoice"):
+        choices: Tensor = hf_model(**{name: tensor.unsqueeze(0) for name, tensor in given.items()}).logits
+        return choices.transpose(0, 1)
+    output = hf_model(**given)
     if "last_hidden_state" in output:
         hidden: Tensor = output.last_hidden_state
         return hidden

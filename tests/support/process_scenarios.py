@@ -19,14 +19,19 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.distributed import make_accelerator
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.model.inputs import tokenized
-from bert_tasks.tasks import MaskedLanguageModeling
+from bert_tasks.recipe.schema import OptimSection, TeacherSection
+from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens
 from bert_tasks.tasks.base import Task
 from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.objectives import Objective, Supervised
+from bert_tasks.training.replaced_tokens import ReplacedTokenDetection, make_generator
+from bert_tasks.training.step import freeze_encoder
+from support.hf_models import widen
 from support.training_runs import (
     TASK,
     WEIGHTED_TASK,
     LengthAndLabel,
+    Row,
     load_model,
     make_rows,
     make_steps,
@@ -36,26 +41,51 @@ from support.training_runs import (
 
 EVALUATED = (9, 1, 3, 17)
 MASKED = MaskedLanguageModeling(max_length=40, mlm_probability=0.3, whole_word_mask=True)
+SEVERAL_TERMS = ("nsp", "sop", "replaced tokens", "distillation")
+_SIZES = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 64,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+SMALL: dict[type[Task], dict[str, Any]] = {
+    MaskedLanguageModeling: {"family": "bert", **_SIZES},
+    ReplacedTokens: {"family": "electra", "embedding_size": 16, **_SIZES},
+}
+# Documents of three sentences, and two of one word, which have no pair of sentences.
+DOCUMENTS: list[Row] = [
+    *({"text": "\n".join(row["text"] for row in make_rows(3, seed=seed))} for seed in range(9)),
+    {"text": "rain"},
+    {"text": "the"},
+]
 DTYPES = (torch.float64, torch.float32)
 
 
 def trajectory(
     checkpoint: Path,
-    dtype: torch.dtype,
     *,
     rows: int,
     kind: Callable[[TaskModel], Objective] = Supervised,
     task: Task = WEIGHTED_TASK,
-    **sizes: int,
+    dtype: torch.dtype = torch.float64,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Twenty steps without dropout over rows of unequal lengths, weights and labels; ``sizes``: of batches."""
+    """``walked`` over rows of unequal lengths, weights and labels."""
     objective = kind(load_model(checkpoint, task)).to(dtype)
+    return walked(objective, make_rows(rows, unlabelled=range(1, rows, 7)), **options)
+
+
+def walked(objective: Objective, rows: list[Row], *, max_steps: int = 8, **options: Any) -> dict[str, Any]:
+    """Some steps without dropout; ``options``: of the optimizer."""
     steps = make_steps(
         objective.model,
-        make_rows(rows, unlabelled=range(1, rows, 7)),
+        rows,
         objective=objective,
-        max_steps=20,
-        **sizes,
+        max_steps=max_steps,
+        **options,
         learning_rate=1e-3,
         weight_decay=0.01,
         adam_epsilon=1e-4,
@@ -64,12 +94,47 @@ def trajectory(
     return {"weights": weights_of(objective), "logs": logs, "seen": steps.samples.seen}
 
 
-def evaluation(checkpoint: Path, count: int) -> dict[str, Any]:
+def with_own_table(model: TaskModel) -> Objective:
+    """On the second process the word embeddings are others, as if it had loaded another checkpoint."""
+    if os.environ.get("RANK", "0") != "0":
+        model.stack.embeddings.word.weight.data.add_(1.0)
+    return Supervised(model)
+
+
+def with_frozen_encoder(model: TaskModel) -> Objective:
+    """As a run with adapters begins."""
+    objective = Supervised(model)
+    freeze_encoder(objective, OptimSection(lora_rank=4))
+    return objective
+
+
+def several_terms(name: str, checkpoint: Path, *, micro_batch_tokens: int = 20) -> dict[str, Any]:
+    """``walked`` with an objective whose terms have counts that differ between micro-batches and processes."""
+    if name == "distillation":
+        teacher = TeacherSection(name="teacher", hidden="mse", relations=True, relations_weight=0.5)
+        objective: Objective = Distillation(
+            load_model(checkpoint, WEIGHTED_TASK), load_model(checkpoint, WEIGHTED_TASK, seed=3), teacher
+        ).double()
+        rows = make_rows(10, unlabelled=(1, 8))
+        return walked(objective, rows, batch_size=4, micro_batch_tokens=micro_batch_tokens)
+    task: Task = ReplacedTokens(max_length=40)
+    if name != "replaced tokens":
+        task = MaskedLanguageModeling(max_length=40, mlm_probability=0.3, sentence_objective=name)  # type: ignore[arg-type]
+    model = TaskModel.from_config(SMALL[type(task)], task=task, tokenizer=checkpoint)
+    with torch.no_grad():
+        widen(model, seed=1)
+    objective = Supervised(model)
+    if isinstance(task, ReplacedTokens):
+        objective = ReplacedTokenDetection(model, make_generator(model, seed=1))
+    return walked(objective.double(), DOCUMENTS, batch_size=4, micro_batch_tokens=micro_batch_tokens)
+
+
+def evaluation(checkpoint: Path, count: int, task: Task = TASK) -> dict[str, Any]:
     """Metrics of the public function and the predictions behind them, in batches so small that all have some."""
-    model, rows = load_model(checkpoint), make_rows(count, seed=count)
-    table = RowTable.from_rows(rows, columns=TASK.columns)
+    model, rows = load_model(checkpoint, task), make_rows(count, seed=count)
+    table = RowTable.from_rows(rows, columns=task.columns)
     with mock.patch.object(TaskModel, "batch_tokens", 40):
-        found = evaluate_samples(model, tokenized(table, TASK, model), table, make_accelerator())
+        found = evaluate_samples(model, tokenized(table, task, model), table, make_accelerator())
         return {"metrics": evaluate(model, rows), "predictions": [p.to_json() for p in found.predictions]}
 
 
@@ -95,31 +160,40 @@ def scenarios(checkpoint: Path, wide_checkpoint: Path, folder: Path) -> dict[str
     return {
         "world": accelerator.num_processes,
         "steps": {
-            str(dtype): trajectory(wide_checkpoint, dtype, rows=37, batch_size=8, micro_batch_tokens=60)
+            str(dtype): trajectory(
+                wide_checkpoint, dtype=dtype, max_steps=20, rows=37, batch_size=8, micro_batch_tokens=60
+            )
             for dtype in DTYPES
         },
         # ten rows in batches of three: each epoch has a batch of one row, so a process has none
-        "few": trajectory(wide_checkpoint, torch.float64, rows=10, batch_size=3, micro_batch_tokens=60),
-        # two loss terms, whose counts differ between the processes
-        "terms": trajectory(
-            wide_checkpoint, torch.float64, rows=10, batch_size=3, micro_batch_tokens=20, kind=LengthAndLabel
+        "few": trajectory(wide_checkpoint, rows=10, batch_size=3, micro_batch_tokens=60, max_grad_norm=0.1),
+        # the same with all rows of the word embeddings
+        "all rows": trajectory(
+            wide_checkpoint, rows=10, batch_size=3, micro_batch_tokens=60, max_grad_norm=0.1, vocabulary_rows="all"
         ),
+        "own table": trajectory(wide_checkpoint, rows=10, batch_size=3, kind=with_own_table),
+        "adapters": trajectory(
+            wide_checkpoint, rows=10, batch_size=3, micro_batch_tokens=20, kind=with_frozen_encoder, lora_rank=4
+        ),
+        # two loss terms, whose counts differ between the processes
+        "terms": trajectory(wide_checkpoint, rows=10, batch_size=3, micro_batch_tokens=20, kind=LengthAndLabel),
         # rows without a label have a distance from the teacher all the same
         "teacher": trajectory(
             wide_checkpoint,
-            torch.float64,
             rows=10,
             batch_size=3,
             micro_batch_tokens=20,
             kind=lambda model: Distillation(model, load_model(wide_checkpoint, WEIGHTED_TASK, seed=3)),
         ),
         # both processes see the same masks, and mask different numbers of tokens
-        "masks": trajectory(wide_checkpoint, torch.float64, rows=15, batch_size=4, micro_batch_tokens=30, task=MASKED),
+        "masks": trajectory(wide_checkpoint, rows=15, batch_size=4, micro_batch_tokens=30, task=MASKED),
         # epochs of different numbers of steps
-        "tokens": trajectory(wide_checkpoint, torch.float64, rows=15, batch_tokens=60, micro_batch_tokens=30),
+        "tokens": trajectory(wide_checkpoint, rows=15, batch_tokens=60, micro_batch_tokens=30),
         # rank 0 has long rows, one micro-batch each; rank 1 may have fewer of them
-        "uneven": trajectory(wide_checkpoint, torch.float64, rows=15, batch_size=3, micro_batch_tokens=1),
+        "uneven": trajectory(wide_checkpoint, rows=15, batch_size=3, micro_batch_tokens=1),
+        "several terms": {name: several_terms(name, wide_checkpoint) for name in SEVERAL_TERMS},
         "evaluations": {count: evaluation(wide_checkpoint, count) for count in EVALUATED},
+        "evaluated masks": evaluation(wide_checkpoint, 9, MASKED),
         "trained": trained(checkpoint, folder / "run"),
     }
 

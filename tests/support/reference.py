@@ -19,18 +19,19 @@ from pydantic import BaseModel
 import bert_tasks
 import bert_tasks.errors as errors
 from bert_tasks.cli.app import app
+from bert_tasks.recipe.json_schema import field_descriptions, recipe_schema, schema_text
 from bert_tasks.recipe.schema import (
+    FoldsSection,
     ModelSection,
     OptimSection,
     Recipe,
     RunSection,
     TeacherSection,
-    field_descriptions,
-    recipe_schema,
-    schema_text,
 )
+from bert_tasks.recipe.search import SearchSection, Space
 from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task
+from bert_tasks.tasks.multiple_choice import ChoicePrediction
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 from bert_tasks.tasks.span_extraction.search import Span
 from bert_tasks.tasks.span_extraction.task import SpanPrediction
@@ -38,12 +39,12 @@ from bert_tasks.tasks.token_classification.task import EntitySpan, TokenPredicti
 
 FOLDER = Path("docs") / "reference"
 HEADINGS = ("Args", "Attributes", "Returns", "Yields", "Raises")
-PREDICTIONS = (SequencePrediction, TokenPrediction, EntitySpan, SpanPrediction, Span)
+PREDICTIONS = (SequencePrediction, TokenPrediction, EntitySpan, SpanPrediction, Span, ChoicePrediction)
 WRITTEN = "Written by `make docs` from the package; change the docstrings, not this page."
 # What signatures would say at length.
 DATA = "str | Path | RowTable | Sequence[Mapping[str, Any]] | Sequence[str] | Sequence[tuple[str, ...]] | Frame"
 # Public methods of the public classes, beside what a reader finds in the class itself.
-METHODS = ("from_pretrained", "forward", "predict", "save_pretrained")
+METHODS = ("from_pretrained", "forward", "embed", "predict", "save_pretrained")
 
 
 def rendered(text: str | None) -> str:
@@ -260,8 +261,16 @@ def recipe_page() -> str:
             [f"`task` may also be {' or '.join(f'`{alias}`' for alias in task.aliases)}.", ""] if task.aliases else []
         )
         parts += ["", f"### {name}", "", *also, _settings(task)]
-    for name, kind in (("optim", OptimSection), ("run", RunSection), ("teacher", TeacherSection)):
+    for name, kind in (
+        ("optim", OptimSection),
+        ("run", RunSection),
+        ("teacher", TeacherSection),
+        ("folds", FoldsSection),
+        ("search", SearchSection),
+    ):
         parts += ["", f"## [{name}]", "", *_section(name, kind)]
+    parts += ["", "The values of a key that is searched:", ""]
+    parts.append(table(("key", "value", "default", "limits", "what"), field_rows("search.KEY.", Space)))
     return "\n".join(parts) + "\n"
 
 

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+from _pytest.mark import ParameterSet
+
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.training.run import train
-from support.task_examples import CLASSES, NUMBERS, PAIRS, SENTENCES, SETS, SOME_WITHOUT_ANSWER, SPANS
+from support.task_examples import CHOICES, CLASSES, NUMBERS, PAIRS, SENTENCES, SETS, SOME_WITHOUT_ANSWER, SPANS
 
 HOSTILE = "<script>document.title = 'owned'</script><img src=x onerror=alert(1)>"
 MARK = "</style><b id=broken>"
@@ -50,6 +53,18 @@ KINDS = {
         [*PAIRS, {"text": HOSTILE, "text_pair": MARK, "label": "no"}],
         texts=("accuracy", "Confusion"),
     ),
+    "choices": Kind(
+        "multiple-choice",
+        # Two of these labels are mistakes, whatever is learned.
+        [
+            *CHOICES,
+            *(
+                {"context": HOSTILE, "question": MARK, "choices": ["a cup", HOSTILE, MARK], "label": label}
+                for label in range(3)
+            ),
+        ],
+        texts=("accuracy", "Most confident mistakes", "Expected calibration error", HOSTILE),
+    ),
     "tags": Kind(
         "token-classification",
         [*SENTENCES, {"words": [HOSTILE, MARK, "cup"], "tags": ["B-WHO", "O", "B-THING"]}],
@@ -72,6 +87,11 @@ KINDS = {
         charts=2,
     ),
 }
+
+
+def kinds(*slow: str) -> list[ParameterSet]:
+    """The names of all kinds, as parameters of a test that `make test` runs on all but some."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in KINDS]
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from support.hf_models import Head, hf_class, hf_config, widen
+from support.hf_models import AFTER_PADDING, Head, hf_class, hf_config, widen
 
 
 def save_checkpoint(
@@ -28,7 +28,7 @@ def save_checkpoint(
 
     ``wide``: weights as in parity tests, so that logits differ. ``positions``: the longest input in tokens.
     """
-    rows = positions + (2 if family == "roberta" else 0)
+    rows = positions + (2 if family in AFTER_PADDING else 0)
     config = hf_config(
         family,
         vocab_size=len(tokenizer),
@@ -42,7 +42,9 @@ def save_checkpoint(
         config.label2id = {label: index for index, label in enumerate(labels)}
     config.problem_type = problem_type
     torch.manual_seed(0)
-    options: dict[str, Any] = {"add_pooling_layer": False} if head == "base" and family in ("bert", "roberta") else {}
+    options: dict[str, Any] = (
+        {"add_pooling_layer": False} if head == "base" and family in ("bert", *AFTER_PADDING) else {}
+    )
     model = hf_class(family, head)(config, **options).eval()
     if wide:
         widen(model, seed=1)
@@ -52,8 +54,10 @@ def save_checkpoint(
 
 
 def tokenizer_of(family: str, by_kind: dict[str, PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
-    """Byte-level BPE for RoBERTa, Unigram for ALBERT, WordPiece for the others."""
-    return by_kind[{"roberta": "bpe", "albert": "unigram"}.get(family, "wordpiece")]
+    """Of the kind of the family's published models; WordPiece for most."""
+    kinds = {"roberta": "bpe", "albert": "unigram", "xlm-roberta": "multilingual", "camembert": "french"}
+    kinds |= {"mpnet": "mpnet", "modernbert": "modern", "deberta-v2": "deberta"}
+    return by_kind[kinds.get(family, "wordpiece")]
 
 
 def edit_config(folder: Path, **changes: Any) -> None:

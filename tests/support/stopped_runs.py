@@ -26,7 +26,8 @@ from support.task_examples import EXAMPLES
 from support.training_runs import load_model
 
 STEPS = 6  # 8 rows in batches of 3, twice
-KINDS = ("single", "several", "token crf", "span v2", "pair regression")
+KINDS = ("single", "several", "token crf", "span v2", "pair regression", "adapters", "masked")
+ADAPTERS = {"lora_rank": 4, "lora_dropout": 0.2, "lora_targets": ("query", "value", "output")}
 SETTINGS = {
     "epochs": 2,
     "batch_size": 3,
@@ -41,7 +42,7 @@ SETTINGS = {
 
 def run(folder: Path, checkpoint: Path, kind: str = "single", **changes: Any) -> tuple[TaskModel, FitResult]:
     """A run with dropout, several micro-batches a step, and another new head at each call."""
-    example = EXAMPLES[kind]
+    example, changes = (EXAMPLES["single"], ADAPTERS | changes) if kind == "adapters" else (EXAMPLES[kind], changes)
     model = load_model(checkpoint, example.task, seed=changes.pop("head_seed", 0))
     result = fit(model, list(example.rows), list(example.rows), output_dir=folder, **{**SETTINGS, **changes})
     return model, result

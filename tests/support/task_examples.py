@@ -4,6 +4,7 @@ from typing import Any
 
 from bert_tasks.tasks import (
     MaskedLanguageModeling,
+    MultipleChoice,
     PairClassification,
     ReplacedTokens,
     SequenceClassification,
@@ -54,6 +55,16 @@ LABELS = ("O", "B-THING", "I-THING", "B-WHO", "I-WHO")
 SPANS: dict[str, Any] = {"max_length": 32, "doc_stride": 6, "max_query_length": 8, "max_answer_length": 5}
 NUMBERS = tuple({"text": text, "label": number / 4 - 1.0} for number, text in enumerate(TEXTS))
 MASKED = tuple({"text": text.replace(text.split()[number % 3], "[MASK]")} for number, text in enumerate(TEXTS))
+# Rows have two to four choices.
+CHOICES = tuple(
+    {
+        "context": text,
+        **({"question": "who or what"} if number % 2 else {}),
+        "choices": [f"{word} {number}" for word in text.split()[: 2 + number % 3]],
+        "label": number % 2,
+    }
+    for number, text in enumerate(TEXTS)
+)
 # Of tasks that models of one family have.
 FAMILY_EXAMPLES = {
     "replaced": Example(
@@ -103,6 +114,7 @@ EXAMPLES = {
     ),
     "masked": Example(task=MaskedLanguageModeling(max_length=24), rows=MASKED, column="text", windows=True),
     "pair": Example(task=PairClassification(labels=("no", "yes"), max_length=32), rows=PAIRS, column="text"),
+    "choice": Example(task=MultipleChoice(max_length=32), rows=CHOICES, column="context", sequences=2),
     "pair regression": Example(
         task=PairClassification(problem_type="regression", max_length=32, pooling="mean"),
         rows=tuple({**row, "label": number / 4 - 1.0} for number, row in enumerate(PAIRS)),

@@ -156,4 +156,5 @@ def walk(steps: OptimizerSteps) -> list[StepLog]:
     for step, batch in enumerate(batches(steps)):
         result = steps.update(step, batch, steps.accumulate(step, batch))
         logs.append(read_step_metrics(result, overflows=0, mixed_precision="no")[0])
+    steps.update_weights()
     return logs

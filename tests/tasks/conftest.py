@@ -1,15 +1,14 @@
-"""Owns a small checkpoint folder of each family for the tests of tasks."""
+"""Owns a small checkpoint folder of a family for the tests of tasks."""
 
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from support.hf_models import FAMILIES
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module")
 def family_folder(
     request: pytest.FixtureRequest,
     by_kind: dict[str, PreTrainedTokenizerBase],

@@ -140,6 +140,8 @@ def test_windows_across_documents_hold_all_tokens_and_masked_texts_stay_alone(
     assert [one["row"] for one in found] == sorted(one["row"] for one in found)
     alone = [one for one in found if bpe_tokenizer.mask_token_id in one["input_ids"]]
     assert alone == [one for one in plain if one["row"] == 7]
+    (place,) = alone[0]["gather_positions"]
+    assert alone[0]["word_ids"][place] == NO_WORD  # training masks no mask
     assert all(len(one["input_ids"]) <= 40 for one in found)
 
 

@@ -16,7 +16,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction
 from bert_tasks.tasks.features import collate
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
-from support.hf_models import FAMILIES
+from support.hf_models import FAMILIES, WITHOUT_SEGMENTS
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES
 
@@ -66,14 +66,9 @@ def test_segments_are_real_where_the_family_has_them(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_those_of_transformers(
-    family: str,
-    tmp_path: Path,
-    wordpiece_tokenizer: PreTrainedTokenizerBase,
-    bpe_tokenizer: PreTrainedTokenizerBase,
-    unigram_tokenizer: PreTrainedTokenizerBase,
+    family: str, tmp_path: Path, by_kind: dict[str, PreTrainedTokenizerBase]
 ) -> None:
-    kinds = {"wordpiece": wordpiece_tokenizer, "bpe": bpe_tokenizer, "unigram": unigram_tokenizer}
-    tokenizer = tokenizer_of(family, kinds)
+    tokenizer = tokenizer_of(family, by_kind)
     theirs = save_checkpoint(tmp_path, family, tokenizer, head="sequence", labels=NLI, wide=True)
     ours = TaskModel.from_pretrained(tmp_path, task=TASK)
     batch = collate(TASK.features(ROWS, tokenizer), position_offset=ours.config.position_offset)
@@ -85,7 +80,7 @@ def test_logits_equal_those_of_transformers(
         max_length=32,
         padding=True,
         return_tensors="pt",
-        return_token_type_ids=family in ("bert", "albert", "electra"),
+        return_token_type_ids=family not in WITHOUT_SEGMENTS,
     )
     with torch.no_grad():
         assert (ours(batch) - theirs(**tokens).logits).abs().max() < 5e-5

@@ -1,6 +1,9 @@
 """Masked language modelling with a sentence objective: two terms of the loss, against transformers' classes."""
 
+import json
 import math
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -13,10 +16,11 @@ from bert_tasks.errors import UsageError
 from bert_tasks.tasks import MaskedLanguageModeling
 from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.masked_language_modeling import sentences
 from support.hf_models import PREFIX, hf_config, widen
 from support.small_checkpoints import tokenizer_of
 from support.small_tokenizers import LINES
-from support.training_runs import distance, make_steps, walk, weights_of
+from support.stopped_runs import events
 
 ROWS = [{"text": "\n".join(lines), "sentences": lines} for lines in (LINES[:6], LINES[6:7], LINES[7:13], LINES[13:])]
 CASES = [("bert", "nsp"), ("bert", "sop"), ("albert", "sop")]
@@ -45,9 +49,9 @@ def task_of(objective: str, **settings: object) -> MaskedLanguageModeling:
     return MaskedLanguageModeling(max_length=48, sentence_objective=objective, **settings)  # type: ignore[arg-type]
 
 
-def prepared(model: TaskModel, *, epoch: int = 0) -> list[dict[str, object]]:
+def prepared(model: TaskModel, *, epoch: int = 0, rows: Sequence[dict[str, object]] = ROWS) -> list[dict[str, object]]:
     tokenizer = model.require_tokenizer()
-    features = model.task.features(ROWS, tokenizer)
+    features = model.task.features(rows, tokenizer)
     keys = FeatureKeys(seed=4, epoch=epoch, numbers=range(len(features)))
     return list(model.task.prepare(features, keys, features, tokenizer))
 
@@ -95,20 +99,6 @@ def test_the_loss_is_that_of_transformers(folders: dict[str, Path], family: str,
     assert labels == {0.0, 1.0}
 
 
-@pytest.mark.parametrize("objective", ["nsp", "sop"])
-def test_micro_batches_change_no_weight(folders: dict[str, Path], objective: str) -> None:
-    """Each term has its own count, and windows of one word have no pair."""
-    rows = [*ROWS, {"text": "map", "sentences": ["map"]}, {"text": "rain", "sentences": ["rain"]}]
-    found, losses = [], []
-    for tokens in (16384, 50):
-        model = TaskModel.from_pretrained(folders["bert"], task=task_of(objective)).double()
-        steps = make_steps(model, rows, micro_batch_tokens=tokens, batch_size=6, epochs=3, adam_epsilon=1e-4)
-        losses.append([log.loss for log in walk(steps)])
-        found.append(weights_of(model))
-    assert distance(*found) <= 1e-12
-    assert losses[0] == pytest.approx(losses[1], abs=1e-10)
-
-
 def test_a_model_with_pairs_trains_is_evaluated_saved_and_predicts(folders: dict[str, Path], tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(folders["albert"], task=task_of("sop"))
     result = fit(model, train=ROWS, validation=ROWS, epochs=1, batch_size=4, output_dir=str(tmp_path / "run"))
@@ -126,9 +116,87 @@ def test_a_model_with_pairs_trains_is_evaluated_saved_and_predicts(folders: dict
     assert prediction.pairs == ()
 
 
+@pytest.mark.parametrize(("teaches", "learns"), [("nsp", "none"), ("none", "nsp"), ("nsp", "sop")])
+def test_a_teacher_may_have_learnt_other_pairs(
+    folders: dict[str, Path], tmp_path: Path, teaches: str, learns: str
+) -> None:
+    teacher, student = (TaskModel.from_pretrained(folders["bert"], task=task_of(one)) for one in (teaches, learns))
+    result = fit(student, ROWS, ROWS, teacher=teacher, output_dir=tmp_path, max_steps=1, progress=False)
+    assert ("sentence_order_accuracy" in result.metrics) == (learns == "sop")
+    (agreement,) = (event for event in events(tmp_path) if event["event"] == "agreement")
+    assert agreement["agreement"][""] > 0
+
+
 def test_families_without_the_head_are_refused(bpe_folder: Path, checkpoint: Path) -> None:
     with pytest.raises(UsageError, match=r"(?i)roberta"):
         TaskModel.from_pretrained(checkpoint, task=task_of("nsp"))
+
+
+def test_an_objective_that_the_head_is_not_for_is_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match=r"sentence_objective = \"nsp\" .* set it to 'sop', or to 'none'"):
+        TaskModel.from_pretrained(folders["albert"], task=task_of("nsp"))
+
+
+def test_windows_without_a_pair_do_not_count(folders: dict[str, Path]) -> None:
+    model = TaskModel.from_pretrained(folders["bert"], task=task_of("nsp"))
+    features = prepared(model, rows=[*ROWS, {"text": "map"}, {"text": ""}])
+    batch = collate(features, position_offset=model.config.position_offset)
+    terms = {term.name: term.count.item() for term in model.task.loss(model(batch), batch)}
+    assert terms == model.task.counts(features)
+    assert terms["next_sentence"] == len(features) - 2
+
+
+@pytest.mark.parametrize("objective", ["nsp", "sop"])
+def test_pairs_fill_max_length(folders: dict[str, Path], objective: str) -> None:
+    task = MaskedLanguageModeling(max_length=16, sentence_objective=objective)  # type: ignore[arg-type]
+    model = TaskModel.from_pretrained(folders["bert"], task=task)
+    assert max(len(one["input_ids"]) for epoch in range(4) for one in prepared(model, epoch=epoch)) == 16
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_sentences_begin_where_the_features_say(folders: dict[str, Path], family: str) -> None:
+    model = TaskModel.from_pretrained(folders[family], task=task_of("sop"))
+    tokenizer = model.require_tokenizer()
+    found = []
+    for feature in model.task.features(ROWS, tokenizer):
+        starts = feature["sentence_starts"]
+        assert starts[0] == 1
+        ends = [*starts[1:], len(feature["input_ids"]) - 1]
+        found += [feature["input_ids"][start:end] for start, end in zip(starts, ends, strict=True)]
+    expected = [tokenizer(line, add_special_tokens=False)["input_ids"] for line in LINES]
+    assert found == expected
+
+
+class TestSplitting:
+    def test_texts_are_cut_into_their_sentences(self, folders: dict[str, Path]) -> None:
+        model = TaskModel.from_pretrained(folders["bert"], task=task_of("nsp", sentence_language="en"))
+        tokenizer = model.require_tokenizer()
+        given = [{"text": "\n".join(LINES[:6])}, {"text": "The map. The ferry."}]
+        joined = [{"text": " ".join(LINES[:3]) + "\n" + " ".join(LINES[3:6])}, given[1]]
+        whole = task_of("nsp").features(given, tokenizer)
+        split = model.task.features(joined, tokenizer)
+        starts = [[one["sentence_starts"] for one in features if one["row"] == 0] for features in (whole, split)]
+        assert starts[0] == starts[1]
+        assert sum(map(len, starts[0])) == 6
+        assert [one["input_ids"] for one in whole] == [one["input_ids"] for one in split]
+        assert [len(features[-1]["sentence_starts"]) for features in (whole, split)] == [1, 2]
+
+    def test_run_json_names_the_library(self, folders: dict[str, Path], tmp_path: Path) -> None:
+        model = TaskModel.from_pretrained(folders["bert"], task=task_of("sop", sentence_language="en"))
+        fit(model, ROWS, ROWS, output_dir=tmp_path, max_steps=1, progress=False)
+        versions = json.loads((tmp_path / "run.json").read_text("utf-8"))["versions"]
+        assert versions["sentencex"] == version("sentencex")
+
+    def test_a_missing_library_is_named_with_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sentences, "find_spec", lambda name: None)
+        with pytest.raises(UsageError, match=r"sentencex not installed, .* pip install 'bert-tasks\[sentences\]'"):
+            task_of("sop", sentence_language="en").check_split([], "train")
+        task_of("sop").check_split([], "train")
+
+    @pytest.mark.parametrize(("objective", "language"), [("none", "en"), ("nsp", "English"), ("sop", "e")])
+    def test_settings_that_make_no_sense_are_refused(self, objective: str, language: str) -> None:
+        with pytest.raises(ValueError, match="sentence_language"):
+            task_of(objective, sentence_language=language)
 
 
 def test_pairs_need_room() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -115,7 +116,7 @@ def inner(feature):
 
 
 def test_templates_are_those_of_the_tokenizers(by_kind):
-    for kind, tokenizer in by_kind.items():
+    for tokenizer in by_kind.values():
         one, other = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a map", "the street"))
         template = PairTemplate.of(tokenizer)
         encoding = tokenizer("a map", "the street", return_token_type_ids=True)
@@ -123,8 +124,13 @@ def test_templates_are_those_of_the_tokenizers(by_kind):
         assert [token for part in parts for token in part] == encoding["input_ids"]
         types = [kind for part, kind in zip(parts, template.types, strict=True) for _ in part]
         assert types == encoding["token_type_ids"]
-        assert template.size == len(encoding["input_ids"]) - len(one) - len(other) == (4 if kind == "bpe" else 3)
+        assert template.size == len(encoding["input_ids"]) - len(one) - len(other)
+        assert template.size == tokenizer.num_special_tokens_to_add(pair=True)
         assert template.single == (1, 1)
+
+
+def test_labels_are_those_of_transformers():
+    assert (IN_ORDER, NOT_IN_ORDER) == (0, 1)  # in the classes with such a head 1 is "not the next"
 
 
 def test_windows_hold_every_token_once_in_whole_sentences():
@@ -147,6 +153,10 @@ def test_windows_hold_every_token_once_in_whole_sentences():
     words = [word for window in long for word in window.words]
     assert all(one.words[-1] != other.words[0] for one, other in pairwise(long))
     assert len(set(words)) == 67 + 1
+    full = list(sentence_windows(numbered([[10, 20, 5]])[0], room=30))  # what fits exactly is in
+    assert [len(window.ids) for window in full] == [30, 5]
+    between = list(sentence_windows(numbered([[70]])[0], room=31))  # a word has its tokens 30 and 31: it is not cut
+    assert [len(window.ids) for window in between][:2] == [30, 30]
     uncut = DocumentTokens(ids=list(range(70)), words=[0] * 70)
     assert [len(window.ids) for window in sentence_windows([uncut], room=30)] == [30, 30, 10]
 
@@ -169,6 +179,17 @@ class TestOrder:
             swapped += is_swapped
             assert len(pair["input_ids"]) <= MAX_LENGTH
         assert 0 < swapped < len(corpus)
+
+    def test_a_window_is_cut_at_each_place_as_often(self, template):
+        """Between two of its sentences; between two words where it has one sentence."""
+        for sizes, count in (([5, 6, 7, 8], 3), ([9], 5)):
+            (feature,) = windows_of(numbered([sizes]), template)
+            cuts = Counter()
+            for epoch in range(900):
+                (pair,) = drawn([feature], template, "sop", epoch=epoch)
+                cuts[len(segments(pair, template)[label_of(pair) == NOT_IN_ORDER])] += 1
+            assert len(cuts) == count
+            assert all(abs(seen - 900 / count) <= 4 * (900 / count) ** 0.5 for seen in cuts.values())
 
     def test_a_window_of_one_word_has_no_pair(self, template):
         (feature,) = windows_of([[DocumentTokens(ids=[7, 8], words=[0, 0])]], template)
@@ -208,15 +229,46 @@ class TestNext:
     def test_negatives_begin_and_end_as_the_others_do(self, corpus, template):
         """Otherwise a broken sentence would tell the label."""
         begins = {inner(one)[start - 1] for one in corpus for start in one["sentence_starts"]}
-        broken = negatives = 0
+        broken = negatives = within = 0
         for feature, pair in zip(corpus, drawn(corpus, template, "nsp"), strict=True):
             if label_of(pair) == NOT_IN_ORDER:
                 _, second = segments(pair, template)
                 negatives += 1
+                within += len(feature["sentence_starts"]) == 1 and second[0] not in begins
                 if len(feature["sentence_starts"]) > 1:
                     assert second[0] in begins
                     broken += second[-1] + 1 not in begins | {inner(one)[-1] + 1 for one in corpus if inner(one)}
         assert broken < negatives / 3
+        assert within > 3  # a window of one sentence is cut within it
+
+    def test_negatives_are_whole_sentences_of_the_length_of_what_they_replace(self, corpus, template):
+        windows = [
+            (inner(one), [start - 1 for start in one["sentence_starts"]], one["word_ids"][1:-1]) for one in corpus
+        ]
+        places, checked, cut = Counter(), 0, 0
+        for epoch in range(6):
+            for feature, pair in zip(corpus, drawn(corpus, template, "nsp", epoch=epoch), strict=True):
+                if label_of(pair) != NOT_IN_ORDER or len(feature["sentence_starts"]) < 2:
+                    continue
+                first, second = segments(pair, template)
+                ids, starts, words = next(window for window in windows if second[0] in window[0])
+                begin = ids.index(second[0])
+                places[starts.index(begin)] += 1
+                lengths = [end - begin for end in (*starts, len(ids)) if end > begin]
+                fitting = [length for length in lengths if length <= ROOM - len(first)]
+                if not fitting:  # a sentence that does not fit is cut between words
+                    ends = range(begin + 1, begin + ROOM - len(first) + 1)
+                    between = [end for end in ends if words[end] != words[end - 1]]
+                    assert begin + len(second) == max(between, default=ends[-1])
+                    cut += 1
+                    continue
+                wanted = len(inner(feature)) - len(first)
+                enough = [length for length in fitting if length >= wanted]
+                assert len(second) == min(enough, default=max(fitting))
+                checked += 1
+        assert checked > 100
+        assert cut > 10
+        assert min(places[0], places[1], places[2]) > 10  # they begin anywhere
 
 
 @pytest.mark.parametrize("objective", ["nsp", "sop"])

@@ -11,24 +11,25 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, XLMRobertaTokenizer
 
+from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.span_extraction.task import SpanExtraction
 from bert_tasks.tasks.span_extraction.windows import richest_windows, tokenized_contexts, window_ranges
 from support.small_tokenizers import LINES
 
-KINDS = ("wordpiece_tokenizer", "bpe_tokenizer", "untrimmed_tokenizer", "unigram_tokenizer")
+KINDS = ("wordpiece_tokenizer", "bpe_tokenizer", "untrimmed_tokenizer", "unigram_tokenizer", "loaded_tokenizer")
 SMALL = SpanExtraction(max_length=40, doc_stride=9, max_query_length=12)
 LONG = " ".join(LINES[:4])
 QUESTIONS = (
-    ("when does the ferry leave?", LONG),
+    ("when does it leave?", LONG),
     ("  who was told?", "The café\u0301 is   closed \n\n today."),
     ("", LINES[3]),
     ("why", ""),
     ("何時", "渡轮早上七点离开旧港口 😀👩‍👩‍👧 e\u0301nd"),
-    ("is [SEP] text?", "a[SEP]b</s>c <s> [CLS]"),
+    ("a [SEP]?", "a[SEP]b</s>c <s> [CLS]"),
     ("where", LONG),
 )
 # What tokenizers treat in their own ways: case, accents, combining marks, wide characters, several code points in one
@@ -72,12 +73,25 @@ def untrimmed_tokenizer(bpe_folder: Path) -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture(scope="module")
+def loaded_tokenizer(
+    multilingual_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
+) -> PreTrainedTokenizerBase:
+    """XLM-RoBERTa's, in which a special token written in a text is no piece."""
+    folder = tmp_path_factory.mktemp("loaded")
+    multilingual_tokenizer.save_pretrained(folder)
+    tokenizer = load_tokenizer(folder, vocab_size=len(multilingual_tokenizer))
+    assert tokenizer is not None
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
 def tokenizers(
     wordpiece_tokenizer: PreTrainedTokenizerBase,
     untrimmed_tokenizer: PreTrainedTokenizerBase,
     unigram_tokenizer: PreTrainedTokenizerBase,
+    loaded_tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[PreTrainedTokenizerBase, ...]:
-    return wordpiece_tokenizer, untrimmed_tokenizer, unigram_tokenizer
+    return wordpiece_tokenizer, untrimmed_tokenizer, unigram_tokenizer, loaded_tokenizer
 
 
 def row(question: str, context: str, *answers: tuple[str, int]) -> dict[str, Any]:
@@ -141,15 +155,20 @@ class TestWindows:
         assert max(len(ids) for ids in tokenizer([r["question"] for r in rows])["input_ids"]) - 2 <= 12
         features, expected = task.features(rows, tokenizer), theirs(rows, tokenizer, task)
         assert [feature["input_ids"] for feature in features] == expected["input_ids"]
-        assert [feature["token_type_ids"] for feature in features] == expected["token_type_ids"]
+        segments = [feature["token_type_ids"] for feature in features]
+        if isinstance(tokenizer, XLMRobertaTokenizer):  # it gives later windows others than the first
+            assert {segment for window in segments for segment in window} == {0}
+        else:
+            assert segments == expected["token_type_ids"]
         assert [feature["row"] for feature in features] == expected["overflow_to_sample_mapping"]
         assert len(features) > len(rows) or max_length == 400
         for number, (feature, offsets) in enumerate(zip(features, expected["offset_mapping"], strict=True)):
             context = rows[feature["row"]]["context"]
-            for (start, end, role), side, (a, b) in zip(
-                triples(feature), expected.sequence_ids(number), offsets, strict=True
+            tokens = tokenizer.convert_ids_to_tokens(feature["input_ids"])
+            for token, (start, end, role), side, (a, b) in zip(
+                tokens, triples(feature), expected.sequence_ids(number), offsets, strict=True
             ):
-                assert (role > 0) == (side == 1 and context[a:b].strip() != "")
+                assert (role > 0) == (side == 1 and token != "▁" and context[a:b].strip() != "")
                 assert (context[start:end] == context[a:b].strip()) if role else (start, end) == (-1, -1)
 
     def test_questions_are_cut_and_counted_once(self, tokenizer: PreTrainedTokenizerBase) -> None:

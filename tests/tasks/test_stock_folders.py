@@ -13,7 +13,7 @@ from bert_tasks.data.writers import json_line
 from bert_tasks.inference import evaluate, predict
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import PairClassification, SpanExtraction, TokenClassification
-from support.hf_models import FAMILIES
+from support.hf_models import WITHOUT_TYPES, with_families
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES
 from support.task_contract import padded_logits
@@ -36,11 +36,6 @@ QUESTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def sentences(labels: Sequence[str]) -> list[dict[str, Any]]:
     """Words that all bear tags the labels can say."""
     whole = [label for label in labels if label[:2] not in ("I-", "E-") and ("B-" not in label or "S-x" not in labels)]
@@ -50,7 +45,7 @@ def sentences(labels: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("labels", TAGGERS.values(), ids=TAGGERS)
+@pytest.mark.parametrize(("family", "labels"), with_families(TAGGERS))
 def test_token_classification(
     family: str, labels: tuple[str, ...], by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
 ) -> None:
@@ -77,7 +72,9 @@ def test_token_classification(
     assert model.task.primary_metric in metrics
 
 
-@pytest.mark.parametrize("names", [("LABEL_0", "LABEL_1"), ("end?", "start")])
+@pytest.mark.parametrize(
+    ("family", "names"), with_families({"unnamed": ("LABEL_0", "LABEL_1"), "named": ("end?", "start")})
+)
 def test_span_extraction(
     family: str, names: tuple[str, ...], by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
 ) -> None:
@@ -87,7 +84,7 @@ def test_span_extraction(
     assert model.tokenizer is not None
     features = model.task.features(QUESTIONS, model.tokenizer)
     segments = [
-        {} if family == "distilbert" else {"token_type_ids": torch.tensor([f["token_type_ids"]])} for f in features
+        {} if family in WITHOUT_TYPES else {"token_type_ids": torch.tensor([f["token_type_ids"]])} for f in features
     ]
     for feature, extra, ours in zip(features, segments, padded_logits(model, features), strict=True):
         with torch.no_grad():
@@ -117,7 +114,7 @@ def test_two_texts_are_read_where_there_are_two(
 
 
 @pytest.mark.parametrize("task", [None, "sequence-classification", "text-classification", "pair-classification"])
-@pytest.mark.parametrize("settings", [{}, {"max_length": 20}])
+@pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.slow), {"max_length": 20}])
 @pytest.mark.parametrize(
     ("labels", "problem_type"),
     [

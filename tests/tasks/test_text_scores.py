@@ -2,7 +2,9 @@
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,12 @@ from transformers import AutoModelForMaskedLM, BertForMaskedLM, PreTrainedTokeni
 from bert_tasks import TaskModel, evaluate
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks import MaskedLanguageModeling
+from bert_tasks.tasks.masked_language_modeling import task as task_module
+from bert_tasks.tasks.masked_language_modeling.scoring import text_score
 from support.hf_models import hf_config, widen
 from support.small_tokenizers import LINES
 
-TEXTS = LINES[:20]
+TEXTS = LINES[:10]
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +83,44 @@ def test_each_token_of_a_long_text_is_scored_once(folder: Path, unigram_tokenize
     assert [json.loads(json.dumps(one.to_json())) for one in model.predict(["", "[MASK]"])] == [
         {"score": None, "tokens": 0}
     ] * 2
+
+
+@pytest.mark.parametrize("score", ["pppl", "pll-word-l2r"])
+def test_batches_bound_the_copies_that_exist_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch, score: str) -> None:
+    task = MaskedLanguageModeling(score=score, max_length=20)  # type: ignore[arg-type]
+    model = TaskModel.from_pretrained(folder, task=task)
+    texts = [*TEXTS[:6], " ".join(TEXTS[6:9])]
+    expected = [one.score for one in model.predict(texts)]
+    made, run_copies, sizes = 0, 0, []
+    copies, run = task_module.scored_copies, model.batch_logits
+
+    def counted(*args: Any, **options: Any) -> Iterator[Any]:
+        nonlocal made
+        for one in copies(*args, **options):
+            made += 1
+            yield one
+
+    def recorded(features: Any, **options: Any) -> Any:
+        nonlocal run_copies
+        run_copies += len(features)
+        assert made <= run_copies + 1  # no copy but the next one was made in advance
+        sizes.append(sum(len(one["input_ids"]) for one in features))
+        return run(features, **options)
+
+    monkeypatch.setattr(task_module, "scored_copies", counted)
+    monkeypatch.setattr(model, "batch_logits", recorded)
+    monkeypatch.setattr(TaskModel, "batch_tokens", 50)
+    found = [one.score for one in model.predict(texts)]
+    assert [one.tokens for one in found] == [one.tokens for one in expected]
+    assert [one.score for one in found] == pytest.approx([one.score for one in expected], rel=1e-5)
+    assert max(sizes) <= 50
+    assert made == sum(one.tokens for one in found)
+
+
+def test_a_text_that_is_hardly_possible_has_a_finite_score() -> None:
+    assert text_score([-1e5, -1e4], "pppl") == math.exp(700)
+    assert text_score([-1e5, -1e4], "pll-word-l2r") == -1.1e5
+    assert text_score([], "pll-word-l2r") == 0
 
 
 def test_scores_are_for_predictions_only(folder: Path) -> None:

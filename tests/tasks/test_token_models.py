@@ -66,6 +66,7 @@ def loss_curve(model: nn.Module, losses: Callable[[int], Tensor], *, steps: int 
     return curve
 
 
+@pytest.mark.slow
 def test_a_hundred_steps_give_transformers_loss_curve(
     bpe_tokenizer: PreTrainedTokenizerBase, reference: PreTrainedTokenizerBase
 ) -> None:

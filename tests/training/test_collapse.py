@@ -58,7 +58,7 @@ def test_a_run_that_predicts_one_label_says_so(name, checkpoint, tmp_path, capfd
 @pytest.mark.parametrize("name", [*ALIKE, "regression"])
 def test_a_healthy_run_says_nothing(name, checkpoint, tmp_path):
     rows = list(EXAMPLES[name].rows)
-    result = fit(model_of(checkpoint, name), rows, rows, output_dir=tmp_path, epochs=40, **OPTIONS)
+    result = fit(model_of(checkpoint, name), rows, rows, output_dir=tmp_path, epochs=40, eval_steps=20, **OPTIONS)
     assert (result.collapse, result.notes) == (None, ())
 
 

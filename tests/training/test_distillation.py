@@ -13,7 +13,7 @@ from bert_tasks.encoder.heads import VocabularyOutput
 from bert_tasks.errors import CheckpointError, RecipeError, StoppedError, UsageError
 from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.report import make_report
-from bert_tasks.tasks import PairClassification
+from bert_tasks.tasks import PairClassification, TokenClassification
 from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.tasks.distillation import softmax_divergence
 from bert_tasks.tasks.features import collate
@@ -62,7 +62,7 @@ def batch_of(model, rows):
 
 def first_step(objective, rows, **options):
     """The loss and gradients of one step over all rows."""
-    sizes = {"batch_size": len(rows), "max_grad_norm": None, "micro_batch_tokens": 16384}
+    sizes = {"batch_size": len(rows), "max_grad_norm": None, "micro_batch_tokens": 16384, "vocabulary_rows": "all"}
     steps = make_steps(objective.model, rows, objective=objective, **{**sizes, **options})
     _, batch = next(steps.batches())
     sums = steps.accumulate(0, batch)
@@ -235,6 +235,29 @@ def test_a_teacher_that_does_not_fit_is_refused_by_name(checkpoint, unigram_toke
     student = load_model(checkpoint)
     with pytest.raises(UsageError, match="the model itself"):
         Distillation(student, student)
+
+
+def test_a_crf_neither_teaches_nor_learns(checkpoint):
+    tasks = [TokenClassification(labels=("O", "B-x"), max_length=40, crf=is_crf) for is_crf in (True, False)]
+    crf, single = (load_model(checkpoint, task) for task in tasks)
+    with pytest.raises(UsageError, match="the teacher cannot teach: crf = true: a CRF scores sequences of tags"):
+        Distillation(single, crf)
+    with pytest.raises(UsageError, match=r"^crf = true: a CRF scores sequences of tags"):
+        Distillation(crf, single)
+
+
+def test_a_teacher_counts_positions_as_its_family_does(mpnet_tokenizer, tmp_path):
+    """BERT's count from 0, MPNet's from behind the padding id."""
+    models = []
+    for family in ("bert", "mpnet"):
+        save_checkpoint(tmp_path / family, family, mpnet_tokenizer, wide=True)
+        models.append(widened(load_model(tmp_path / family), 1))
+    objective, rows = Distillation(*models).double().eval(), make_rows(5)
+    student, teacher = (model(batch_of(model, rows)) for model in models)
+    expected = softmax_divergence(student, teacher, 2.0).item()
+    assert objective(batch_of(models[0], rows))[1].total.item() == pytest.approx(expected, rel=1e-12)
+    wrong = models[1](batch_of(models[0], rows))
+    assert abs(softmax_divergence(student, wrong, 2.0).item() - expected) > 1e-3 * expected
 
 
 def test_a_student_without_segments_leaves_them_to_the_teacher(wordpiece_tokenizer, tmp_path):

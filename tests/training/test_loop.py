@@ -2,8 +2,10 @@
 
 import json
 import math
+import platform
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from bert_tasks.training.sampling import learning_rate_factor
 from bert_tasks.training.step import OptimizerSteps
 from support.training_runs import KEYWORDS, LABELS, TASK, distance, load_model, make_rows, make_steps, weights_of
 
+SMALL = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64}
 QUICK = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "progress": False}
 
 
@@ -152,6 +155,7 @@ def weights_before_each_update(monkeypatch):
     take = OptimizerSteps.update
 
     def update(steps, *arguments, **options):
+        steps.update_weights()
         found.append(weights_of(steps.objective.model))
         return take(steps, *arguments, **options)
 
@@ -223,6 +227,37 @@ def test_the_best_model_is_kept_on_disk_and_in_memory(checkpoint, tmp_path, monk
     summary = json.loads((tmp_path / "metrics.json").read_text("utf-8"))
     assert (summary["best_step"], summary["steps"], summary["stopped_early"]) == (6, 12, False)
     assert (summary["metrics"]["accuracy"], summary["last_metrics"]["accuracy"]) == (0.7, 0.3)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc returns freed memory when asked")
+@pytest.mark.skipif("RssAnon:" not in Path("/proc/self/status").read_text("utf-8"), reason="an older kernel")
+def test_memory_of_the_optimizer_is_returned_before_the_best_weights_are_read(bpe_tokenizer, tmp_path, monkeypatch):
+    """Otherwise the weights, the file that they are read from, and that memory would be resident at the same time."""
+    found = {}
+
+    def recorded(owner, name):
+        original = getattr(owner, name)
+
+        def call(*arguments):
+            found[f"before {name}"] = anonymous_bytes()
+            original(*arguments)
+            found[f"after {name}"] = anonymous_bytes()
+
+        monkeypatch.setattr(owner, name, call)
+
+    recorded(loop.Trainer, "_save")
+    recorded(loop.Trainer, "_load_best")
+    config = {"family": "roberta", "num_hidden_layers": 1, "max_position_embeddings": 100_000, **SMALL}
+    model = TaskModel.from_config(config, task=TASK, tokenizer=bpe_tokenizer)
+    table = model.stack.embeddings.position.weight.nbytes
+    short_fit(model, tmp_path, epochs=1)
+    assert found["before _save"] - found["before _load_best"] > 1.8 * table  # the moments of AdamW
+    assert found["after _load_best"] - found["before _load_best"] < 0.2 * table
+
+
+def anonymous_bytes():
+    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
 def test_patience_counts_evaluations_without_a_better_one(checkpoint, tmp_path, monkeypatch):
@@ -326,7 +361,7 @@ def test_gradient_checkpointing_changes_nothing(dropout_checkpoint, tmp_path):
 def test_bf16_trains_and_the_process_may_go_on_in_fp32(checkpoint, tmp_path):
     rows = make_rows(16)
     model, exact = load_model(checkpoint), load_model(checkpoint)
-    optim = {"epochs": 25, "batch_size": 8, "learning_rate": 3e-3, "progress": False}
+    optim = {"epochs": 25, "batch_size": 8, "learning_rate": 3e-3, "eval_steps": 25, "progress": False}
     result = fit(model, rows, rows, output_dir=tmp_path / "half", mixed_precision="bf16", **optim)
     assert result.metrics["accuracy"] == 1.0
     assert {value.dtype for value in weights_of(model).values()} == {torch.float32}

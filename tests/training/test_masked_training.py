@@ -26,8 +26,8 @@ SETTINGS = [{"whole_word_mask": True, "max_ngram": 3}, {"mask_smoothing": 0.7, "
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, unigram_tokenizer):
-    folder = tmp_path_factory.mktemp("albert")
-    save_checkpoint(folder, "albert", unigram_tokenizer)
+    folder = tmp_path_factory.mktemp("bert")
+    save_checkpoint(folder, "bert", unigram_tokenizer)
     return folder
 
 

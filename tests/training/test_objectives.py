@@ -96,6 +96,7 @@ def test_the_gradient_is_that_of_the_weighted_sum_of_means(wide_checkpoint, micr
         batch_size=9,
         max_grad_norm=None,
         micro_batch_tokens=micro_batch_tokens,
+        vocabulary_rows="all",
     )
     _, batch = next(steps.batches())
     sums = steps.accumulate(0, batch)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from support import process_scenarios
-from support.process_scenarios import DTYPES, EVALUATED
+from support.process_scenarios import DTYPES, EVALUATED, SEVERAL_TERMS, several_terms
 from support.runs import TESTS
 from support.training_runs import distance, make_rows
 
@@ -66,8 +66,16 @@ def test_two_processes_train_the_weights_of_one(one, two, dtype):
 
 
 def test_both_processes_hold_the_same_weights(two):
-    for name in ("few", "uneven", "terms", "teacher", "masks", "tokens", "trained"):
+    for name in ("few", "uneven", "terms", "teacher", "masks", "tokens", "own table", "adapters", "trained"):
         assert distance(two[0][name]["weights"], two[1][name]["weights"]) == 0
+
+
+def test_two_processes_train_some_rows_of_the_embeddings_as_they_train_all(two):
+    for rank in two:
+        assert distance(rank["few"]["weights"], rank["all rows"]["weights"]) <= 1e-12
+        norms = [[log["grad_norm"] for log in rank[name]["logs"]] for name in ("few", "all rows")]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-12)
+        assert min(norms[0]) > 0.1  # they were clipped
 
 
 def test_every_sample_is_read_once_an_epoch(two):
@@ -76,12 +84,26 @@ def test_every_sample_is_read_once_an_epoch(two):
     assert min(map(len, read)) > 60
 
 
-@pytest.mark.parametrize("name", ["few", "uneven", "terms", "teacher", "masks", "tokens"])
+@pytest.mark.parametrize(
+    "name", ["few", "all rows", "own table", "uneven", "terms", "teacher", "masks", "tokens", "adapters"]
+)
 def test_processes_with_fewer_rows_or_none_do_no_harm(one, two, name):
     assert distance(one[name]["weights"], two[0][name]["weights"]) <= 1e-12
     losses = [[log["loss"] for log in rank[name]["logs"]] for rank in (one, *two)]
     assert losses[1] == losses[2]
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", SEVERAL_TERMS)
+def test_each_term_has_the_count_of_the_whole_batch(one, two, wide_checkpoint, name):
+    """One batch, micro-batches, and two processes give the same weights, although no two of them have equal counts."""
+    whole = several_terms(name, wide_checkpoint, micro_batch_tokens=16384)
+    assert len(whole["logs"]) == 8
+    for other in (one, *two):
+        found = other["several terms"][name]
+        assert distance(whole["weights"], found["weights"]) <= 1e-12
+        for left, right in zip(whole["logs"], found["logs"], strict=True):
+            assert left == pytest.approx(right, rel=1e-9)
 
 
 @pytest.mark.parametrize("count", EVALUATED)
@@ -90,6 +112,12 @@ def test_evaluation_gives_the_same_digits(one, two, count):
     assert len(single["predictions"]) == count
     for rank in two:
         assert rank["evaluations"][count] == single
+
+
+def test_evaluation_masks_the_same_tokens(one, two):
+    assert one["evaluated masks"]["metrics"]["perplexity"] > 1
+    for rank in two:
+        assert rank["evaluated masks"] == one["evaluated masks"]
 
 
 def test_predictions_stand_in_row_order(one, wide_checkpoint):

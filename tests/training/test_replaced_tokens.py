@@ -10,18 +10,21 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import precision_score, recall_score, roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import TaskModel, evaluate, fit
+from bert_tasks.data.table import RowTable
 from bert_tasks.encoder.heads import VocabularyOutput
 from bert_tasks.errors import UsageError
-from bert_tasks.metrics.formulas import area_under_curve
+from bert_tasks.inference import evaluated_predictions
+from bert_tasks.metrics.formulas import area_under_curve, replaced_token_measure
 from bert_tasks.tasks import ReplacedTokens
 from bert_tasks.tasks.base import FeatureKeys
 from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.masked_language_modeling.masking import MaskingRule
 from bert_tasks.training.replaced_tokens import ReplacedTokenDetection, make_generator
 from support.hf_models import hf_config, widen
 from support.meta_device import META, on_meta_device
@@ -138,6 +141,7 @@ def test_embeddings_are_one_and_no_gradient_goes_through_the_draw(folder: Path) 
     for name in ("word", "position", "token_type", "norm"):
         assert getattr(own, name) is getattr(theirs, name)
     assert objective.generator.config.hidden_size == 9
+    assert objective.model.task.rule == MaskingRule(mask_replace_prob=0.85, random_replace_prob=0.0)
     assert len(objective.generator.stack.layers) == len(objective.model.stack.layers)
     _, _, batch = batch_of(objective)
     terms = objective(batch)
@@ -145,6 +149,17 @@ def test_embeddings_are_one_and_no_gradient_goes_through_the_draw(folder: Path) 
     assert all(value.grad is None for name, value in objective.named_parameters() if name.startswith("generator."))
     names = objective.checkpoint_parameters()
     assert not any(name.startswith("objective.generator.stack.embeddings.word") for name in names)
+
+
+def test_a_token_that_is_drawn_again_is_not_replaced(folder: Path) -> None:
+    objective = objective_of(folder).eval()
+    _, _, batch = batch_of(objective)
+    ((token, count),) = Counter(batch.labels.long().tolist()).most_common(1)
+    with torch.no_grad():
+        objective.generator.head.get_parameter("bias")[token] = 1e4
+    output = objective.output_of(batch)
+    assert output.replaced[output.masked.bool()].tolist() == (batch.labels != token).long().tolist()
+    assert output.replaced.sum() == len(batch.labels) - count
 
 
 def test_draws_follow_the_distribution_and_depend_on_their_numbers_alone() -> None:
@@ -171,7 +186,8 @@ def test_tokens_do_not_depend_on_the_batch(folder: Path) -> None:
     assert torch.equal(whole.replaced, torch.cat([one.replaced for one in alone]))
     torch.testing.assert_close(whole.logits, torch.cat([one.logits for one in alone]), rtol=0, atol=1e-12)
     _, later, _ = batch_of(objective, epoch=1)
-    assert [one["fields"] for one in later] != [one["fields"] for one in prepared]
+    # Each window of each epoch has numbers of its own.
+    assert len({one["fields"]["uniform"][0] for one in (*prepared, *later)}) == 2 * len(prepared)
 
 
 def test_a_step_never_waits_for_the_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +228,64 @@ def test_a_run_saves_both_models_and_resumes_exactly(folder: Path, tmp_path: Pat
     model = TaskModel.from_pretrained(tmp_path / "whole")
     (found,) = model.predict("the ferry leaves at seven")
     assert len(found.tokens) == len(found.scores) >= 5
-    with pytest.raises(UsageError, match="evaluated in training only"):
-        evaluate(tmp_path / "whole", ROWS)
+    assert evaluate(tmp_path / "whole", ROWS) == pytest.approx(whole.metrics, abs=1e-6)
+    assert evaluate(tmp_path / "whole" / "model", ROWS) == evaluate(tmp_path / "whole", ROWS)
+    with pytest.raises(UsageError, match=r"with its generator, which is not known .* evaluate the output folder"):
+        evaluate(TaskModel(model.hf_config, model.task, tokenizer=model.tokenizer), ROWS)
+    (tmp_path / "parts" / "model").rename(tmp_path / "alone")
+    with pytest.raises(UsageError, match=r"with its generator, and .*generator does not exist: evaluate the output"):
+        evaluate(tmp_path / "alone", ROWS)
+    run(folder, tmp_path / "other", seed=6, epochs=1)
+    (tmp_path / "other" / "generator").rename(tmp_path / "generator")
+    with pytest.raises(UsageError, match=r"with its generator, and that in .* belongs to other weights"):
+        evaluate(tmp_path / "alone", ROWS)
+
+
+def test_a_report_shows_replaced_tokens(folder: Path, tmp_path: Path) -> None:
+    run(folder, tmp_path, epochs=1, report=True)
+    model = TaskModel.from_pretrained(tmp_path)
+    task, table = model.task, RowTable.from_rows(ROWS, columns=model.task.columns)
+    predictions = evaluated_predictions(model, table)
+    sections = task.report_sections(predictions, list(table))
+    assert sections.measure.values() == pytest.approx(task.metrics(predictions, ROWS), abs=1e-12)
+    seen = np.array([token for one in predictions for token in one.measured])
+    assert task.metrics(predictions, ROWS)["auc"] == pytest.approx(roc_auc_score(seen[:, 1], seen[:, 0]), abs=1e-12)
+    assert sections.figures == {"tokens": len(seen), "masked": seen[:, 2].sum(), "replaced": seen[:, 1].sum()}
+    tokenizer = model.require_tokenizer()
+    for row, one in zip(ROWS, predictions, strict=True):
+        originals = tokenizer(row["text"], add_special_tokens=False)["input_ids"]
+        assert list(one.originals) == originals
+        assert tokenizer.mask_token_id not in one.ids
+        changed = [token != original for token, original in zip(one.ids, originals, strict=True)]
+        assert sum(changed) == sum(replaced for _, replaced, _ in one.measured)
+        assert sum(was != "" for _, was, _ in one.excerpt) == sum(changed)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "Texts with the worst mistakes" in page
+    assert " in place of " in page
+
+
+def test_areas_of_resampled_rows_are_scikit_learns() -> None:
+    chance = np.random.default_rng(1)
+    sizes = chance.integers(0, 40, size=80)
+    replaced = chance.random(sizes.sum()) < 0.15
+    scores = chance.normal(size=len(replaced)) + 1.5 * replaced - 1
+    masked = replaced | (chance.random(len(replaced)) < 0.05)
+    measure = replaced_token_measure(sizes.tolist(), scores, replaced, masked)
+    assert measure.values()["auc"] == pytest.approx(roc_auc_score(replaced, scores), abs=1e-12)
+    for _ in range(5):
+        counts = chance.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)))
+        weights = np.repeat(counts, sizes)
+        groups = np.bincount(measure.statistics.group_of_row, weights=counts)
+        found = dict(zip(measure.names, measure.formula(measure.statistics.sums(groups[None]))[0], strict=True))
+        expected = {
+            "auc": roc_auc_score(replaced, scores, sample_weight=weights),
+            "precision": precision_score(replaced, scores > 0, sample_weight=weights),
+            "recall": recall_score(replaced, scores > 0, sample_weight=weights),
+            "generator_accuracy": 1 - (weights * replaced).sum() / (weights * masked).sum(),
+        }
+        assert found == pytest.approx(expected, abs=1e-3)
+        del expected["auc"]
+        assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-12)
 
 
 def test_other_families_are_refused_by_name(

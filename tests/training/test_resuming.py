@@ -18,7 +18,9 @@ from bert_tasks.environment import MatmulLibrary, matmul_library
 from bert_tasks.errors import CheckpointError, StoppedError, UsageError
 from bert_tasks.run_dir.checkpoints import read_weights
 from bert_tasks.training import loop, sampling
-from bert_tasks.training.state import TrainerState, load_state
+from bert_tasks.training.state import RunFolder, TrainerState, load_state
+from support.largest_tensor import LargestTensor
+from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.stopped_runs import KINDS, SETTINGS, STEPS, digests, events, run, stopped
 from support.task_examples import EXAMPLES
 from support.training_runs import load_model, weights_of
@@ -42,8 +44,15 @@ def straight(dropout_checkpoint, tmp_path_factory):
     return find
 
 
-@pytest.mark.parametrize("step", range(1, STEPS))
-@pytest.mark.parametrize("kind", KINDS)
+def kinds_and_steps():
+    """All pairs: `make test` stops the first kind after every step, and each other one after one step."""
+    for place, kind in enumerate(KINDS):
+        for step in range(1, STEPS):
+            is_quick = place == 0 or step == 1 + place % (STEPS - 1)
+            yield pytest.param(kind, step, marks=() if is_quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "step"), list(kinds_and_steps()))
 def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, tmp_path, record_property, kind, step):
     whole, result = straight(kind)
     folder = tmp_path / "run"
@@ -127,6 +136,20 @@ def test_the_best_of_the_first_part_is_remembered(dropout_checkpoint, tmp_path, 
         monkeypatch.setattr(TrainerState, "load_state_dict", lambda state, stored: setattr(state, "step", 4))
     _, result = run(tmp_path / "run", dropout_checkpoint)
     assert (result.best_step, result.steps) == (best_step, 6)
+
+
+def test_the_best_model_is_written_again_without_a_copy_of_the_weights(dropout_checkpoint, tmp_path, monkeypatch):
+    stopped(4, tmp_path / "run", dropout_checkpoint)
+    rewind, seen = RunFolder.rewind, LargestTensor()
+
+    def watched(*arguments):
+        with seen:
+            return rewind(*arguments)
+
+    monkeypatch.setattr(RunFolder, "rewind", watched)
+    model, _ = run(tmp_path / "run", dropout_checkpoint)
+    table = model.stack.embeddings.word.weight.numel()
+    assert seen.copied < table <= seen.elements
 
 
 def test_a_run_may_stop_at_every_step(straight, dropout_checkpoint, tmp_path, monkeypatch):
@@ -384,6 +407,18 @@ def test_the_newest_and_the_best_checkpoints_are_kept(dropout_checkpoint, tmp_pa
     assert pointers == ["ckpt-3\n", "ckpt-10\n"]
     for step in (3, 9, 10):
         assert read_weights(tmp_path / "run" / "checkpoints", step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["xlm-roberta", "camembert", "mpnet"])
+def test_other_families_end_with_the_same_bits(by_kind, tmp_path, family):
+    """With dropout; ModernBERT and DeBERTa have tests of their own."""
+    save_checkpoint(tmp_path / "base", family, tokenizer_of(family, by_kind))
+    run(tmp_path / "whole", tmp_path / "base")
+    stopped(3, tmp_path / "run", tmp_path / "base")
+    run(tmp_path / "run", tmp_path / "base", head_seed=5)
+    assert digests(tmp_path / "run") == digests(tmp_path / "whole")
+    assert events(tmp_path / "run") == events(tmp_path / "whole")
 
 
 def test_save_steps_saves_between_evaluations(dropout_checkpoint, tmp_path):

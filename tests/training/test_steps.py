@@ -68,7 +68,7 @@ def test_micro_batches_in_bfloat16_give_almost_the_same_gradient(wide_checkpoint
     gradients = []
     for tokens in (16384, 40):
         model = load_model(wide_checkpoint, WEIGHTED_TASK)
-        steps = make_steps(model, make_rows(20), micro_batch_tokens=tokens, batch_size=20)
+        steps = make_steps(model, make_rows(20), micro_batch_tokens=tokens, batch_size=20, vocabulary_rows="all")
         with torch.autocast("cpu", torch.bfloat16):
             steps.accumulate(0, range(20))
         gradients.append(torch.cat([parameter.grad.to_dense().flatten() for parameter in model.parameters()]))
@@ -87,7 +87,7 @@ def test_the_mean_of_micro_batch_means_would_show(wide_checkpoint):
 def test_the_gradient_is_that_of_the_weighted_mean_over_labelled_rows(wide_checkpoint):
     rows = make_rows(9, unlabelled=(2, 5))
     model = load_model(wide_checkpoint, WEIGHTED_TASK).double()
-    steps = make_steps(model, rows, batch_size=9, max_grad_norm=None, micro_batch_tokens=30)
+    steps = make_steps(model, rows, batch_size=9, max_grad_norm=None, micro_batch_tokens=30, vocabulary_rows="all")
     batch = next(batches(steps))
     sums = steps.accumulate(0, batch)
     kept = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -108,6 +108,8 @@ def test_the_gradient_is_that_of_the_weighted_mean_over_labelled_rows(wide_check
 
 class WithTable(Supervised):
     """Reads every row of the word embeddings, too, as tied heads do."""
+
+    reads_all_embeddings = True
 
     def forward(self, batch):
         (term,) = super().forward(batch)
@@ -137,7 +139,7 @@ def test_sparse_gradients_of_embeddings_change_no_weight(wide_checkpoint, object
 
 def test_rows_that_are_not_finite_do_not_stay_in_the_table(wide_checkpoint):
     model = load_model(wide_checkpoint)
-    steps = make_steps(model, make_rows(8), batch_size=4)
+    steps = make_steps(model, make_rows(8), batch_size=4, vocabulary_rows="all")
     word = model.stack.embeddings.word.weight
     sums = steps.accumulate(0, next(batches(steps)))
     word.grad._values().fill_(math.nan)
@@ -156,7 +158,7 @@ def test_a_batch_without_any_label_changes_nothing(wide_checkpoint):
 
 def test_a_process_without_rows_adds_nothing_but_takes_part(wide_checkpoint):
     model = load_model(wide_checkpoint)
-    steps = make_steps(model, make_rows(6))
+    steps = make_steps(model, make_rows(6), vocabulary_rows="all")
     third = SimpleNamespace(
         process_index=2, num_processes=3, device=torch.device("cpu"), backward=lambda loss: loss.backward()
     )
@@ -198,6 +200,7 @@ def test_steps_are_those_of_adamw_by_its_formula(wide_checkpoint, bias_correctio
         max_grad_norm=None,
         adam_epsilon=1e-6,
         bias_correction=bias_correction,
+        vocabulary_rows="all",
     )
     decays = {id(one): group["weight_decay"] for group in steps.optimizer.param_groups for one in group["params"]}
     expected = weights_of(model)

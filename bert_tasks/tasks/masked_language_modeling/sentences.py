@@ -10,19 +10,21 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.errors import DataError
+from bert_tasks.errors import DataError, UsageError
 from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens
 
 PAIR = "pair"  # the name in ``Feature.fields``
 IN_ORDER, NOT_IN_ORDER, NO_PAIR = 0.0, 1.0, -1.0
+SPLITTER = "sentencex"  # the library that cuts texts into sentences
 _TRIES = 10_000
 
 
@@ -77,6 +79,26 @@ class Sentences:
     ids: list[int]
     words: list[int]
     starts: list[int]
+
+
+def split_sentences(texts: Sequence[str], language: str) -> list[str]:
+    """The sentences of texts, as the library sentencex finds them.
+
+    Args:
+        texts: each ends a sentence.
+        language: its code, such as "en"; the library has rules for English where it does not know the language.
+
+    Raises:
+        UsageError: the library is not installed.
+    """
+    if find_spec(SPLITTER) is None:
+        raise UsageError(
+            f"{SPLITTER} not installed, needed for sentence_language = {language!r}: pip install "
+            "'bert-tasks[sentences]', or give the sentences themselves"
+        )
+    from sentencex import segment
+
+    return [found for text in texts for sentence in segment(language, text) if (found := sentence.strip())]
 
 
 def sentence_windows(sentences: Sequence[DocumentTokens], *, room: int) -> Iterator[Sentences]:

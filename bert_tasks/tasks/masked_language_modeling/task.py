@@ -8,7 +8,7 @@ Shape legend: B windows, R masked tokens, V vocabulary, K candidates of a masked
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import groupby, islice
@@ -22,22 +22,27 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.profile import ColumnProfile, percentile
 from bert_tasks.data.table import RowTable
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import PretrainingHead, PretrainingOutput, VocabularyHead, VocabularyOutput
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction, Task, label_config
+from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction
+from bert_tasks.tasks.corpus import MASK, CorpusTask, mask_token_id, tokenized_texts, window_feature
+from bert_tasks.tasks.detection import Guess, Hints, Suggestion, count_pieces
 from bert_tasks.tasks.distillation import DISTILLATION, softmax_divergence
 from bert_tasks.tasks.masked_language_modeling import report
-from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, MaskingRule, mask_features, word_numbers
+from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, mask_features
 from bert_tasks.tasks.masked_language_modeling.scoring import Score, TextScore, scored_copies, text_score
 from bert_tasks.tasks.masked_language_modeling.sentences import (
     NO_PAIR,
     PAIR,
+    SPLITTER,
     PairTemplate,
     pair_feature,
     sentence_windows,
+    split_sentences,
 )
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Window, cut_documents
 from bert_tasks.tasks.report_data import ReportSections
@@ -46,7 +51,8 @@ from bert_tasks.tasks.word_windows import WindowRules
 MASKED_LM = "masked_lm"  # the term of the loss
 PAIR_TERMS = {"nsp": "next_sentence", "sop": "sentence_order"}
 _SHORTEST_PAIR = 8
-MASK = re.compile(r"\[MASK\]|<mask>")  # what stands for the tokenizer's mask token in a text, whatever it is called
+_FEWEST_WORDS = 2  # of a text, on average; less are names
+_LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z]+)*")
 _CONTEXT = 8  # tokens on both sides of a masked token that a report shows
 _NO_TOKEN = -1
 
@@ -140,20 +146,19 @@ class MasksJson(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedLanguageModeling(Task[MaskPrediction]):
+class MaskedLanguageModeling(CorpusTask[MaskPrediction]):
     """Settings of masked language modelling.
 
     Attributes:
-        labels: none; leave it out.
-        max_length: of a window: documents are cut into windows of so many tokens, and nothing is dropped.
-        mlm_probability, mask_replace_prob, random_replace_prob, whole_word_mask, max_ngram, mask_smoothing: see
-            ``MaskingRule``.
+        max_ngram, mask_smoothing: see ``MaskingRule``.
         masking: ``dynamic`` masks other tokens in each epoch, ``static`` always the same ones.
         fill: what a window does at the end of a document: ``document`` ends it there; ``across`` continues it with a
             separator and the next document (RoBERTa's FULL-SENTENCES), except for texts with a mask.
         sentence_objective: what is learnt of two sentences beside the masked tokens: nothing, whether the second
             follows the first (``nsp``, BERT), or which of them is the first (``sop``, ALBERT). Windows then hold whole
             sentences: the row's ``sentences``, or the lines of its text.
+        sentence_language: the code of a language, such as ``en``, where sentences are not given: the library sentencex
+            (extra ``sentences``) then cuts each of the row's ``sentences``, or each line of its text, into sentences.
         top_k: candidates for each mask.
         score: what ``predict`` gives of a text in place of candidates for its masks: ``pppl``, its pseudo-perplexity,
             or ``pll-word-l2r``, its pseudo-log-likelihood (see scoring.py). Each token takes a forward pass of its
@@ -162,49 +167,68 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
 
     name: ClassVar[str] = "masked-language-modeling"
     aliases: ClassVar[tuple[str, ...]] = ("fill-mask",)
-    sample: ClassVar[Literal["row", "window"]] = "window"
     default_head: ClassVar[Literal["masked-lm"]] = "masked-lm"
     pipeline_tag: ClassVar[str] = "fill-mask"
+    row_needs: ClassVar[str] = "one column of texts, and no other"
     lower_is_better: ClassVar[frozenset[str]] = frozenset({"perplexity"})
-    mlm_probability: float = 0.15
-    mask_replace_prob: float = 0.8
-    random_replace_prob: float = 0.1
-    whole_word_mask: bool = False
     max_ngram: int = 1
     mask_smoothing: float = 0.0
     masking: Literal["dynamic", "static"] = "dynamic"
     fill: Literal["document", "across"] = "document"
     sentence_objective: Literal["none", "nsp", "sop"] = "none"
+    sentence_language: str = ""
     top_k: int = 5
     score: Score = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.labels:
-            raise ValueError("labels do not apply to masked language modelling: leave them out")
         if self.top_k < 1:
             raise ValueError(f"top_k is {self.top_k}, expected at least 1")
         if self.sentence_objective != "none" and self.fill == "across":
             raise ValueError('sentence_objective makes pairs inside a document: it excludes fill = "across"')
+        if self.sentence_language and self.sentence_objective == "none":
+            raise ValueError("sentence_language cuts texts into sentences for pairs of them: set sentence_objective")
+        if self.sentence_language and not _LANGUAGE.fullmatch(self.sentence_language):
+            raise ValueError(
+                f"sentence_language is {self.sentence_language!r}, expected a code such as 'en' or 'pt-br'"
+            )
         if self.sentence_objective != "none" and self.max_length < _SHORTEST_PAIR:
             raise ValueError(
                 f"max_length is {self.max_length}, expected at least {_SHORTEST_PAIR} for pairs of sentences"
             )
-        _ = self.rule
-
-    @property
-    def rule(self) -> MaskingRule:
-        """The settings that decide what is masked."""
-        return MaskingRule(**{field.name: getattr(self, field.name) for field in fields(MaskingRule)})
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        text, sentences = Column(name="text", kind="text"), Column(name="sentences", kind="texts", required=False)
-        return (text,) if self.sentence_objective == "none" else (text, sentences)
+        if self.sentence_objective == "none":
+            return super().columns
+        return (*super().columns, Column(name="sentences", kind="texts", required=False))
 
     @property
     def primary_metric(self) -> str:
         return "perplexity"
+
+    @classmethod
+    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+        """See ``Task.detect``: texts and nothing else, or a column of texts if the task is stated."""
+        chosen = [one for one in profiles if one.name in hints.texts] if hints.texts else list(profiles)
+        if hints.label is not None or len(chosen) != 1 or (hints.texts and hints.task is None):
+            return None
+        (column,) = chosen
+        if column.is_number or column.nested or column.distinct < 2 or column.words < _FEWEST_WORDS:
+            return None
+        return Guess(
+            task=cls.name,
+            columns={"text": column.name},
+            words=percentile([count_pieces(row, [column.name]) for row in rows]),
+            reasons=(f"{column.name}: texts of {column.words:.0f} words on average, and nothing to learn beside them",),
+        )
+
+    @classmethod
+    def suggested_settings(cls, words: int, longest: int) -> list[Suggestion]:
+        return [
+            Suggestion("max_length", min(cls.max_length, longest), "tokens of a window; longer texts are several"),
+            Suggestion("whole_word_mask", True, "masks whole words in place of single tokens", is_active=False),
+        ]
 
     # The head, here and in transformers.
 
@@ -212,41 +236,31 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
     def hf_head(self) -> Literal["masked-lm", "pretraining"]:
         return "masked-lm" if self.sentence_objective == "none" else "pretraining"
 
-    @property
-    def hf_config(self) -> dict[str, Any]:
-        """The names that transformers gives two classes by default: those of a fine-tuned model would not apply."""
-        return {**label_config(("LABEL_0", "LABEL_1")), "problem_type": None}
-
-    @classmethod
-    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
-        return {"max_length": min(cls.max_length, usable_length)}
-
     def head(self, config: EncoderConfig) -> VocabularyHead:
-        return VocabularyHead(config) if self.sentence_objective == "none" else PretrainingHead(config)
+        """See ``Task``.
+
+        Raises:
+            UsageError: models of this family are not trained with the sentence objective.
+        """
+        if self.sentence_objective == "none":
+            return VocabularyHead(config)
+        known = config.head.pair_objectives
+        if known and self.sentence_objective not in known:
+            raise UsageError(
+                f'{self.name}: sentence_objective = "{self.sentence_objective}" is not what the head of this family of '
+                f"models is for; set it to {' or '.join(map(repr, known))}, or to 'none'"
+            )
+        return PretrainingHead(config)
 
     # Features.
 
     def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
-        """Windows that fill ``max_length``. ``[MASK]`` and ``<mask>`` in a text are masks, whatever the tokenizer's is.
-
-        Other special tokens written in a text stay plain characters.
-
-        Raises:
-            UsageError: the tokenizer has no mask token.
-        """
-        if tokenizer.mask_token_id is None:
-            raise UsageError(f"{self.name}: the tokenizer has no mask token; take that of a masked language model")
-        rules, mask_id = WindowRules.of(tokenizer, max_length=self.max_length, overlap=0), tokenizer.mask_token_id
+        """See ``CorpusTask``; with a sentence objective windows hold whole sentences."""
         if self.sentence_objective == "none":
-            documents = _tokenized([row["text"] for row in rows], tokenizer)
-            features = [_feature(window, mask_id) for window in self._windows(documents, rules, tokenizer)]
-        else:
-            features = list(self._sentence_features(rows, tokenizer, rules))
-        if self.score == "none":
-            return features
-        return [copy for one in features for copy in scored_copies(one, mask_id=mask_id, score=self.score)]
+            return super().features(rows, tokenizer)
+        return list(self._sentence_features(rows, tokenizer))
 
-    def _windows(
+    def windows(
         self, documents: Sequence[DocumentTokens], rules: WindowRules, tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[Window]:
         """The windows of neighbouring documents; what is predicted for a text depends on no other text."""
@@ -261,12 +275,11 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
                 yield replace(window, document=first + window.document)
             first += len(part)
 
-    def _sentence_features(
-        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, rules: WindowRules
-    ) -> Iterator[Feature]:
+    def _sentence_features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> Iterator[Feature]:
+        rules, mask_id = self.window_rules(tokenizer), mask_token_id(tokenizer, self.name)
         room, before = self.max_length - PairTemplate.of(tokenizer).size, len(rules.prefix)
-        sentences = [_sentences(row) for row in rows]
-        tokens = iter(_tokenized([sentence for one in sentences for sentence in one], tokenizer))
+        sentences = [_sentences(row, self.sentence_language) for row in rows]
+        tokens = iter(tokenized_texts([sentence for one in sentences for sentence in one], tokenizer))
         for number, one in enumerate(sentences):
             for window in sentence_windows(list(islice(tokens, len(one))), room=room):
                 whole = Window(
@@ -275,13 +288,19 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
                     word_ids=[NO_WORD] * before + window.words + [NO_WORD] * len(rules.suffix),
                 )
                 starts = [before + start for start in window.starts]
-                yield {**_feature(whole, tokenizer.mask_token_id), "sentence_starts": starts}
+                yield {**window_feature(whole, mask_id), "sentence_starts": starts}
+
+    @property
+    def feature_libraries(self) -> tuple[str, ...]:
+        return (SPLITTER,) if self.sentence_language else ()
 
     def check_split(self, rows: RowTable, source: str) -> None:
+        if self.sentence_language:
+            split_sentences((), self.sentence_language)
         if self.sentence_objective == "nsp" and len(rows) < 2:
             raise DataError(
-                f"{source}: next sentence prediction needs at least two documents, because those that do not follow "
-                'are taken from another one; give more documents, or set sentence_objective = "sop"'
+                f"{source}: next sentence prediction needs at least two documents, because a sentence that does not "
+                'follow comes from another one; give more documents, or set sentence_objective = "sop"'
             )
 
     def prepare(
@@ -315,7 +334,8 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
     def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
         """Cross entropy of the masked tokens of windows that were prepared, and that of their pairs."""
         masked = self._masked_loss(_vocabulary_output(logits), batch)
-        if not isinstance(logits, PretrainingOutput):
+        # A teacher's head may have pairs that its student does not learn, or none.
+        if self.sentence_objective == "none" or not isinstance(logits, PretrainingOutput):
             return (masked,)
         labels = batch.fields.get(PAIR)
         if labels is None:
@@ -363,6 +383,12 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
 
     # Predictions.
 
+    def inputs_of(self, feature: Feature, tokenizer: PreTrainedTokenizerBase) -> Iterable[Feature]:
+        """See ``Task``: to score a text, a copy of the window for each of its tokens."""
+        if self.score == "none":
+            return (feature,)
+        return scored_copies(feature, mask_id=mask_token_id(tokenizer, self.name), score=self.score)
+
     def reduce_logits(self, logits: Sequence[Any], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[R, 2 + 2 K + context]`` for each window: label, its log-probability, the best ids, their probabilities.
 
@@ -372,7 +398,8 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         outputs = [_vocabulary_output(one) for one in logits]
         whole = VocabularyOutput.cat(outputs)
         if self.score != "none":  # [R] for each window
-            ids = torch.tensor([label for one in features for label in one["labels"] or ()], dtype=torch.int64)
+            masked = [one["labels"] for one in features if one["labels"] is not None]
+            ids = torch.tensor([label for labels in masked for label in labels], dtype=torch.int64)
             return torch.split(whole.log_probabilities(ids.to(whole.device)), [len(one) for one in outputs])
         notes = [_notes(feature) for feature in features]
         table = torch.tensor([row for one in notes for row in one]).view(len(whole), 2 + 2 * _CONTEXT)
@@ -469,55 +496,16 @@ class MaskedLanguageModeling(Task[MaskPrediction]):
         return report.masked_sections(list(zip(rows, predictions, strict=True)))
 
 
-def _feature(window: Window, mask_id: int) -> Feature:
-    """A window, whose masks are read and are no words that could be masked."""
-    masks = [place for place, token in enumerate(window.ids) if token == mask_id]
-    words = list(window.word_ids)
-    for place in masks:
-        words[place] = NO_WORD
-    return Feature(
-        row=window.document,
-        input_ids=window.ids,
-        token_type_ids=[0] * len(window.ids),
-        gather_positions=masks,
-        word_ids=words,
-        lost_tokens=0,
-    )
-
-
-def _tokenized(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[DocumentTokens]:
-    """The tokens of each text, without special tokens except masks."""
-    found: dict[int, DocumentTokens] = {}
-    masked = [MASK.search(text) is not None for text in texts]
-    for with_masks in (False, True):
-        numbers = [number for number, has_mask in enumerate(masked) if has_mask == with_masks]
-        if not numbers:
-            continue
-        chosen = [MASK.sub(str(tokenizer.mask_token), texts[number]) for number in numbers]
-        encoding = tokenizer(
-            chosen,
-            add_special_tokens=False,
-            split_special_tokens=not with_masks,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            padding=False,
-            verbose=False,
-        )
-        for place, (number, text) in enumerate(zip(numbers, chosen, strict=True)):
-            words = word_numbers(text, encoding.word_ids(place), encoding["offset_mapping"][place])
-            found[number] = DocumentTokens(ids=encoding["input_ids"][place], words=words)
-    return [found[number] for number in range(len(texts))]
-
-
 def _divergence(student: VocabularyOutput, teacher: VocabularyOutput, temperature: float) -> Tensor:
     return softmax_divergence(student.logits(), teacher.logits(), temperature)
 
 
-def _sentences(row: Row) -> Sequence[str]:
+def _sentences(row: Row, language: str) -> Sequence[str]:
     """The sentences of a row, or the lines of its text, which alone can tell masks from words that look like them."""
     sentences: Sequence[str] | None = row.get("sentences")
-    lines: list[str] = row["text"].splitlines()
-    return lines if sentences is None or MASK.search(row["text"]) else sentences
+    if sentences is None or MASK.search(row["text"]):
+        sentences = row["text"].splitlines()
+    return split_sentences(sentences, language) if language else sentences
 
 
 def _pair_label(feature: Feature) -> float:

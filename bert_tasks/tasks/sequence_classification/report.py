@@ -137,7 +137,7 @@ def _confident_mistakes(results: Sequence[RowResult]) -> Examples:
 def _example(row: Row, label: Remark, *more: Remark, prediction: str) -> Example:
     texts = [row["text"], *([] if row.get("text_pair") is None else [row["text_pair"]])]
     predicted = Remark(name="prediction", value=prediction, tone="bad")
-    return Example(line=row.get("line"), texts=tuple(map(cut, texts)), remarks=(label, predicted, *more))
+    return Example(line=row.get("line"), texts=tuple(map(cut, texts)), remarks=(label, predicted, *more), row=row)
 
 
 def _text(label: Any) -> str:

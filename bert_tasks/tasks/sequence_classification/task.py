@@ -9,7 +9,6 @@ Shape legend: B sequences (windows), S samples (rows), L labels.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
 from statistics import fmean, pstdev
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, Self
@@ -33,18 +32,20 @@ from bert_tasks.metrics.classification import (
     tune_thresholds,
 )
 from bert_tasks.metrics.tables import MetricTable, metric_table
-from bert_tasks.tasks.base import (
-    Feature,
-    LossTerm,
-    Prediction,
-    Task,
-    label_config,
-    label_places,
-    labelled,
-    sole_prediction,
-)
+from bert_tasks.tasks.averaging import mean_sigmoid, mean_softmax, mean_values
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, needed_tokens
 from bert_tasks.tasks.distillation import DISTILLATION, sigmoid_divergence, softmax_divergence
+from bert_tasks.tasks.explanation import (
+    Explainable,
+    ExplainedLogit,
+    Explanation,
+    ExplanationJson,
+    TokenSpan,
+    windows_by_row,
+)
+from bert_tasks.tasks.features import encoded_texts, lost_tokens
+from bert_tasks.tasks.labels import label_config, label_places
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.sequence_classification import report
 from bert_tasks.tasks.sequence_classification.detection import detect_texts
@@ -81,6 +82,7 @@ class SequencePrediction(Prediction):
         scores: every label's probability; empty for regression.
         labels: several labels only: those whose probability reaches their threshold, in label order.
         logits: every label's logit, in label order, if they were asked for; of regression the predicted number.
+        explanation: of ``label``, or of the number, if it was asked for.
     """
 
     label: str | None
@@ -88,13 +90,16 @@ class SequencePrediction(Prediction):
     scores: Mapping[str, float]
     labels: tuple[str, ...] | None = None
     logits: tuple[float, ...] | None = None
+    explanation: Explanation | None = None
 
     def to_json(self) -> dict[str, Any]:
-        logits = {} if self.logits is None else {"logits": list(self.logits)}
+        asked: dict[str, Any] = {} if self.logits is None else {"logits": list(self.logits)}
+        if self.explanation is not None:
+            asked["explanation"] = self.explanation.to_json()
         if self.label is None:
-            return {"score": self.score, **logits}
+            return {"score": self.score, **asked}
         chosen = {} if self.labels is None else {"labels": list(self.labels)}
-        return {"label": self.label, **chosen, "score": self.score, "scores": dict(self.scores), **logits}
+        return {"label": self.label, **chosen, "score": self.score, "scores": dict(self.scores), **asked}
 
 
 class LabelJson(BaseModel):
@@ -103,6 +108,7 @@ class LabelJson(BaseModel):
     label: str
     score: float
     scores: dict[str, float]
+    explanation: ExplanationJson | None = None
 
 
 class LabelsJson(LabelJson):
@@ -115,10 +121,11 @@ class NumberJson(BaseModel):
     """The number that the model predicts."""
 
     score: float
+    explanation: ExplanationJson | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextClassification(Task[SequencePrediction]):
+class TextClassification(Explainable, Task[SequencePrediction]):
     """What classification of texts and classification of pairs of texts share.
 
     Attributes:
@@ -242,30 +249,9 @@ class TextClassification(Task[SequencePrediction]):
         """
         overlap = self.overlap
         texts = [[row[name] for row in rows] for name in self.texts]
-        encoding = tokenizer(
-            *texts,
-            truncation=True,
-            max_length=self.max_length,
-            stride=0 if overlap is None else overlap,
-            return_overflowing_tokens=overlap is not None,
-            return_token_type_ids=True,
-            return_attention_mask=False,
-            padding=False,
-            split_special_tokens=True,
-        )
+        encoding = encoded_texts(texts, tokenizer, max_length=self.max_length, overlap=overlap)
         sources: Sequence[int] = range(len(rows)) if overlap is None else encoding["overflow_to_sample_mapping"]
-        lost: dict[int, int] = {}
-        # Only rows that fill ``max_length`` are read again, in full. The tokenizer's own overflow cannot be counted: of
-        # a pair it holds every combination of both texts' parts.
-        full = [row for row, ids in zip(sources, encoding["input_ids"], strict=True) if len(ids) == self.max_length]
-        if full and overlap is None:
-            whole = tokenizer(
-                *([column[row] for row in full] for column in texts),
-                return_attention_mask=False,
-                split_special_tokens=True,
-                verbose=False,
-            )
-            lost = {row: len(ids) - self.max_length for row, ids in zip(full, whole["input_ids"], strict=True)}
+        lost = {} if overlap is not None else lost_tokens(texts, encoding["input_ids"], tokenizer, self.max_length)
         return [
             Feature(
                 row=row,
@@ -275,6 +261,39 @@ class TextClassification(Task[SequencePrediction]):
                 lost_tokens=lost.get(row, 0),
             )
             for position, row in enumerate(sources)
+        ]
+
+    def token_spans(
+        self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
+    ) -> Sequence[Sequence[TokenSpan | None]]:
+        """See ``Explainable``."""
+        texts = [[row[name] for row in rows] for name in self.texts]
+        encoding = encoded_texts(texts, tokenizer, max_length=self.max_length, overlap=self.overlap, offsets=True)
+        return [
+            [
+                None if side is None else TokenSpan(self.texts[side], *offsets)
+                for side, offsets in zip(encoding.sequence_ids(window), encoding["offset_mapping"][window], strict=True)
+            ]
+            for window in range(len(encoding["input_ids"]))
+        ]
+
+    def explained_logits(
+        self,
+        predictions: Sequence[SequencePrediction],
+        reduced: Sequence[Tensor],
+        features: Sequence[Feature],
+        rows: Sequence[Row],
+    ) -> list[ExplainedLogit]:
+        """The logit of the most probable label, or the number: its mean over the windows of the row."""
+        return [
+            ExplainedLogit(
+                label=one.label,
+                texts={name: row[name] for name in self.texts},
+                terms=tuple(
+                    (window, 0 if one.label is None else self.labels.index(one.label), 1 / len(own)) for window in own
+                ),
+            )
+            for one, own, row in zip(predictions, windows_by_row(features), rows, strict=True)
         ]
 
     def _labels(self, row: Row) -> list[float] | None:
@@ -295,12 +314,10 @@ class TextClassification(Task[SequencePrediction]):
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         """Sum over labelled samples; the count is what transformers' mean divides by."""
         samples = sample_logits(logits, batch.windows)  # [S, L]
-        firsts = {end - count for end, count in zip(accumulate(batch.windows), batch.windows, strict=True)}
-        label_counts = [count for window, count in enumerate(batch.label_counts) if window in firsts]  # S of them
-        labelled = [sample for sample, count in enumerate(label_counts) if count]
+        labelled = batch.labelled_rows
         if not labelled:
             return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
-        if len(labelled) < len(label_counts):
+        if len(labelled) < len(samples):
             samples = samples.index_select(0, torch.tensor(labelled, dtype=torch.long, device=samples.device))
         labels = batch.labels.view(len(labelled), -1)  # [S, 1] or [S, L]
         given = self._class_weights()
@@ -326,7 +343,7 @@ class TextClassification(Task[SequencePrediction]):
 
     def counts(self, features: Sequence[Feature]) -> dict[str, float]:
         """See ``Task``: labelled samples, times the labels if there may be several, or the sum of class weights."""
-        firsts = (next(windows) for _, windows in groupby(features, key=lambda feature: feature["row"]))
+        firsts = (features[own[0]] for own in windows_by_row(features))
         labels = [found for first in firsts if (found := first.get("labels"))]
         weights = self._class_weights()
         if self.problem_type == "single_label_classification" and weights is not None:
@@ -348,8 +365,14 @@ class TextClassification(Task[SequencePrediction]):
 
     def distillation_count(self, features: Sequence[Feature]) -> float:
         """See ``Task``: samples, times the labels if there may be several."""
-        samples = sum(1 for _ in groupby(features, key=lambda feature: feature["row"]))
+        samples = len(windows_by_row(features))
         return float(samples * (len(self.labels) if self.problem_type == _MULTI_LABEL else 1))
+
+    def mean_logits(self, logits: Iterable[Tensor], windows: Sequence[int]) -> Tensor:
+        """See ``Task``: the mean of each row's probabilities or numbers, the same for all of its windows."""
+        mean = {_REGRESSION: mean_values, _MULTI_LABEL: mean_sigmoid}.get(self.problem_type, mean_softmax)
+        rows = mean(sample_logits(one, windows) for one in logits)  # [S, L]
+        return rows.repeat_interleave(torch.tensor(windows, device=rows.device), dim=0)
 
     def _class_weights(self) -> tuple[float, ...] | None:
         if self.class_weights is None:
@@ -446,6 +469,12 @@ class TextClassification(Task[SequencePrediction]):
         return (report.multilabel_sections if self.problem_type == _MULTI_LABEL else report.class_sections)(
             pairs, self.labels
         )
+
+    def confidence(self, prediction: SequencePrediction) -> float | None:
+        """See ``Task``: the probability of the class, or of the least certain decision for or against a label."""
+        if prediction.labels is None:
+            return prediction.score if self.problem_type != _REGRESSION else None
+        return min(score if name in prediction.labels else 1 - score for name, score in prediction.scores.items())
 
     def collapse(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``. Numbers count as equal if they differ by less than a hundredth of the labels' range."""

@@ -155,6 +155,7 @@ def _example(one: _Question) -> Example:
     prediction = cut(one.prediction.answer, 200)
     return Example(
         line=one.row.get("line"),
+        row=one.row,
         texts=(cut(one.row["question"]),),
         excerpt=_excerpt(one),
         remarks=(

@@ -10,7 +10,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from math import isfinite
 from typing import Any, ClassVar, Literal, Self
 
@@ -30,9 +29,19 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics, tune_null_threshold
 from bert_tasks.metrics.tables import MetricTable, metric_table
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, label_config, labelled
+from bert_tasks.tasks.averaging import mean_values
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion
 from bert_tasks.tasks.distillation import DISTILLATION, NO_LOGIT, softmax_divergence
+from bert_tasks.tasks.explanation import (
+    Explainable,
+    ExplainedLogit,
+    Explanation,
+    ExplanationJson,
+    TokenSpan,
+    windows_by_row,
+)
+from bert_tasks.tasks.labels import unnamed_outputs
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.span_extraction import report
 from bert_tasks.tasks.span_extraction.detection import detect_spans
@@ -64,6 +73,7 @@ class SpanPrediction(Prediction):
         best: the best span that is not empty, whatever the threshold says; "no answer" if there is none.
         null_score: start and end logit of "no answer"; None without ``version_2_with_negative``, as is the next.
         null_odds: ``null_score`` minus the score of ``best``; above the threshold the answer is "".
+        explanation: of ``answer``, if it was asked for.
     """
 
     id: str | None
@@ -75,6 +85,7 @@ class SpanPrediction(Prediction):
     best: Span
     null_score: float | None = None
     null_odds: float | None = None
+    explanation: Explanation | None = None
 
     def to_json(self) -> dict[str, Any]:
         named = {} if self.id is None else {"id": self.id}
@@ -84,7 +95,8 @@ class SpanPrediction(Prediction):
             {"text": text, "score": probability, "start": start, "end": end, "start_logit": first, "end_logit": last}
             for text, start, end, first, last, probability in self.n_best
         ]
-        return {**named, **answer, **null, "n_best": n_best}
+        asked = {} if self.explanation is None else {"explanation": self.explanation.to_json()}
+        return {**named, **answer, **null, "n_best": n_best, **asked}
 
 
 class CandidateJson(BaseModel):
@@ -109,10 +121,11 @@ class SpanJson(BaseModel):
     null_score: float | None = None
     null_odds: float | None = None
     n_best: list[CandidateJson]
+    explanation: ExplanationJson | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanExtraction(Task[SpanPrediction]):
+class SpanExtraction(Explainable, Task[SpanPrediction]):
     """Settings of span extraction.
 
     Attributes:
@@ -188,8 +201,7 @@ class SpanExtraction(Task[SpanPrediction]):
 
     @property
     def hf_config(self) -> dict[str, Any]:
-        """Two outputs under the names that transformers gives them by default."""
-        return {**label_config(("LABEL_0", "LABEL_1")), "problem_type": None}
+        return unnamed_outputs()
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
@@ -247,8 +259,7 @@ class SpanExtraction(Task[SpanPrediction]):
         """
         lost_tokens = max(0, len(question) - self.max_query_length)
         question = question[: self.max_query_length]
-        capacity = self.max_length - len(question) - frame.size
-        windows = window_ranges(len(context.ids), capacity=capacity, overlap=self.doc_stride)
+        windows = self._windows(question, context, frame)
         richest = richest_windows(windows)
         place = len(frame.before.ids) + len(question) + len(frame.between.ids)  # where the context begins
         is_answered = answers is not None and len(answers["text"]) > 0
@@ -270,6 +281,50 @@ class SpanExtraction(Task[SpanPrediction]):
                 lost_tokens=0 if number else lost_tokens,
                 lost_answers=0 if number else lost,
             )
+
+    def _windows(self, question: Sequence[Any], context: ContextTokens, frame: Frame) -> list[range]:
+        """The tokens of the context that each window holds, beside the tokens of a question that was cut."""
+        capacity = self.max_length - len(question) - frame.size
+        return window_ranges(len(context.ids), capacity=capacity, overlap=self.doc_stride)
+
+    def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[list[TokenSpan | None]]:
+        """See ``Explainable``."""
+        if not rows:
+            return []
+        frame = Frame.of(tokenizer)
+        contexts = tokenized_contexts([row["context"] for row in rows], tokenizer)
+        texts = [row["question"] for row in rows]
+        questions = tokenized([text.lstrip() for text in texts], tokenizer, offsets=True)["offset_mapping"]
+        before, between, after = ([None] * len(part.ids) for part in (frame.before, frame.between, frame.after))
+        found: list[list[TokenSpan | None]] = []
+        for row, text, offsets in zip(rows, texts, questions, strict=True):
+            shift, context = len(text) - len(text.lstrip()), contexts[row["context"]]
+            asked = [TokenSpan("question", start + shift, end + shift) for start, end in offsets]
+            asked = asked[: self.max_query_length]
+            read = zip(context.starts.tolist(), context.ends.tolist(), strict=True)
+            spans = [TokenSpan("context", start, end) for start, end in read]
+            found += [
+                [*before, *asked, *between, *spans[window.start : window.stop], *after]
+                for window in self._windows(asked, context, frame)
+            ]
+        return found
+
+    def explained_logits(
+        self,
+        predictions: Sequence[SpanPrediction],
+        reduced: Sequence[Tensor],
+        features: Sequence[Feature],
+        rows: Sequence[Row],
+    ) -> list[ExplainedLogit]:
+        """Start and end logit of the answer in the window that it was found in; of "no answer" those of token 0."""
+        return [
+            ExplainedLogit(
+                label=one.answer,
+                texts={"question": row["question"], "context": row["context"]},
+                terms=_answer_terms(one, {window: reduced[window] for window in own}, features),
+            )
+            for one, own, row in zip(predictions, windows_by_row(features), rows, strict=True)
+        ]
 
     def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
         """Cross-entropy of the start and of the end over all tokens of each labelled window."""
@@ -299,6 +354,10 @@ class SpanExtraction(Task[SpanPrediction]):
         """See ``Task``: the start and the end of each window."""
         return 2.0 * len(features)
 
+    def mean_logits(self, logits: Iterable[Tensor], windows: Sequence[int]) -> Tensor:
+        """See ``Task``: the mean start and end logits, by whose sums spans of different windows are compared."""
+        return mean_values(logits)
+
     def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[K + 1, 4]`` for each window: "no answer" and the best spans, see ``window_candidates``."""
         roles = [bytes(_offsets(feature)[2::3]) for feature in features]
@@ -309,7 +368,7 @@ class SpanExtraction(Task[SpanPrediction]):
     def decode(
         self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[SpanPrediction]:
-        windows = [len(list(group)) for _, group in groupby(features, key=lambda feature: feature["row"])]
+        windows = [len(own) for own in windows_by_row(features)]
         ranked = merge_windows(
             reduced,
             [_offsets(feature) for feature in features],
@@ -378,6 +437,9 @@ class SpanExtraction(Task[SpanPrediction]):
         """See ``Task``; with ``version_2_with_negative`` the scores by threshold, too."""
         pairs = labelled(rows, predictions, "answers")
         return report.answer_sections(pairs, self.null_threshold if self.version_2_with_negative else None)
+
+    def confidence(self, prediction: SpanPrediction) -> float | None:
+        return prediction.score
 
     def collapse(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``: "no answer" to every question although some have one."""
@@ -458,6 +520,26 @@ class SpanExtraction(Task[SpanPrediction]):
         if self.version_2_with_negative:
             files["null_odds.json"] = {name: prediction.null_odds for name, prediction in named.items()}
         return {name: json.dumps(content, indent=4) + "\n" for name, content in files.items()}
+
+
+def _answer_terms(
+    prediction: SpanPrediction, candidates: Mapping[int, Tensor], features: Sequence[Feature]
+) -> tuple[tuple[int, int, float], ...]:
+    """The logits of an answer, see ``ExplainedLogit``; ``candidates``: of each window, see ``window_candidates``."""
+    found: list[tuple[float, int, int, int]] = []  # score, window, start and end token
+    for window, table in candidates.items():
+        offsets, (null, *spans) = _offsets(features[window]), table.tolist()
+        if prediction.answer == "":
+            found.append((-null[2] - null[3], window, 0, 0))  # decode takes the lowest score of "no answer"
+        found += [
+            (first + last, window, int(start), int(end))
+            for start, end, first, last in spans
+            if start >= 0
+            and prediction.answer != ""
+            and (offsets[3 * int(start)], offsets[3 * int(end) + 1]) == (prediction.start, prediction.end)
+        ]
+    _, window, start, end = max(found, key=lambda one: one[0])
+    return (window, 2 * start, 1.0), (window, 2 * end + 1, 1.0)
 
 
 def _offsets(feature: Feature) -> Sequence[int]:

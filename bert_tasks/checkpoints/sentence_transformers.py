@@ -1,0 +1,119 @@
+"""The files that sentence-transformers writes beside a checkpoint: how its embeddings are made of the hidden states.
+
+``modules.json`` lists the modules that run one after another; those of most published models are Transformer, Pooling
+and Normalize. No code that it names is imported. Source: the files of sentence-transformers 2 to 6.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, checked_file, read_json, read_json_value, refuse
+from bert_tasks.storage import lexists
+
+MODULES = "modules.json"
+_TRANSFORMER = "sentence_bert_config.json"
+_PROMPTS = "config_sentence_transformers.json"
+# What a hub id needs beside a checkpoint.
+SENTENCE_FILES = (MODULES, _TRANSFORMER, _PROMPTS, "*_Pooling/config.json")
+_IGNORED = ("Transformer", "Normalize", "Dropout")  # Dropout does nothing in evaluation; normalising is the caller's
+_MODES = ("mean", "cls", "max")
+_LEGACY_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceSettings:
+    """How sentence-transformers would embed texts with a checkpoint.
+
+    Attributes:
+        pooling: mean, cls or max; None where ``unsupported`` says why.
+        source: the file that says so, below the folder.
+        max_length: tokens after which it cuts a text; None where the files do not say it.
+        unsupported: what this package does not compute, as a clause for messages.
+        prompt: what it puts in front of every text unless another prompt is asked for.
+        lowercase: whether it changes texts to lower case before the tokenizer reads them.
+    """
+
+    pooling: str | None
+    source: str
+    max_length: int | None = None
+    unsupported: str | None = None
+    prompt: str = ""
+    lowercase: bool = False
+
+
+def read_sentence_settings(folder: Path) -> SentenceSettings | None:
+    """The settings of a folder; None if sentence-transformers did not write it.
+
+    Raises:
+        CheckpointError: a file is damaged.
+    """
+    if not lexists(folder / MODULES):
+        return None
+    kinds = _modules(folder)
+    transformer, prompts = _optional(folder, _TRANSFORMER), _optional(folder, _PROMPTS)
+    length = transformer.get("max_seq_length")
+    if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
+        refuse(folder / _TRANSFORMER, f"max_seq_length is {length!r}, expected a number of tokens")
+    named, default = prompts.get("prompts"), prompts.get("default_prompt_name")
+    if default is not None and not isinstance(default, str):
+        refuse(folder / _PROMPTS, f"default_prompt_name is {default!r}, expected the name of a prompt")
+    prompt = named.get(default) if isinstance(named, Mapping) else None
+    further = [kind for kind in kinds if kind not in (*_IGNORED, "Pooling")]
+    source, pooling, unsupported = MODULES, None, f"{MODULES} lists no pooling"
+    if "Pooling" in kinds:
+        source = str(PurePosixPath(kinds["Pooling"], "config.json"))
+        modes = _pooling_modes(folder, source)
+        pooling = modes[0] if len(modes) == 1 and modes[0] in _MODES else None
+        unsupported = f"{source} asks for {' and '.join(modes)} pooling"
+    if further:
+        pooling, unsupported = None, f"{MODULES} lists the further module {further[0]}"
+    return SentenceSettings(
+        pooling=pooling,
+        source=source,
+        max_length=length,
+        unsupported=unsupported if pooling is None else None,
+        prompt=prompt if isinstance(prompt, str) else "",
+        lowercase=transformer.get("do_lower_case") is True,
+    )
+
+
+def _modules(folder: Path) -> dict[str, str]:
+    """The class name of each module -> its folder, in order."""
+    path = checked_file(folder, MODULES)
+    entries = read_json_value(path, max_bytes=MAX_CONFIG_BYTES)
+    found: dict[str, str] = {}
+    for entry in entries if isinstance(entries, list) else [None]:
+        kind, place = (entry.get("type"), entry.get("path")) if isinstance(entry, Mapping) else (None, None)
+        if not isinstance(kind, str) or not isinstance(place, str):
+            refuse(path, "expected a list of modules, each with a type and a path")
+        if PurePosixPath(place).is_absolute() or ".." in PurePosixPath(place).parts or "\0" in place:
+            refuse(path, f"the path {place!r} leads out of the folder")
+        found[kind.rpartition(".")[2]] = place
+    return found
+
+
+def _pooling_modes(folder: Path, source: str) -> list[str]:
+    config = read_json(checked_file(folder, source), max_bytes=MAX_CONFIG_BYTES)
+    stated = config.get("pooling_mode")
+    modes = [stated] if isinstance(stated, str) else stated
+    if modes is None:
+        modes = [mode for key, mode in _LEGACY_MODES.items() if config.get(key) is True]
+        modes = modes if modes else ["mean"]
+    if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
+        refuse(folder / source, f"pooling_mode is {stated!r}, expected a name or a list of names")
+    return modes
+
+
+def _optional(folder: Path, name: str) -> dict[str, Any]:
+    if not lexists(folder / name):
+        return {}
+    return read_json(checked_file(folder, name), max_bytes=MAX_CONFIG_BYTES)

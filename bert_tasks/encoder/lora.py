@@ -1,0 +1,181 @@
+"""Low-rank adapters (LoRA; Hu et al., arXiv:2106.09685): what they compute, and how they get into an encoder.
+
+An adapter adds ``alpha / rank * B A dropout(x)`` to a frozen linear layer. Queries, keys and values are one layer here;
+each of them has an adapter of its own, so that the results are those of the library peft on transformers' three layers.
+An encoder has its adapters only while they are ``attached``. Otherwise its modules are the ordinary ones, whose weights
+``merge`` sets to the sum of both, so that evaluation, saving and export know nothing of adapters.
+
+Shape legend: N rows, I inputs, O outputs of a layer or of one of its blocks, R rank, H hidden.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bert_tasks.encoder.config import LoraTarget
+from bert_tasks.encoder.dropout import Dropout
+from bert_tasks.encoder.layers import Layer, TransformerEncoder
+from bert_tasks.encoder.linear import Linear, linear
+
+
+class LoraLinear(Linear):
+    """A linear layer with adapters for blocks of its outputs; it shares the weight and the bias of the layer.
+
+    Args:
+        layer: without adapters.
+        blocks: name -> the outputs that an adapter changes.
+        rank: R.
+        alpha: the factor of the change is ``alpha / rank``.
+        dropout: probability of dropping an input of an adapter; each draws a mask of its own.
+        generator: for A, on the CPU.
+
+    Attributes:
+        lora_A: block -> ``[R, I]``, drawn as peft draws it.
+        lora_B: block -> ``[O, R]``, 0 at first, so that the layer computes what it did.
+    """
+
+    def __init__(
+        self,
+        layer: Linear,
+        blocks: Mapping[str, range],
+        *,
+        rank: int,
+        alpha: float,
+        dropout: float,
+        generator: torch.Generator,
+    ) -> None:
+        nn.Module.__init__(self)  # that of nn.Linear would make weights
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight, self.bias = layer.weight, layer.bias
+        self.blocks, self.scale, self.dropout = blocks, alpha / rank, Dropout(dropout)
+        self.lora_A, self.lora_B = nn.ParameterDict(), nn.ParameterDict()
+        for name, block in blocks.items():
+            drawn = nn.init.kaiming_uniform_(torch.empty(rank, layer.in_features), math.sqrt(5), generator=generator)
+            self.lora_A[name] = nn.Parameter(drawn.to(layer.weight))
+            self.lora_B[name] = nn.Parameter(layer.weight.new_zeros(len(block), rank))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._with_change(super().forward(input), input, range(self.out_features))
+
+    def parts(self, inputs: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """See ``Linear.parts``."""
+        ends = accumulate(sizes)
+        return [
+            self._with_change(own, rows, range(end - size, end))
+            for own, rows, size, end in zip(super().parts(inputs, sizes), inputs, sizes, ends, strict=True)
+        ]
+
+    def merged(self) -> Tensor:
+        """``[O, I]`` the weight with the change that the adapters make; computed in float32 at least."""
+        kind = torch.promote_types(self.weight.dtype, torch.float32)
+        whole = self.weight.to(kind, copy=True)
+        for block, lora_a, lora_b in self._adapters():
+            change = lora_b.to(kind) @ lora_a.to(kind)  # [O, I]
+            whole.narrow(0, block.start, len(block)).add_(change, alpha=self.scale)
+        return whole.to(self.weight.dtype)
+
+    def _adapters(self) -> Iterator[tuple[range, Tensor, Tensor]]:
+        """Block, A and B of each adapter."""
+        yield from zip(self.blocks.values(), self.lora_A.values(), self.lora_B.values(), strict=True)
+
+    def _with_change(self, own: Tensor, rows: Tensor, outputs: range) -> Tensor:
+        """``[N, O]`` some of the layer's outputs, plus what the adapters among them make of its rows ``[N, I]``.
+
+        The adapters' outputs are made by one product, with the matrices B side by side and 0 outside their blocks.
+        """
+        reduced, expanding = [], []
+        for block, lora_a, lora_b in self._adapters():
+            if block.start in outputs:
+                reduced.append(linear(self.dropout(rows), lora_a, None))  # [N, R]
+                padding = (0, 0, block.start - outputs.start, outputs.stop - block.stop)
+                expanding.append(F.pad(lora_b, padding))  # [O, R]
+        if not reduced:
+            return own
+        return own + linear(torch.cat(reduced, dim=-1) * self.scale, torch.cat(expanding, dim=1), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """A layer with adapters: ``parent.name`` is ``plain`` or, while they are attached, ``adapted``."""
+
+    parent: nn.Module
+    name: str
+    plain: Linear
+    adapted: LoraLinear
+
+
+class Adapters:
+    """The adapters of an encoder.
+
+    They share the encoder's weights. While they are not attached, its weights are those that it had before, or after
+    ``merge`` those with the adapters' changes.
+
+    Args:
+        stack: on its device.
+        rank, alpha, dropout: see ``LoraLinear``.
+        targets: the layers that have adapters, in every layer of the encoder.
+        seed: of the matrices A.
+    """
+
+    def __init__(
+        self,
+        stack: TransformerEncoder,
+        *,
+        rank: int,
+        alpha: float,
+        dropout: float,
+        targets: Sequence[LoraTarget],
+        seed: int,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._places: list[_Place] = []
+        for layer in cast("Iterable[Layer]", stack.layers):
+            for parent, name, blocks in _targets(layer, targets):
+                plain: Linear = getattr(parent, name)
+                adapted = LoraLinear(plain, blocks, rank=rank, alpha=alpha, dropout=dropout, generator=generator)
+                self._places.append(_Place(parent=parent, name=name, plain=plain, adapted=adapted))
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Meanwhile the encoder has the adapters as modules, and its own weights: for the steps of training."""
+        for place in self._places:
+            setattr(place.parent, place.name, place.adapted)
+        try:
+            yield
+        finally:
+            for place in self._places:
+                setattr(place.parent, place.name, place.plain)
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Gives the encoder weights with the changes that the adapters make now; its own are kept beside them."""
+        for place in self._places:
+            place.plain.weight = nn.Parameter(place.adapted.merged(), requires_grad=False)
+
+    def remove(self) -> None:
+        """Gives the encoder its own weights again, and frees those that were merged."""
+        for place in self._places:
+            place.plain.weight = place.adapted.weight
+
+
+def _targets(layer: Layer, targets: Sequence[LoraTarget]) -> Iterator[tuple[nn.Module, str, dict[str, range]]]:
+    """The linear layers of a layer that have adapters: module, name in it, and the adapters with their outputs."""
+    attention = layer.attention
+    width = attention.qkv.in_features
+    projections = ("query", "key", "value")
+    blocks = {name: range(i * width, (i + 1) * width) for i, name in enumerate(projections) if name in targets}
+    if blocks:
+        yield attention, "qkv", blocks
+    if "attention_output" in targets:
+        yield attention, "output", {"attention_output": range(width)}
+    if "intermediate" in targets:
+        yield layer, "intermediate", {"intermediate": range(layer.intermediate.out_features)}
+    if "output" in targets:
+        yield layer, "output", {"output": range(width)}

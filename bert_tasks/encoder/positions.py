@@ -1,0 +1,306 @@
+"""How attention knows the order of tokens, beside or in place of a table of absolute positions.
+
+A kind of positions is a module that the encoder owns (``position_module``). It is called once per forward pass, and the
+attention of every layer asks its result what changes in queries, keys and scores.
+
+Shape legend: N tokens, B sequences, T length of the longest sequence (in scores: of a group's), A heads, D head size,
+H = A * D, S embeddings of distances.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from bert_tasks.encoder.config import DisentangledConfig, EncoderConfig
+from bert_tasks.encoder.dropout import Dropout
+from bert_tasks.encoder.linear import is_eager_on_cpu
+from bert_tasks.encoder.packing import Layout, Packed
+from bert_tasks.errors import CheckpointError
+
+# Queries and keys of the sequences of one group or of a padded layout, ``[B, A, T, D]`` each -> what is added to their
+# scaled products before softmax, broadcastable to ``[B, A, T, T]`` (query, key), in their dtype.
+Scores = Callable[[Tensor, Tensor], Tensor]
+
+_ROWS = 256  # that rotary positions turn together
+
+
+class LayerAttention(Protocol):
+    """What positions may use of the attention of a layer.
+
+    Attributes:
+        heads: their number.
+        theta: the base of the wavelengths of rotary positions.
+        qkv: its linear layer, ``[..., H] -> [..., 3H]``.
+        position_key, position_query: its linear layers for positions, ``[..., H] -> [..., H]``, if it has them.
+    """
+
+    heads: int
+    theta: float | None
+
+    @property
+    def qkv(self) -> nn.Module: ...
+    @property
+    def position_key(self) -> nn.Module | None: ...
+    @property
+    def position_query(self) -> nn.Module | None: ...
+
+
+class Positions(Protocol):
+    """What is computed once per forward pass, for all layers."""
+
+    def in_layer(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, Scores | None]:
+        """What one layer makes of it.
+
+        Args:
+            attention: the layer's attention.
+            qkv: ``[N, 3, A, D]`` its queries, keys and values.
+
+        Returns:
+            The queries, keys and values to attend with, and what is added to the scores; None: nothing.
+        """
+
+
+def position_module(config: EncoderConfig) -> nn.Module | None:
+    """The module that makes ``Positions`` of position ids ``[N]`` and a layout; None: the embeddings say all.
+
+    Raises:
+        CheckpointError: this version does not compute such positions.
+    """
+    match config.positions:
+        case "absolute":
+            return None
+        case "rotary":
+            return RotaryPositions()
+        case "disentangled" if config.disentangled is not None:
+            return DisentangledPositions(config, config.disentangled)
+        case "relative":
+            return RelativeBias(config)
+    raise CheckpointError(f"the encoder needs positions = {config.positions!r}, which this version does not compute")
+
+
+class RotaryPositions(nn.Module):
+    """Positions as angles by which queries and keys are turned (RoPE, arXiv:2104.09864): a product of both then depends
+    on their distance alone.
+    """
+
+    def forward(self, position_ids: Tensor, layout: Layout) -> "RotaryAngles":
+        return RotaryAngles(position_ids)
+
+
+class RotaryAngles:
+    """The cosines and sines of one forward pass, computed once for all layers with the same base.
+
+    Component i of the first half of a head and component i of the second half are one plane.
+    """
+
+    def __init__(self, position_ids: Tensor) -> None:
+        self.position_ids = position_ids
+        self._known: dict[tuple[float, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def in_layer(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, None]:
+        """Turns queries and keys ``[N, 3, A, D]``; values stay. ``attention.theta`` is the base of the wavelengths."""
+        cosines, sines = self._cosines_and_sines(cast("float", attention.theta), qkv)
+        if is_eager_on_cpu(qkv):
+            return _turn(qkv, cosines, sines), None
+        turned, value = torch.split(qkv, [2, 1], dim=1)
+        halves = _turned_halves(turned, cosines, sines)
+        return torch.cat([torch.cat(halves, dim=-1).to(qkv.dtype), value], dim=1), None
+
+    def _cosines_and_sines(self, theta: float, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """``[N, 1, 1, D / 2]`` each, in float32 at least: half precision has too few digits for positions."""
+        dtype, size = torch.promote_types(qkv.dtype, torch.float32), qkv.shape[-1]
+        known = self._known.get((theta, dtype))
+        if known is None:
+            steps = torch.arange(0, size, 2, dtype=dtype, device=qkv.device)
+            frequencies = 1.0 / theta ** (steps / size)  # [D / 2]
+            angles = (self.position_ids.to(dtype)[:, None] * frequencies)[:, None, None, :]
+            known = self._known[theta, dtype] = angles.cos(), angles.sin()
+        return known
+
+
+def _turned_halves(rows: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
+    """``[..., D]`` -> the halves ``[..., D / 2]`` of what is turned, in the precision of the angles."""
+    first, second = rows.chunk(2, dim=-1)
+    turned = torch.addcmul(first * cosines, second, sines, value=-1)
+    return turned, torch.addcmul(second * cosines, first, sines)
+
+
+class _Turn(torch.autograd.Function):
+    """Turns queries and keys piece by piece, so that what is computed on the way stays in the processor's cache."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        ctx.save_for_backward(cosines, sines)
+        return _turned_copy(qkv, cosines, sines)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        cosines, sines = ctx.saved_tensors
+        return _turned_copy(gradient, cosines, -sines), None, None
+
+
+def _turned_copy(qkv: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    copy = qkv.clone(memory_format=torch.contiguous_format)
+    queries_and_keys = copy.narrow(1, 0, 2)
+    for rows, *angles in zip(*(torch.split(part, _ROWS) for part in (queries_and_keys, cosines, sines)), strict=True):
+        for half, turned in zip(rows.chunk(2, dim=-1), _turned_halves(rows, *angles), strict=True):
+            half.copy_(turned)
+    return copy
+
+
+_turn: Callable[[Tensor, Tensor, Tensor], Tensor] = _Turn.apply
+
+
+class DisentangledPositions(nn.Module):
+    """Embeddings of distances, of which every layer makes keys and queries (DeBERTa, He et al., arXiv:2006.03654).
+
+    Distances are counted in the rows of a sequence, whatever its position ids are, and in a padded layout in columns.
+    """
+
+    def __init__(self, config: EncoderConfig, disentangled: DisentangledConfig) -> None:
+        super().__init__()
+        self.config = disentangled
+        self.embeddings = nn.Embedding(2 * disentangled.span, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if disentangled.norm else nn.Identity()
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(self, position_ids: Tensor, layout: Layout) -> "Distances":
+        """``[N]`` position ids, which are not used."""
+        span, own = self.config.span, self.config.buckets // 2 if self.config.buckets else self.config.max_distance
+        length = max(layout.lengths) if isinstance(layout, Packed) else layout.length
+        table, first = self.embeddings.weight, 0
+        if isinstance(layout, Packed) and length <= own:  # layers need not compute with the embeddings of others
+            first = span - length
+            table = table.narrow(0, first, 2 * length)
+        distances = torch.arange(-length, length, device=table.device)
+        if self.config.buckets:
+            distances = log_buckets(distances, buckets=self.config.buckets, max_distance=self.config.max_distance)
+        rows = (torch.stack([-distances, distances]) + span - first).clamp(0, len(table) - 1)  # [2, 2T]
+        return Distances(table=self.norm(table), rows=rows, dropout=self.dropout, config=self.config)
+
+
+def log_buckets(distances: Tensor, *, buckets: int, max_distance: int) -> Tensor:
+    """The bucket of each distance, an integer of the same sign: distances up to half of the buckets have their own.
+
+    The logarithms are float32's, as in transformers, because a bucket begins where they reach a whole number.
+    """
+    half = buckets // 2
+    sizes = distances.abs()
+    greatest = sizes.new_full((), (max_distance - 1) / half, dtype=torch.float32)
+    steps = (sizes.clamp(min=half).float() / half).log() / greatest.log() * (half - 1)
+    far = distances.sign() * (steps.ceil().long() + half)
+    return torch.where(sizes <= half, distances, far)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Distances:
+    """The embeddings of all distances in one forward pass.
+
+    Attributes:
+        table: ``[S, H]`` embeddings.
+        rows: ``[2, 2T]`` the row of ``table`` for each distance from T down to 1 - T, and for each from -T up to T - 1.
+        dropout: of the embeddings; every layer draws anew.
+        config: which scores there are.
+    """
+
+    table: Tensor
+    rows: Tensor
+    dropout: Dropout
+    config: DisentangledConfig
+
+    def in_layer(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, Scores]:
+        """See ``Positions``. The keys and queries of distances are made here, once for all groups."""
+        table = self.dropout(self.table)
+        if self.config.shared:
+            made_queries, made_keys, _ = attention.qkv(table).chunk(3, dim=-1)  # [S, H]
+        else:
+            made_keys = None if attention.position_key is None else attention.position_key(table)
+            made_queries = None if attention.position_query is None else attention.position_query(table)
+        scale, heads = self.config.scale(qkv.shape[-1]), attention.heads
+
+        def of_distances(made: Tensor, rows: Tensor) -> Tensor:
+            """``[S, H] -> [A, D, 2T]``"""
+            return (made.index_select(0, rows) * scale).view(len(rows), heads, -1).permute(1, 2, 0)
+
+        down, up = self.rows.unbind(0)
+        keys = of_distances(made_keys, down) if self.config.content_to_position else None
+        queries = of_distances(made_queries, up) if self.config.position_to_content else None
+
+        def scores(query: Tensor, key: Tensor) -> Tensor:
+            # Of a query the distances to the keys fall from left to right, of a key those to the queries rise.
+            parts = [] if keys is None else [_products_at_distances(query, keys)]  # [B, A, query, key]
+            if queries is not None:
+                parts.append(_products_at_distances(key, queries).transpose(2, 3))
+            return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+        return qkv, scores
+
+
+def _products_at_distances(content: Tensor, of_distances: Tensor) -> Tensor:
+    """Products of every token i with what belongs to its distance from every token j.
+
+    Args:
+        content: ``[B, A, T, D]`` queries or keys.
+        of_distances: ``[A, D, 2L]`` with L >= T; column L + j - i is for the tokens i and j.
+
+    Returns:
+        ``[B, A, T, T]``.
+    """
+    batch, heads, length, size = content.shape
+    longest = of_distances.shape[-1] // 2
+    if longest != length:
+        of_distances = of_distances.narrow(-1, longest - length, 2 * length)
+    # One product for each head, in which the rows of all sequences are together.
+    products = content.transpose(0, 1).reshape(heads, batch * length, size) @ of_distances
+    # Row i wants its columns from length - i on: in rows that are one shorter, they are below each other.
+    rows = products.view(heads, batch, 2 * length**2).narrow(-1, length, length * (2 * length - 1))
+    return rows.view(heads, batch, length, 2 * length - 1).narrow(-1, 0, length).transpose(0, 1)
+
+
+# Distances in tokens at which the next bucket begins: each has its own up to 8, then every second one begins at twice
+# the distance (8 * 2^(k/2)), and the last has all from 91 on. transformers computes the same with float32 logarithms.
+_BUCKET_STARTS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91)
+
+
+class RelativeBias(nn.Module):
+    """A number for each head and bucket of distances, which all layers add to their scores (MPNet, after T5).
+
+    Buckets of keys before the query and of the query itself come first, those of keys after it second.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.bias = nn.Embedding(2 * (len(_BUCKET_STARTS) + 1), config.num_attention_heads)
+
+    def forward(self, position_ids: Tensor, layout: Layout) -> "AddedBias":
+        """The scores of the longest sequence, of which shorter ones are a part. Position ids do not count."""
+        length = max(layout.lengths) if isinstance(layout, Packed) else layout.length
+        distances = torch.arange(1 - length, length, device=position_ids.device)  # [2T - 1] key - query
+        buckets = (distances > 0) * (len(_BUCKET_STARTS) + 1)
+        for start in _BUCKET_STARTS:
+            buckets = buckets + (distances.abs() >= start)
+        by_distance: Tensor = self.bias(buckets)  # [2T - 1, A]
+        places = torch.arange(length, device=position_ids.device)
+        pairs = places - places[:, None] + length - 1  # [T, T] rows of by_distance for query and key
+        return AddedBias(F.embedding(pairs, by_distance).permute(2, 0, 1).unsqueeze(0))
+
+
+@dataclass(frozen=True)
+class AddedBias:
+    """``Positions`` that add the same scores in every layer.
+
+    Attributes:
+        scores: ``[1, A, T, T]`` for query and key.
+    """
+
+    scores: Tensor
+
+    def in_layer(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, Scores | None]:
+        """See ``Positions``."""
+        return qkv, lambda query, key: self.scores[:, :, : query.shape[2], : key.shape[2]].to(query.dtype)

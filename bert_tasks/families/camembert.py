@@ -1,0 +1,18 @@
+"""CamemBERT (Martin et al., 2020): RoBERTa for French, with Unigram pieces."""
+
+from dataclasses import replace
+
+from bert_tasks.families.base import architectures
+from bert_tasks.families.roberta import FAMILY as ROBERTA
+
+FAMILY = replace(
+    ROBERTA,
+    model_type="camembert",
+    fields={**ROBERTA.fields, "vocab_size": ("vocab_size", 30522)},
+    architectures=architectures("Camembert"),
+    first_tokens=(
+        *(("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0)),
+        ("<unk>NOTUSED", -100.0),
+    ),
+    left_out_pieces=1,
+)

@@ -1,0 +1,137 @@
+"""ModernBERT (Warner et al., 2024): norms before attention and feed-forward, rotary positions, a gated feed-forward,
+local windows between global layers, and no biases.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bert_tasks.data.problems import shortened
+from bert_tasks.errors import CheckpointError
+from bert_tasks.families.base import BERT_FIELDS, WEIGHT, Family, KeyRow, architectures, config_value
+
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+# The base of the wavelengths of each kind of layer: the config field that published files have.
+_THETA = {_GLOBAL: "global_rope_theta", _LOCAL: "local_rope_theta"}
+_DROPOUT: Mapping[str, float | None] = {"classifier_dropout": 0.0}
+_PREDICTION_HEAD = (KeyRow("head.dense", ("head.dense",), WEIGHT), KeyRow("head.norm", ("head.norm",), WEIGHT))
+_CLASSIFIER = (*_PREDICTION_HEAD, KeyRow("head.output", ("classifier",)))
+
+
+def _layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
+    """Which layers attend to all tokens and which to a window, as transformers 5 or older files state it."""
+    types = config["layer_types"]
+    if types is None:
+        every = config_value(config, "global_attn_every_n_layers", 3)
+        return [_LOCAL if layer % every else _GLOBAL for layer in range(layers)]
+    if not isinstance(types, list) or len(types) != layers or not all(kind in (_GLOBAL, _LOCAL) for kind in types):
+        raise CheckpointError(
+            f"config.json: layer_types must name one of {_GLOBAL}, {_LOCAL} for each of the {layers} layers"
+        )
+    return types
+
+
+def _theta(config: Mapping[str, Any], kind: str) -> float:
+    """The base of the wavelengths of layers of a kind: ``rope_parameters`` as of transformers 5, else older fields."""
+    parameters = {} if config["rope_parameters"] is None else config["rope_parameters"]
+    given = parameters.get(kind) if isinstance(parameters, dict) else parameters
+    given = {} if given is None else given
+    if not isinstance(given, dict):
+        raise CheckpointError(
+            f"config.json: rope_parameters = {shortened(parameters)}, expected an object for each layer type"
+        )
+    kinds = given.get("rope_type", "default")
+    if kinds != "default":
+        raise CheckpointError(f"config.json: rope_type = {shortened(kinds)} is not supported, only 'default' is")
+    source, name = (given, "rope_theta") if "rope_theta" in given else (config, _THETA[kind])
+    return float(config_value(source, name, 1.0, least=1, title=f"the {name} of {kind}"))
+
+
+def _of_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    types, width = _layer_types(config, layers), config_value(config, "local_attention", 128, least=2)
+    size, heads = config["hidden_size"], config["num_attention_heads"]
+    if size // heads % 2:
+        raise CheckpointError(f"config.json: rotary positions need heads of an even size, not {size // heads}")
+    theta = {kind: _theta(config, kind) for kind in _THETA}
+    return {
+        "attention_window": tuple(width // 2 if kind == _LOCAL else None for kind in types),
+        "rotary_theta": tuple(theta[kind] for kind in types),
+    }
+
+
+def _kept_layers(config: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
+    types = _layer_types(config, config["num_hidden_layers"])
+    return {"layer_types": [types[layer] for layer in layers]}
+
+
+FAMILY = Family(
+    model_type="modernbert",
+    prefix="model.",
+    fields={
+        **BERT_FIELDS,
+        "vocab_size": ("vocab_size", 50368),
+        "num_hidden_layers": ("num_hidden_layers", 22),
+        "intermediate_size": ("intermediate_size", 1152),
+        "hidden_act": ("hidden_activation", "gelu"),
+        "hidden_dropout_prob": ("embedding_dropout", 0.0),
+        "attention_probs_dropout_prob": ("attention_dropout", 0.0),
+        "attention_output_dropout": ("attention_dropout", 0.0),
+        "feed_forward_dropout": ("mlp_dropout", 0.0),
+        "max_position_embeddings": ("max_position_embeddings", 8192),
+        "type_vocab_size": ("", 0),
+        "layer_norm_eps": ("norm_eps", 1e-5),
+        "pad_token_id": ("pad_token_id", 50283),
+        "initializer_cutoff": ("initializer_cutoff_factor", 2.0),
+    },
+    layer_fields={
+        "hidden_size": 768,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 12,
+        "local_attention": 128,
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0,
+        "layer_types": None,
+        "rope_parameters": None,
+    },
+    of_layers=_of_layers,
+    kept_layers=_kept_layers,
+    keys=(
+        KeyRow("stack.embeddings.word", ("embeddings.tok_embeddings",), WEIGHT),
+        KeyRow("stack.embeddings.norm", ("embeddings.norm",), WEIGHT),
+        KeyRow("stack.layers.{i}.attention.qkv", ("layers.{i}.attn.Wqkv",), WEIGHT),
+        KeyRow("stack.layers.{i}.attention.output", ("layers.{i}.attn.Wo",), WEIGHT),
+        KeyRow("stack.layers.{i}.attention_norm", ("layers.{i}.attn_norm",), WEIGHT, first_layer=1),
+        KeyRow("stack.layers.{i}.intermediate", ("layers.{i}.mlp.Wi",), WEIGHT),
+        KeyRow("stack.layers.{i}.output", ("layers.{i}.mlp.Wo",), WEIGHT),
+        KeyRow("stack.layers.{i}.output_norm", ("layers.{i}.mlp_norm",), WEIGHT),
+        KeyRow("stack.norm", ("final_norm",), WEIGHT),
+    ),
+    pooler=None,
+    heads={
+        **dict.fromkeys(("sequence", "token", "span", "choice"), _CLASSIFIER),
+        "masked-lm": (*_PREDICTION_HEAD, KeyRow("head", ("decoder",), ("bias",))),
+    },
+    architectures=architectures("ModernBert"),
+    pretraining=("decoder.",),
+    decoder="decoder",
+    shared_head=("head.",),
+    head_activation="gelu",
+    head_pooling="classifier_pooling",
+    prediction_head=True,
+    vocabulary_activation="gelu",
+    sequence_dropout=_DROPOUT,
+    token_dropout=_DROPOUT,
+    span_dropout=_DROPOUT,
+    choice_dropout=_DROPOUT,
+    options={"norm": "pre", "positions": "rotary", "absolute_positions": False, "mlp": "gated", "bias": False},
+    has_segments=False,
+    only_values={
+        "attention_bias": False,
+        "mlp_bias": False,
+        "norm_bias": False,
+        "classifier_bias": False,
+        "decoder_bias": True,
+        "classifier_activation": "gelu",
+        "rope_scaling": None,
+    },
+)

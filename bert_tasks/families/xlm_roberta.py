@@ -1,0 +1,15 @@
+"""XLM-RoBERTa (Conneau et al., 2020): RoBERTa for 100 languages, with a vocabulary of 250,002 Unigram pieces."""
+
+from dataclasses import replace
+
+from bert_tasks.families.base import architectures
+from bert_tasks.families.roberta import FAMILY as ROBERTA
+
+FAMILY = replace(
+    ROBERTA,
+    model_type="xlm-roberta",
+    fields={**ROBERTA.fields, "vocab_size": ("vocab_size", 30522)},
+    architectures=architectures("XLMRoberta"),
+    first_tokens=(("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)),
+    left_out_pieces=3,
+)

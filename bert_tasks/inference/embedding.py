@@ -1,0 +1,100 @@
+"""Embedding of the texts of files, tables and streams, which are read, resumed and written as predictions are."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import IO, cast
+
+from bert_tasks.data.readers import ReadOptions
+from bert_tasks.distributed import broadcast_from_main, make_accelerator
+from bert_tasks.errors import UsageError
+from bert_tasks.inference.output import Predicted, Progress, WriteOptions, output_destination
+from bert_tasks.inference.prediction import predict_file
+from bert_tasks.model.encoder import Encoder
+from bert_tasks.model.inputs import Data
+from bert_tasks.model.precision import DType
+from bert_tasks.tasks.embedding import Embedding, EmbeddingPooling
+
+
+def embed_file(
+    model: Encoder | str | Path,
+    data: Data,
+    output: str | Path | IO[bytes],
+    *,
+    pooling: EmbeddingPooling | None = None,
+    normalize: bool = True,
+    layer: int = -1,
+    max_length: int | None = None,
+    revision: str | None = None,
+    dtype: DType = "float32",
+    writing: WriteOptions | None = None,
+    reading: ReadOptions | None = None,
+    progress: Progress = lambda completed, total: None,
+) -> Predicted:
+    """Writes a row with its ``embedding`` for every row of a file, as ``predict_file`` writes predictions.
+
+    Args:
+        model: an encoder, or the folder or name of one, or of a trained model, whose head is left out.
+        output: .parquet (the column ``embedding`` holds lists of fixed size of float32), .jsonl, or .npy (an array
+            ``[rows, H]`` of float32, and nothing else).
+        pooling, normalize, layer, max_length: see ``Encoder.embed``.
+        revision, dtype, writing, reading, progress: see ``predict_file``; there is no int8.
+
+    Raises:
+        DataError: naming every bad row.
+        UsageError, CheckpointError: as for ``predict_file`` and ``Encoder.embed``.
+    """
+    writing = WriteOptions() if writing is None else writing
+    destination = output_destination(output, data, writing, Embedding)
+    if destination.form == "npy":
+        writing = _for_vectors_alone(writing)
+    if dtype == "int8":
+        raise UsageError("dtype is 'int8': embeddings are computed in float32 or bf16")
+    # Before the model is loaded, which takes longer.
+    broadcast_from_main(make_accelerator(), partial(destination.check_places, data))
+    encoder = model if isinstance(model, Encoder) else Encoder.from_pretrained(model, revision=revision)
+    loaded = encoder.embedding_model(
+        pooling=pooling,
+        normalize=normalize,
+        layer=layer,
+        max_length=max_length,
+        encoded=destination.form in ("parquet", "npy"),
+    )
+    embedded = predict_file(loaded, data, output, dtype=dtype, writing=writing, reading=reading, progress=progress)
+    return replace(embedded, notes=(*_notes(encoder, cast("Embedding", loaded.task), pooling), *embedded.notes))
+
+
+def _for_vectors_alone(writing: WriteOptions) -> WriteOptions:
+    """The options for a file that holds no columns.
+
+    Raises:
+        UsageError: columns are asked for, or rows may be left out, so that the rest would not be told apart.
+    """
+    if writing.keep_columns not in ("all", "none"):
+        raise UsageError("npy holds the vectors alone, no column can be kept: use parquet or jsonl")
+    if writing.on_error == "skip":
+        raise UsageError("npy has no place for line numbers, so no row can be left out: use parquet or jsonl")
+    return replace(writing, keep_columns="none")
+
+
+def _notes(encoder: Encoder, task: Embedding, given: EmbeddingPooling | None) -> list[str]:
+    """What was computed, and in what it differs from the model's sentence-transformers files."""
+    settings, layers = encoder.sentence_settings, len(encoder.stack.layer_order)
+    source = f" ({settings.source})" if given is None and settings is not None else ""
+    norm = "length 1" if task.normalize else "not normalised"
+    where = {layers: "", 0: " of the embeddings"}.get(task.depth, f" of layer {task.depth} of {layers}")
+    notes = [
+        f"{task.pooling} pooling{source}{where}, {encoder.config.hidden_size} numbers, {norm}, "
+        f"at most {task.max_length} tokens"
+    ]
+    if settings is None:
+        return notes
+    if settings.unsupported is not None:
+        notes.append(f"the model's {settings.unsupported}, which is left out")
+    elif given is not None and given != settings.pooling:
+        notes.append(f"the model's {settings.source} asks for {settings.pooling} pooling")
+    if settings.prompt:
+        notes.append(f"sentence-transformers puts {settings.prompt!r} in front of each text: write it into the texts")
+    if settings.lowercase:
+        notes.append("sentence-transformers changes texts to lower case first: write them in lower case")
+    return notes

@@ -1,0 +1,212 @@
+"""Several models that predict as one, with the mean of their predictions: the models of a cross-validation.
+
+Owns which folder is such an ensemble, whether its models belong together, and the means of what was fitted to data,
+such as thresholds. What the mean of predictions is, tasks say (``Task.mean_logits``).
+
+Shape legend: B sequences (windows), L logits of each, M models.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, read_json
+from bert_tasks.checkpoints.hub import CONFIG, FOLDS, RUN_MODEL, RUN_SUMMARY, fold_runs
+from bert_tasks.checkpoints.tokenizers import same_token_ids
+from bert_tasks.data.problems import first_few
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.errors import CheckpointError
+from bert_tasks.model.fixed import FixedModel
+from bert_tasks.model.pretrained import check_trained
+from bert_tasks.model.task_model import Logits, TaskModel
+from bert_tasks.storage import is_file, with_home
+from bert_tasks.tasks.base import Feature, PredictionT, Task
+from bert_tasks.tasks.explanation import windows_by_row
+
+
+def is_ensemble(name: str | Path) -> bool:
+    """Whether the name of a model is the folder of a cross-validation."""
+    folder = with_home(name)
+    has_model = is_file(folder / CONFIG) or is_file(folder / RUN_MODEL / CONFIG)
+    return not has_model and bool(fold_runs(folder))
+
+
+class EnsembleModel(FixedModel[PredictionT]):
+    """The models of the folds of a cross-validation as one model, whose predictions are the mean of theirs.
+
+    It predicts and is evaluated as ``TaskModel`` is; each batch runs through every model.
+
+    Args:
+        models: at least one of the same task, with the same settings, labels, configuration and tokenizer, by names
+            for messages. Values that were fitted to data, such as thresholds, may differ: their means count.
+
+    Raises:
+        CheckpointError: they do not belong together.
+    """
+
+    no_weights_reason: ClassVar[str] = "an ensemble of folds has no weights of its own; use the model of one fold"
+
+    def __init__(self, models: Mapping[str, TaskModel[PredictionT]]) -> None:
+        (first_name, first), *others = models.items()
+        for name, model in others:
+            difference = _difference(model, first)
+            if difference is not None:
+                raise CheckpointError(f"{name} and {first_name} do not predict the same: {difference}")
+        super().__init__(first.hf_config, _mean_task(models))
+        self.models = nn.ModuleList(models.values())
+        self.head = first.head
+        self.tokenizer, self.reading = first.tokenizer, first.reading
+        self.eval()
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path,
+        *,
+        task: str | Task[PredictionT] | type[Task[PredictionT]] | None,
+        revision: str | None,
+        given: Mapping[str, Any],
+        served_as: Callable[[type[Task]], type[Task]] | None = None,
+    ) -> Self:
+        """Loads all models of a folder that ``train --folds`` wrote; see ``TaskModel.load`` for the arguments.
+
+        Raises:
+            CheckpointError: the cross-validation is not finished, or a model is missing, damaged or another one's.
+        """
+        models: dict[str, TaskModel[PredictionT]] = {}
+        for home in _finished_folds(with_home(name)):
+            loaded = TaskModel.load(home, task=task, revision=revision, given=given, served_as=served_as)
+            check_trained(home, loaded.task, loaded.load_report)
+            models[str(home)] = loaded
+        return cls(models)
+
+    def packed_logits(self, batch: PackedBatch) -> Any:
+        return self.joined([cast("TaskModel", model).packed_logits for model in self.models])(batch)
+
+    def joined(self, runs: Sequence[Logits]) -> Logits:
+        """The function that computes the mean of what functions compute, one for each model.
+
+        Where samples are rows, the mean needs all windows of a row, which prediction runs in several batches: there the
+        function returns the logits of all models, ``[B, L, M]``, and the mean is taken later.
+        """
+        if self.task.sample == "row":
+            return lambda batch: torch.stack([run(batch) for run in runs], dim=-1)
+        return lambda batch: self.task.mean_logits((run(batch) for run in runs), batch.windows)
+
+    def batch_logits(self, features: Sequence[Feature], *, run: Logits | None = None) -> tuple[PackedBatch, Any]:
+        """As ``TaskModel.batch_logits``. Where samples are rows, the features must be all windows of each row."""
+        batch, logits = super().batch_logits(features, run=run)
+        return batch, self._row_means(logits, batch.windows) if self.task.sample == "row" else logits
+
+    def reduced_batch(self, features: Sequence[Feature], *, run: Logits | None = None) -> tuple[Tensor, ...]:
+        """As ``TaskModel.reduced_batch``. Where samples are rows, the logits of all models, ``[L, M]`` of a feature."""
+        if self.task.sample != "row":
+            return super().reduced_batch(features, run=run)
+        _, logits = super().batch_logits(features, run=run)
+        return tuple(logits.cpu().unbind())
+
+    def reduced_logits(
+        self, features: Sequence[Feature], *, max_tokens: int | None = None, run: Logits | None = None
+    ) -> list[Tensor]:
+        """As ``TaskModel.reduced_logits``. Where samples are rows, the features must be all windows of each row."""
+        found = super().reduced_logits(features, max_tokens=max_tokens, run=run)
+        if self.task.sample != "row" or not found:
+            return found
+        means = self._row_means(torch.stack(found), [len(windows) for windows in windows_by_row(features)])
+        return list(self.task.reduce_logits(means.unbind(), features))
+
+    def _row_means(self, logits: Tensor, windows: Sequence[int]) -> Tensor:
+        """``[B, L, M] -> [B, L]``; ``windows``: how many each row has."""
+        with torch.inference_mode():
+            means: Tensor = self.task.mean_logits(logits.unbind(-1), windows)
+        return means
+
+
+def _finished_folds(folder: Path) -> list[Path]:
+    """The folders of the runs of all folds.
+
+    Raises:
+        CheckpointError: the cross-validation, or one of its runs, is not finished, or a model was removed.
+    """
+    homes = fold_runs(folder)
+    if is_file(folder / FOLDS):
+        runs = read_json(folder / FOLDS, max_bytes=MAX_CONFIG_BYTES).get("runs")
+        try:
+            homes = [folder / f"fold-{int(run['fold'])}" for run in cast("Any", runs)]
+        except (TypeError, ValueError, KeyError, OverflowError):
+            homes = []
+        if not homes:
+            raise CheckpointError(f"{folder / FOLDS}: damaged: run the command that trained the folds again")
+    unfinished = [home.name for home in homes if not is_file(home / RUN_SUMMARY)]
+    missing = [home.name for home in homes if not is_file(home / RUN_MODEL / CONFIG)]
+    remedy = "run the command that trained the folds again, which resumes, or name one fold"
+    if unfinished:
+        raise CheckpointError(
+            f"{folder}: no finished run of {first_few(unfinished, 3)} (interrupted, diverged or removed): {remedy}"
+        )
+    if missing:
+        raise CheckpointError(f"{folder}: no {RUN_MODEL}/ with {CONFIG} of {first_few(missing, 3)}: {remedy}")
+    if not is_file(folder / FOLDS):
+        raise CheckpointError(f"{folder}: the cross-validation is not finished, as there is no {FOLDS}: {remedy}")
+    return homes
+
+
+def _difference(model: TaskModel, other: TaskModel) -> str | None:
+    """Why the outputs of two models do not mean the same; None: they do."""
+    task, theirs = model.task, other.task
+    if type(task) is not type(theirs):
+        return f"their tasks are {task.name} and {theirs.name}"
+    if task.labels != theirs.labels:
+        return f"their labels are {', '.join(task.labels)} and {', '.join(theirs.labels)}"
+    own, others = task.settings(), theirs.settings()
+    setting = next((name for name in own if own[name] != others[name]), None)
+    if setting is not None:
+        return f"{setting} is {own[setting]!r} and {others[setting]!r}"
+    if model.config != other.config:
+        return "the configurations of their encoders differ"
+    if not same_token_ids(model.require_tokenizer(), other.require_tokenizer()):
+        return "their tokenizers give different tokens"
+    return None
+
+
+def _mean_task(models: Mapping[str, TaskModel[PredictionT]]) -> Task[PredictionT]:
+    """The task of the models, with the means of the values that were fitted to data.
+
+    A text is that of the first model: predictions do not depend on it (the scheme of the tags in the training rows).
+
+    Raises:
+        CheckpointError: values that differ have no mean.
+    """
+    (first_name, first), *others = ((name, model.task) for name, model in models.items())
+    means: dict[str, Any] = {}
+    for field in first.tuned:
+        value = getattr(first, field)
+        differing = {name: found for name, task in others if (found := getattr(task, field)) != value}
+        for name, found in differing.items():
+            are_texts = isinstance(found, str) and isinstance(value, str)
+            if not are_texts and not _have_mean(found, value):
+                raise CheckpointError(
+                    f"{name} and {first_name} do not predict the same: {field} is {found!r} and {value!r}"
+                )
+        if differing and not isinstance(value, str):
+            means[field] = _mean([value, *(getattr(task, field) for _, task in others)])
+    return replace(first, **means)
+
+
+def _have_mean(value: Any, other: Any) -> bool:
+    """Whether both are floats, or tuples of equally many floats."""
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return len(value) == len(other) and all(map(_have_mean, value, other))
+    return isinstance(value, float) and isinstance(other, float)
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """The mean of floats, or of tuples of floats place by place."""
+    if isinstance(values[0], tuple):
+        return tuple(map(_mean, zip(*values, strict=True)))
+    return fmean(values)

@@ -1,0 +1,290 @@
+"""Integrated gradients: what each token of a row contributed to a logit, for tasks that are ``Explainable``.
+
+Owns the path from a baseline to the row and the sum of gradients along it (Sundararajan, Taly and Yan 2017, "Axiomatic
+Attribution for Deep Networks", equation 1). The path is a straight line between word embeddings; position and segment
+embeddings stay. The baseline is the row with the padding token in place of every token but the special ones, as in
+Captum's tutorial on BERT (pytorch/captum, Bert_SQUAD_Interpret). All points of the paths of several rows are sequences
+of packed batches, so one backward pass gives the gradients of many.
+
+The contributions of a row add up to the difference between its logit and that of the baseline (completeness), but for
+the error of the sum. That error is computed, and the number of points is doubled until it is small.
+
+Shape legend: N tokens of a batch, T tokens of a window, E width of the word embeddings, B sequences, K terms of logits.
+"""
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bert_tasks.data.table import filled_batches
+from bert_tasks.encoder.heads import Head
+from bert_tasks.encoder.packing import PackedBatch, pack
+from bert_tasks.errors import UsageError
+from bert_tasks.model.pretrained_module import PretrainedModule, finite
+from bert_tasks.tasks.base import Feature, Task
+from bert_tasks.tasks.explanation import (
+    TOLERANCE,
+    Explainable,
+    ExplainedLogit,
+    Explanation,
+    TokenSpans,
+    word_contributions,
+)
+
+FEWEST_STEPS, MOST_STEPS = 16, 512
+BATCH_TOKENS = 2048  # of which the activations of all layers are kept for the backward pass
+_SMALLEST_DIFFERENCE = 1e-4  # of logits in float32, whose last digits are noise
+
+_log = logging.getLogger("bert_tasks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Window:
+    """A feature that has a part in a logit.
+
+    Attributes:
+        baseline_ids: as many as ``input_ids``.
+        terms: place among the window's logits, and weight.
+    """
+
+    input_ids: Sequence[int]
+    baseline_ids: Sequence[int]
+    token_type_ids: Sequence[int]
+    gather_positions: Sequence[int] | None
+    terms: tuple[tuple[int, float], ...]
+
+
+def explainable_task(model: PretrainedModule, task: Task, dtype: str = "float32") -> Explainable:
+    """The task, if the predictions of the model can be explained.
+
+    Raises:
+        UsageError: its task, its form or its precision has no explanations.
+    """
+    if not isinstance(task, Explainable):
+        raise UsageError(
+            f"{task.name} gives no explanations: they are for tasks that predict one label, number, choice or answer "
+            "for a row; predict without them"
+        )
+    if model.no_weights_reason:
+        raise UsageError(f"there are no gradients to explain with: {model.no_weights_reason}")
+    if dtype != "float32":
+        raise UsageError(f"explanations are computed in float32: leave out dtype = {dtype!r}")
+    own = model.stack.embeddings.word.weight.dtype
+    if own not in (torch.float32, torch.float64):
+        raise UsageError(f"explanations are computed in float32, but the model's weights are {own}: call model.float()")
+    return task
+
+
+def explained(
+    model: PretrainedModule,
+    head: Head,
+    logits: Sequence[ExplainedLogit],
+    features: Sequence[Feature],
+    spans: TokenSpans,
+    *,
+    check: Callable[[], None] = lambda: None,
+) -> list[Explanation]:
+    """The explanation of each logit: with gradients and without autocast, whatever the caller's contexts are.
+
+    Args:
+        model, head: are not changed.
+        logits: of the rows, see ``Explainable.explained_logits``.
+        features: of the rows.
+        spans: of the features, see ``Explainable.token_spans``.
+        check: called before each batch; what it raises ends the work.
+
+    Raises:
+        CheckpointError: a logit or a gradient is not a finite number.
+    """
+    paths = [_RowPath.of(logit, features, spans, model.config.pad_token_id) for logit in logits]
+    device = model.stack.embeddings.word.weight.device.type
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
+        pending = _integrated(paths, _InputGradients(model, head, check))
+    finite(torch.tensor([path.completeness_error for path in paths]))
+    if pending:
+        _log.warning(
+            "%d of %d explanations do not add up to the difference of the logits within 1 %% after %d steps; each has "
+            "its completeness_error",
+            len(pending),
+            len(paths),
+            MOST_STEPS,
+        )
+    return [path.explanation() for path in paths]
+
+
+def _integrated(paths: Sequence["_RowPath"], gradients: "_InputGradients") -> Sequence["_RowPath"]:
+    """Computes the logits and the contributions of paths; returns those that do not add up."""
+    for path, *ends in zip(paths, gradients.logits(paths, 1.0), gradients.logits(paths, 0.0), strict=True):
+        path.logit, path.baseline_logit = ends
+    steps, pending = FEWEST_STEPS, paths
+    while pending and steps <= MOST_STEPS:
+        gradients.integrate(pending, steps)
+        pending = [path for path in pending if not path.completeness_error <= TOLERANCE]  # also of nan
+        steps *= 2
+    return pending
+
+
+class _RowPath:
+    """The path of one row, and what has been computed of it.
+
+    Attributes:
+        windows: those that have a part in the logit.
+        contributions: ``[T]`` float64 of each window's tokens.
+    """
+
+    def __init__(self, logit: ExplainedLogit, windows: list[_Window], spans: TokenSpans) -> None:
+        self._logit, self.windows, self._spans = logit, windows, spans
+        self.logit = self.baseline_logit = 0.0
+        self.contributions: list[Tensor] = []
+        self.steps = 0
+
+    @classmethod
+    def of(
+        cls,
+        logit: ExplainedLogit,
+        features: Sequence[Feature],
+        spans: TokenSpans,
+        baseline: int,
+    ) -> "_RowPath":
+        numbers = list(dict.fromkeys(feature for feature, _, _ in logit.terms))
+        windows = [
+            _Window(
+                input_ids=features[number]["input_ids"],
+                baseline_ids=[
+                    token if span is None else baseline
+                    for token, span in zip(features[number]["input_ids"], spans[number], strict=True)
+                ],
+                token_type_ids=features[number]["token_type_ids"],
+                gather_positions=features[number].get("gather_positions"),
+                terms=tuple((place, weight) for feature, place, weight in logit.terms if feature == number),
+            )
+            for number in numbers
+        ]
+        return cls(logit, windows, [spans[number] for number in numbers])
+
+    @property
+    def completeness_error(self) -> float:
+        difference = self.logit - self.baseline_logit
+        total = sum(float(part.sum()) for part in self.contributions)
+        return abs(total - difference) / max(abs(difference), _SMALLEST_DIFFERENCE)
+
+    def explanation(self) -> Explanation:
+        tokens = [
+            (span, contribution)
+            for spans, part in zip(self._spans, self.contributions, strict=True)
+            for span, contribution in zip(spans, part.tolist(), strict=True)
+            if span is not None
+        ]
+        return Explanation(
+            label=self._logit.label,
+            logit=self.logit,
+            baseline_logit=self.baseline_logit,
+            words=word_contributions(self._logit.texts, tokens),
+            completeness_error=self.completeness_error,
+            steps=self.steps,
+        )
+
+
+class _InputGradients:
+    """A copy of a model's modules in evaluation mode that share its weights, with gradients of the inputs alone."""
+
+    def __init__(self, model: PretrainedModule, head: Head, check: Callable[[], None]) -> None:
+        modules = {"stack": model.stack, "head": head}
+        weights = [parameter for module in modules.values() for parameter in module.parameters()]
+        # Weights that were made in inference mode cannot take part in a backward pass.
+        usable = [weight.clone() if weight.is_inference() else weight for weight in weights]
+        memo = {
+            id(weight): nn.Parameter(one.detach(), requires_grad=False)
+            for weight, one in zip(weights, usable, strict=True)
+        }
+        copied: dict[str, Any] = copy.deepcopy(modules, memo)
+        self._stack, self._head = copied["stack"].eval(), copied["head"].eval()
+        self._table: Tensor = self._stack.embeddings.word.weight  # [V, E]
+        self._position_offset, self._pad_groups = model.config.position_offset, self._table.device.type != "cpu"
+        self._check = check
+
+    def logits(self, paths: Sequence[_RowPath], place: float) -> list[float]:
+        """The explained logit of each row at one place of its path: 0 is the baseline, 1 the row."""
+        found = [0.0] * len(paths)
+        with torch.no_grad():
+            for batch in self._batches(
+                [(number, window) for number, path in enumerate(paths) for window in path.windows]
+            ):
+                numbers, windows = zip(*batch, strict=True)
+                point, _, packed = self._points(windows, [place] * len(windows))
+                terms, owners = self._terms(point, packed, windows)
+                for owner, term in zip(owners, terms.tolist(), strict=True):
+                    found[numbers[owner]] += term
+        return found
+
+    def integrate(self, paths: Sequence[_RowPath], steps: int) -> None:
+        """Sets the contributions of rows to the sum over the nodes of the Gauss-Legendre formula with so many steps."""
+        nodes, weights = np.polynomial.legendre.leggauss(steps)
+        for path in paths:
+            path.steps = steps
+            path.contributions = [torch.zeros(len(window.input_ids), dtype=torch.float64) for window in path.windows]
+        points = [
+            ((contributions, float(node + 1) / 2, float(weight) / 2), window)
+            for path in paths
+            for window, contributions in zip(path.windows, path.contributions, strict=True)
+            for node, weight in zip(nodes, weights, strict=True)
+        ]
+        for batch in self._batches(points):
+            keys, windows = zip(*batch, strict=True)
+            point, change, packed = self._points(windows, [place for _, place, _ in keys])
+            point.requires_grad_()
+            terms, _ = self._terms(point, packed, windows)
+            (slope,) = torch.autograd.grad(terms.sum(), point)
+            shares = (slope * change).sum(1).double().cpu()  # [N]
+            for (contributions, _, weight), part in zip(
+                keys, torch.split(shares, list(packed.layout.lengths)), strict=True
+            ):
+                contributions.add_(part, alpha=weight)
+
+    def _batches(self, items: Sequence[tuple[Any, _Window]]) -> Iterator[list[tuple[Any, _Window]]]:
+        """Batches of ascending length: so the rows of a packed batch are in the order of its sequences."""
+        ordered = sorted(items, key=lambda item: len(item[1].input_ids))
+        for batch in filled_batches(ordered, lambda item: len(item[1].input_ids), max_tokens=BATCH_TOKENS):
+            self._check()
+            yield batch
+
+    def _points(self, windows: Sequence[_Window], places: Sequence[float]) -> tuple[Tensor, Tensor, PackedBatch]:
+        """``[N, E]`` word embeddings at places of paths, ``[N, E]`` row minus baseline, and the batch."""
+        packed = pack(
+            [window.input_ids for window in windows],
+            [window.token_type_ids for window in windows],
+            position_offset=self._position_offset,
+            gather_positions=[window.gather_positions for window in windows],
+            pad_groups=self._pad_groups,
+        ).to(self._table.device)
+        ids = [token for window in windows for token in window.baseline_ids]
+        baseline = F.embedding(torch.tensor(ids, device=self._table.device), self._table)
+        change = F.embedding(packed.input_ids, self._table) - baseline
+        lengths = torch.tensor(packed.layout.lengths)
+        shares = torch.tensor(places, dtype=self._table.dtype).repeat_interleave(lengths).to(self._table.device)
+        return baseline + shares[:, None] * change, change, packed
+
+    def _terms(self, words: Tensor, packed: PackedBatch, windows: Sequence[_Window]) -> tuple[Tensor, list[int]]:
+        """``[K]`` the weighted logits, and for each the sequence that it belongs to."""
+        embedded = self._stack.embeddings.combine(words, packed.position_ids, packed.token_type_ids)
+        selection, depth = self._head.select(packed.layout), self._head.depth
+        hidden = self._stack.run_layers(embedded, packed.position_ids, packed.layout, selection=selection, depth=depth)
+        logits: Tensor = self._head(hidden, packed.layout, self._table)
+        counts = packed.layout.gather_counts if self._head.per_token else (1,) * len(windows)
+        firsts = accumulate((count * logits.shape[-1] for count in counts), initial=0)
+        terms = [
+            (owner, first + place, weight)
+            for owner, (window, first) in enumerate(zip(windows, firsts, strict=False))
+            for place, weight in window.terms
+        ]
+        places = torch.tensor([place for _, place, _ in terms], device=logits.device)
+        weights = torch.tensor([weight for _, _, weight in terms], dtype=logits.dtype, device=logits.device)
+        return logits.flatten().index_select(0, places) * weights, [owner for owner, _, _ in terms]

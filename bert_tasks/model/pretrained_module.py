@@ -1,0 +1,136 @@
+"""What ``Encoder`` and ``TaskModel`` share: configuration, encoder and tokenizer, and the HF-shaped call.
+
+That call takes padded ``[B, T]`` tensors and transformers' defaults for what is left out; ``padded_inputs`` translates
+it into rows and a ``Padded`` layout, without data-dependent shapes.
+
+Shape legend: B sequences, T padded length, N = B * T rows, H hidden, X width of an output.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.checkpoints.load import LoadReport
+from bert_tasks.checkpoints.tokenizers import with_segments
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.layers import TransformerEncoder
+from bert_tasks.encoder.packing import Padded
+from bert_tasks.errors import NotFiniteScoresError
+from bert_tasks.families import encoder_config
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaddedInputs:
+    """Rows of a padded call: ``[N]`` ids each, and the layout."""
+
+    input_ids: Tensor
+    position_ids: Tensor
+    token_type_ids: Tensor
+    layout: Padded
+
+    def rectangle(self, rows: Tensor) -> Tensor:
+        """``[N, X] -> [B, T, X]`` with zeros at padding."""
+        return rows.view(*self.layout.mask.shape, -1).masked_fill(~self.layout.mask[..., None], 0.0)
+
+
+def padded_inputs(
+    config: EncoderConfig,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    output_attentions: bool,
+) -> PaddedInputs:
+    """Fills in the defaults of an HF call: without a mask all tokens are real, segments are 0, positions the family's.
+
+    Raises:
+        ValueError: attention weights are asked for, the mask is not ``[B, T]``, the input is too long, or an id is
+            outside its embedding table (checked on the CPU, where reading the ids waits for nothing).
+    """
+    if output_attentions:
+        raise ValueError("output_attentions is not supported: attention weights are never materialised")
+    if input_ids.dim() != 2:
+        raise ValueError(f"input_ids has shape {list(input_ids.shape)}, expected [batch, length]")
+    batch, length = input_ids.shape
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"attention_mask has shape {list(attention_mask.shape)}, expected {[batch, length]}; "
+            "3-D masks are not supported"
+        )
+    if position_ids is None and length > config.usable_length:
+        raise ValueError(f"the input has {length} tokens, this checkpoint has positions for {config.usable_length}")
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+    positions = default_positions(config, input_ids) if position_ids is None else position_ids
+    tables = {
+        "input_ids": (input_ids, config.vocab_size),
+        "position_ids": (positions, config.max_position_embeddings if config.absolute_positions else 0),
+        "token_type_ids": (types, config.type_vocab_size),
+    }
+    for name, (ids, rows) in tables.items():
+        # Elsewhere a check would wait for the device, or make the graph depend on data.
+        if rows and ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
+            smallest, largest = (int(extreme) for extreme in torch.aminmax(ids))
+            if smallest < 0 or largest >= rows:
+                outside = smallest if smallest < 0 else largest
+                raise ValueError(f"{name} holds {outside}, this checkpoint has embeddings for 0 to {rows - 1}")
+    return PaddedInputs(
+        input_ids=input_ids.flatten(),
+        position_ids=positions.expand(batch, length).flatten(),
+        token_type_ids=types.expand(batch, length).flatten(),
+        layout=Padded(batch=batch, length=length, mask=mask.bool()),
+    )
+
+
+def default_positions(config: EncoderConfig, input_ids: Tensor) -> Tensor:
+    """``[B, T]`` column index; where positions have an offset (RoBERTa), ids that are not padding are counted.
+
+    As ``create_position_ids_from_input_ids`` in transformers: padding gets ``pad_token_id``.
+    """
+    if not config.position_offset:
+        return torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+    real = (input_ids != config.pad_token_id).long()
+    return real.cumsum(1) * real + config.pad_token_id
+
+
+def finite(scores: Any) -> Any:
+    """The scores of a model, as given.
+
+    Raises:
+        NotFiniteScoresError: one of them is not a finite number.
+    """
+    if not scores.isfinite().all():
+        raise NotFiniteScoresError("the model's scores are not finite numbers: its weights or its precision are broken")
+    return scores
+
+
+class PretrainedModule(nn.Module):
+    """What ``Encoder`` and ``TaskModel`` have in common: a configuration, the encoder's modules and a tokenizer.
+
+    Attributes:
+        no_weights_reason: why a model has no modules of its own, for messages; empty: it has them.
+    """
+
+    no_weights_reason: ClassVar[str] = ""
+
+    def __init__(self, hf_config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.hf_config = dict(hf_config)
+        self.config: EncoderConfig = encoder_config(hf_config)
+        self.load_report: LoadReport | None = None
+        self.tokenizer = None
+        self.stack = TransformerEncoder(self.config)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer, with the segment ids of the model's family; setting one that gives others stores a copy."""
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        fits = None if tokenizer is None else with_segments(tokenizer, second=self.config.second_segment)
+        self._tokenizer: PreTrainedTokenizerBase | None = fits

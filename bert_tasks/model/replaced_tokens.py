@@ -1,0 +1,53 @@
+"""What a generator and a discriminator give for a batch: tokens are drawn, and told from the original ones (ELECTRA).
+
+Shape legend: B sequences, N tokens, R masked tokens, V vocabulary.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bert_tasks.encoder.heads import UNIFORM, ReplacedTokenOutput
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.model.precision import float32
+from bert_tasks.model.task_model import Logits
+
+
+def replaced_token_output(batch: PackedBatch, *, generator: Logits, discriminator: Logits) -> ReplacedTokenOutput:
+    """Runs the generator on masked tokens, and the discriminator on the tokens that it draws.
+
+    No token depends on the batch or process that it is in: one uniform number for each masked token, which the task
+    draws, decides which token the generator puts there. No gradient goes through the draw.
+
+    Args:
+        batch: prepared by a task with a generator.
+        generator, discriminator: what runs a batch; logits in half precision become float32.
+    """
+    generated = float32(generator(batch))
+    masked, labels = batch.layout.gather_positions, batch.labels.long()  # [R]
+    with torch.no_grad():
+        drawn = generated.sample(batch.fields[UNIFORM])  # [R]
+        ids = batch.input_ids.index_copy(0, masked, drawn)  # [N]
+        flags = torch.zeros_like(ids)
+        chosen = flags.index_fill(0, masked, 1)
+        replaced = flags.index_copy(0, masked, (drawn != labels).to(flags.dtype))
+    rows, lengths = all_rows(batch), batch.layout.lengths
+    layout = replace(batch.layout, gather_positions=rows, gather_counts=lengths)
+    logits = discriminator(replace(batch, input_ids=ids, layout=layout))
+    return ReplacedTokenOutput(
+        logits=float32(logits).squeeze(1),
+        replaced=replaced.index_select(0, rows),
+        masked=chosen.index_select(0, rows),
+        ids=ids.index_select(0, rows),
+        generator=generated,
+        lengths=lengths,
+    )
+
+
+def all_rows(batch: PackedBatch) -> Tensor:
+    """``[N]`` the rows of all tokens, sequence after sequence in the caller's order."""
+    layout, count = batch.layout, len(batch.input_ids)
+    lengths = layout.row_lengths.index_select(0, layout.order)  # [B]
+    starts = layout.first_rows - (lengths.cumsum(0) - lengths)
+    return torch.arange(count, device=starts.device) + starts.repeat_interleave(lengths, output_size=count)

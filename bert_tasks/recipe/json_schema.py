@@ -1,0 +1,107 @@
+"""The JSON schema of recipes (draft 2020-12), with which editors complete and check them.
+
+Owns how the sections and the fields of the tasks become a schema, and where the texts that describe them are found.
+"""
+
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from pydantic import TypeAdapter
+
+from bert_tasks.recipe.schema import Recipe, load_task_class, stated_fields
+
+if TYPE_CHECKING:
+    from bert_tasks.tasks.base import Task
+
+Schema = dict[str, Any]
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_OWN_TASK = {"pattern": r"^\w+(\.\w+)*:\w+$"}
+_SOURCES = ("dataset", "dir", "train")
+
+
+def recipe_schema(task: str | None = None) -> Schema:
+    """The schema of recipes of one task (a name of ``TASKS`` or ``module:Class``), or of all and of your own tasks.
+
+    Raises:
+        RecipeError: there is no such task.
+    """
+    from bert_tasks.tasks import TASK_NAMES, TASKS
+
+    schema = _without_null(Recipe.model_json_schema())
+    head = {"$schema": _DIALECT, "title": "A recipe of bert-tasks" if task is None else f"A recipe for {task}"}
+    schema["$defs"]["DataSpec"]["oneOf"] = [{"required": [name]} for name in _SOURCES]
+    properties = schema["properties"]
+    if task is not None:
+        kind = load_task_class(task)
+        properties["task"] = {"const": task} if ":" in task else {"enum": [kind.name, *kind.aliases]}
+        properties["settings"] = _settings(kind)
+        if properties["settings"].get("required"):
+            schema["required"].append("settings")
+    else:
+        properties["task"] = {"anyOf": [{"enum": list(TASK_NAMES)}, _OWN_TASK]}
+        properties["settings"] = {"type": "object"}
+        schema["$defs"] |= {f"settings of {name}": _settings(each) for name, each in TASKS.items()}
+        schema["allOf"] = [
+            {
+                "if": {"properties": {"task": {"enum": [each.name, *each.aliases]}}},
+                "then": {"properties": {"settings": {"$ref": f"#/$defs/settings of {each.name}"}}},
+            }
+            for each in TASKS.values()
+        ]
+    return {**head, **{key: value for key, value in schema.items() if key != "title"}}
+
+
+def schema_text(schema: Mapping[str, Any]) -> str:
+    """The schema as the text of a file."""
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _settings(kind: "type[Task]") -> Schema:
+    """The fields of a task that a recipe may state, described by the docstrings of the class and of its parents."""
+    hints, descriptions = get_type_hints(kind, include_extras=True), field_descriptions(kind)
+    properties: Schema = {}
+    required = []
+    for name, field in stated_fields(kind).items():
+        made = _without_null(TypeAdapter[Any](hints[name]).json_schema())
+        if name in descriptions:
+            made["description"] = descriptions[name]
+        if field.default is not dataclasses.MISSING and field.default is not None:
+            made["default"] = json.loads(json.dumps(field.default))
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            required.append(name)
+        properties[name] = made
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, "required": required} if required else schema
+
+
+def field_descriptions(kind: "type[Task]") -> dict[str, str]:
+    """Field -> its text under ``Attributes:`` in the docstring of the class or of its nearest parent."""
+    found: dict[str, str] = {}
+    for parent in reversed(kind.__mro__):
+        written = None if parent.__module__ == "builtins" else parent.__doc__
+        text = "" if written is None else inspect.cleandoc(written)
+        _, _, attributes = text.partition("Attributes:\n")
+        for entry in re.finditer(r"^    (\w[\w, ]*): (.*(?:\n {8,}.*)*)", attributes, flags=re.MULTILINE):
+            words = " ".join(entry[2].split()).replace("``", "`")
+            found |= {name.strip(): words for name in entry[1].split(",")}
+    return found
+
+
+def _without_null(schema: Any) -> Any:
+    """Without null, which TOML lacks: a key that may be null may be absent instead."""
+    if isinstance(schema, list):
+        return [_without_null(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    plain = {key: _without_null(value) for key, value in schema.items() if not (key == "default" and value is None)}
+    options = plain.get("anyOf")
+    if isinstance(options, list) and {"type": "null"} in options:
+        rest = [option for option in options if option != {"type": "null"}]
+        del plain["anyOf"]
+        plain |= rest[0] if len(rest) == 1 else {"anyOf": rest}
+    return plain

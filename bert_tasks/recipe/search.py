@@ -1,0 +1,241 @@
+"""The section ``[search]`` of a recipe: which keys a hyper-parameter search varies, and how long it searches.
+
+Owns the form of the section, and the check that the keys exist and take the values, which schema.py calls with the
+recipe.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from bert_tasks.data.problems import did_you_mean
+from bert_tasks.recipe.errors import KnownKeys, Problem, nearest_or_all
+from bert_tasks.recipe.toml import Document, KeyPath, literal, section_of
+
+_MOST_COMBINATIONS = 10_000
+_FORMS = "expected {low = ..., high = ...}, with log = true if you like, or {choices = [...]}"
+_CLOSED = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check_repeats(choices: Sequence[Any]) -> None:
+    texts = list(map(literal, choices))
+    repeated = next((text for text in texts if texts.count(text) > 1), None)
+    if repeated is not None:
+        raise ValueError(f"choices: {repeated} appears twice")
+
+
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Sampler = Literal["tpe", "random", "grid"]
+
+
+class Space(BaseModel):
+    """The values that a search may give to a key: the numbers between two, or choices."""
+
+    model_config = _CLOSED
+    low: int | float | None = None
+    """The lowest number. Two whole numbers span whole numbers, unless the key takes others, too, and the sampler is not
+    "grid"."""
+    high: int | float | None = None
+    """The highest number."""
+    log: bool = False
+    """Draw the logarithm evenly, which suits learning rates."""
+    choices: Annotated[tuple[Any, ...] | None, BeforeValidator(_as_tuple)] = None
+    """The values themselves, in place of low and high."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, given: Any) -> Any:
+        if isinstance(given, Space):
+            return given
+        if not isinstance(given, Mapping):
+            raise ValueError(_FORMS)
+        unknown = next((name for name in given if name not in cls.model_fields), None)
+        if unknown is not None:
+            raise ValueError(f"unknown key '{unknown}'{nearest_or_all(unknown, cls.model_fields)}")
+        return given
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        bounds = (self.low, self.high)
+        if self.choices is not None:
+            if bounds != (None, None) or self.log:
+                raise ValueError("choices are given, so remove low, high and log")
+            if len(self.choices) < 2:
+                raise ValueError("choices: expected at least two values")
+            _check_repeats(self.choices)
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError(_FORMS)
+        if not self.low < self.high:
+            raise ValueError(f"low = {literal(self.low)} must be less than high = {literal(self.high)}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low = {literal(self.low)}: log = true needs a number above 0")
+        return self
+
+    @property
+    def size(self) -> int | None:
+        """The number of values; None: there is no end of them."""
+        if self.choices is not None:
+            return len(self.choices)
+        return self.high - self.low + 1 if isinstance(self.low, int) and isinstance(self.high, int) else None
+
+    @property
+    def values(self) -> Sequence[Any]:
+        """All values, where there is a ``size``."""
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return range(self.low, self.high + 1)
+        return () if self.choices is None else self.choices
+
+    def __contains__(self, value: Any) -> bool:
+        if self.choices is not None:
+            return value is not None and literal(value) in map(literal, self.choices)
+        if isinstance(value, bool) or not isinstance(value, int | float) or self.low is None or self.high is None:
+            return False
+        return self.low <= value <= self.high
+
+    @property
+    def probes(self) -> tuple[Any, ...]:
+        """Values that the key must take if it takes all of them."""
+        return (self.low, self.high) if self.choices is None else self.choices
+
+    def with_probes(self, probes: Sequence[Any], *, is_grid: bool) -> Self:
+        """The space with values of the key's type. Raises ValueError for choices that are equal then."""
+        if self.choices is not None:
+            _check_repeats(probes)
+            return self.model_copy(update={"choices": tuple(probes)})
+        return self if is_grid else self.model_copy(update=dict(zip(("low", "high"), probes, strict=True)))
+
+
+class SearchSection(BaseModel):
+    """A search for better values of some keys, by `bert-tasks search`. A key of `[optim]` is stated by its name, as in
+    `learning_rate = {low = 1e-5, high = 1e-4, log = true}`; one of `[settings]` or `[model]` with its section, as in
+    `settings.max_length = {choices = [64, 128]}`."""
+
+    model_config = _CLOSED | ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Space]
+    trials: Count = 20
+    """Number of runs with values of their own."""
+    hours: Annotated[float, Field(gt=0)] | None = None
+    """Begin no trial once the trials have taken so long, even if there are fewer than `trials`."""
+    sampler: Sampler = "tpe"
+    """What suggests the values: "tpe" learns from the trials so far, "random" draws them, "grid" takes all combinations
+    in random order."""
+    pruner: Literal["none", "median", "halving"] = "median"
+    """Which trials end early: none, those below the median of the others after as many evaluations, or, after 1, 3, 9,
+    ... evaluations, all but the best third (successive halving)."""
+    seeds: Count = 1
+    """Runs of a trial, with the seeds `run.seed`, `run.seed` + 1, ..., the same ones in each trial. Their mean
+    counts."""
+    fresh_seeds: Annotated[int, Field(ge=0, lt=2**31)] = 3
+    """Runs of the best values at the end, with seeds that no trial had: their mean is free of the luck by which the
+    best trial was chosen."""
+    baseline: bool = True
+    """Also train the recipe as it is with the fresh seeds, for comparison."""
+    optim: dict[str, Space] = {}
+    """Keys of `[optim]`, which may also be stated without the section."""
+    settings: dict[str, Space] = {}
+    """Keys of `[settings]`."""
+    model: dict[str, Space] = {}
+    """Keys of `[model]`."""
+
+    @model_validator(mode="after")
+    def _is_searchable(self) -> Self:
+        if not self.space:
+            raise ValueError("no key to vary: add one, such as learning_rate = {low = 1e-5, high = 1e-4, log = true}")
+        twice = next((name for name in self.__pydantic_extra__ if name in self.optim), None)
+        if twice is not None:
+            raise ValueError(f"{twice} and optim.{twice} are the same key: remove one of them")
+        if self.sampler == "grid":
+            sizes = {key: space.size for key, space in self.space.items()}
+            endless = next((key for key, size in sizes.items() if size is None), None)
+            if endless is not None:
+                raise ValueError(f'sampler = "grid" needs choices or whole numbers; {endless} has neither')
+            size = math.prod(filter(None, sizes.values()))
+            if size > _MOST_COMBINATIONS:
+                raise ValueError(f'sampler = "grid": {size:,} combinations, expected at most {_MOST_COMBINATIONS:,}')
+        return self
+
+    @property
+    def space(self) -> dict[str, Space]:
+        """``section.key`` -> its values."""
+        tables = {"optim": {**self.__pydantic_extra__, **self.optim}, "settings": self.settings, "model": self.model}
+        return {f"{section}.{name}": space for section, table in tables.items() for name, space in table.items()}
+
+    def with_space(self, space: Mapping[str, Space]) -> Self:
+        """The section with other values for its keys."""
+        split = {key: space[key] for key in self.space}
+        tables = {
+            section: {key.split(".", 1)[1]: values for key, values in split.items() if key.startswith(f"{section}.")}
+            for section in ("optim", "settings", "model")
+        }
+        made = self.model_copy(update=tables)
+        made.__pydantic_extra__.clear()
+        return made
+
+    def grid(self) -> list[dict[str, Any]]:
+        """All combinations of the values; see ``sampler``."""
+        lists = [space.values for space in self.space.values()]
+        return [dict(zip(self.space, values, strict=True)) for values in product(*lists)]
+
+
+def changed(document: Document, values: Mapping[str, Any]) -> Document:
+    """A document with other values: ``section.key`` -> value."""
+    result = dict(document)
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        result[section] = {**section_of(result, section), name: value}
+    return result
+
+
+def not_searchable(name: str, known: KnownKeys) -> str:
+    """The message for a key of ``[search]`` that is neither its own nor one of ``[optim]``."""
+    if name in ("seed", "run"):
+        return f"'{name}' cannot be searched: each trial has the same seeds, and the best values get fresh ones"
+    for section in ("settings", "model"):
+        if name in known[section]:
+            return f"'{name}' is a key of [{section}]: write {section}.{name}"
+    if name in known:
+        return f"'{name}': only keys of [optim], [settings] and [model] can be searched"
+    keys = (*SearchSection.model_fields, *known["optim"])
+    return f"unknown key '{name}' in [search]{did_you_mean(name, keys)}"
+
+
+def checked_space(
+    search: SearchSection, document: Document, check: Callable[[Document], tuple[BaseModel | None, list[Problem]]]
+) -> tuple[dict[str, Space], list[Problem]]:
+    """The space, and the keys that are unknown or do not take all of their values.
+
+    Each value is tried alone, in the recipe as it is. Whole numbers become fractions for a key that takes these, but a
+    grid takes those between low and high one by one.
+
+    Args:
+        search: the section.
+        document: the recipe, with the section.
+        check: makes a recipe of a document, and finds what is wrong with it.
+    """
+    alone = {name: value for name, value in document.items() if name != "search"}
+    space, problems = dict(search.space), []
+    for key, values in space.items():
+        section, name = key.split(".", 1)
+        path: KeyPath = ("search", name) if name in section_of(document, "search") else ("search", section, name)
+        typed = []
+        for value in values.probes:
+            recipe, wrong = check(changed(alone, {key: value}))
+            if recipe is None or wrong:
+                problems.append(Problem(path=path, text=f"[search] {wrong[0].text}"))
+                break
+            taken = recipe.model_dump(include={section})[section].get(name)
+            typed.append(float(value) if isinstance(taken, float) else value)
+        else:
+            try:
+                space[key] = values.with_probes(typed, is_grid=search.sampler == "grid")
+            except ValueError as error:
+                problems.append(Problem(path=path, text=f"[{'.'.join(map(str, path))}]: {error}"))
+    return space, problems

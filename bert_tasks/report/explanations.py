@@ -1,0 +1,55 @@
+"""The first examples of a report with their words shaded by what they contributed to the prediction."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from bert_tasks.data.columns import Row
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.report.results import Results
+from bert_tasks.tasks.explanation import Explanation
+from bert_tasks.tasks.report_data import MOST_CHARACTERS, Shading
+
+_SMALLEST = 1e-9  # in place of a largest contribution of 0, by which the others are divided
+_SHOWN_CHARACTERS = 2 * MOST_CHARACTERS  # of one text
+
+
+def with_explanations(results: Results, model: TaskModel, count: int) -> Results:
+    """The results whose first ``count`` examples are explained by the model, whose task must be ``Explainable``."""
+    examples = results.sections.examples
+    if examples is None:
+        return results
+    items = list(examples.items)
+    chosen = [(place, one.row) for place, one in enumerate(items[:count]) if one.row is not None]
+    predictions = model.predict_rows([row for _, row in chosen], explain=True)
+    for (place, row), prediction in zip(chosen, predictions, strict=True):
+        items[place] = replace(items[place], shading=_shading(prediction.explanation, row))
+    sections = replace(results.sections, examples=replace(examples, items=tuple(items)))
+    return replace(results, sections=sections)
+
+
+def _shading(explanation: Explanation, row: Row) -> Shading:
+    contributions = [word.contribution for word in explanation.words]
+    columns = dict.fromkeys(word.column for word in explanation.words)
+    return Shading(
+        label=explanation.label,
+        texts=tuple((column, tuple(_pieces(explanation, column, row))) for column in columns),
+        largest=max([_SMALLEST, *map(abs, contributions)]),
+        total=sum(contributions),
+    )
+
+
+def _pieces(explanation: Explanation, column: str, row: Row) -> Iterator[tuple[str, float | None]]:
+    """The words of a column's text, and what is between them; of a long text the beginning."""
+    # A column of several texts has that of the prediction.
+    text = row[column] if isinstance(row[column], str) else str(explanation.label)
+    end = 0
+    for word in explanation.words:
+        if word.column != column:
+            continue
+        if word.end > _SHOWN_CHARACTERS:
+            yield " …", None
+            return
+        yield text[end : word.start], None
+        yield word.word, word.contribution
+        end = word.end
+    yield text[end:], None

@@ -1,0 +1,118 @@
+"""Rows whose label is probably wrong, by confident learning on the predictions of a cross-validation.
+
+Owns which rows these are; the library cleanlab finds them, by the rule of Northcutt, Jiang and Chuang
+(arXiv:1911.00068): a row counts as another class if its probability of that class is at least the mean that the rows
+with that label have.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from bert_tasks.data.columns import Row, column_of
+from bert_tasks.errors import UsageError
+from bert_tasks.report.collect import Run
+
+ISSUE_COLUMNS = ("line", "set", "label", "suggested", "probability", "suggested_probability")
+_LIBRARY = "cleanlab"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelIssue:
+    """A row whose label is probably wrong.
+
+    Attributes:
+        label: the row's.
+        suggested: the class that the model finds most probable.
+        probability, suggested_probability: of the two, by a model that was trained without the row.
+    """
+
+    row: Row
+    label: str
+    suggested: str
+    probability: float
+    suggested_probability: float
+
+
+def check_label_issues() -> None:
+    """Raises UsageError if the library is not installed."""
+    if find_spec(_LIBRARY) is None:
+        raise UsageError(f"{_LIBRARY} not installed, needed for --label-issues: pip install 'bert-tasks[labels]'")
+
+
+def label_issues(run: Run) -> tuple[LabelIssue, ...]:
+    """The rows whose label is probably wrong, those with the least probable label first.
+
+    Raises:
+        UsageError: the run is no cross-validation, its rows could not be predicted again, or they do not have one label
+            each.
+    """
+    if run.folds is None:
+        raise UsageError(
+            f"{run.folder}: --label-issues needs predictions of models that did not see the rows: name the folder of "
+            "`bert-tasks train RECIPE --folds 5`"
+        )
+    if not run.predicted or run.task is None:
+        raise UsageError(f"{run.folder}: --label-issues: {' '.join(run.missing)}")
+    column = column_of(run.task.columns, "label")
+    predicted = run.predicted[0]
+    scores = [prediction.to_json().get("scores") for prediction in predicted.predictions]
+    if column is None or not all(isinstance(one, Mapping) and one.keys() >= set(run.task.labels) for one in scores):
+        raise UsageError(
+            f"{run.folder}: --label-issues is for rows with one label each and predictions with all probabilities"
+        )
+    pairs = [
+        (row, one) for row, one in zip(predicted.rows, scores, strict=True) if row.get(column.name) is not None and one
+    ]
+    return tuple(find_issues(pairs, column.name, run.task.labels))
+
+
+def find_issues(
+    pairs: Sequence[tuple[Row, Mapping[str, float]]], column: str, labels: Sequence[str]
+) -> list[LabelIssue]:
+    """``label_issues`` of rows with the probability of each label.
+
+    Args:
+        column: the name of the rows' column of labels.
+    """
+    from cleanlab.filter import find_label_issues
+
+    present = [label for label in labels if any(row[column] == label for row, _ in pairs)]
+    index = {label: number for number, label in enumerate(present)}
+    given = np.array([index[row[column]] for row, _ in pairs])
+    scores = np.array([[one[label] for label in present] for _, one in pairs], dtype=np.float64)  # [rows, labels]
+    scores /= scores.sum(axis=1, keepdims=True)  # of float32, and of labels that no row has
+    rows = find_label_issues(
+        given, scores, filter_by="confident_learning", return_indices_ranked_by="self_confidence", n_jobs=1
+    )
+    found = []
+    for number in rows.tolist():
+        best = int(scores[number].argmax())
+        issue = LabelIssue(
+            row=pairs[number][0],
+            label=present[given[number]],
+            suggested=present[best],
+            probability=float(scores[number, given[number]]),
+            suggested_probability=float(scores[number, best]),
+        )
+        found.append(issue)
+    return found
+
+
+def issue_cells(issue: LabelIssue, cells: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the file to correct; ``cells``: the row's columns."""
+    return {
+        "line": issue.row.get("line"),
+        **{
+            f"input.{name}" if name in ISSUE_COLUMNS else name: value
+            for name, value in cells.items()
+            if name != "label"
+        },
+        "label": issue.label,
+        "suggested": issue.suggested,
+        "probability": issue.probability,
+        "suggested_probability": issue.suggested_probability,
+    }

@@ -1,0 +1,137 @@
+"""What the tasks that are trained on a corpus share: texts without labels, cut into windows.
+
+Owns how texts become windows, and the settings of masking that all of these tasks have. Which tokens are masked is in
+masked_language_modeling/masking.py, where windows begin and end in its windows.py.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.columns import Column, Row
+from bert_tasks.errors import UsageError
+from bert_tasks.tasks.base import Feature, PredictionT, Task
+from bert_tasks.tasks.labels import unnamed_outputs
+from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, MaskingRule, word_numbers
+from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Window, cut_documents
+from bert_tasks.tasks.word_windows import WindowRules
+
+MASK = re.compile(r"\[MASK\]|<mask>")  # what stands for the tokenizer's mask token in a text, whatever it is called
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusTask(Task[PredictionT]):
+    """Settings of a task that is trained on a corpus.
+
+    Attributes:
+        labels: none; leave it out.
+        max_length: of a window: documents are cut into windows of so many tokens, and nothing is dropped.
+        mlm_probability, mask_replace_prob, random_replace_prob, whole_word_mask: see ``MaskingRule``.
+    """
+
+    sample: ClassVar[Literal["row", "window"]] = "window"
+    mlm_probability: float = 0.15
+    mask_replace_prob: float = 0.8
+    random_replace_prob: float = 0.1
+    whole_word_mask: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels:
+            raise ValueError(f"labels do not apply to {self.name.replace('-', ' ')}: leave them out")
+        _ = self.rule
+
+    @property
+    def rule(self) -> MaskingRule:
+        """The settings that decide what is masked."""
+        own = {field.name for field in fields(self)}
+        stated = {field.name: getattr(self, field.name) for field in fields(MaskingRule) if field.name in own}
+        return MaskingRule(**stated)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(name="text", kind="text"),)
+
+    @property
+    def hf_config(self) -> dict[str, Any]:
+        return unnamed_outputs()
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
+        return {"max_length": min(cls.max_length, usable_length)}
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        """Windows that fill ``max_length``. ``[MASK]`` and ``<mask>`` in a text are masks, whatever the tokenizer's is.
+
+        Other special tokens written in a text stay plain characters.
+
+        Raises:
+            UsageError: the tokenizer has no mask token.
+        """
+        rules, mask_id = self.window_rules(tokenizer), mask_token_id(tokenizer, self.name)
+        documents = tokenized_texts([row["text"] for row in rows], tokenizer)
+        return [window_feature(window, mask_id) for window in self.windows(documents, rules, tokenizer)]
+
+    def window_rules(self, tokenizer: PreTrainedTokenizerBase) -> WindowRules:
+        """The special tokens around a window, and the room between them."""
+        return WindowRules.of(tokenizer, max_length=self.max_length, overlap=0)
+
+    def windows(
+        self, documents: Sequence[DocumentTokens], rules: WindowRules, tokenizer: PreTrainedTokenizerBase
+    ) -> Iterator[Window]:
+        """The windows of neighbouring documents; by default each window is of one document."""
+        return cut_documents(documents, rules)
+
+
+def mask_token_id(tokenizer: PreTrainedTokenizerBase, task: str) -> int:
+    """The id of the mask token.
+
+    Raises:
+        UsageError: the tokenizer has none.
+    """
+    if tokenizer.mask_token_id is None:
+        raise UsageError(f"{task}: the tokenizer has no mask token; take that of a masked language model")
+    return int(tokenizer.mask_token_id)
+
+
+def tokenized_texts(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[DocumentTokens]:
+    """The tokens of each text, without special tokens except masks."""
+    found: dict[int, DocumentTokens] = {}
+    masked = [MASK.search(text) is not None for text in texts]
+    for with_masks in (False, True):
+        numbers = [number for number, has_mask in enumerate(masked) if has_mask == with_masks]
+        if not numbers:
+            continue
+        chosen = [MASK.sub(str(tokenizer.mask_token), texts[number]) for number in numbers]
+        encoding = tokenizer(
+            chosen,
+            add_special_tokens=False,
+            split_special_tokens=not with_masks,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            padding=False,
+            verbose=False,
+        )
+        for place, (number, text) in enumerate(zip(numbers, chosen, strict=True)):
+            words = word_numbers(text, encoding.word_ids(place), encoding["offset_mapping"][place])
+            found[number] = DocumentTokens(ids=encoding["input_ids"][place], words=words)
+    return [found[number] for number in range(len(texts))]
+
+
+def window_feature(window: Window, mask_id: int) -> Feature:
+    """A window, whose masks are read and are no words that could be masked."""
+    masks = [place for place, token in enumerate(window.ids) if token == mask_id]
+    words = list(window.word_ids)
+    for place in masks:
+        words[place] = NO_WORD
+    return Feature(
+        row=window.document,
+        input_ids=window.ids,
+        token_type_ids=[0] * len(window.ids),
+        gather_positions=masks,
+        word_ids=words,
+        lost_tokens=0,
+    )

@@ -1,0 +1,134 @@
+"""Embeddings: a vector for each text, from the hidden states of an encoder that is used as it is.
+
+It is a task so that texts are read, batched and written as predictions are. It has no labels, no loss and no weights of
+its own, so it is not in ``TASKS``: no recipe trains it and no folder stores it.
+
+Shape legend: H hidden.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.writers import vector_text
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import EmbeddingHead, Head
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.errors import UsageError
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task
+
+EmbeddingPooling = Literal["mean", "cls", "max"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EmbeddingPrediction(Prediction):
+    """The vector of one text.
+
+    Attributes:
+        embedding: ``[H]`` float32.
+    """
+
+    embedding: NDArray[np.float32]
+
+    def to_json(self) -> dict[str, Any]:
+        # Nine digits name a float32 exactly; those of the same number in double precision are twice as many.
+        return {"embedding": [float(f"{value:.9g}") for value in self.embedding.tolist()]}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EncodedEmbedding(EmbeddingPrediction):
+    """The same, for rows that become a file of vectors."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"embedding": vector_text(self.embedding)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding(Task[EmbeddingPrediction]):
+    """Embedding of texts.
+
+    Attributes:
+        pooling: the mean over the tokens of a text, special tokens included; the first token; or the largest values.
+        normalize: whether vectors get length 1.
+        depth: how many layers of the encoder run; 0: the embeddings of the tokens.
+        encoded: whether ``to_json`` gives vectors as writers of files take them (``vector_text``).
+    """
+
+    name: ClassVar[str] = "embedding"
+    pipeline_tag: ClassVar[str] = "feature-extraction"
+    row_formats: ClassVar[tuple[str, ...]] = ("jsonl", "parquet", "npy")
+    pooling: EmbeddingPooling = "mean"
+    normalize: bool = True
+    depth: int
+    encoded: bool = False
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(name="text", kind="text"),)
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        """One window for each row. Special tokens written in a text stay plain characters."""
+
+        def encoded(texts: list[str], **options: Any) -> tuple[list[list[int]], list[list[int]]]:
+            found = tokenizer(
+                texts,
+                return_token_type_ids=True,
+                return_attention_mask=False,
+                padding=False,
+                split_special_tokens=True,
+                verbose=False,
+                **options,
+            )
+            return found["input_ids"], found["token_type_ids"]
+
+        texts = [row["text"] for row in rows]
+        ids, kinds = encoded(texts, truncation=False)
+        lengths = list(map(len, ids))
+        cut = [number for number, length in enumerate(lengths) if length > self.max_length]
+        if cut:
+            shorter = encoded([texts[number] for number in cut], truncation=True, max_length=self.max_length)
+            for number, short_ids, short_kinds in zip(cut, *shorter, strict=True):
+                ids[number], kinds[number] = short_ids, short_kinds
+        return [
+            Feature(row=row, input_ids=own, token_type_ids=kind, lost_tokens=length - len(own))
+            for row, (own, kind, length) in enumerate(zip(ids, kinds, lengths, strict=True))
+        ]
+
+    def head(self, config: EncoderConfig) -> Head:
+        return EmbeddingHead(width=config.hidden_size, pooling=self.pooling, normalize=self.normalize, depth=self.depth)
+
+    def decode(
+        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> Sequence[EmbeddingPrediction]:
+        kind = EncodedEmbedding if self.encoded else EmbeddingPrediction
+        return [kind(embedding=vector.float().numpy()) for vector in reduced]
+
+    def vector_columns(self, config: EncoderConfig) -> Mapping[str, int]:
+        return {"embedding": config.hidden_size}
+
+    @property
+    def hf_config(self) -> dict[str, Any]:
+        return {}
+
+    def loss(self, logits: Any, batch: PackedBatch) -> tuple[LossTerm, ...]:
+        _refuse_training()
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        _refuse_training()
+
+    def metrics(self, predictions: Sequence[EmbeddingPrediction], rows: Sequence[Row]) -> dict[str, float]:
+        _refuse_training()
+
+    @property
+    def primary_metric(self) -> str:
+        _refuse_training()
+
+
+def _refuse_training() -> NoReturn:
+    raise UsageError("embedding has no labels: it can be neither trained nor evaluated")

@@ -1,0 +1,206 @@
+"""Explanations of predictions: how much each word of a row contributed to one of its logits.
+
+Owns what a task states so that its predictions can be explained (``Explainable``), and the words over which the
+contributions of tokens are summed. The gradients are those of model/explanation.py.
+
+A word is what ``word_spans`` finds. Tokenizers cut texts in other places: words that share a token are one here, so
+that a token never belongs to two.
+"""
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.columns import Row, word_spans
+from bert_tasks.tasks.base import Feature, PredictionT
+
+TOLERANCE = 0.01  # of the difference of the logits: by how much contributions may miss it
+
+
+class TokenSpan(NamedTuple):
+    """What a token stands for: characters ``start`` to ``end - 1`` of the text of a column."""
+
+    column: str
+    start: int
+    end: int
+
+
+# Of each token of each feature; None: a special token.
+TokenSpans = Sequence[Sequence[TokenSpan | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedLogit:
+    """The number that an explanation is about: a weighted sum of the logits of a row's features.
+
+    Attributes:
+        label: the predicted label, or the answer, whose logit it is; None for a number.
+        texts: column -> text, of all columns in which the row's tokens are.
+        terms: (feature, place, weight): the index of a feature, the place among its logits, row after row, and the
+            factor. A feature may have several terms or none.
+    """
+
+    label: str | None
+    texts: Mapping[str, str]
+    terms: tuple[tuple[int, int, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordContribution:
+    """A word, the column whose text has it at the characters ``start`` to ``end - 1``, and what it contributed."""
+
+    column: str
+    word: str
+    start: int
+    end: int
+    contribution: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """How much each word contributed to a logit, by integrated gradients (Sundararajan et al. 2017).
+
+    Attributes:
+        label: the predicted label, or the answer, whose logit is explained; None for a number.
+        logit: of the row as it is; of a span the sum of its start and end logit.
+        baseline_logit: of the row with every token replaced by the baseline's, special tokens excepted.
+        words: the words of all texts in their order. Words that the model did not read have contributed 0.
+        completeness_error: by which share of ``logit - baseline_logit`` the sum of the contributions differs from it;
+            a difference below 0.0001 counts as 0.0001.
+        steps: how many points on the path from the baseline to the row were evaluated.
+    """
+
+    label: str | None
+    logit: float
+    baseline_logit: float
+    words: tuple[WordContribution, ...]
+    completeness_error: float
+    steps: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the contributions add up to the difference of the logits within 1 %."""
+        return self.completeness_error <= TOLERANCE
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"words": [asdict(word) for word in self.words]}
+
+
+class WordContributionJson(BaseModel):
+    """A word at the characters ``start`` to ``end - 1`` of a column's text, and its part of the logit."""
+
+    column: str
+    word: str
+    start: int
+    end: int
+    contribution: float
+
+
+class ExplanationJson(BaseModel):
+    """What each word contributed to the logit of ``label``, if an explanation was asked for."""
+
+    label: str | None
+    logit: float
+    baseline_logit: float
+    words: list[WordContributionJson]
+    completeness_error: float
+    steps: int
+
+
+def windows_by_row(features: Sequence[Feature]) -> list[list[int]]:
+    """The indices of the features of each row."""
+    return [list(group) for _, group in groupby(range(len(features)), key=lambda index: features[index]["row"])]
+
+
+class Explainable(ABC):
+    """What a task adds to ``Task`` so that its predictions can be explained; they have a field ``explanation``."""
+
+    @abstractmethod
+    def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> TokenSpans:
+        """What each token of each feature stands for, in the order of ``features``."""
+
+    @abstractmethod
+    def explained_logits(
+        self, predictions: Sequence[Any], reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> Sequence[ExplainedLogit]:
+        """The logit of each prediction.
+
+        Args:
+            predictions: as ``decode`` gave them.
+            reduced: what ``reduce_logits`` gave for each feature.
+            features: of the rows.
+            rows: as many as predictions.
+        """
+
+
+class TextWords:
+    """The words of a text, and which word each token belongs to.
+
+    Args:
+        text: the text.
+        spans: the first and last + 1 character of the tokens that the model read of it.
+    """
+
+    def __init__(self, text: str, spans: Iterable[tuple[int, int]]) -> None:
+        self._text = text
+        read = sorted({*word_spans(text), *(visible for span in spans if (visible := self._visible(*span)))})
+        self.spans: list[tuple[int, int]] = []
+        for start, end in read:
+            if self.spans and start < self.spans[-1][1]:  # a token has characters of both
+                self.spans[-1] = (self.spans[-1][0], max(end, self.spans[-1][1]))
+            else:
+                self.spans.append((start, end))
+        if not self.spans:  # white space that the model reads, if anything
+            self.spans = [(0, len(text))]
+        self._starts = [start for start, _ in self.spans]
+
+    def _visible(self, start: int, end: int) -> tuple[int, int] | None:
+        """The span without white space around it; None: there is nothing else."""
+        part = self._text[start:end]
+        first = start + len(part) - len(part.lstrip())
+        return (first, start + len(part.rstrip())) if part.strip() else None
+
+    def word_of(self, start: int, end: int) -> int:
+        """The number of the word that a token is a part of; of white space the next word, or else the last one."""
+        visible = self._visible(start, end)
+        if visible is not None:
+            return bisect_right(self._starts, visible[0]) - 1
+        place = max(0, bisect_right(self._starts, start) - 1)
+        is_over = self.spans[place][1] <= start and place + 1 < len(self.spans)
+        return place + is_over
+
+
+def word_contributions(
+    texts: Mapping[str, str], tokens: Sequence[tuple[TokenSpan, float]]
+) -> tuple[WordContribution, ...]:
+    """Sums over words.
+
+    Args:
+        texts: column -> text.
+        tokens: the tokens that are read of them, several times where windows overlap, with their contributions.
+    """
+    found: list[WordContribution] = []
+    for column, text in texts.items():
+        own = [(span, contribution) for span, contribution in tokens if span.column == column]
+        words = TextWords(text, [(span.start, span.end) for span, _ in own])
+        sums = [0.0] * len(words.spans)
+        for span, contribution in own:
+            sums[words.word_of(span.start, span.end)] += contribution
+        for (start, end), total in zip(words.spans, sums, strict=True):
+            if text[start:end].strip() or total:  # an empty text has no word
+                word = WordContribution(column=column, word=text[start:end], start=start, end=end, contribution=total)
+                found.append(word)
+    return tuple(found)
+
+
+def with_explanations(predictions: Sequence[PredictionT], explanations: Sequence[Explanation]) -> list[PredictionT]:
+    """The predictions of an ``Explainable`` task with their explanations."""
+    pairs: Iterable[tuple[Any, Explanation]] = zip(predictions, explanations, strict=True)
+    return [replace(one, explanation=explanation) for one, explanation in pairs]

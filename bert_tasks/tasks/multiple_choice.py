@@ -1,0 +1,467 @@
+"""Multiple choice: which of a row's choices fits its context, and its question if it has one.
+
+Each choice is a sequence of its own, read as the pair of the context and the question followed by the choice (Zellers
+et al., arXiv:1808.05326, as Devlin et al. read it). A row is one sample: the softmax runs over its choices, of which
+each row may have another number. Texts longer than ``max_length`` are cut from their longer part first.
+
+Shape legend: B sequences (choices), S samples (rows), C choices of the row that has most.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.choices import choice_index, choice_names, label_start, numbered_columns, with_choices
+from bert_tasks.data.columns import BadValueError, Column, Row, canonical
+from bert_tasks.data.profile import ColumnProfile, percentile, pieces
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.heads import ChoiceHead
+from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.metrics.classification import calibration
+from bert_tasks.metrics.formulas import accuracy_measure
+from bert_tasks.tasks.averaging import mean_softmax
+from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
+from bert_tasks.tasks.detection import COMPARED_ROWS, LABEL_NAMES, QUESTION_NAMES, Guess, Hints, count_pieces
+from bert_tasks.tasks.distillation import DISTILLATION, NO_LOGIT, softmax_divergence
+from bert_tasks.tasks.explanation import (
+    Explainable,
+    ExplainedLogit,
+    Explanation,
+    ExplanationJson,
+    TokenSpan,
+    windows_by_row,
+)
+from bert_tasks.tasks.features import encoded_texts, lost_tokens
+from bert_tasks.tasks.labels import unnamed_outputs
+from bert_tasks.tasks.report_data import MOST_EXAMPLES, Example, Examples, Remark, ReportSections, RowResult, cut
+
+CONTEXT, QUESTION, CHOICES, LABEL = "context", "question", "choices", "label"
+
+# Names that people give to columns, in lower case.
+_CHOICES = ("choices", "choice", "options", "option", "endings", "ending", "answers", "answer", "candidates")
+_CONTEXTS = (CONTEXT, "ctx", "article", "passage", "premise", "sent1", "startphrase", "paragraph", "story")
+_QUESTIONS = (*QUESTION_NAMES, "sent2")
+_RIGHT = (*LABEL_NAMES, "answer", "answerkey", "correct", "gold")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoicePrediction(Prediction):
+    """The prediction for one row.
+
+    Attributes:
+        label: the index of the choice that the model finds most probable, from 0.
+        answer: its text.
+        score: its probability among the row's choices.
+        scores: the probability of every choice, in their order.
+        logits: of every choice, if they were asked for.
+        explanation: of the most probable choice, if it was asked for.
+    """
+
+    label: int
+    answer: str
+    score: float
+    scores: tuple[float, ...]
+    logits: tuple[float, ...] | None = None
+    explanation: Explanation | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        asked: dict[str, Any] = {} if self.logits is None else {"logits": list(self.logits)}
+        if self.explanation is not None:
+            asked["explanation"] = self.explanation.to_json()
+        return {
+            "label": self.label,
+            "answer": self.answer,
+            "score": self.score,
+            "scores": list(self.scores),
+            **asked,
+        }
+
+
+class ChoiceJson(BaseModel):
+    """The index of the most probable choice, its text, and the probability of every choice in their order."""
+
+    label: int
+    answer: str
+    score: float
+    scores: list[float]
+    explanation: ExplanationJson | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultipleChoice(Explainable, Task[ChoicePrediction]):
+    """Settings of multiple choice.
+
+    Attributes:
+        labels: none; leave it out.
+        max_length: of a sequence: context, question, one choice, special tokens.
+    """
+
+    name: ClassVar[str] = "multiple-choice"
+    default_head: ClassVar[Literal["choice"]] = "choice"
+    pipeline_tag: ClassVar[str] = "multiple-choice"
+    row_needs: ClassVar[str] = "a context, choices, and which of them is right"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels:
+            raise ValueError("labels do not apply to multiple choice, where every row has choices of its own")
+        if self.max_length < 5:
+            raise ValueError(f"max_length is {self.max_length}, a context and a choice need at least 5")
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return (
+            Column(name=CONTEXT, kind="text"),
+            Column(name=QUESTION, kind="text", required=False),
+            Column(name=CHOICES, kind="choices"),
+            Column(name=LABEL, kind="choice", required=False),
+        )
+
+    @property
+    def primary_metric(self) -> str:
+        return "accuracy"
+
+    @property
+    def hf_config(self) -> dict[str, Any]:
+        return unnamed_outputs()
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any], labels: tuple[str, ...], usable_length: int) -> dict[str, Any]:
+        """The classes that a config names are those of other heads."""
+        return {"max_length": min(cls.max_length, usable_length)}
+
+    def head(self, config: EncoderConfig) -> ChoiceHead:
+        return ChoiceHead(config)
+
+    def features(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[Feature]:
+        """One window for each choice, of which the first has the row's label.
+
+        Special tokens written in a text stay plain characters.
+        """
+        places = _places(rows)
+        if not places:
+            return []
+        contexts, endings = _pairs(rows)
+        encoding = encoded_texts((contexts, endings), tokenizer, max_length=self.max_length)
+        lost = lost_tokens([contexts, endings], encoding["input_ids"], tokenizer, self.max_length)
+        labels = [None if row.get(LABEL) is None else [float(row[LABEL])] for row in rows]
+        return [
+            Feature(
+                row=number,
+                input_ids=encoding["input_ids"][position],
+                token_type_ids=encoding["token_type_ids"][position],
+                labels=None if place else labels[number],
+                lost_tokens=lost.get(position, 0),
+            )
+            for position, (number, place) in enumerate(places)
+        ]
+
+    def token_spans(self, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> list[list[TokenSpan | None]]:
+        """See ``Explainable``. A token of both the question and the choice counts as one of the choice."""
+        if not rows:
+            return []
+        encoding = encoded_texts(_pairs(rows), tokenizer, max_length=self.max_length, offsets=True)
+        found: list[list[TokenSpan | None]] = []
+        for window, (number, _) in enumerate(_places(rows)):
+            question = rows[number].get(QUESTION)
+            # Where the choice begins in the second text, behind the question and a space.
+            first = 0 if question is None or question == "" else len(question) + 1
+            spans: list[TokenSpan | None] = []
+            for side, (start, end) in zip(
+                encoding.sequence_ids(window), encoding["offset_mapping"][window], strict=True
+            ):
+                if side is None:
+                    spans.append(None)
+                elif side == 0:
+                    spans.append(TokenSpan(CONTEXT, start, end))
+                elif end > first or (start == end == first):
+                    spans.append(TokenSpan(CHOICES, max(start, first) - first, end - first))
+                else:
+                    spans.append(TokenSpan(QUESTION, start, end))
+            found.append(spans)
+        return found
+
+    def explained_logits(
+        self,
+        predictions: Sequence[ChoicePrediction],
+        reduced: Sequence[Tensor],
+        features: Sequence[Feature],
+        rows: Sequence[Row],
+    ) -> list[ExplainedLogit]:
+        """The logit of the most probable choice, whose words are in the column of the choices."""
+        return [
+            ExplainedLogit(
+                label=one.answer,
+                texts={name: row[name] for name in (CONTEXT, QUESTION) if row.get(name) is not None}
+                | {CHOICES: one.answer},
+                terms=((windows[one.label], 0, 1.0),),
+            )
+            for one, windows, row in zip(predictions, windows_by_row(features), rows, strict=True)
+        ]
+
+    def loss(self, logits: Tensor, batch: PackedBatch) -> tuple[LossTerm]:
+        """Cross entropy over the choices of each labelled row; the count is the rows."""
+        labelled = batch.labelled_rows
+        if not labelled:
+            return (LossTerm(name=self.name, total=logits.sum() * 0.0, count=logits.new_zeros(())),)
+        samples = _by_row(logits, batch.windows, absent=-torch.inf)  # [S, C]
+        if len(labelled) < len(samples):
+            samples = samples.index_select(0, torch.tensor(labelled, device=samples.device))
+        total = F.cross_entropy(samples, batch.labels.long(), reduction="sum")
+        return (LossTerm(name=self.name, total=total, count=logits.new_full((), len(labelled))),)
+
+    def counts(self, features: Sequence[Feature]) -> dict[str, float]:
+        """See ``Task``: the labelled rows."""
+        return {self.name: float(sum(bool(feature.get("labels")) for feature in features))}
+
+    def distillation_loss(self, student: Tensor, teacher: Tensor, batch: PackedBatch, temperature: float) -> LossTerm:
+        """The divergence of the softmax over the choices of each row."""
+        found, given = (_by_row(logits, batch.windows, absent=NO_LOGIT) for logits in (student, teacher))
+        total = softmax_divergence(found, given, temperature)
+        return LossTerm(name=DISTILLATION, total=total, count=student.new_full((), len(batch.windows)))
+
+    def distillation_count(self, features: Sequence[Feature]) -> float:
+        """See ``Task``: the rows."""
+        return float(len(windows_by_row(features)))
+
+    def mean_logits(self, logits: Iterable[Tensor], windows: Sequence[int]) -> Tensor:
+        """See ``Task``: the mean of the probabilities of each row's choices."""
+        by_row = zip(*(torch.split(one, list(windows)) for one in logits), strict=True)  # [C, 1] of each model
+        return torch.cat([mean_softmax([choices.t() for choices in row]).t() for row in by_row])
+
+    def decode(
+        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+    ) -> list[ChoicePrediction]:
+        predictions = []
+        for logits, row in zip(_row_logits(reduced, features), rows, strict=True):
+            scores = logits.softmax(dim=0).tolist()
+            best = max(range(len(scores)), key=scores.__getitem__)
+            prediction = ChoicePrediction(
+                label=best, answer=row[CHOICES][best], score=scores[best], scores=tuple(scores)
+            )
+            predictions.append(prediction)
+        return predictions
+
+    def with_logits(
+        self, predictions: Sequence[ChoicePrediction], reduced: Sequence[Tensor], features: Sequence[Feature]
+    ) -> Sequence[ChoicePrediction]:
+        pairs = zip(predictions, _row_logits(reduced, features), strict=True)
+        return [replace(one, logits=tuple(logits.tolist())) for one, logits in pairs]
+
+    def metrics(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> dict[str, float]:
+        correct = [one.label == row[LABEL] for row, one in labelled(rows, predictions, LABEL)]
+        return {"accuracy": sum(correct) / len(correct)} if correct else {}
+
+    def report_sections(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> ReportSections:
+        """See ``Task``: accuracy, calibration, and the most confident mistakes with the scores of their choices."""
+        pairs = labelled(rows, predictions, LABEL)
+        results = tuple(
+            RowResult(
+                row=row,
+                label=row[CHOICES][row[LABEL]],
+                prediction=one.answer,
+                score=one.score,
+                is_correct=one.label == row[LABEL],
+            )
+            for row, one in pairs
+        )
+        return ReportSections(
+            measure=accuracy_measure([one.is_correct for one in results]),
+            unit="rows",
+            headline=("accuracy",),
+            results=results,
+            calibration=calibration([one.score for one in results], [one.is_correct for one in results]),
+            examples=_confident_mistakes(pairs),
+        )
+
+    def confidence(self, prediction: ChoicePrediction) -> float | None:
+        return prediction.score
+
+    def collapse(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> str | None:
+        pairs = labelled(rows, predictions, LABEL)
+        place = sole_prediction((one.label for _, one in pairs), (row[LABEL] for row, _ in pairs))
+        return None if place is None else f"predicts choice {place} for every row"
+
+    @property
+    def prediction_schema(self) -> type[BaseModel]:
+        return ChoiceJson
+
+    @property
+    def example_rows(self) -> Sequence[Row]:
+        return (
+            {
+                CONTEXT: "The pan was still hot. She wanted to move it to the table.",
+                QUESTION: "First she",
+                CHOICES: ["put on her gloves.", "switched on the radio.", "counted the chairs."],
+            },
+            {
+                CONTEXT: "The library opens at nine on weekdays and at ten on Saturdays.",
+                QUESTION: "When does it open on a Monday?",
+                CHOICES: ["at nine", "at ten"],
+            },
+            {
+                CONTEXT: "It had rained all night.",
+                QUESTION: "In the morning",
+                CHOICES: ["the street was wet.", "the street was sold.", "the street was hungry.", "nobody had slept."],
+            },
+        )
+
+    def stock_texts(self, row: Row) -> Sequence[Any]:
+        endings = [_ending(row.get(QUESTION), choice) for choice in row[CHOICES]]
+        return [[row[CONTEXT]] * len(endings), endings]
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        return ("Longer texts are cut: context, question and choice together.",)
+
+    @classmethod
+    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+        """See ``Task.detect``: there are lists or numbered columns of choices, and a column that names one of them."""
+        for columns in _choice_columns(profiles, hints):
+            known = list(_read_choices(rows[:COMPARED_ROWS], columns))
+            if known and all(choices is not None for choices in known):
+                return _guess(cls.name, columns, rows)
+        return None
+
+
+def _ending(question: str | None, choice: str) -> str:
+    """The second text of the pair."""
+    return choice if question is None or question == "" else f"{question} {choice}"
+
+
+def _places(rows: Sequence[Row]) -> list[tuple[int, int]]:
+    """The number of the row and that of the choice, for each sequence."""
+    return [(number, place) for number, row in enumerate(rows) for place in range(len(row[CHOICES]))]
+
+
+def _pairs(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    """The first and the second text of each sequence."""
+    pairs = [(row[CONTEXT], _ending(row.get(QUESTION), choice)) for row in rows for choice in row[CHOICES]]
+    return [context for context, _ in pairs], [ending for _, ending in pairs]
+
+
+def _by_row(logits: Tensor, windows: Collection[int], *, absent: float) -> Tensor:
+    """``[B, 1] -> [S, C]`` the logits of each row's choices, with ``absent`` where a row has fewer than others."""
+    return pad_sequence(list(torch.split(logits.squeeze(-1), list(windows))), batch_first=True, padding_value=absent)
+
+
+def _row_logits(reduced: Sequence[Tensor], features: Sequence[Feature]) -> list[Tensor]:
+    """``[C]`` of each row: the logits of its choices."""
+    return [torch.cat([reduced[choice] for choice in choices]) for choices in windows_by_row(features)]
+
+
+def _confident_mistakes(pairs: Sequence[tuple[Row, ChoicePrediction]]) -> Examples | None:
+    wrong = sorted((pair for pair in pairs if pair[1].label != pair[0][LABEL]), key=lambda pair: -pair[1].score)
+    if not wrong:
+        return None
+    items = tuple(
+        Example(
+            line=row.get("line"),
+            row=row,
+            texts=tuple(cut(row[name]) for name in (CONTEXT, QUESTION) if row.get(name)),
+            remarks=(
+                Remark(name="label", value=cut(row[CHOICES][row[LABEL]], 200), tone="good"),
+                Remark(name="prediction", value=cut(one.answer, 200), tone="bad"),
+            ),
+            candidates=tuple(
+                sorted(
+                    ((cut(choice, 200), score) for choice, score in zip(row[CHOICES], one.scores, strict=True)),
+                    key=lambda pair: -pair[1],
+                )
+            ),
+        )
+        for row, one in wrong[:MOST_EXAMPLES]
+    )
+    return Examples(
+        word="Mistakes",
+        title="Most confident mistakes",
+        lead=f"Wrong predictions: {len(wrong):,} of {len(pairs):,}, the most confident first, with every choice.",
+        items=items,
+    )
+
+
+def _choice_columns(profiles: Sequence[ColumnProfile], hints: Hints) -> Iterator[dict[str, str]]:
+    """Columns that may be context, question, choices and label, likeliest first."""
+    for choices, parts in _choice_sources(profiles):
+        others = [column for column in profiles if column.name not in (choices, *parts)]
+        for label in _label_columns(others, hints):
+            texts = [column for column in others if column is not label and not column.is_number and not column.nested]
+            context, question = _context_and_question(texts, hints)
+            if context is not None:
+                asked = {} if question is None else {QUESTION: question}
+                yield {CONTEXT: context, **asked, CHOICES: choices, LABEL: label.name}
+
+
+def _label_columns(profiles: Sequence[ColumnProfile], hints: Hints) -> list[ColumnProfile]:
+    if hints.label is not None:
+        return [column for column in profiles if column.name == hints.label]
+    return sorted((c for c in profiles if c.known in _RIGHT), key=lambda column: _RIGHT.index(column.known))
+
+
+def _context_and_question(texts: Sequence[ColumnProfile], hints: Hints) -> tuple[str | None, str | None]:
+    """As the hints say; else columns with such names, else the column of the longest texts. A question alone is the
+    context."""
+    context, question = (*hints.texts, None, None)[:2]
+    free = [column for column in texts if column.name not in hints.texts]
+    if question is None:
+        question = next((column.name for column in free if column.known in _QUESTIONS), None)
+    if context is None:
+        left = [column for column in free if column.name != question]
+        named = sorted((c for c in left if c.known in _CONTEXTS), key=lambda column: _CONTEXTS.index(column.known))
+        longest = sorted((c for c in left if c.is_text), key=lambda column: -column.words)
+        context = next((column.name for column in (*named, *longest)), None)
+    return (question, None) if context is None else (context, None if question == context else question)
+
+
+def _choice_sources(profiles: Sequence[ColumnProfile]) -> Iterator[tuple[str, list[str]]]:
+    """Names of columns of lists, and what columns of single choices are called without their numbers; with these."""
+    for column in profiles:
+        if column.known in _CHOICES and column.filled and (column.nested == 1 or column.lists == 1):
+            yield column.name, []
+    names = [column.name for column in profiles]
+    for stem in dict.fromkeys(name.rstrip("0123456789").rstrip(" _") for name in names):
+        parts = numbered_columns(stem, names)
+        if parts and stem.strip().lower() in _CHOICES:
+            yield (CHOICES if stem == CHOICES.removesuffix("s") else stem), parts
+
+
+def _read_choices(rows: Sequence[Row], columns: Mapping[str, str]) -> Iterator[list[str] | None]:
+    """The choices of the rows that have a label; None where choices or label cannot be read."""
+    shown = (label_start(row, columns[CHOICES], columns[LABEL]) for row in rows)
+    first = next((start for start in shown if start is not None), None)
+    for row in rows:
+        try:
+            cells = with_choices(row, (Column(name=CHOICES, kind="choices"),), columns)
+            label = canonical(row.get(columns[LABEL]), "choice")
+            if label is not None:
+                choices = canonical(cells.get(columns[CHOICES]), "choices")
+                choice_index(label, choices, choice_names(row, columns[CHOICES]), first)
+                yield choices
+        except BadValueError:
+            yield None
+
+
+def _guess(task: str, columns: Mapping[str, str], rows: Sequence[Row]) -> Guess:
+    read = [choices for choices in _read_choices(rows, columns) if choices is not None]
+    counts = sorted({len(choices) for choices in read})
+    several = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    texts = [columns[name] for name in (CONTEXT, QUESTION) if name in columns]
+    longest = [max(pieces(choice) for choice in choices) for choices in read]
+    lengths = [count_pieces(row, texts) for row in rows]
+    return Guess(
+        task=task,
+        columns=columns,
+        words=percentile(lengths) + percentile(longest),
+        precedence=3,
+        reasons=(
+            f"{columns[CHOICES]}: {several} choices in a row, of which {columns[LABEL]} names the right one",
+            f"{', '.join(texts)}: what the choices are about",
+        ),
+    )

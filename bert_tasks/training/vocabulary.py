@@ -1,0 +1,151 @@
+"""The rows of the table of word embeddings that a run trains, and what becomes of the others.
+
+A row whose token is in no training sample has no gradient. AdamW's moments for it stay 0, and each of its steps only
+multiplies the row by 1 - learning rate x weight decay. So the run trains a smaller table of the other rows: gradients,
+clipping, AdamW and the exchange between processes know no other. The factors of the rows that are left out are kept,
+and multiplied in, one step after the other as AdamW would have done, before anything reads the whole table. On the CPU
+that gives the same bits, wherever the run is evaluated, saved or stopped.
+
+Shape legend: V vocabulary, R rows that are trained, E width of the embeddings, N tokens.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bert_tasks.errors import CheckpointError
+from bert_tasks.model.task_model import TaskModel
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# Of the rows of a table: of more than these, the smaller table would save too little for the memory that it takes.
+_LARGEST_SHARE = 0.5
+# The number of rows is a multiple of this, so that AdamW's kernel for the CPU has whole vectors only: numbers that are
+# left over at the end of a tensor are rounded in another way.
+_MULTIPLE = 16
+# Numbers that get all their factors at once on the CPU, while they are in the cache of the processor.
+_BLOCK = 2**15
+
+
+def token_ids(model: TaskModel, features: "Dataset") -> Tensor:
+    """``[R]`` the ids of all tokens in the features, of the special tokens, and of a few others; ascending."""
+    found = np.zeros(model.config.vocab_size, dtype=bool)
+    special = [] if model.tokenizer is None else model.tokenizer.all_special_ids
+    found[[number for number in (*special, model.config.pad_token_id) if number < len(found)]] = True
+    for batch in features.with_format("arrow").select_columns(["input_ids"]).iter(batch_size=1000):
+        found[batch.column("input_ids").combine_chunks().flatten().to_numpy()] = True
+    found[np.flatnonzero(~found)[: -int(found.sum()) % _MULTIPLE]] = True
+    return torch.from_numpy(np.flatnonzero(found))
+
+
+class VocabularyRows:
+    """A smaller table in place of a model's word embeddings, with the rows that a run trains.
+
+    Outside ``attached`` the model has its whole table, whose rows are of an earlier step until ``update_table``.
+
+    Attributes:
+        table: the model's word embeddings.
+        ids: ``[R]`` the rows that are trained, ascending.
+        weight: ``[R, E]`` the smaller table.
+    """
+
+    def __init__(self, table: nn.Embedding, ids: Tensor) -> None:
+        whole = table.weight
+        self.table, self.ids = table, ids.to(whole.device)
+        self.weight = nn.Parameter(whole.detach().index_select(0, self.ids))
+        places = torch.full((len(whole),), -1, device=whole.device)  # -1 is an error where a table is read
+        self._places = places.index_copy(0, self.ids, torch.arange(len(ids), device=whole.device))  # [V]
+        padding = table.padding_idx
+        self._padding_place = None if padding is None else int(self._places[padding])
+        self._factors: list[Tensor] = []  # of each step since the whole table was up to date, float64
+
+    @classmethod
+    def of(cls, model: TaskModel, features: "Dataset") -> "VocabularyRows | None":
+        """The rows of a model for these training rows; None if they are too many, or not trained.
+
+        Args:
+            model: on its device.
+            features: of all training rows, so that every process finds the same.
+        """
+        table = model.stack.embeddings.word
+        if not table.weight.requires_grad:
+            return None
+        ids = token_ids(model, features)
+        return None if len(ids) > _LARGEST_SHARE * len(table.weight) else cls(table, ids)
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Meanwhile the model reads the smaller table: for the parameters of a run, and in the forward passes of steps.
+
+        The module stays the same, with all its hooks. Only its parameter is replaced, and the ids that it gets.
+        """
+        whole, padding = self.table.weight, self.table.padding_idx
+        hook = self.table.register_forward_pre_hook(lambda _, ids: (self._places.index_select(0, ids[0]),))  # [N]
+        self.table.weight, self.table.padding_idx = self.weight, self._padding_place
+        try:
+            yield
+        finally:
+            hook.remove()
+            self.table.weight, self.table.padding_idx = whole, padding
+
+    def add_step(self, groups: Sequence[Mapping[str, Any]], skipped: Tensor) -> None:
+        """Notes an optimizer step that is done.
+
+        Args:
+            groups: the optimizer's, with the learning rates of the step.
+            skipped: 0-dimensional, True if the step changed nothing.
+        """
+        group = next(group for group in groups if any(one is self.weight for one in group["params"]))
+        self._factors.append(1.0 - (~skipped).double() * (group["lr"] * group["weight_decay"]))
+
+    @torch.no_grad()
+    def update_table(self) -> None:
+        """Makes the whole table what it would be after the steps so far if all its rows were trained."""
+        if not self._factors:
+            return
+        table = self.table.weight
+        factors = [factor for factor in torch.stack(self._factors).tolist() if factor != 1.0]
+        size = _BLOCK if table.device.type == "cpu" else table.numel()
+        for block in torch.split(table.view(-1), size) if factors else ():
+            for factor in factors:
+                block.mul_(factor)
+        table.index_copy_(0, self.ids, self.weight)
+        self._factors.clear()
+
+    @torch.no_grad()
+    def read_table(self) -> None:
+        """Takes the rows from the whole table, whose weights were replaced."""
+        torch.index_select(self.table.weight, 0, self.ids, out=self.weight)
+        self._factors.clear()
+
+
+def moment_of_rows(moment: Tensor, stored: Tensor | None, wanted: Tensor | None, count: int) -> Tensor:
+    """A moment of AdamW for some rows of a table, from that for others.
+
+    Args:
+        moment: of the stored rows.
+        stored, wanted: ascending ids of rows; None: all.
+        count: V.
+
+    Raises:
+        CheckpointError: a row that is not wanted was trained.
+    """
+    if stored is not None and wanted is not None and torch.equal(stored, wanted):
+        return moment
+    whole = moment
+    if stored is not None:
+        whole = moment.new_zeros(count, moment.shape[1]).index_copy_(0, stored, moment)
+    if wanted is None:
+        return whole
+    chosen = whole.index_select(0, wanted)
+    if chosen.count_nonzero() != whole.count_nonzero():
+        raise CheckpointError(
+            "the checkpoint has trained embeddings of tokens that are not in the training rows: the tokenizer has "
+            'changed. Set optim.vocabulary_rows = "all" to resume the run'
+        )
+    return chosen

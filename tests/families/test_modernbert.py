@@ -1,0 +1,428 @@
+"""ModernBERT's configurations as published and as transformers 5 writes them, and what only this family has."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, ModernBertConfig, ModernBertForSequenceClassification
+
+from bert_tasks.encoder import layers, positions
+from bert_tasks.encoder.config import EncoderConfig
+from bert_tasks.encoder.layers import Layer, PreNormLayer
+from bert_tasks.encoder.packing import Layout, Selection, pack
+from bert_tasks.encoder.positions import Positions, RotaryAngles
+from bert_tasks.errors import CheckpointError, UsageError
+from bert_tasks.families import converted_config, encoder_config
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification
+from support.hf_models import (
+    HEADS,
+    STOCK_MODERNBERT,
+    Head,
+    HFBatch,
+    hf_config,
+    hf_model,
+    modeling_modernbert,
+    random_batch,
+)
+from support.largest_tensor import LargestTensor
+from support.parity import Model, in_our_names, ours_from, packed_batch, packed_difference, shaped_difference
+from support.small_checkpoints import edit_config, save_checkpoint
+from support.stopped_runs import digests, events, run, stopped
+
+LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)
+PUBLISHED = {"model_type": "modernbert", "global_attn_every_n_layers": 3, "local_attention": 128}
+
+
+def read(**changes: object) -> EncoderConfig:
+    return encoder_config({**PUBLISHED, **changes})
+
+
+def test_layers_of_published_configs() -> None:
+    config = read(global_rope_theta=160000.0, local_rope_theta=10000.0, num_hidden_layers=7)
+    assert config.attention_window == (None, 64, 64, None, 64, 64, None)
+    assert config.rotary_theta == (160000.0, 10000.0, 10000.0, 160000.0, 10000.0, 10000.0, 160000.0)
+    assert config.layer_order == tuple(range(7))
+    assert (config.norm, config.mlp, config.bias, config.absolute_positions) == ("pre", "gated", False, False)
+
+
+def test_both_forms_of_the_config_are_one() -> None:
+    """What transformers 5 makes of a published config and saves says the same."""
+    for changes in (
+        {},
+        {"global_attn_every_n_layers": 1},
+        {"local_rope_theta": 5000, "global_rope_theta": 7e4, "num_hidden_layers": 8, "global_attn_every_n_layers": 4},
+    ):
+        published = {**PUBLISHED, **changes}
+        written = AutoConfig.for_model(**published).to_dict()
+        assert set(written["layer_types"]) <= {"full_attention", "sliding_attention"}
+        written |= {"global_attn_every_n_layers": 2, "global_rope_theta": 3.0, "local_rope_theta": 3.0}
+        assert encoder_config(written) == encoder_config(published)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers = 0, expected at least 1"),
+        ({"layer_types": ["full_attention"]}, "layer_types must name one of full_attention, sliding_attention for"),
+        ({"layer_types": ["linear_attention"] * 22}, "layer_types must name one of"),
+        ({"layer_types": "full_attention"}, "layer_types must name one of"),
+        ({"local_attention": 1}, "local_attention = 1, expected at least 2"),
+        ({"local_attention": 12.5}, "local_attention = 12.5, expected an integer"),
+        ({"num_attention_heads": 256}, "rotary positions need heads of an even size, not 3"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling = {'type': 'yarn'} is not supported"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type = 'yarn' is not supported"),
+        ({"rope_parameters": [1]}, r"rope_parameters = \[1\], expected an object for each layer type"),
+        ({"rope_parameters": {"full_attention": 3}}, "expected an object for each layer type"),
+        ({"local_rope_theta": 0}, "the local_rope_theta of sliding_attention = 0, expected at least 1"),
+        ({"global_rope_theta": "big"}, "the global_rope_theta of full_attention = 'big', expected a number"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 10**400}}},
+            "the rope_theta of full_attention = 1000.*0000",
+        ),
+        ({"classifier_pooling": "max"}, "classifier_pooling = 'max', expected 'cls' or 'mean'"),
+        ({"attention_bias": True}, "attention_bias = True is not supported, only False is"),
+        ({"norm_bias": True}, "norm_bias = True is not supported"),
+        ({"classifier_activation": "relu"}, "classifier_activation = 'relu' is not supported"),
+    ],
+)
+def test_what_the_encoder_does_not_compute_is_refused_by_name(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read(**changes)
+
+
+@pytest.mark.every_family
+@pytest.mark.parametrize(("head", "pooling"), [*((head, "cls") for head in HEADS), ("sequence", "mean")])
+@torch.no_grad()
+def test_outputs_are_those_of_transformers(head: Head, pooling: str) -> None:
+    """In float64, with transformers' roundings to float32 lifted; with windows of 3 and global layers."""
+    config = hf_config("modernbert", num_labels=2 if head == "span" else 3, classifier_pooling=pooling)
+    theirs = hf_model("modernbert", head, config=config)
+    ours = ours_from(theirs, head)
+    batch = random_batch("modernbert", lengths=LENGTHS)
+    assert shaped_difference(theirs, ours, batch) <= 1e-10
+    assert packed_difference(theirs, ours, batch) <= 1e-10
+    if (head, pooling) != ("sequence", "cls"):  # which reads column 0 in transformers
+        left = random_batch("modernbert", lengths=LENGTHS, side="left")
+        assert shaped_difference(theirs, ours, left) <= 1e-10
+        assert packed_difference(theirs, ours, left) <= 1e-10  # distances alone count
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 2e-5), (torch.float32, 5e-5)])
+@torch.no_grad()
+def test_stock_transformers_differs_by_its_roundings(
+    dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It rounds angles, turned queries and keys, and softmax to float32, also where the weights are in float64.
+
+    There it gives NaN for padding, whose mask is no number of float32: the sequences have one length.
+    """
+    for name in ("apply_rotary_pos_emb", "eager_attention_forward"):
+        monkeypatch.setattr(modeling_modernbert, name, STOCK_MODERNBERT[name])
+    monkeypatch.setattr(modeling_modernbert.ModernBertRotaryEmbedding, "forward", STOCK_MODERNBERT["forward"])
+    theirs = hf_model("modernbert", "token", dtype=dtype)
+    ours = ours_from(theirs, "token")
+    batch = random_batch("modernbert", lengths=LENGTHS if dtype == torch.float32 else (40, 40, 40))
+    apart = packed_difference(theirs, ours, batch)
+    assert apart <= tolerance
+    assert apart > 1e-9  # the roundings are there
+
+
+def test_transformers_computes_the_same_in_float32_with_its_roundings_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = random_batch("modernbert", lengths=LENGTHS)
+    theirs = hf_model("modernbert", "token", dtype=torch.float32)
+    with torch.no_grad():
+        lifted = theirs(**batch.inputs("modernbert")).logits
+        for name in ("apply_rotary_pos_emb", "eager_attention_forward"):
+            monkeypatch.setattr(modeling_modernbert, name, STOCK_MODERNBERT[name])
+        monkeypatch.setattr(modeling_modernbert.ModernBertRotaryEmbedding, "forward", STOCK_MODERNBERT["forward"])
+        stock = theirs(**batch.inputs("modernbert")).logits
+    assert torch.equal(lifted, stock)
+
+
+def test_default_config_is_transformers() -> None:
+    assert encoder_config({"model_type": "modernbert"}) == encoder_config(ModernBertConfig().to_dict())
+
+
+def compared(head: Head = "sequence", **changes: Any) -> tuple[nn.Module, Model, HFBatch]:
+    theirs = hf_model("modernbert", head, config=hf_config("modernbert", **changes))
+    return theirs, ours_from(theirs, head), random_batch("modernbert", lengths=LENGTHS)
+
+
+def test_gradients_are_those_of_transformers() -> None:
+    """Of the packed path, with windows over sequences of several lengths, and of every parameter."""
+    theirs, ours, batch = compared("token")
+    weights = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    logits = theirs(**batch.inputs("modernbert")).logits[batch.attention_mask.bool()]
+    torch.autograd.backward((logits.square() @ weights).sum())
+    found = ours(packed_batch(ours, batch))
+    torch.autograd.backward((found.square() @ weights).sum())
+    expected = in_our_names({name: value.grad for name, value in theirs.named_parameters()}, theirs, "token")
+    assert expected.keys() == dict(ours.named_parameters()).keys()
+    largest = max(float(value.abs().max()) for value in expected.values())
+    for name, value in ours.named_parameters():
+        assert value.grad is not None
+        assert float((value.grad - expected[name]).abs().max()) <= 1e-9 * largest
+        assert float(value.grad.abs().max()) > 1e-8
+
+
+def test_dropout_after_attention_is_that_of_the_attention_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One probability for both in transformers; here each weight is kept, so that outputs can be compared."""
+    monkeypatch.setattr(nn.Dropout, "forward", lambda self, rows: rows * (1 + self.p) if self.training else rows)
+    monkeypatch.setattr(layers.Dropout, "forward", nn.Dropout.forward)
+    theirs, ours, batch = compared(attention_dropout=0.2)
+    theirs.train()
+    ours.train()
+    for layer in ours.stack.layers:
+        assert (layer.attention.dropout, layer.attention_dropout.p) == (0.2, 0.2)
+        layer.attention.dropout = 0.0
+    assert packed_difference(theirs, ours, batch) <= 1e-10
+
+
+@torch.no_grad()
+def test_initial_weights_are_drawn_as_in_transformers() -> None:
+    """Narrower before residual connections and in heads, and cut at two standard deviations of the whole."""
+    torch.manual_seed(0)
+    config = hf_config("modernbert", hidden_size=96, vocab_size=2000)
+    theirs = ModernBertForSequenceClassification(config)
+    ours = TaskModel(config.to_dict(), SequenceClassification(labels=("a", "b", "c"), max_length=48))
+    expected = in_our_names(dict(theirs.named_parameters()), theirs, "sequence")
+    found = dict(ours.named_parameters())
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        if value.numel() > 200:
+            assert float(value.std()) == pytest.approx(float(expected[name].std()), rel=0.15), name
+            assert float(value.abs().max()) == pytest.approx(float(expected[name].abs().max()), rel=0.15), name
+        elif value.dim() == 1:
+            assert torch.equal(value, expected[name])
+
+
+def test_a_file_with_another_head_gives_the_part_that_all_heads_share(tmp_path: Path, by_kind: dict[str, Any]) -> None:
+    """Published files hold the head for masked tokens, with whose dense layer transformers' classifiers begin."""
+    tokenizer = by_kind["modern"]
+    save_checkpoint(tmp_path / "base", "modernbert", tokenizer)
+    masked = TaskModel.from_pretrained(tmp_path / "base", task=MaskedLanguageModeling(max_length=16))
+    masked.save_pretrained(tmp_path / "masked")
+    task = SequenceClassification(labels=("a", "b"), max_length=16)
+    model = TaskModel.from_pretrained(tmp_path / "masked", task=task)
+    assert model.load_report is not None
+    assert model.load_report.new == ("classifier.weight", "classifier.bias")
+    assert model.load_report.dropped == ("decoder.bias",)
+    assert torch.equal(model.head.get_parameter("dense.weight"), masked.head.get_parameter("dense.weight"))
+
+
+@pytest.mark.slow
+def test_a_stopped_run_with_every_dropout_ends_with_the_same_bits(tmp_path: Path, by_kind: dict[str, Any]) -> None:
+    save_checkpoint(tmp_path / "base", "modernbert", by_kind["modern"])
+    rates = ("embedding_dropout", "attention_dropout", "mlp_dropout", "classifier_dropout")
+    edit_config(tmp_path / "base", **dict.fromkeys(rates, 0.1))
+    run(tmp_path / "whole", tmp_path / "base")
+    stopped(3, tmp_path / "run", tmp_path / "base")
+    run(tmp_path / "run", tmp_path / "base", head_seed=5)
+    assert digests(tmp_path / "run") == digests(tmp_path / "whole")
+    assert events(tmp_path / "run") == events(tmp_path / "whole")
+
+
+@torch.no_grad()
+def test_queries_keys_and_values_of_the_last_layer_are_those_of_its_normalised_input() -> None:
+    _, ours, batch = compared("token")
+    packed, seen = packed_batch(ours, batch), []
+    ours.stack.layers[-1].attention.qkv.register_forward_hook(lambda *call: seen.append(call[2]))
+    _, states = ours.logits_and_states(packed)
+    found = ours.stack.last_queries_keys_values(states)
+    assert torch.equal(found.flatten(1), seen[0])
+
+
+def test_a_bert_is_no_modernbert_of_fewer_layers() -> None:
+    bert = hf_config("bert", num_attention_heads=6).to_dict()
+    with pytest.raises(UsageError, match="a bert checkpoint cannot be converted to modernbert, which computes with"):
+        converted_config(bert, layers=(0, 1), family="modernbert")
+
+
+def test_kept_layers_stay_global_or_local() -> None:
+    config = hf_config("modernbert").to_dict()
+    for stated in (config, {**config, "layer_types": None, "rope_parameters": None}):
+        student = encoder_config(converted_config(stated, layers=(0, 2, 3), family=None))
+        assert student.attention_window == (None, 3, None)
+        assert student.rotary_theta == (160000.0, 10000.0, 160000.0)
+
+
+def edit_layers(change: Callable[[Layer], None], *, only: tuple[int, ...] = (0, 1, 2, 3)) -> Callable[[Any], None]:
+    def edit(model: TaskModel) -> None:
+        for index in only:
+            layer = model.stack.layers[index]
+            assert isinstance(layer, Layer)
+            change(layer)
+
+    return edit
+
+
+def set_attention(**values: object) -> Callable[[Layer], None]:
+    def change(layer: Layer) -> None:
+        for name, value in values.items():
+            setattr(layer.attention, name, value)
+
+    return change
+
+
+@torch.no_grad()
+def halves_swapped(layer: Layer) -> None:
+    layer.intermediate.weight.copy_(torch.cat(layer.intermediate.weight.chunk(2)[::-1]))
+
+
+def thirds(*order: int) -> Callable[[Layer], None]:
+    @torch.no_grad()
+    def change(layer: Layer) -> None:
+        parts = layer.attention.qkv.weight.chunk(3)
+        layer.attention.qkv.weight.copy_(torch.cat([parts[place] for place in order]))
+
+    return change
+
+
+def norm_of_the_next(model: TaskModel) -> None:
+    model.stack.layers[0].attention_norm = model.stack.layers[1].attention_norm
+
+
+def set_attribute(path: str, value: Any) -> Callable[[TaskModel], None]:
+    def edit(model: TaskModel) -> None:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, value)
+
+    return edit
+
+
+def eps(model: TaskModel) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 1e-12
+
+
+EDITS: dict[str, Callable[[TaskModel], None]] = {
+    "thetas swapped": lambda model: (
+        [
+            edit_layers(set_attention(theta=theta), only=only)(model)
+            for theta, only in ((10000.0, (0, 3)), (160000.0, (1, 2)))
+        ]
+        and None
+    ),
+    "one theta for all": edit_layers(set_attention(theta=160000.0)),
+    "window one too narrow": edit_layers(set_attention(window=2), only=(1, 2)),
+    "window one too wide": edit_layers(set_attention(window=4), only=(1, 2)),
+    "window in one layer only": edit_layers(set_attention(window=None), only=(2,)),
+    "window in a global layer": edit_layers(set_attention(window=3), only=(3,)),
+    "gate and activated half swapped": edit_layers(halves_swapped),
+    "tanh form of gelu": edit_layers(lambda layer: setattr(layer, "activation", "gelu_new")),
+    "final norm missing": set_attribute("stack.norm", None),
+    "layer 0 has a norm": norm_of_the_next,
+    "layer 1 has no norm": set_attribute("stack.layers.1.attention_norm", nn.Identity()),
+    "no norm before the feed-forward": set_attribute("stack.layers.2.output_norm", nn.Identity()),
+    "embeddings not normalised": set_attribute("stack.embeddings.norm", nn.Identity()),
+    "query and key swapped": edit_layers(thirds(1, 0, 2)),
+    "key and value swapped": edit_layers(thirds(0, 2, 1)),
+    "eps 1e-12 for 1e-5": eps,
+    "another number of heads": edit_layers(set_attention(heads=3)),
+    "head without a norm": set_attribute("head.norm", nn.Identity()),
+    "head's activation": set_attribute("head.activation", "tanh"),
+    "head without its dense layer": set_attribute("head.dense", nn.Identity()),
+}
+
+
+def turned_wrongly(how: str) -> Callable[[pytest.MonkeyPatch], None]:
+    def interleaved(rows: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = rows[..., ::2], rows[..., 1::2]
+        return first * cosines - second * sines, second * cosines + first * sines
+
+    def negated(rows: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = rows.chunk(2, dim=-1)
+        return first * cosines - second * sines, second * cosines - first * sines
+
+    def single(self: RotaryAngles, theta: float, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        cosines, sines = angles(self, theta, qkv)
+        return cosines.float().to(qkv.dtype), sines.float().to(qkv.dtype)
+
+    angles = RotaryAngles._cosines_and_sines
+    if how == "angles in single precision":
+        return lambda monkeypatch: monkeypatch.setattr(RotaryAngles, "_cosines_and_sines", single)
+    function = interleaved if how == "interleaved" else negated
+    return lambda monkeypatch: monkeypatch.setattr(positions, "_turned_halves", function)
+
+
+def post_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PreNormLayer, "forward", Layer.forward)
+
+
+def other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The residual of the first rows instead of the rows that are read."""
+
+    def forward(
+        layer: PreNormLayer, hidden: Tensor, layout: Layout, selection: Selection | None, found: Positions
+    ) -> Tensor:
+        context = layer.attention(layer.attention_norm(hidden), layout, selection, found)
+        hidden = hidden[: len(context)] + layer.attention.output(context)
+        return hidden + layer.feed_forward(layer.output_norm(hidden))
+
+    monkeypatch.setattr(PreNormLayer, "forward", forward)
+
+
+PATCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    **{f"turned: {how}": turned_wrongly(how) for how in ("interleaved", "negated", "angles in single precision")},
+    "positions ignored": lambda patch: patch.setattr(RotaryAngles, "in_layer", lambda self, layer, qkv: (qkv, None)),
+    "post-norm": post_norm,
+    "residual of other rows": other_rows,
+}
+
+
+@pytest.mark.parametrize("name", [*EDITS, *PATCHES])
+def test_a_fault_makes_parity_fail_by_far(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, ours, batch = compared()
+    assert isinstance(ours, TaskModel)
+    EDITS.get(name, lambda model: None)(ours)
+    PATCHES.get(name, lambda patch: None)(monkeypatch)
+    for difference in (shaped_difference, packed_difference):
+        assert not difference(theirs, ours, batch) <= 1e-9
+
+
+def test_mean_and_first_token_differ() -> None:
+    theirs, ours, batch = compared(classifier_pooling="mean")
+    assert packed_difference(theirs, ours, batch) <= 1e-10
+    ours.head.pooling = "cls"
+    assert packed_difference(theirs, ours, batch) > 1e-3
+
+
+@pytest.mark.parametrize("window", [63, 64, 65])
+def test_the_published_window_is_64_tokens_on_each_side(window: int) -> None:
+    config = hf_config("modernbert", num_hidden_layers=2, max_position_embeddings=200, local_attention=128)
+    theirs = hf_model("modernbert", "token", config=config)
+    ours = ours_from(theirs, "token")
+    assert isinstance(ours, TaskModel)
+    edit_layers(set_attention(window=window), only=(1,))(ours)
+    batch = random_batch("modernbert", lengths=(200, 66, 131))
+    for difference in (shaped_difference, packed_difference):
+        apart = difference(theirs, ours, batch)
+        assert apart <= 1e-10 if window == 64 else apart > 1e-9
+
+
+@torch.no_grad()
+def test_long_texts_give_what_a_mask_of_all_distances_gives() -> None:
+    """Blocks of the packed path against the square mask of the padded call, with the published window."""
+    config = hf_config("modernbert", num_hidden_layers=3, max_position_embeddings=700, local_attention=128)
+    ours = ours_from(hf_model("modernbert", "sequence", config=config), "sequence")
+    ids = torch.randint(3, 120, (700,), generator=torch.Generator().manual_seed(0)).tolist()
+    packed = pack([ids, ids[:300]], [[0] * 700, [0] * 300], position_offset=0)
+    alone = torch.cat([ours(torch.tensor([part])) for part in (ids, ids[:300])])
+    torch.testing.assert_close(ours(packed), alone, rtol=0, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_no_tensor_of_8192_tokens_is_a_square() -> None:
+    """In a forward and backward pass of the whole model: the largest is the inner states of the feed-forward."""
+    config = hf_config("modernbert", num_hidden_layers=2, max_position_embeddings=8192, local_attention=128)
+    ours = ours_from(hf_model("modernbert", "token", dtype=torch.float32, config=config), "token")
+    ids = torch.randint(3, 120, (8192,), generator=torch.Generator().manual_seed(0)).tolist()
+    packed = pack([ids], [[0] * 8192], position_offset=0)
+    with LargestTensor() as seen:
+        torch.autograd.backward(ours.train()(packed).sum())
+    assert 8192 * 2 * 56 <= seen.elements <= 8192 * 4 * 64

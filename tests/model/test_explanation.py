@@ -1,0 +1,517 @@
+"""Explanations equal integrated gradients computed one row at a time with transformers' models, add up to the
+difference of the logits, and name words of the user's texts."""
+
+import csv
+import logging
+import os
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerBase,
+)
+
+from bert_tasks.data.columns import word_spans
+from bert_tasks.errors import NotFiniteScoresError, UsageError
+from bert_tasks.model import explanation
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import (
+    MultipleChoice,
+    PairClassification,
+    SequenceClassification,
+    SpanExtraction,
+    Task,
+    TokenClassification,
+)
+from bert_tasks.tasks.explanation import Explanation, TextWords, TokenSpan, word_contributions
+from support.hf_models import with_families
+from support.small_checkpoints import save_checkpoint, tokenizer_of
+from support.small_tokenizers import LINES, MULTILINGUAL_LINES
+
+LABELS = ("low", "mid", "high")
+TEXTS = ("The ferry leaves, and nobody's late!", "", "rain", "A cold wind from the north brought rain, then sleet")
+PAIRS = (("Is this seat free?", "It was, an hour ago."), ("rain", "a cold wind from the north"))
+QUESTIONS = (
+    {"question": "  Who told the baker?", "context": "Nobody had told the baker that the oven was broken."},
+    {"question": "What rose?", "context": " ".join(LINES[12:14])},
+)
+TOKENIZERS = ("wordpiece", "bpe", "unigram", "multilingual", "french", "mpnet", "modern", "deberta")
+
+
+def explanations(model: TaskModel, rows: Sequence[Any]) -> list[Explanation]:
+    return [one.explanation for one in model.predict(rows, explain=True)]
+
+
+def direct(
+    stock: nn.Module, ids: list[int], special: list[bool], types: list[int] | None, logit: Any, *, steps: int
+) -> Tensor:
+    """``[T]`` integrated gradients of one row by transformers' model, one point of the path after the other."""
+    table = stock.get_input_embeddings().weight.detach()  # type: ignore[operator]  # of a transformers model
+    row = table[torch.tensor(ids)]
+    padding = table[stock.config.pad_token_id].expand_as(row)  # type: ignore[union-attr]
+    baseline = torch.where(torch.tensor(special)[:, None], row, padding)
+    total = torch.zeros_like(row)
+    for node, weight in zip(*np.polynomial.legendre.leggauss(steps), strict=True):
+        point = (baseline + (node + 1) / 2 * (row - baseline)).requires_grad_()
+        extra = {} if types is None else {"token_type_ids": torch.tensor([types])}
+        (slope,) = torch.autograd.grad(logit(stock(inputs_embeds=point[None], **extra)), point)
+        total += weight / 2 * slope
+    return (total * (row - baseline)).sum(1)
+
+
+def by_characters(explanation: Explanation, column: str) -> dict[tuple[int, int], float]:
+    return {(word.start, word.end): word.contribution for word in explanation.words if word.column == column}
+
+
+def compare(found: Explanation, tokens: Sequence[tuple[TokenSpan | None, float]], *, tolerance: float) -> None:
+    """Each word has the sum of the tokens that begin in it, found here from the characters alone."""
+    size = max(abs(number) for _, number in tokens) + 1e-6
+    for word in found.words:
+        own = [
+            number
+            for span, number in tokens
+            if span is not None and span.column == word.column and word.start <= max(span.start, 0) < word.end
+        ]
+        assert word.contribution == pytest.approx(sum(own), abs=tolerance * size), word
+
+
+@pytest.fixture
+def folder(tmp_path: Path, by_kind: dict[str, PreTrainedTokenizerBase]) -> Any:
+    def make(family: str, head: Any = "sequence", **options: Any) -> Path:
+        save_checkpoint(tmp_path, family, tokenizer_of(family, by_kind), head=head, **options)
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize(("family", "pair"), with_families({"texts": False, "pairs": True}))
+def test_classifiers_of_every_family_equal_the_direct_computation(family: str, pair: bool, folder: Any) -> None:
+    """In float64, with the same points of the path: all else is equal to rounding."""
+    path = folder(family, labels=LABELS)
+    task: type[Task] = PairClassification if pair else SequenceClassification
+    model = TaskModel.from_pretrained(path, task=task, max_length=40).double()
+    stock: Any = AutoModelForSequenceClassification.from_pretrained(path).double().eval()
+    tokenizer = model.require_tokenizer()
+    for row, found in zip(PAIRS if pair else TEXTS, explanations(model, PAIRS if pair else TEXTS), strict=True):
+        texts = row if isinstance(row, tuple) else (row,)
+        encoded = tokenizer(*texts, return_offsets_mapping=True, return_token_type_ids=True)
+        sides = encoded.sequence_ids(0)
+        target = LABELS.index(str(found.label))
+        contributions = direct(
+            stock,
+            encoded["input_ids"],
+            [side is None for side in sides],
+            encoded["token_type_ids"] if model.config.type_vocab_size > 1 else None,
+            lambda output, target=target: output.logits[0, target],
+            steps=found.steps,
+        )
+        spans = [
+            None if side is None else TokenSpan(("text", "text_pair")[side], *stripped(texts[side], *offsets))
+            for side, offsets in zip(sides, encoded["offset_mapping"], strict=True)
+        ]
+        compare(found, list(zip(spans, contributions.tolist(), strict=True)), tolerance=1e-9)
+        assert found.is_complete
+        total = sum(word.contribution for word in found.words)
+        assert total == pytest.approx(found.logit - found.baseline_logit, rel=0.0101, abs=1e-6)
+
+
+def stripped(text: str, start: int, end: int) -> tuple[int, int]:
+    """The characters of a token without white space at its start; of nothing else, the place of the next word."""
+    start += len(text[start:]) - len(text[start:].lstrip())
+    return start, max(start, end)
+
+
+@pytest.mark.parametrize(("family", "head"), with_families({"span": "span"}, every=False))
+def test_answers_of_every_family_equal_the_direct_computation(family: str, head: str, folder: Any) -> None:
+    path = folder(family, head)
+    task = SpanExtraction(max_length=48, max_query_length=16, doc_stride=4)
+    model = TaskModel.from_pretrained(path, task=task).double()
+    stock: Any = AutoModelForQuestionAnswering.from_pretrained(path).double().eval()
+    tokenizer = model.require_tokenizer()
+    for row, prediction in zip(QUESTIONS, model.predict(QUESTIONS, explain=True), strict=True):
+        features = task.features([row], tokenizer)
+        spans = task.token_spans([row], tokenizer)
+        best, found = prediction.n_best[0], prediction.explanation
+        assert found.label == prediction.answer
+        assert found.logit == pytest.approx(best.start_logit + best.end_logit, abs=1e-5)
+        window = min(range(len(features)), key=lambda i: distance(stock, features[i], model, best))
+        feature, own = features[window], spans[window]
+        places = distances(stock, feature, model, best).view(2, -1).argmin(1).tolist()
+        contributions = direct(
+            stock,
+            feature["input_ids"],
+            [span is None for span in own],
+            feature["token_type_ids"] if model.config.type_vocab_size > 1 else None,
+            lambda output, places=places: output.start_logits[0, places[0]] + output.end_logits[0, places[1]],
+            steps=found.steps,
+        )
+        visible = [
+            None if span is None else TokenSpan(span.column, *stripped(row[span.column], *span[1:])) for span in own
+        ]
+        compare(found, list(zip(visible, contributions.tolist(), strict=True)), tolerance=1e-8)
+        assert found.is_complete
+
+
+def distances(stock: Any, feature: Any, model: TaskModel, best: Any) -> Tensor:
+    """``[2 T]`` how far the start logits, then the end logits, of a window are from those of an answer."""
+    types = {"token_type_ids": torch.tensor([feature["token_type_ids"]])} if model.config.type_vocab_size > 1 else {}
+    with torch.no_grad():
+        output = stock(torch.tensor([feature["input_ids"]]), **types)
+    starts, ends = output.start_logits[0] - best.start_logit, output.end_logits[0] - best.end_logit
+    return torch.cat([starts, ends]).abs()
+
+
+def distance(stock: Any, feature: Any, model: TaskModel, best: Any) -> float:
+    return float(distances(stock, feature, model, best).view(2, -1).amin(1).sum())
+
+
+@pytest.mark.parametrize(("family", "head"), with_families({"choice": "choice"}, every=False))
+def test_the_most_probable_choice_equals_the_direct_computation(family: str, head: str, folder: Any) -> None:
+    path = folder(family, head)
+    task = MultipleChoice(max_length=40)
+    model = TaskModel.from_pretrained(path, task=task).double()
+    stock: Any = AutoModelForMultipleChoice.from_pretrained(path).double().eval()
+    row = {"context": "Is this seat free?", "question": "She asked", "choices": ["an hour ago.", "the baker."]}
+    for asked in (row, {name: value for name, value in row.items() if name != "question"}):
+        (prediction,) = model.predict([asked], explain=True, logits=True)
+        features, spans = (
+            task.features([asked], model.require_tokenizer()),
+            task.token_spans([asked], model.require_tokenizer()),
+        )
+        feature, own = features[prediction.label], spans[prediction.label]
+
+        class OneChoice(nn.Module):
+            """The call of other classes: a sequence is a row."""
+
+            config = stock.config
+            get_input_embeddings = stock.get_input_embeddings
+
+            def forward(self, **inputs: Tensor) -> Any:
+                return stock(**{name: tensor[None] for name, tensor in inputs.items()}).logits
+
+        contributions = direct(
+            OneChoice(),
+            feature["input_ids"],
+            [span is None for span in own],
+            feature["token_type_ids"] if model.config.type_vocab_size > 1 else None,
+            lambda logits: logits[0, 0],
+            steps=prediction.explanation.steps,
+        )
+        texts = {**asked, "choices": prediction.answer}
+        visible = [
+            None if span is None else TokenSpan(span.column, *stripped(texts[span.column], *span[1:])) for span in own
+        ]
+        compare(prediction.explanation, list(zip(visible, contributions.tolist(), strict=True)), tolerance=1e-8)
+        assert prediction.explanation.is_complete
+        for word in prediction.explanation.words:
+            assert word.word == texts[word.column][word.start : word.end]
+        columns = [word.column for word in prediction.explanation.words]
+        assert list(dict.fromkeys(columns)) == list(asked)
+        assert prediction.explanation.logit == pytest.approx(max(prediction.logits), abs=1e-6)
+
+
+def test_doubled_points_come_close_to_the_integral(folder: Any) -> None:
+    """1,000 points by the midpoint rule, which shares nothing with the rule of the package."""
+    path = folder("bert", labels=LABELS)
+    model = TaskModel.from_pretrained(path, task=SequenceClassification, max_length=40).double()
+    stock: Any = AutoModelForSequenceClassification.from_pretrained(path).double().eval()
+    (found,) = explanations(model, TEXTS[:1])
+    encoded = model.require_tokenizer()(TEXTS[0], return_offsets_mapping=True)
+    target = LABELS.index(str(found.label))
+    sides = encoded.sequence_ids(0)
+    table = stock.get_input_embeddings().weight.detach()
+    row = table[torch.tensor(encoded["input_ids"])]
+    baseline = torch.where(torch.tensor([s is None for s in sides])[:, None], row, table[0].expand_as(row))
+    places = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    points = (baseline + places[:, None, None] * (row - baseline)).requires_grad_()
+    (slopes,) = torch.autograd.grad(stock(inputs_embeds=points).logits[:, target].sum(), points)
+    tokens = (slopes.mean(0) * (row - baseline)).sum(1).tolist()
+    spans = [
+        None if side is None else TokenSpan("text", *offsets)
+        for side, offsets in zip(sides, encoded["offset_mapping"], strict=True)
+    ]
+    compare(found, list(zip(spans, tokens, strict=True)), tolerance=0.02)
+
+
+def test_a_linear_model_gives_its_weights(folder: Any) -> None:
+    """The logit is the mean of w . e over the tokens: a token contributes w . (e - padding) / T, whatever the path."""
+    task = SequenceClassification(labels=LABELS, pooling="mean", max_length=40)
+    model = TaskModel.from_pretrained(folder("bert"), task=task).double()
+    model.head.depth = 0
+    model.stack.embeddings.norm = nn.Identity()  # type: ignore[assignment]
+    for text, found in zip(TEXTS, explanations(model, TEXTS), strict=True):
+        encoded = model.require_tokenizer()(text, return_offsets_mapping=True)
+        table = model.stack.embeddings.word.weight.detach()
+        weight = model.head.output.weight.detach()[LABELS.index(str(found.label))]
+        change = table[torch.tensor(encoded["input_ids"])] - table[model.config.pad_token_id]
+        sides = encoded.sequence_ids(0)
+        spans = [
+            None if side is None else TokenSpan("text", *offsets)
+            for side, offsets in zip(sides, encoded["offset_mapping"], strict=True)
+        ]
+        compare(found, list(zip(spans, (change @ weight / len(sides)).tolist(), strict=True)), tolerance=1e-12)
+        assert (found.steps, found.completeness_error < 1e-6) == (explanation.FEWEST_STEPS, True)
+
+
+def test_other_rows_of_the_batch_change_nothing(folder: Any) -> None:
+    model = TaskModel.from_pretrained(folder("bert", labels=LABELS), task=SequenceClassification, max_length=40)
+    rows = [*TEXTS, *reversed(TEXTS), "rain"]
+    together = explanations(model, rows)
+    for row, one in zip(rows, together, strict=True):
+        (alone,) = explanations(model, [row])
+        assert alone.steps == one.steps
+        assert [word.word for word in alone.words] == [word.word for word in one.words]
+        contributions = [[word.contribution for word in which.words] for which in (alone, one)]
+        assert contributions[0] == pytest.approx(contributions[1], abs=1e-6)
+
+
+def test_windows_of_a_long_text_add_up(folder: Any) -> None:
+    task = SequenceClassification(labels=LABELS, long_texts="windows", max_length=24, doc_stride=8)
+    model = TaskModel.from_pretrained(folder("bert", wide=True), task=task).double()
+    text = " ".join(LINES[:4])
+    (prediction,) = model.predict([text], explain=True, logits=True)
+    found = prediction.explanation
+    assert found.logit == pytest.approx(max(prediction.logits), abs=1e-6)
+    assert [(word.start, word.end) for word in found.words][-1][1] == len(text)
+    assert all(word.contribution for word in found.words)
+    total = sum(word.contribution for word in found.words)
+    assert abs(total - (found.logit - found.baseline_logit)) <= 0.01 * abs(found.logit - found.baseline_logit)
+
+
+def test_words_that_were_cut_have_contributed_nothing(folder: Any) -> None:
+    model = TaskModel.from_pretrained(folder("bert", labels=LABELS), task=SequenceClassification, max_length=12)
+    (found,) = explanations(model, [LINES[0]])
+    read = [word.contribution != 0 for word in found.words]
+    assert [kind for kind, _ in groupby(read)] == [True, False]
+    assert len(read) == len(word_spans(LINES[0]))
+
+
+@pytest.mark.parametrize(
+    ("problem", "label"), [("regression", None), ("multi_label_classification", "high")], ids=["number", "labels"]
+)
+def test_numbers_and_several_labels(problem: Any, label: str | None, folder: Any) -> None:
+    labels = {} if label is None else {"labels": LABELS}
+    task = SequenceClassification(problem_type=problem, max_length=40, **labels)  # type: ignore[arg-type]
+    model = TaskModel.from_pretrained(folder("bert"), task=task)
+    for prediction in model.predict(TEXTS, explain=True, logits=True):
+        found = prediction.explanation
+        assert found.label == prediction.label
+        assert found.logit == pytest.approx(max(prediction.logits), abs=1e-5)
+        assert prediction.to_json()["explanation"]["words"] == [vars(word) for word in found.words]
+
+
+def test_no_answer_is_explained_by_its_own_logits(folder: Any) -> None:
+    task = SpanExtraction(
+        max_length=32, max_query_length=8, doc_stride=4, version_2_with_negative=True, null_threshold=-1000.0
+    )
+    model = TaskModel.from_pretrained(folder("bert", "span"), task=task)
+    for prediction in model.predict(QUESTIONS, explain=True):
+        assert (prediction.answer, prediction.explanation.label) == ("", "")
+        assert prediction.explanation.logit == pytest.approx(prediction.null_score, abs=1e-5)
+
+
+def test_the_model_is_left_as_it_was(folder: Any) -> None:
+    model = TaskModel.from_pretrained(folder("bert", labels=LABELS), task=SequenceClassification, max_length=40)
+    model.train()
+    plain, asked = model.predict(TEXTS), model.predict(TEXTS, explain=True)
+    assert model.training
+    assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
+    for before, after in zip(plain, asked, strict=True):
+        content = after.to_json()
+        del content["explanation"]
+        assert content == before.to_json()
+
+
+def test_what_does_not_add_up_is_told(
+    folder: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(explanation, "FEWEST_STEPS", 1)
+    monkeypatch.setattr(explanation, "MOST_STEPS", 2)
+    model = TaskModel.from_pretrained(
+        folder("bert", labels=LABELS, wide=True), task=SequenceClassification, max_length=40
+    )
+    with caplog.at_level(logging.WARNING, "bert_tasks"):
+        found = explanations(model, TEXTS)
+    missed = [one for one in found if not one.is_complete]
+    assert missed
+    assert all(one.steps == 2 for one in missed)
+    assert f"{len(missed)} of 4 explanations do not add up" in caplog.text
+
+
+def small_classifier(folder: Any) -> TaskModel:
+    return TaskModel.from_pretrained(folder("bert", labels=LABELS), task=SequenceClassification, max_length=40)
+
+
+@pytest.mark.parametrize("loads_inside", [False, True])
+@pytest.mark.parametrize(
+    "context",
+    [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")],
+    ids=["no_grad", "inference_mode", "autocast"],
+)
+def test_contexts_of_the_caller_change_nothing(context: Any, loads_inside: bool, folder: Any) -> None:
+    model = small_classifier(folder)
+    expected = explanations(model, TEXTS[:1])
+    with context():
+        used = small_classifier(folder) if loads_inside else model
+        (prediction,) = used.predict(TEXTS[:1], explain=True)
+        found = prediction.explanation
+    assert found.is_complete
+    assert found.label == expected[0].label
+    numbers = [[word.contribution for word in one.words] for one in (found, expected[0])]
+    assert numbers[0] == pytest.approx(numbers[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_in_half_precision_are_refused(dtype: torch.dtype, folder: Any) -> None:
+    with pytest.raises(UsageError, match=r"the model's weights are torch\..*float16: call model\.float\(\)"):
+        small_classifier(folder).to(dtype).predict(TEXTS[:1], explain=True)
+
+
+def test_gradients_that_are_no_numbers_are_no_explanation(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class BrokenBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, given: Tensor) -> Tensor:
+            return given.clone()
+
+        @staticmethod
+        def backward(ctx: Any, slope: Tensor) -> Tensor:
+            return slope * float("nan")
+
+    monkeypatch.setattr(explanation, "MOST_STEPS", 32)
+    terms = explanation._InputGradients._terms
+    monkeypatch.setattr(
+        explanation._InputGradients,
+        "_terms",
+        lambda self, words, *given: terms(self, BrokenBackward.apply(words), *given),
+    )
+    with pytest.raises(NotFiniteScoresError, match="not finite numbers"):
+        small_classifier(folder).predict(TEXTS[:1], explain=True)
+
+
+def test_few_rows_are_read_before_the_first_explanation(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explanation, "MOST_STEPS", 16)
+    rows = iter([{"text": "rain"}] * 100)
+    next(small_classifier(folder).predict_rows(rows, explain=True))
+    assert len(list(rows)) == 100 - 32
+
+
+@pytest.mark.parametrize(
+    ("head", "task", "reason"),
+    [
+        (
+            "token",
+            TokenClassification(labels=LABELS, max_length=32, doc_stride=4),
+            "token-classification gives no explanations",
+        ),
+        ("base", "fill-mask", "masked-language-modeling gives no explanations"),
+    ],
+)
+def test_tasks_without_explanations_say_so(head: Any, task: Any, reason: str, folder: Any) -> None:
+    settings = {} if isinstance(task, Task) else {"max_length": 32}
+    model = TaskModel.from_pretrained(folder("bert", head), task=task, **settings)
+    with pytest.raises(UsageError, match=reason):
+        model.predict([{"words": ["a"], "text": "a"}], explain=True)
+
+
+# Of characters that tokenizers drop, split, join or replace.
+ODD = (
+    "\u200b",
+    "\ufeff",
+    "½",
+    "ﬁ",
+    "e\u0301",
+    "😀",
+    "👩\u200d👧",
+    "北京",
+    " \t\n",
+    "\u3000",
+    "O'Neill's",
+    "[MASK]",
+    "▁",
+    "don't",
+    "…",
+    "100%",
+)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=30)
+@given(pieces=st.lists(st.sampled_from([*ODD, *" .,", *LINES[4].split(), *MULTILINGUAL_LINES[5][:4]]), max_size=12))
+def test_each_token_is_counted_once_in_a_word_of_the_text(
+    kind: str, pieces: list[str], by_kind: dict[str, PreTrainedTokenizerBase]
+) -> None:
+    """Words are parts of the text that follow one another, hold all of it but white space, and cut no token."""
+    text, tokenizer = "".join(pieces), by_kind[kind]
+    task = SequenceClassification(labels=LABELS, max_length=500)
+    (spans,) = task.token_spans([{"text": text}], tokenizer)
+    tokens = [(span, 1.0) for span in spans if span is not None]
+    words = word_contributions({"text": text}, tokens)
+    assert sum(word.contribution for word in words) == len(tokens)
+    assert all(text[word.start : word.end] == word.word for word in words)
+    assert all(left.end <= right.start for left, right in pairwise(words))
+    outside = set(range(len(text))) - {place for word in words for place in range(word.start, word.end)}
+    assert all(text[place].isspace() for place in outside)
+    found = TextWords(text, [(span.start, span.end) for span, _ in tokens])
+    for span, _ in tokens:
+        start, end = found.spans[found.word_of(span.start, span.end)]
+        visible = {place for place in range(span.start, span.end) if not text[place].isspace()}
+        assert visible <= set(range(start, end))
+
+
+def test_words_are_finer_than_white_space_and_whole_where_a_token_is() -> None:
+    words = word_contributions(
+        {"text": "Don't, U.S."},
+        [(TokenSpan("text", 0, 3), 1.0), (TokenSpan("text", 3, 6), 2.0), (TokenSpan("text", 6, 8), 4.0)],
+    )
+    assert [(word.word, word.contribution) for word in words] == [("Don't,", 3.0), ("U.S.", 4.0)]
+
+
+@pytest.mark.slow  # half a minute
+@pytest.mark.skipif("BERT_TASKS_DATA" not in os.environ, reason="BERT_TASKS_DATA is not set")
+def test_published_weights_add_up_within_one_percent(embedded_model: Path) -> None:
+    with (Path(os.environ["BERT_TASKS_DATA"]) / "glue" / "SST-2" / "dev.tsv").open(encoding="utf-8") as file:
+        rows = [row["sentence"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)][:30]
+    model = TaskModel.from_pretrained(embedded_model, task="sequence-classification", labels=["negative", "positive"])
+    found = explanations(model, rows)
+    assert max(one.completeness_error for one in found) <= 0.01
+    for one in found:
+        total = sum(word.contribution for word in one.words)
+        assert total == pytest.approx(one.logit - one.baseline_logit, rel=0.0101, abs=1e-5)
+
+
+def test_published_weights_add_up(embedded_model: Path) -> None:
+    model = TaskModel.from_pretrained(embedded_model, task="sequence-classification", labels=["negative", "positive"])
+    assert [one.is_complete for one in explanations(model, ["a fine film", "what a bore, and so long"])] == [True] * 2
+
+
+def test_captum_computes_the_same(folder: Any) -> None:
+    captum = pytest.importorskip("captum.attr")
+    path = folder("bert", labels=LABELS)
+    model = TaskModel.from_pretrained(path, task=SequenceClassification, max_length=40).double()
+    stock: Any = AutoModelForSequenceClassification.from_pretrained(path).double().eval()
+    (found,) = explanations(model, TEXTS[:1])
+    encoded = model.require_tokenizer()(TEXTS[0], return_offsets_mapping=True)
+    sides, ids = encoded.sequence_ids(0), torch.tensor([encoded["input_ids"]])
+    baseline = torch.tensor([[i if side is None else 0 for i, side in zip(ids[0].tolist(), sides, strict=True)]])
+    gradients = captum.LayerIntegratedGradients(
+        lambda given: stock(given).logits, stock.bert.embeddings.word_embeddings
+    )
+    tokens = gradients.attribute(
+        ids, baseline, target=LABELS.index(str(found.label)), n_steps=found.steps, method="gausslegendre"
+    )
+    spans = [
+        None if side is None else TokenSpan("text", *offsets)
+        for side, offsets in zip(sides, encoded["offset_mapping"], strict=True)
+    ]
+    compare(found, list(zip(spans, tokens.sum(-1)[0].tolist(), strict=True)), tolerance=1e-9)

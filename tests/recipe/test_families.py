@@ -1,0 +1,109 @@
+"""The header of each recipe says with which families it was tried: here it is, for two steps on small random models."""
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.columns import Row
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.recipe.schema import Recipe, build_task, load_recipe
+from bert_tasks.tasks import Task
+from bert_tasks.training.objectives import Objective
+from bert_tasks.training.run import make_objective
+from support.hf_models import FAMILIES
+from support.small_checkpoints import save_checkpoint, tokenizer_of
+from support.small_tokenizers import LINES
+from support.task_examples import CHOICES, CLASSES, LABELS, MASKED, NUMBERS, PAIRS, QUESTIONS, SENTENCES, SETS
+from support.training_runs import make_steps, walk
+
+REPOSITORY = Path(os.environ.get("BERT_TASKS_REPOSITORY", Path(__file__).parents[2]))
+RECIPES = sorted((REPOSITORY / "recipes").rglob("*.toml"))
+TRIED = re.compile(
+    r"^# Tried with (.+?), for two steps on small random models \(tests/recipe/test_families\.py\)", re.MULTILINE
+)
+
+
+def tried(recipe: Path) -> list[str]:
+    """The families that a recipe names."""
+    header = recipe.read_text("utf-8").partition("\ntask = ")[0]
+    (named,) = TRIED.findall(header)
+    return list(FAMILIES) if named == "all families" else named.split(" and ")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_names_families(recipe: Path) -> None:
+    assert set(tried(recipe)) <= set(FAMILIES)
+    config = load_recipe(recipe).model.config
+    assert config is None or tried(recipe) == [config["family"]]
+
+
+def rows_of(recipe: Recipe) -> tuple[Sequence[Row], tuple[str, ...]]:
+    """Rows that fit the recipe's task, and their labels."""
+    kind = recipe.settings.get("problem_type")
+    match recipe.task:
+        case "sequence-classification" if kind == "multi_label_classification":
+            return SETS, ("x", "y", "z")
+        case "sequence-classification" | "pair-classification" if kind == "regression":
+            return [{**pair, **row} for pair, row in zip(PAIRS, NUMBERS, strict=True)], ()
+        case "sequence-classification" | "pair-classification":
+            labels = tuple(recipe.settings.get("labels", ("low", "mid", "high")))
+            rows: Sequence[Row] = CLASSES if recipe.task == "sequence-classification" else PAIRS
+            return [{**row, "label": labels[number % len(labels)]} for number, row in enumerate(rows)], labels
+        case "token-classification":
+            return SENTENCES, LABELS
+        case "span-extraction":
+            return QUESTIONS, ()
+        case "multiple-choice":
+            return CHOICES, ()
+        case "masked-language-modeling" if "sentence_objective" in recipe.settings:
+            documents = [LINES[place : place + 2] for place in range(0, 16, 2)]
+            return [{"text": "\n".join(lines), "sentences": lines} for lines in documents], ()
+    return MASKED, ()
+
+
+def objective_of(recipe: Recipe, task: Task, folder: Path, teacher: Path) -> Objective:
+    """What the recipe trains, on a small checkpoint in place of its own, and on one of BERT in place of its teacher."""
+    model = TaskModel.from_pretrained(folder, task=task)
+    if recipe.teacher is None:
+        return make_objective(model, None, seed=0)
+    teaching = TaskModel.from_pretrained(teacher, task=task)
+    if recipe.model.layers is not None:
+        model = teaching.with_layers([0], family=recipe.model.family)
+    return make_objective(model, recipe.teacher, teaching, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recipes_run_with_the_families_that_they_name(
+    family: str, by_kind: dict[str, PreTrainedTokenizerBase], tmp_path: Path
+) -> None:
+    """Each set of settings once: the recipes of GLUE share theirs."""
+    tokenizer = tokenizer_of(family, by_kind)
+    small = tokenizer if len(tokenizer) < 1000 else by_kind["mpnet"]
+    save_checkpoint(tmp_path / "model", family, small, positions=512)
+    save_checkpoint(tmp_path / "teacher", "bert", small, positions=512)
+    seen: set[str] = set()
+    for path in RECIPES:
+        if family not in tried(path):
+            continue
+        recipe = load_recipe(path)
+        rows, labels = rows_of(recipe)
+        task = build_task(recipe, labels).fitted_to(rows)
+        settings = f"{task!r} {recipe.teacher!r}"
+        if settings in seen:
+            continue
+        seen.add(settings)
+        sizes: dict[str, Any] = {"epochs": 1, "batch_size": 4, "batch_tokens": None, "max_steps": None}
+        objective = objective_of(recipe, task, tmp_path / "model", tmp_path / "teacher")
+        assert ("distillation" in objective.counts([])) == (recipe.teacher is not None)
+        optim = {**vars(recipe.optim), **sizes}
+        logs = walk(make_steps(objective.model, list(rows), objective=objective, **optim))
+        assert len(logs) >= 2, path.name
+        assert all(math.isfinite(log.loss) for log in logs), path.name
+    assert len(seen) > 5

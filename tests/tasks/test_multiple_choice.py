@@ -1,0 +1,537 @@
+"""Multiple choice: logits, loss and gradients of transformers, any number of choices, and every spelling of a row."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from fastapi import HTTPException
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks import TaskModel, evaluate
+from bert_tasks.data.choices import choice_index
+from bert_tasks.data.columns import BadValueError
+from bert_tasks.data.readers import ReadOptions, read_table, with_columns
+from bert_tasks.data.splits import row_keys, train_validation_split
+from bert_tasks.data.table import RowTable
+from bert_tasks.data.validator import valid_rows
+from bert_tasks.encoder.packing import pack
+from bert_tasks.errors import CheckpointError, DataError
+from bert_tasks.families import encoder_config
+from bert_tasks.model.inputs import renamed
+from bert_tasks.recipe.init import guess_task
+from bert_tasks.serving.connections import Limits
+from bert_tasks.serving.requests import BodyReader
+from bert_tasks.tasks import MultipleChoice
+from bert_tasks.tasks.detection import Hints
+from bert_tasks.tasks.features import collate
+from support.hf_models import FAMILIES, Head, hf_config, hf_model, random_batch
+from support.parity import in_our_names, ours_from, packed_batch, packed_difference, shaped_difference
+from support.small_checkpoints import save_checkpoint
+
+HEAD: Head = "choice"
+LENGTHS = (17, 1, 30, 9, 2, 16)
+TASK = MultipleChoice(max_length=32)
+ROW: dict[str, Any] = {"context": "It rained.", "choices": ["The street was wet.", "The street was sold."], "label": 0}
+
+
+def loss_and_gradients(family: str) -> tuple[float, float, float]:
+    """How far our loss is from transformers', and our gradients from its (in units of the largest); both losses > 0.
+
+    Two rows of three choices each, of which transformers' class gets a rectangle.
+    """
+    theirs = hf_model(family, HEAD)
+    ours = ours_from(theirs, HEAD)
+    assert isinstance(ours, TaskModel)
+    batch = random_batch(family, lengths=LENGTHS)
+    inputs = {name: tensor.view(2, 3, -1) for name, tensor in batch.inputs(family).items()}
+    expected = theirs(**inputs, labels=torch.tensor([2, 0])).loss
+    expected.backward()
+    plain = packed_batch(ours, batch)
+    sequences = torch.split(plain.input_ids.index_select(0, plain.layout.gather_positions), list(plain.layout.lengths))
+    real = [mask.bool() for mask in batch.attention_mask]
+    packed = pack(
+        [sequence.tolist() for sequence in sequences],
+        [types[mask].tolist() for types, mask in zip(batch.token_type_ids, real, strict=True)],
+        position_offset=ours.config.position_offset,
+        windows=[3, 3],
+        labels=[[2.0], [], [], [0.0], [], []],
+    )
+    (term,) = TASK.loss(ours(packed), packed)
+    assert term.count == 2
+    mean = term.total / term.count
+    mean.backward()
+    given = {name: value.grad for name, value in theirs.named_parameters() if value.grad is not None}
+    named = in_our_names(given, theirs, HEAD)
+    found = {name: value.grad for name, value in ours.named_parameters() if value.grad is not None}
+    assert found.keys() == named.keys()
+    largest = max(float(value.abs().max()) for value in named.values())
+    apart = max(float((named[name] - found[name]).abs().max()) for name in named) / largest
+    return abs(mean.item() - expected.item()), apart, expected.item()
+
+
+@pytest.mark.every_family
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_loss_and_gradients_are_those_of_transformers(family: str) -> None:
+    theirs = hf_model(family, HEAD)
+    ours = ours_from(theirs, HEAD)
+    batch = random_batch(family, lengths=(17, 1, 48, 9))
+    assert shaped_difference(theirs, ours, batch) <= 1e-10
+    assert packed_difference(theirs, ours, batch) <= 1e-10
+    loss, gradients, size = loss_and_gradients(family)
+    assert loss <= 1e-10 * max(1.0, size)
+    assert gradients <= 1e-9
+
+
+@pytest.mark.parametrize("family", ["electra"])
+def test_other_summaries_are_refused_by_name(family: str) -> None:
+    with pytest.raises(CheckpointError, match="summary_type = 'mean' is not supported, only 'first' is"):
+        encoder_config(hf_config(family, summary_type="mean").to_dict())
+
+
+def test_modernbert_reads_the_mean_where_its_config_says_so() -> None:
+    theirs = hf_model("modernbert", HEAD, config=hf_config("modernbert", classifier_pooling="mean"))
+    assert shaped_difference(theirs, ours_from(theirs, HEAD), random_batch("modernbert")) <= 1e-10
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrainedTokenizerBase) -> TaskModel:
+    folder = tmp_path_factory.mktemp("choice")
+    save_checkpoint(folder, "bert", wordpiece_tokenizer, wide=True)
+    torch.manual_seed(0)
+    return TaskModel.from_pretrained(folder, task=TASK)
+
+
+def test_rows_with_different_numbers_of_choices_have_the_softmax_of_their_own(model: TaskModel) -> None:
+    rows = [
+        {"context": "the ferry leaves", "question": "when", "choices": ["at seven", "at nine"], "label": 1},
+        {"context": "nobody told the baker", "choices": ["bread", "wind", "rain", "a cup", "the sound"], "label": 4},
+        {"context": "", "question": "", "choices": ["", "a cold wind brought rain and the sound"]},
+    ]
+    predictions = model.predict([{k: v for k, v in row.items() if k != "label"} for row in rows], logits=True)
+    assert [len(one.scores) for one in predictions] == [2, 5, 2]
+    losses = []
+    for row, one in zip(rows, predictions, strict=True):
+        scores = torch.tensor(one.logits).softmax(0)
+        torch.testing.assert_close(torch.tensor(one.scores), scores)
+        assert sum(one.scores) == pytest.approx(1.0)
+        assert (one.answer, one.score) == (row["choices"][one.label], max(one.scores))
+        losses += [] if "label" not in row else [-scores[row["label"]].log().item()]
+    batch = collate(TASK.features(rows, model.require_tokenizer()), position_offset=0)
+    assert batch.windows == (2, 5, 2)
+    with torch.no_grad():
+        (term,) = TASK.loss(model.eval()(batch), batch)
+    assert term.count == 2
+    assert term.total.item() == pytest.approx(sum(losses), rel=1e-4)
+    assert TASK.counts(TASK.features(rows, model.require_tokenizer())) == {TASK.name: 2.0}
+
+
+def test_a_choice_is_read_as_the_pair_of_context_and_question_with_choice(model: TaskModel) -> None:
+    tokenizer = model.require_tokenizer()
+    row = {"context": "the ferry leaves", "question": "when is it", "choices": ["at seven", "[SEP] at nine"]}
+    first, second = TASK.features([row], tokenizer)
+    expected = tokenizer("the ferry leaves", "when is it at seven")
+    assert (first["input_ids"], first["token_type_ids"]) == (expected["input_ids"], expected["token_type_ids"])
+    assert second["input_ids"].count(tokenizer.sep_token_id) == 2  # none of them from the text
+    (short, _) = TASK.features([row | {"question": ""}], tokenizer)
+    assert short["input_ids"] == tokenizer("the ferry leaves", "at seven")["input_ids"]
+
+
+def test_distillation_leaves_out_what_a_row_lacks(model: TaskModel) -> None:
+    rows = [{"context": "a", "choices": ["b", "c"]}, {"context": "a", "choices": ["b", "c", "d"]}]
+    batch = collate(TASK.features(rows, model.require_tokenizer()), position_offset=0)
+    student, teacher = torch.randn(5, 1), torch.randn(5, 1)
+    term = TASK.distillation_loss(student, teacher, batch, 2.0)
+    parts = [(student[:2, 0], teacher[:2, 0]), (student[2:, 0], teacher[2:, 0])]
+    expected = sum(
+        4 * F.kl_div((s / 2).log_softmax(0), (t / 2).log_softmax(0), reduction="sum", log_target=True) for s, t in parts
+    )
+    assert term.count == 2
+    torch.testing.assert_close(term.total, expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "names", "index"),
+    [
+        (1, (), 1),
+        ("1", (), 1),
+        ("wet", (), 1),
+        (" wet ", (), 1),
+        ("B", (), 1),
+        ("choice2", ("choice1", "choice2", "choice3"), 1),
+        ("2", ("1", "2", "3"), 1),  # as ARC names its choices
+    ],
+)
+def test_the_right_choice_is_named_by_index_text_letter_or_column(
+    value: int | str, names: tuple[str, ...], index: int
+) -> None:
+    assert choice_index(value, ["dry", "wet", "sold"], names) == index
+
+
+@pytest.mark.parametrize("value", ["AB", "BC", "CD", "ABCD"])
+def test_only_a_single_letter_stands_for_a_choice(value: str) -> None:
+    assert choice_index(value, ["a text", "another", "one more", value], ()) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "choices", "message"),
+    [
+        (3, ["dry", "wet"], "there is no choice 3: the 2 choices have the indices 0 to 1"),
+        ("7", ["dry", "wet"], "there is no choice 7"),
+        (-2, ["dry", "wet"], "there is no choice -2"),
+        ("soaked", ["dry", "wet"], "no choice has this text; give the text or the index"),
+        ("²", ["dry", "wet"], "no choice has this text"),
+        ("wet", ["wet", "wet"], "it can mean choice 0 or 1"),
+        ("1", ["1", "2"], "it can mean choice 0 or 1; give the index as a number, or the letter"),
+        ("B", ["B", "A"], "it can mean choice 0 or 1"),
+        ("", ["dry", "wet"], "no choice has this text"),
+        ("AB", ["dry", "wet", "sold"], "no choice has this text"),
+    ],
+)
+def test_a_label_that_names_no_choice_or_several_is_refused(value: int | str, choices: list[str], message: str) -> None:
+    with pytest.raises(BadValueError, match=message):
+        choice_index(value, choices, ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"choices": ["one"]}, "column 'choices': 1 choice; give at least 2"),
+        ({"choices": "not a list"}, "column 'choices': expected a list of choices such as"),
+        ({"choices": ["a", None]}, "column 'choices': choice 1: missing text"),
+        ({"choices": ["a", 2]}, "column 'choices': choice 1: expected a text, not a number"),
+        ({"choices": {"label": ["A"]}}, "column 'choices': expected a list of choices"),
+        ({"choices": None}, "column 'choices': expected a list of choices"),
+        ({"context": None}, "column 'context': missing text"),
+        ({"question": 3}, "column 'question': expected a text"),
+        ({"label": True}, "column 'label': expected the index or the text of the right choice, not true/false"),
+        ({"label": 0.5}, "column 'label': expected the index or the text"),
+        ({"label": [0]}, "column 'label': expected the index or the text"),
+        ({"label": 2}, "column 'label': there is no choice 2"),
+    ],
+)
+def test_rows_that_cannot_be_used_say_why(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        valid_rows([ROW | changes], TASK.columns)
+
+
+@pytest.mark.parametrize(
+    ("row", "names", "choices", "label"),
+    [
+        (ROW | {"label": "The street was sold."}, {}, ROW["choices"], 1),
+        (ROW | {"choices": json.dumps(ROW["choices"]), "label": "1"}, {}, ROW["choices"], 1),
+        ({"context": "c", "choice0": "a", "choice1": "b", "choice2": "", "label": 1}, {}, ["a", "b"], 1),
+        ({"context": "c", "choice1": "a", "choice2": "b", "label": "choice2"}, {}, ["a", "b"], 1),
+        ({"context": "c", "ending_0": "a", "ending_1": "b", "label": 0.0}, {"choices": "ending"}, ["a", "b"], 0),
+        (
+            {"context": "c", **{f"ending{number}": f"text {number}" for number in reversed(range(11))}},
+            {"choices": "endings"},
+            [f"text {number}" for number in range(11)],  # by number: 10 is after 9
+            None,
+        ),
+        ({"context": "c", "choices": {"label": ["1", "2"], "text": ["a", "b"]}, "label": "2"}, {}, ["a", "b"], 1),
+        (ROW | {"label": -1}, {}, ROW["choices"], None),
+        (ROW | {"label": ""}, {}, ROW["choices"], None),
+    ],
+)
+def test_the_spellings_of_rows(
+    row: dict[str, Any], names: dict[str, str], choices: list[str], label: int | None
+) -> None:
+    (read,) = valid_rows([row], TASK.columns, names=names)
+    assert (read["choices"], read.get("label")) == (choices, label)
+
+
+@pytest.mark.parametrize(
+    ("value", "choices", "index"),
+    [("1.0", ["dry", "wet"], 1), (" 0.0 ", ["dry", "wet"], 0), ("1.0", ["1.0", "2.0"], 0)],
+)
+def test_a_number_as_pandas_writes_it_is_its_whole_number(value: str, choices: list[str], index: int) -> None:
+    assert choice_index(value, choices, ()) == index
+
+
+def test_labels_of_a_column_with_hidden_ones_are_read_from_csv(tmp_path: Path) -> None:
+    cells = "context,choice0,choice1,label\nc,a,b,1.0\nc,a,b,-1.0\nc,a,b,\n"
+    (tmp_path / "rows.csv").write_text(cells)
+    table = read_table(tmp_path / "rows.csv", columns=TASK.columns, require_labels=False)
+    assert [row.get("label") for row in table] == [1, None, None]
+
+
+@pytest.mark.parametrize(
+    "columns", [("choice1", "choice_1"), ("choice0", "choice1", "choice3"), ("choice2", "choice3")]
+)
+def test_columns_of_choices_are_numbered_one_by_one(columns: tuple[str, ...], tmp_path: Path) -> None:
+    message = "the columns of single choices are " + ", ".join(map(repr, sorted(columns)))
+    row = {"context": "c", **dict.fromkeys(columns, "a")}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=message):
+        read_table(tmp_path / "rows.jsonl", columns=TASK.columns, require_labels=False)
+    with pytest.raises(DataError, match=message):
+        valid_rows([row], TASK.columns)
+    with pytest.raises(DataError, match=message):
+        renamed([row], TASK, None)
+    with pytest.raises(HTTPException) as refused:
+        BodyReader(TASK, Limits(), {}).rows(json.dumps(row).encode(), "application/json")
+    assert message in str(refused.value.detail).replace("\\'", "'")
+
+
+WINOGRANDE = {"context": "sentence", "choices": "option", "label": "answer"}
+
+
+def read_written(rows: list[dict[str, Any]], suffix: str, folder: Path, names: dict[str, str]) -> list[Any]:
+    """The labels of rows that are written to a file and read from it, or given in memory."""
+    if suffix == "memory":
+        table = RowTable.from_rows(renamed(rows, TASK, names), "rows", TASK.columns)
+        return [row.get("label") for row in table]
+    file = folder / f"rows.{suffix}"
+    lines = [",".join(rows[0]), *(",".join("" if v is None else str(v) for v in row.values()) for row in rows)]
+    file.write_text("\n".join(lines if suffix == "csv" else map(json.dumps, rows)) + "\n")
+    table = read_table(file, columns=TASK.columns, reading=ReadOptions(columns=names), require_labels=False)
+    return [row.get("label") for row in table]
+
+
+def winogrande(labels: list[Any], count: int = 2) -> list[dict[str, Any]]:
+    options = {f"option{number}": f"text {number}" for number in range(1, count + 1)}
+    return [{"sentence": f"The _ was {place}.", **options, "answer": label} for place, label in enumerate(labels)]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "memory"])
+@pytest.mark.parametrize(
+    ("labels", "indices"),
+    [
+        ([1, 2, 1, None], [0, 1, 0, None]),  # WinoGrande: from 1
+        (["1", "2", "1"], [0, 1, 0]),
+        (["1.0", "-1.0", "2.0"], [0, None, 1]),
+        ([1, 0, 1, -1], [1, 0, 1, None]),  # COPA and PIQA: from 0
+        (["1", "0"], [1, 0]),
+        (["option1", "B", "text 1"], [0, 1, 0]),
+    ],
+)
+def test_the_labels_show_whether_they_count_columns_from_0_or_1(
+    labels: list[Any], indices: list[int | None], suffix: str, tmp_path: Path
+) -> None:
+    assert read_written(winogrande(labels), suffix, tmp_path, WINOGRANDE) == indices
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "memory"])
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (
+            [1, 2, 1],
+            "3 problems.*it can mean 'option2' or 'option3': no label shows whether they count from 0 or from 1",
+        ),
+        (["2"], "it can mean 'option2' or 'option3': .*give the name of the column"),
+        ([3, 1, 4], "1 problem .*there is no choice 4: the columns of the 3 choices are numbered 1 to 3"),
+        (["3", "0"], "1 problem .*there is no choice 0: the columns of the 3 choices are numbered 1 to 3"),
+        ([1, 0, 3], "1 problem .*there is no choice 3: the 3 choices have the indices 0 to 2"),
+        ([4], "there is no choice 4"),
+    ],
+)
+def test_numbers_that_do_not_fit_or_can_mean_two_columns_are_refused(
+    labels: list[Any], message: str, suffix: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError) as refused:
+        read_written(winogrande(labels, 3), suffix, tmp_path, WINOGRANDE)
+    assert re.search(message, str(refused.value), re.DOTALL), str(refused.value)
+
+
+def test_texts_that_are_numbers_show_nothing_and_may_be_refused() -> None:
+    names = ("option1", "option2")
+    assert choice_index("1", ["1", "2"], names, 1) == 0  # the column and the text agree
+    with pytest.raises(BadValueError, match="it can mean choice 0 or 1"):
+        choice_index("1", ["2", "1"], names, 1)
+    rows = [{"context": "c", "option1": "2", "option2": "5", "label": label} for label in ("2", "option1")]
+    with pytest.raises(DataError, match="it can mean 'option1' or 'option2'"):
+        RowTable.from_rows(renamed(rows, TASK, {"choices": "option"}), "rows", TASK.columns)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_every_column_has_its_label_whatever_the_start(start: int, count: int) -> None:
+    rows = winogrande([start + place for place in reversed(range(count))], count)
+    table = RowTable.from_rows(renamed(rows, TASK, WINOGRANDE), "rows", TASK.columns)
+    assert [row["label"] for row in table] == list(reversed(range(count)))
+
+
+def test_labels_of_predictions_evaluate_as_indices(model: TaskModel) -> None:
+    rows = winogrande([0, 1] * 8)
+    predictions = model.predict(
+        [{"context": row["sentence"], "choice1": row["option1"], "choice2": row["option2"]} for row in rows[:-1]]
+        + [{"context": rows[-1]["sentence"], "choices": [rows[-1]["option1"], rows[-1]["option2"]]}]
+    )
+    for row, prediction in zip(rows, predictions, strict=True):
+        row["answer"] = prediction.label
+    rows += [row | {"answer": 1 - row["answer"]} for row in rows]
+    assert evaluate(model, rows, columns=WINOGRANDE)["accuracy"] == 0.5
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, 10**12])
+def test_a_large_index_is_not_repeated(value: float) -> None:
+    with pytest.raises(DataError, match=r"there is no such choice: the 2 choices have the indices 0 to 1$"):
+        valid_rows([ROW | {"label": value}], TASK.columns)
+
+
+def test_files_with_a_list_or_a_column_for_each_choice_read_alike(tmp_path: Path) -> None:
+    rows = [ROW, ROW | {"choices": ["a", "b", "c"], "label": 2}]
+    wide = "context,choice0,choice1,choice2,label\nIt rained.,The street was wet.,The street was sold.,,0\n"
+    (tmp_path / "wide.csv").write_text(wide + "It rained.,a,b,c,C\n")
+    (tmp_path / "lists.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Dataset.from_list(
+        [{"context": r["context"], "opt0": r["choices"][0], "opt1": r["choices"][1]} for r in rows]
+    ).to_parquet(str(tmp_path / "wide.parquet"))
+    for name in ("wide.csv", "lists.jsonl"):
+        table = read_table(tmp_path / name, columns=TASK.columns, require_labels=True)
+        assert [(row["choices"], row["label"]) for row in table] == [(row["choices"], row["label"]) for row in rows]
+    kept = [column for column in TASK.columns if not column.is_label]
+    options = ReadOptions(columns={"choices": "opt"})
+    assert [row["choices"] for row in read_table(tmp_path / "wide.parquet", columns=kept, reading=options)] == [
+        row["choices"][:2] for row in rows
+    ]
+    (tmp_path / "none.csv").write_text("context,label\na,0\n")
+    with pytest.raises(DataError, match="no column 'choices', nor columns of single choices such as 'choice0'"):
+        read_table(tmp_path / "none.csv", columns=TASK.columns)
+
+
+def test_rows_on_one_context_stay_on_one_side_of_the_split() -> None:
+    rows = [
+        {"context": f"text {number // 4}", "question": f"q{number}", "choices": ["a", "b"], "label": number % 2}
+        for number in range(80)
+    ]
+    train, validation = train_validation_split(RowTable.from_rows(rows, "rows", TASK.columns), TASK.columns, 0.25, 1)
+    assert len(train) + len(validation) == 80
+    assert {row["context"] for row in train}.isdisjoint(row["context"] for row in validation)
+    alike = [row | {"context": "one"} for row in rows]
+    train, validation = train_validation_split(RowTable.from_rows(alike, "rows", TASK.columns), TASK.columns, 0.25, 1)
+    assert 0 < len(validation) < len(train)
+
+
+def test_the_question_may_be_missing_and_tells_rows_apart() -> None:
+    rows = [ROW, ROW | {"question": "And then?"}, ROW | {"context": " "}]
+    keys = row_keys(RowTable.from_rows(rows, "rows", TASK.columns), TASK.columns)
+    assert keys["empty"].tolist() == [False, False, True]
+    assert len(set(keys["text"].tolist())) == 3
+
+
+ASKED = {"question": "Where is it?", "choices": {"label": ["A", "B"], "text": ["x", "y"]}, "answerKey": "B"}
+ASKED_NAMES = {"context": "question", "choices": "choices", "label": "answerKey"}
+
+
+def as_commonsense_qa(row: dict[str, Any]) -> dict[str, Any]:
+    """What is read of a row, which must be that of ``ASKED``: the question is the context, and not read once more."""
+    assert (row["context"], row["choices"]) == (ASKED["question"], ASKED["choices"]["text"])
+    assert row.get("question") is None
+    return row
+
+
+def test_a_column_that_is_stated_to_be_another_is_not_read_by_its_name_too(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(ASKED) + "\n")
+    (row,) = read_table(file, columns=TASK.columns, reading=ReadOptions(columns=ASKED_NAMES), require_labels=True)
+    assert as_commonsense_qa(row)["label"] == 1
+    both = {**ASKED_NAMES, "question": "question"}  # unless that is stated
+    (row,) = read_table(file, columns=TASK.columns, reading=ReadOptions(columns=both))
+    assert row["question"] == row["context"] == ASKED["question"]
+    given, stored = ReadOptions(columns={"context": "question"}), ReadOptions(columns={"question": "question"})
+    assert with_columns(given, stored, TASK.columns, tuple(ASKED)).columns == given.columns
+
+
+def test_rows_in_memory_and_requests_read_the_question_once() -> None:
+    (row,) = valid_rows([ASKED], TASK.columns, names=ASKED_NAMES)
+    as_commonsense_qa(row)
+    for stated, stored in ((ASKED_NAMES, {}), (None, ASKED_NAMES)):
+        data = renamed([ASKED], TASK, stated, stored=stored)
+        (row,) = RowTable.from_rows(data, "rows", TASK.columns)
+        assert as_commonsense_qa(row)["label"] == 1
+    body = {"question": ASKED["question"], "choices": ASKED["choices"]["text"]}
+    (row,), _ = BodyReader(TASK, Limits(), ASKED_NAMES).rows(json.dumps(body).encode(), "application/json")
+    as_commonsense_qa(dict(row))
+    own = {"context": "c", "question": "q", "choices": ["a", "b"]}  # under the task's names a question is one
+    assert valid_rows([own], TASK.columns, names=ASKED_NAMES) == [own]
+    assert BodyReader(TASK, Limits(), ASKED_NAMES).rows(json.dumps(own).encode(), "application/json")[0] == [own]
+
+
+@pytest.mark.parametrize("name", ["choices", "ending0"])
+def test_a_request_may_have_a_list_or_a_key_for_each_choice(name: str) -> None:
+    reader = BodyReader(TASK, Limits(), {"choices": "ending"})
+    given = {"choices": ["a", "b"]} if name == "choices" else {"ending0": "a", "ending1": "b"}
+    rows, several = reader.rows(json.dumps({"context": "c", **given}).encode(), "application/json")
+    assert (rows, several) == ([{"context": "c", "choices": ["a", "b"]}], False)
+    with pytest.raises(HTTPException) as refused:
+        reader.rows(b'{"context": "c", "choices": ["a"]}', "application/json")
+    assert "1 choice; give at least 2" in str(refused.value.detail)
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        (
+            {"sent1": "She {n} came in.", "sent2": "She", "ending0": "sat.", "ending1": "flew.", "label": "1"},
+            {"context": "sent1", "question": "sent2", "choices": "ending", "label": "label"},
+        ),
+        (
+            {"sentence": "The _ {n} was so big.", "option1": "trophy", "option2": "case", "answer": "2"},
+            {"context": "sentence", "choices": "option", "label": "answer"},
+        ),
+        (
+            {"article": "A long text {n}.", "question": "What is it?", "options": ["a", "b"], "answer": "B"},
+            {"context": "article", "question": "question", "choices": "options", "label": "answer"},
+        ),
+        (
+            {"question": "Where is {n}?", "choices": {"label": ["A", "B"], "text": ["x", "y"]}, "answerKey": "A"},
+            {"context": "question", "choices": "choices", "label": "answerKey"},
+        ),
+        (
+            {"premise": "It was {n}.", "choice1": "a", "choice2": "b", "question": "cause", "label": 0},
+            {"context": "premise", "question": "question", "choices": "choices", "label": "label"},
+        ),
+    ],
+)
+def test_init_finds_the_columns_of_published_data_sets(row: dict[str, Any], columns: dict[str, str]) -> None:
+    rows = [
+        {name: value.replace("{n}", str(n)) if isinstance(value, str) else value for name, value in row.items()}
+        for n in range(8)
+    ]
+    guess = guess_task(rows)
+    assert (guess.task, guess.columns) == (TASK.name, columns)
+    assert guess_task(rows, Hints(task=TASK.name, label=columns["label"])).columns == columns
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"text": "some words here {n}", "label": "a"},
+        {"sentence1": "some words here {n}", "sentence2": "and other words", "label": 1},
+        {"text": "some words here {n}", "answer1": "one text", "answer2": "other text", "label": "neither"},
+    ],
+)
+def test_init_takes_no_other_rows_for_choices(row: dict[str, Any]) -> None:
+    rows = [{k: v.replace("{n}", str(n)) if isinstance(v, str) else v for k, v in row.items()} for n in range(8)]
+    rows = [*rows, *({**one, "label": 0 if one["label"] == 1 else "b"} for one in rows)]
+    assert guess_task(rows).task != TASK.name
+
+
+def test_the_report_shows_mistakes_with_their_choices(model: TaskModel) -> None:
+    rows = [ROW | {"context": f"It rained {n} times.", "label": n % 2} for n in range(6)]
+    predictions = model.predict([{k: v for k, v in row.items() if k != "label"} for row in rows])
+    sections = TASK.report_sections(predictions, rows)
+    metrics = evaluate(model, rows)
+    assert sections.measure.values() == {"accuracy": pytest.approx(metrics["accuracy"])}
+    assert sections.examples is not None
+    example = sections.examples.items[0]
+    assert sorted(text for text, _ in example.candidates) == sorted(ROW["choices"])
+    assert example.candidates[0][1] >= example.candidates[1][1]
+    same = [prediction for prediction in predictions if prediction.label == 0][:1] * 2
+    if same:
+        assert TASK.collapse(same, rows[:2]) == "predicts choice 0 for every row"
+    assert TASK.metrics(predictions, [{**row, "label": None} for row in rows]) == {}
+
+
+def test_settings_that_do_not_apply_are_refused() -> None:
+    with pytest.raises(ValueError, match="labels do not apply"):
+        MultipleChoice(labels=("a", "b"))
+    with pytest.raises(ValueError, match="max_length is 4"):
+        MultipleChoice(max_length=4)
