@@ -112,7 +112,8 @@ def activated(layer: nn.Module, rows: Tensor, activation: Activation) -> Tensor:
 
 def _takes_onednn(rows: Tensor, weight: Tensor) -> bool:
     is_float32 = rows.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    return is_float32 and is_eager_on_cpu(rows) and matmul_library() == "onednn"
+    is_empty = 0 in (rows.numel(), weight.numel())  # oneDNN refuses products over nothing, here or in the gradient
+    return is_float32 and not is_empty and is_eager_on_cpu(rows) and matmul_library() == "onednn"
 
 
 def _takes_bfloat16(rows: Tensor, weight: Tensor) -> bool:

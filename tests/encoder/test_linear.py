@@ -60,6 +60,18 @@ def test_products_and_gradients_equal_those_of_torch(
         assert torch.equal(found, again)
 
 
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(0, 5, 3), (4, 0, 3), (4, 5, 0), (0, 0, 0)])
+def test_products_over_nothing_are_those_of_torch(onednn: None, rows: int, inputs: int, outputs: int) -> None:
+    layer = Linear(1, 1)
+    layer.weight, layer.bias = nn.Parameter(torch.randn(outputs, inputs)), nn.Parameter(torch.randn(outputs))
+    x = torch.randn(rows, inputs, requires_grad=True)
+    ours = products(x, layer, layer(x))
+    for found, expected in zip(ours, products(x, layer, F.linear(x, layer.weight, layer.bias)), strict=True):
+        assert torch.equal(found, expected)
+    with torch.no_grad():
+        assert torch.equal(activated(layer, x, "gelu"), F.gelu(F.linear(x, layer.weight, layer.bias)))
+
+
 def test_inputs_may_have_any_number_of_dimensions_and_any_strides(onednn: None) -> None:
     torch.manual_seed(0)
     weight, bias = torch.randn(6, 8), torch.randn(6)
