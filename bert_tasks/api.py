@@ -14,7 +14,7 @@ from typing import Literal, Never
 
 from bert_tasks.cards.card import write_card
 from bert_tasks.data.checks import check_splits
-from bert_tasks.data.columns import Document
+from bert_tasks.data.columns import Document, has_labels
 from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.readers import ReadOptions, training_reading
 from bert_tasks.data.splits import Splits, train_validation_split
@@ -360,7 +360,7 @@ def _load_splits(
     for name, data in (("train", train), *((f"validation {name}".strip(), data) for name, data in sets.items())):
         given = renamed(data, task, options.columns, name)
         try:
-            lacks_labels = unlabelled and name == "train" and any(column.is_label for column in task.columns)
+            lacks_labels = unlabelled and name == "train" and has_labels(task.columns)
             labels: Literal["optional", "required"] = "optional" if lacks_labels else "required"
             table = load_table(given, task, reading=options, name=name, skip_faulty=skips, labels=labels)
             loaded.append(table.without_faults())

@@ -60,6 +60,11 @@ def column_of(columns: Iterable[Column], *kinds: Kind) -> Column | None:
     return next((column for column in columns if column.kind in kinds), None)
 
 
+def has_labels(columns: Iterable[Column]) -> bool:
+    """Whether the rows of a task have labels; the documents of a corpus have none."""
+    return any(column.is_label for column in columns)
+
+
 # Over the classes of characters: an abbreviation of letters (U.S.), a word, which may have single marks between letters
 # or digits (state-of-the-art, 3.5, O'Neill), a Chinese or Japanese character, or one character of punctuation.
 _WORD = re.compile(r"(?:lp){2,}(?![lmw])|[lmw]+(?:[jp][lmw]+)*|cm*|[^s]")

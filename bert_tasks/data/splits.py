@@ -15,7 +15,15 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from bert_tasks.data.columns import FOLD_GROUP, LABEL_SEPARATOR, Column, Document, PassthroughColumns, column_of
+from bert_tasks.data.columns import (
+    FOLD_GROUP,
+    LABEL_SEPARATOR,
+    Column,
+    Document,
+    PassthroughColumns,
+    column_of,
+    has_labels,
+)
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
 from bert_tasks.data.problems import SKIP_HINT, BadRowsError, Problems, first_few, missing_path
 from bert_tasks.data.readers import ReadOptions, hub_splits, read_hub, read_table, training_reading
@@ -370,8 +378,8 @@ def load_tables(
     shared["passthrough"] = passthrough
 
     def read(place: str, is_train: bool) -> RowTable:
-        # Rows of a task without labels, the documents of a corpus, lack none.
-        shared["require_labels"] = not (is_train and unlabelled and any(column.is_label for column in columns))
+        # Also a corpus needs its labels, of which there are none: else each line is a text, as in files for prediction.
+        shared["require_labels"] = not (is_train and unlabelled and has_labels(columns))
         read_columns, names = columns, spec.columns
         if is_train and group is not None:
             read_columns, names = [*columns, group], {**names, group.name: group_name}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_report, named_splits
-from bert_tasks.data.columns import PassthroughColumns
+from bert_tasks.data.columns import PassthroughColumns, has_labels
 from bert_tasks.data.folds import Folds, fold_splits, group_column, make_folds
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.splits import Splits, load_splits, load_tables, stored_reading
@@ -86,7 +86,7 @@ def _load_folds(
         DataError, UsageError: see ``make_folds``.
     """
     columns, taught = task.columns, recipe.teacher is not None
-    if not any(column.is_label for column in columns):
+    if not has_labels(columns):
         raise RecipeError(f"[folds]: {task.name} has no labels to compare predictions with")
     group, name = group_column(columns, section.group)
     tables = load_tables(

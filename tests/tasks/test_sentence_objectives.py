@@ -127,6 +127,18 @@ def test_a_teacher_may_have_learnt_other_pairs(
     assert agreement["agreement"][""] > 0
 
 
+@pytest.mark.parametrize("is_taught", [False, True])
+def test_the_documents_of_a_file_are_those_between_blank_lines(
+    folders: dict[str, Path], tmp_path: Path, is_taught: bool
+) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("The ferry left.\nIt was late.\n\nShe read it.\nHe slept.\n")
+    teacher, student = (TaskModel.from_pretrained(folders["bert"], task=task_of("nsp")) for _ in range(2))
+    chosen = {"teacher": teacher} if is_taught else {}
+    fit(student, corpus, corpus, output_dir=tmp_path / "run", max_steps=1, progress=False, **chosen)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["rows"] == 2
+
+
 def test_families_without_the_head_are_refused(bpe_folder: Path, checkpoint: Path) -> None:
     with pytest.raises(UsageError, match=r"(?i)roberta"):
         TaskModel.from_pretrained(checkpoint, task=task_of("nsp"))
