@@ -9,7 +9,8 @@ them (``all``); ``fit``: a whole run of ours with an evaluation, a checkpoint an
 with dynamic padding, batches of like lengths, scaled_dot_product_attention and fused AdamW, without evaluation and
 saving. Each measurement runs in a fresh process (Linux only), the sides take turns. What is timed is the second of two
 epochs, of ``fit`` the mean of both; the peaks are those of the process, with imports and loading: resident, and the
-anonymous part of it (see memory.py). ``--layers`` and ``--vocabulary`` make the model smaller, for a quick look.
+anonymous part of it (see memory.py). ``--bf16`` is for all sides. ``--layers`` and ``--vocabulary``
+make the model smaller, for a quick look.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from memory import MIB, watched
 
@@ -81,6 +82,10 @@ def loaded(job: Job) -> Any:
     return TaskModel.from_pretrained(job["model"], task="token-classification", labels=LABELS, max_length=MAX_LENGTH)
 
 
+def mixed_precision(job: Job) -> Literal["no", "bf16"]:
+    return "bf16" if job["bf16"] else "no"
+
+
 def train_steps(job: Job, *, vocabulary_rows: str) -> Figures:
     from bert_tasks.data.table import RowTable
     from bert_tasks.distributed import make_accelerator
@@ -90,14 +95,20 @@ def train_steps(job: Job, *, vocabulary_rows: str) -> Figures:
     from bert_tasks.training.objectives import Supervised
     from bert_tasks.training.step import OptimizerSteps, read_step_metrics
 
-    model = loaded(job)
+    model, precision = loaded(job), mixed_precision(job)
     table = RowTable.from_rows(json.loads(Path(job["file"]).read_text(encoding="utf-8")), columns=model.task.columns)
     steps = OptimizerSteps(
         objective=Supervised(model),
         samples=tokenized(table, model.task, model),
-        optim=OptimSection(epochs=EPOCHS, batch_size=BATCH_SIZE, vocabulary_rows=vocabulary_rows, **SETTINGS),
+        optim=OptimSection(
+            epochs=EPOCHS,
+            batch_size=BATCH_SIZE,
+            mixed_precision=precision,
+            vocabulary_rows=vocabulary_rows,
+            **SETTINGS,
+        ),
         seed=0,
-        accelerator=make_accelerator(),
+        accelerator=make_accelerator(precision),
     )
     found = {"steps": steps.order.first_step(1), "tokens": int(steps.samples.lengths.sum())}
     started = time.perf_counter()
@@ -106,7 +117,7 @@ def train_steps(job: Job, *, vocabulary_rows: str) -> Figures:
             if step == found["steps"]:
                 started = time.perf_counter()
             result = steps.update(step, batch, steps.accumulate(step, batch))
-            read_step_metrics(result, overflows=0, mixed_precision="no")
+            read_step_metrics(result, overflows=0, mixed_precision=precision)
         steps.update_weights()
     trained = model.config.vocab_size if steps.vocabulary is None else len(steps.vocabulary.ids)
     return {**found, "seconds": time.perf_counter() - started, "vocabulary_rows": trained}
@@ -118,6 +129,7 @@ def train_fit(job: Job) -> Figures:
     model = loaded(job)
     rows = json.loads(Path(job["file"]).read_text(encoding="utf-8"))
     options: dict[str, Any] = {"epochs": EPOCHS, "batch_size": BATCH_SIZE, "seed": 0, **SETTINGS}
+    options["mixed_precision"] = mixed_precision(job)
     result = fit(model, rows, rows[:8], output_dir=job["output"], eval_steps=10**6, progress=False, **options)
     recorded = json.loads((Path(job["output"]) / "run.json").read_text(encoding="utf-8"))["vocabulary_rows"]
     tokens = sum(len(feature["input_ids"]) for feature in model.task.features(rows, model.require_tokenizer()))
@@ -167,6 +179,7 @@ def train_theirs(job: Job) -> Figures:
         optim="adamw_torch_fused",
         train_sampling_strategy="group_by_length",
         use_cpu=True,
+        bf16=job["bf16"],
         save_strategy="no",
         logging_strategy="no",
         report_to="none",
@@ -246,6 +259,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--vocabulary", type=int, default=250_002)
+    parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -260,7 +274,8 @@ def main() -> None:
         folder = Path(name)
         save_model(folder / "model", layers=options.layers, vocabulary=options.vocabulary)
         (folder / "rows.json").write_text(json.dumps(rows_of(Path(os.environ["BERT_TASKS_DATA"]), options.rows)))
-        job = {"model": str(folder / "model"), "file": str(folder / "rows.json"), "threads": options.threads}
+        files = {"model": str(folder / "model"), "file": str(folder / "rows.json")}
+        job = {**files, "threads": options.threads, "bf16": options.bf16}
         for _ in range(options.repeats):
             for side in sides:
                 found[side].append(measured({**job, "side": side}, folder))
