@@ -1,7 +1,7 @@
 """The encoder's linear layers and activations: the one place that chooses the library of a matrix product.
 
 ``F.linear`` takes MKL, whose code for processors of other makers than Intel stops at AVX2. oneDNN, which torch carries
-too, uses AVX-512 there and is about twice as fast, with the same rounding error. ``environment.matmul_library`` decides
+too, uses AVX-512 there and is up to twice as fast, with the same rounding error. ``environment.matmul_library`` decides
 for float32 on the CPU. All else (other devices and types, export, torch.compile) takes ``F.linear``.
 
 Under bfloat16 autocast on the CPU every product is oneDNN's, and two costs come close to that of the products. oneDNN
