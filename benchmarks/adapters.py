@@ -12,18 +12,14 @@ median. ``--layers`` and ``--width`` make the model smaller, for a quick look.
 
 import argparse
 import json
-import os
 import random
-import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memory import MIB, watched
+from memory import MIB
+from turns import Figures, Job, in_turns, report, write_figures
 
 from bert_tasks.environment import limit_primitive_caches
 
@@ -46,9 +42,6 @@ COLUMNS = {
     "checkpoint_mib": "ckpt MiB",
     "trained_parameters": "trained",
 }
-
-Job = Mapping[str, Any]
-Figures = dict[str, float]
 
 
 def train_steps(job: Job) -> Figures:
@@ -108,36 +101,6 @@ def train_steps(job: Job) -> Figures:
     }
 
 
-def measured(job: Job) -> Figures:
-    """The job's figures from a process of its own."""
-    with tempfile.TemporaryDirectory() as name:
-        environment = os.environ | {"HF_DATASETS_CACHE": name, "OMP_NUM_THREADS": str(job["threads"])}
-        command = [sys.executable, __file__, "--job", json.dumps(job)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
-            anonymous, usage = watched(process)
-            printed = "" if process.stdout is None else process.stdout.read()
-    if process.returncode != 0:
-        raise SystemExit(f"{job['side']} failed")
-    peaks = {"peak_rss_mib": usage.ru_maxrss * 1024 / MIB, "peak_anonymous_mib": anonymous / MIB}
-    figures: Figures = json.loads(printed.splitlines()[-1])
-    return figures | peaks
-
-
-def report(found: Mapping[str, Sequence[Figures]]) -> list[str]:
-    """A line for each side: medians over the turns, and what they are of those of ``full``."""
-    lines = [f"{'':10}" + "".join(f"{title:>20}" for title in COLUMNS.values())]
-    for side, turns in found.items():
-        cells = []
-        for name in COLUMNS:
-            cell = f"{statistics.median(turn[name] for turn in turns):,.2f}".removesuffix(".00")
-            if side != "full" and "full" in found:
-                pairs = zip(turns, found["full"], strict=True)
-                cell += f" ({statistics.median(one[name] / other[name] for one, other in pairs):.3f})"
-            cells.append(f"{cell:>20}")
-        lines.append(f"{side:10}" + "".join(cells))
-    return lines
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--side", action="append", choices=SIDES, help="default: all; may be repeated")
@@ -153,18 +116,11 @@ def main() -> None:
         limit_primitive_caches()
         print(json.dumps(train_steps(json.loads(options.job))))
         return
-    from bert_tasks.run_dir.files import environment
-
-    sides = list(SIDES) if options.side is None else options.side
-    found: dict[str, list[Figures]] = {side: [] for side in sides}
     job = {name: getattr(options, name) for name in ("steps", "threads", "layers", "width")}
-    for _ in range(options.repeats):
-        for side in sides:
-            found[side].append(measured({**job, "side": side}))
-    print("\n".join(report(found)))
+    found = in_turns(options.side or list(SIDES), job, options.repeats)
+    print("\n".join(report(found, COLUMNS, baseline="full")))
     if options.json is not None:
-        content = {"command": ["python", *sys.argv], "environment": environment(), "figures": found}
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_figures(options.json, found)
 
 
 if __name__ == "__main__":

@@ -16,17 +16,14 @@ make the model smaller, for a quick look.
 import argparse
 import json
 import os
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from memory import MIB, watched
+from turns import Figures, Job, in_turns, report, write_figures
 
 from bert_tasks.environment import limit_primitive_caches
 
@@ -35,8 +32,13 @@ EPOCHS, BATCH_SIZE, MAX_LENGTH = 2, 32, 128
 LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
 SETTINGS = {"learning_rate": 5e-5, "weight_decay": 0.01, "warmup_ratio": 0.1, "max_grad_norm": 1.0}
 
-Job = Mapping[str, Any]
-Figures = dict[str, float]
+COLUMNS = {
+    "seconds_per_step": "s/step",
+    "tokens_per_second": "tokens/s",
+    "peak_rss_mib": "peak MiB",
+    "peak_anonymous_mib": "anon. MiB",
+    "vocabulary_rows": "rows",
+}
 
 
 def save_model(folder: Path, *, layers: int, vocabulary: int) -> None:
@@ -211,44 +213,12 @@ def run_job(job: Job) -> None:
     import torch
 
     torch.set_num_threads(job["threads"])
-    print(json.dumps(SIDES[job["side"]](job)))
-
-
-def measured(job: Job, folder: Path) -> Figures:
-    """The job's figures from a process of its own, whose caches and output lie in a folder that is removed."""
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        environment = os.environ | {"HF_DATASETS_CACHE": name, "OMP_NUM_THREADS": str(job["threads"])}
-        command = [sys.executable, __file__, "--job", json.dumps({**job, "output": f"{name}/run"})]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
-            anonymous, usage = watched(process)
-            told = "" if process.stdout is None else process.stdout.read()
-    if process.returncode != 0:
-        raise SystemExit(f"{job['side']} failed")
-    figures: Figures = json.loads(told.splitlines()[-1])
-    return {
-        **figures,
+    figures = SIDES[job["side"]](job)
+    speed = {
         "seconds_per_step": figures["seconds"] / figures["steps"],
         "tokens_per_second": figures["tokens"] / figures["seconds"],
-        "peak_rss_mib": usage.ru_maxrss * 1024 / MIB,
-        "peak_anonymous_mib": anonymous / MIB,
     }
-
-
-def report(found: Mapping[str, Sequence[Figures]]) -> list[str]:
-    """A line for each side: medians over the turns, and what they are of the Trainer's in the same turn."""
-    shown = {"seconds_per_step": "s/step", "tokens_per_second": "tokens/s", "peak_rss_mib": "peak MiB"}
-    shown |= {"peak_anonymous_mib": "anon. MiB", "vocabulary_rows": "rows"}
-    lines = [f"{'':9}" + "".join(f"{title:>18}" for title in shown.values())]
-    for side, turns in found.items():
-        cells = []
-        for name in shown:
-            cell = f"{statistics.median(turn[name] for turn in turns):.2f}".removesuffix(".00")
-            if "trainer" in found and side != "trainer" and name != "vocabulary_rows":
-                pairs = zip(turns, found["trainer"], strict=True)
-                cell += f" ({statistics.median(one[name] / other[name] for one, other in pairs):.2f})"
-            cells.append(f"{cell:>18}")
-        lines.append(f"{side:9}" + "".join(cells))
-    return lines
+    print(json.dumps(figures | speed))
 
 
 def main() -> None:
@@ -266,23 +236,16 @@ def main() -> None:
     if options.job is not None:
         run_job(json.loads(options.job))
         return
-    from bert_tasks.run_dir.files import environment
-
-    sides = list(SIDES) if options.side is None else options.side
-    found: dict[str, list[Figures]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_model(folder / "model", layers=options.layers, vocabulary=options.vocabulary)
         (folder / "rows.json").write_text(json.dumps(rows_of(Path(os.environ["BERT_TASKS_DATA"]), options.rows)))
         files = {"model": str(folder / "model"), "file": str(folder / "rows.json")}
         job = {**files, "threads": options.threads, "bf16": options.bf16}
-        for _ in range(options.repeats):
-            for side in sides:
-                found[side].append(measured({**job, "side": side}, folder))
-    print("\n".join(report(found)))
+        found = in_turns(options.side or list(SIDES), job, options.repeats)
+    print("\n".join(report(found, COLUMNS, baseline="trainer")))
     if options.json is not None:
-        content = {"command": ["python", *sys.argv], "environment": environment(), "figures": found}
-        options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_figures(options.json, found)
 
 
 if __name__ == "__main__":

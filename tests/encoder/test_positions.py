@@ -92,9 +92,9 @@ def test_weights_are_dropped_beside_scores() -> None:
 @pytest.mark.parametrize("added", [{"scores": distances}, {"scale": 0.5}])
 def test_no_kernel_that_adds_no_scores_is_chosen(added: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     layout, qkv = packed(RAGGED).layout, random_qkv(sum(RAGGED))
-    expected = attend(qkv, layout, dropout=0.0, **added)  # type: ignore[arg-type]
+    expected = attend(qkv, layout, dropout=0.0, **added)  # type: ignore[arg-type]  # a dict
     monkeypatch.setattr(attention, "attention_backend", lambda **_: "varlen")
-    assert torch.equal(attend(qkv, layout, dropout=0.0, **added), expected)  # type: ignore[arg-type]
+    assert torch.equal(attend(qkv, layout, dropout=0.0, **added), expected)  # type: ignore[arg-type]  # a dict
 
 
 @dataclass

@@ -374,7 +374,7 @@ def test_the_folder_predicts_with_the_mean(
     each = [TaskModel.from_pretrained(ensemble / f"fold-{fold}").predict(rows) for fold in (1, 2, 3)]
     scores = [statistics.fmean(one.scores["positive"] for one in models) for models in zip(*each, strict=True)]
     written = lines_of(output)
-    assert [row["scores"]["positive"] for row in written] == pytest.approx(scores, abs=1e-6)  # type: ignore[index]
+    assert [row["scores"]["positive"] for row in written] == pytest.approx(scores, abs=1e-6)  # type: ignore[index]  # JSON
     assert [one.score for one in predict(ensemble, rows)] == pytest.approx([row["score"] for row in written])
     capsys.readouterr()
     labelled = tmp_path / "train.csv"

@@ -59,7 +59,7 @@ def direct(
     """``[T]`` integrated gradients of one row by transformers' model, one point of the path after the other."""
     table = stock.get_input_embeddings().weight.detach()  # type: ignore[operator]  # of a transformers model
     row = table[torch.tensor(ids)]
-    padding = table[stock.config.pad_token_id].expand_as(row)  # type: ignore[union-attr]
+    padding = table[stock.config.pad_token_id].expand_as(row)  # type: ignore[union-attr]  # of a transformers model
     baseline = torch.where(torch.tensor(special)[:, None], row, padding)
     total = torch.zeros_like(row)
     for node, weight in zip(*np.polynomial.legendre.leggauss(steps), strict=True):
@@ -249,7 +249,7 @@ def test_a_linear_model_gives_its_weights(folder: Any) -> None:
     task = SequenceClassification(labels=LABELS, pooling="mean", max_length=40)
     model = TaskModel.from_pretrained(folder("bert"), task=task).double()
     model.head.depth = 0
-    model.stack.embeddings.norm = nn.Identity()  # type: ignore[assignment]
+    model.stack.embeddings.norm = nn.Identity()  # type: ignore[assignment]  # no norm
     for text, found in zip(TEXTS, explanations(model, TEXTS), strict=True):
         encoded = model.require_tokenizer()(text, return_offsets_mapping=True)
         table = model.stack.embeddings.word.weight.detach()
@@ -302,7 +302,7 @@ def test_words_that_were_cut_have_contributed_nothing(folder: Any) -> None:
 )
 def test_numbers_and_several_labels(problem: Any, label: str | None, folder: Any) -> None:
     labels = {} if label is None else {"labels": LABELS}
-    task = SequenceClassification(problem_type=problem, max_length=40, **labels)  # type: ignore[arg-type]
+    task = SequenceClassification(problem_type=problem, max_length=40, **labels)  # type: ignore[arg-type]  # a str
     model = TaskModel.from_pretrained(folder("bert"), task=task)
     for prediction in model.predict(TEXTS, explain=True, logits=True):
         found = prediction.explanation

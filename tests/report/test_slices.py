@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 from bert_tasks import evaluate
 from bert_tasks.cli.app import app
+from bert_tasks.data.columns import PASSTHROUGH
 from bert_tasks.errors import UsageError
 from bert_tasks.report import make_report
+from bert_tasks.report.collect import gather, with_file_columns
 from bert_tasks.report.results import (
     CONFIDENCE,
     FEW_ROWS,
@@ -35,7 +37,7 @@ from bert_tasks.tasks import (
 from bert_tasks.tasks.multiple_choice import ChoicePrediction
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
 from bert_tasks.tasks.token_classification.task import TokenPrediction
-from support.report_runs import KINDS, kinds
+from support.report_runs import KINDS, kinds, trained, write_rows
 
 TEXT = SequenceClassification(labels=("a", "b")).columns
 
@@ -227,6 +229,18 @@ def test_the_command_shows_slices_of_the_validation_rows(run_of, tmp_path):
     assert ["confidence", "accuracy", "macro_f1", "rows"] in headers
     (found,) = json.loads(call(*options, "--json").stdout)["runs"][0]["validation"].values()
     assert [one["column"] for one in found["by"]] == ["label", "words", "confidence"]
+
+
+def test_rows_that_change_while_the_report_is_made_are_not_mixed(checkpoint, tmp_path):
+    kind = KINDS["classes"]
+    (run,) = gather([trained(tmp_path, checkpoint, kind)])
+    (again,) = with_file_columns(run).predicted
+    assert [json.loads(row[PASSTHROUGH])["text"] for row in again.rows] == [row["text"] for row in kind.rows]
+    first, *others = kind.rows
+    for rows in ([{**first, "text": "another"}, *others], [first | {"label": kind.rows[-2]["label"]}, *others], others):
+        write_rows(tmp_path / "dev.jsonl", rows)
+        with pytest.raises(UsageError, match=r"dev\.jsonl has changed while the report was made"):
+            with_file_columns(run)
 
 
 def test_wrong_options(run_of, tmp_path):

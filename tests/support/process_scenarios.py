@@ -119,7 +119,7 @@ def several_terms(name: str, checkpoint: Path, *, micro_batch_tokens: int = 20) 
         return walked(objective, rows, batch_size=4, micro_batch_tokens=micro_batch_tokens)
     task: Task = ReplacedTokens(max_length=40)
     if name != "replaced tokens":
-        task = MaskedLanguageModeling(max_length=40, mlm_probability=0.3, sentence_objective=name)  # type: ignore[arg-type]
+        task = MaskedLanguageModeling(max_length=40, mlm_probability=0.3, sentence_objective=name)  # type: ignore[arg-type]  # a str
     model = TaskModel.from_config(SMALL[type(task)], task=task, tokenizer=checkpoint)
     with torch.no_grad():
         widen(model, seed=1)

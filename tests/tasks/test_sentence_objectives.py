@@ -160,7 +160,7 @@ def test_windows_without_a_pair_do_not_count(folders: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
 def test_pairs_fill_max_length(folders: dict[str, Path], objective: str) -> None:
-    task = MaskedLanguageModeling(max_length=16, sentence_objective=objective)  # type: ignore[arg-type]
+    task = MaskedLanguageModeling(max_length=16, sentence_objective=objective)  # type: ignore[arg-type]  # a str
     model = TaskModel.from_pretrained(folders["bert"], task=task)
     assert max(len(one["input_ids"]) for epoch in range(4) for one in prepared(model, epoch=epoch)) == 16
 

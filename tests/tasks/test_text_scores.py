@@ -87,7 +87,7 @@ def test_each_token_of_a_long_text_is_scored_once(folder: Path, unigram_tokenize
 
 @pytest.mark.parametrize("score", ["pppl", "pll-word-l2r"])
 def test_batches_bound_the_copies_that_exist_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch, score: str) -> None:
-    task = MaskedLanguageModeling(score=score, max_length=20)  # type: ignore[arg-type]
+    task = MaskedLanguageModeling(score=score, max_length=20)  # type: ignore[arg-type]  # a str
     model = TaskModel.from_pretrained(folder, task=task)
     texts = [*TEXTS[:6], " ".join(TEXTS[6:9])]
     expected = [one.score for one in model.predict(texts)]

@@ -213,7 +213,7 @@ def test_what_adapters_are_not_made_for_is_refused(dropout_checkpoint: Path, tmp
 
 @pytest.mark.slow
 def test_the_benchmark_measures_each_side(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # the script imports memory.py, which lies beside it
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # the script imports the modules beside it
     options = ["--layers", "1", "--width", "64", "--steps", "1", "--repeats", "1", "--threads", "1"]
     script = str(repository / "benchmarks" / "adapters.py")
     ended = subprocess.run(

@@ -1,0 +1,69 @@
+"""Sides of a benchmark in turns, each measurement in a fresh process (Linux only), with its memory peaks.
+
+Must not know what is measured. A script that is measured runs itself with ``--job``, a JSON object, and prints its
+figures as the last line.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memory import MIB, watched
+
+from bert_tasks.run_dir.files import environment
+
+Job = Mapping[str, Any]
+Figures = dict[str, float]
+
+
+def in_turns(sides: Sequence[str], job: Job, repeats: int) -> dict[str, list[Figures]]:
+    """The figures of each side, turn by turn."""
+    found: dict[str, list[Figures]] = {side: [] for side in sides}
+    for _ in range(repeats):
+        for side in sides:
+            found[side].append(_measured({**job, "side": side}))
+    return found
+
+
+def _measured(job: Job) -> Figures:
+    """The figures and peaks of one process, whose caches and ``job["output"]`` lie in a folder that is removed."""
+    with tempfile.TemporaryDirectory() as name:
+        variables = os.environ | {"HF_DATASETS_CACHE": name, "OMP_NUM_THREADS": str(job["threads"])}
+        command = [sys.executable, sys.argv[0], "--job", json.dumps({**job, "output": f"{name}/run"})]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=variables, text=True) as process:
+            anonymous, usage = watched(process)
+            printed = "" if process.stdout is None else process.stdout.read()
+    if process.returncode != 0:
+        raise SystemExit(f"{job['side']} failed")
+    figures: Figures = json.loads(printed.splitlines()[-1])
+    return {**figures, "peak_rss_mib": usage.ru_maxrss * 1024 / MIB, "peak_anonymous_mib": anonymous / MIB}
+
+
+def report(found: Mapping[str, Sequence[Figures]], columns: Mapping[str, str], *, baseline: str) -> list[str]:
+    """A line for each side: medians over the turns, in brackets of the baseline in the same turn.
+
+    Args:
+        columns: names of figures and their titles.
+    """
+    lines = [f"{'':10}" + "".join(f"{title:>20}" for title in columns.values())]
+    for side, turns in found.items():
+        cells = []
+        for name in columns:
+            cell = f"{statistics.median(turn[name] for turn in turns):,.2f}".removesuffix(".00")
+            if baseline in found and side != baseline:
+                pairs = zip(turns, found[baseline], strict=True)
+                cell += f" ({statistics.median(one[name] / other[name] for one, other in pairs):.3f})"
+            cells.append(f"{cell:>20}")
+        lines.append(f"{side:10}" + "".join(cells))
+    return lines
+
+
+def write_figures(path: Path, found: Mapping[str, Sequence[Figures]]) -> None:
+    content = {"command": ["python", *sys.argv], "environment": environment(), "figures": found}
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
