@@ -121,11 +121,13 @@ def train(task: str, side: str, seed: int, sets: Mapping[str, list[Row]], option
         teacher=teacher if side == "student" else None,
         temperature=options.temperature,
         teacher_weight=options.weight,
+        teacher_hidden=options.hidden,
         learning_rate=plan.learning_rate,
         epochs=plan.epochs if side == "teacher" else plan.student_epochs,
         batch_size=32,
         warmup_ratio=0.1,
         weight_decay=0.01,
+        mixed_precision="bf16" if options.bf16 else "no",
         seed=seed,
     )
     return model
@@ -171,7 +173,7 @@ def run(task: str, seed: int, options: argparse.Namespace) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """What lines of one table share."""
-    names = ("start", "layers", "temperature", "weight", "rows", "threads")
+    names = ("start", "layers", "temperature", "weight", "hidden", "bf16", "rows", "threads")
     return {name: getattr(options, name) for name in names}
 
 
@@ -219,6 +221,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=[0, 2, 4])
     parser.add_argument("--temperature", type=float, default=2.0)
     parser.add_argument("--weight", type=float, default=0.5)
+    parser.add_argument("--hidden", choices=("none", "cosine", "mse"), default="none", help="distance of states")
+    parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", type=int, help="of the training set; default: all")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of the runs, which resume")
