@@ -1,4 +1,6 @@
-"""Fine-tune, evaluate and run BERT-family encoders, weight-compatible with Hugging Face checkpoints.
+"""Pre-train, fine-tune, distil, evaluate, serve and export BERT-family encoders.
+
+Models are weight-compatible with Hugging Face checkpoints.
 
 Owns the public names. They are imported on first use, so that the command line starts without torch.
 """

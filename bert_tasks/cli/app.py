@@ -87,7 +87,7 @@ class _App(typer.Typer):
 
 app = _App(
     cls=_Group,
-    help="Fine-tune, evaluate and run BERT-family encoders.",
+    help="Pre-train, fine-tune, distil, evaluate, serve and export BERT-family encoders.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
