@@ -83,6 +83,14 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(HF_HOME, ignore_errors=True)
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """torch has two threads, so that two batches are computed at the same time."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The source tree: recipes, documents, and the source files that are read (never imported) by tests."""

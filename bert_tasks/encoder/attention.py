@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bert_tasks.encoder.dropout import keep_mask, keep_scale, random_bits, uses_random_bits
+from bert_tasks.encoder.dropout import drop, keep_mask, keep_scale, random_bits, uses_random_bits
 from bert_tasks.encoder.packing import Packed, Padded
 from bert_tasks.encoder.positions import Scores
 
@@ -125,9 +125,7 @@ def attend_first(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: f
     for group, first, part in zip(layout.groups, queries, parts, strict=True):
         rows = part.view(group.sequences, group.length, *key_value.shape[1:])
         key, value = rows.permute(2, 0, 3, 1, 4).unbind(0)  # [sequences, A, T, D]
-        context = F.scaled_dot_product_attention(
-            first.unsqueeze(2), key, value, attn_mask=group.mask, dropout_p=dropout
-        )  # [sequences, A, 1, D]
+        context = _attend_heads(first.unsqueeze(2), key, value, group.mask, dropout)  # [sequences, A, 1, D]
         contexts.append(context)
     return torch.cat(contexts).flatten(1)
 
@@ -170,7 +168,7 @@ def _attend_window(qkv: Tensor, sequence_of_row: Tensor, window: int, dropout: f
     places = torch.arange(2 * block, device=qkv.device)
     distance = (places.narrow(0, window, block)[:, None] - places).abs()  # [block, 2 * block]
     mask = (of_query == of_key) & (distance <= window)  # [C, 1, block, 2 * block]
-    context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    context = _attend_heads(query, key, value, mask, dropout)
     return context.transpose(1, 2).reshape(-1, heads * size).narrow(0, 0, rows)
 
 
@@ -195,8 +193,29 @@ def _attend_rectangle(
     if scores is not None:
         added = scores(query, key)  # broadcastable to [B, A, T, T]
         mask = added if mask is None else added.masked_fill(~mask, torch.finfo(added.dtype).min)
-    context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
+    context = _attend_heads(query, key, value, mask, dropout, scale)
     return context.transpose(1, 2).reshape(batch * length, heads * size)
+
+
+def _attend_heads(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float | None = None
+) -> Tensor:
+    """``scaled_dot_product_attention``; where it has no kernel that drops weights, the formula with our dropout.
+
+    Args:
+        query, key, value: ``[..., A, T, D]``; the query's T may be another.
+        mask: broadcastable to ``[..., A, T, T]``: True at keys that may be attended to, or numbers to add; None: all.
+    """
+    if not uses_random_bits(query, dropout):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
+    dtype = query.dtype
+    if dtype == torch.bfloat16:  # see _attend_rectangle
+        query, key, value = query.float(), key.float(), value.float()
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    weights = (query * factor) @ key.transpose(-2, -1)  # [..., A, T, T]
+    if mask is not None:
+        weights = weights.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else weights + mask
+    return (drop(weights.softmax(-1), dropout) @ value).to(dtype)
 
 
 class _Pad(torch.autograd.Function):

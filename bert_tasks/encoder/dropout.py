@@ -4,15 +4,31 @@ On a CPU torch draws one random float per element, which costs several times as 
 elements share one 64-bit draw of torch's generator, so ``torch.manual_seed`` fixes the masks as usual. A probability is
 rounded to a multiple of 1/65536, and kept elements are scaled by exactly the rounded one. Other devices and float16 use
 torch's own dropout.
+
+Batches that are computed at the same time draw from generators of their own (``own_generator``), because the order in
+which they would draw from torch's is left to chance.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 _VALUES = 2**16  # of 16 bits
+_GENERATOR: ContextVar[torch.Generator | None] = ContextVar("_GENERATOR", default=None)  # None: torch's
+
+
+@contextmanager
+def own_generator(seed: int) -> Iterator[None]:
+    """Meanwhile dropout on the CPU draws from a generator of its own."""
+    token = _GENERATOR.set(torch.Generator().manual_seed(seed))
+    try:
+        yield
+    finally:
+        _GENERATOR.reset(token)
 
 
 def uses_random_bits(hidden: Tensor, p: float) -> bool:
@@ -22,9 +38,9 @@ def uses_random_bits(hidden: Tensor, p: float) -> bool:
 
 
 def random_bits(shape: Sequence[int]) -> Tensor:
-    """``int16`` numbers of the given shape from torch's CPU generator, every value equally likely."""
+    """``int16`` numbers of the given shape from the CPU's generator, every value equally likely."""
     count = torch.Size(shape).numel()
-    draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None, generator=_GENERATOR.get())
     return draws.view(torch.int16)[:count].view(shape)
 
 
@@ -38,6 +54,16 @@ def keep_scale(p: float) -> float:
     return _VALUES / (_VALUES - round(p * _VALUES))
 
 
+def drop(hidden: Tensor, p: float) -> Tensor:
+    """The elements, each 0 with probability ``p``, the others scaled by 1 / (1 - p)."""
+    if not uses_random_bits(hidden, p):
+        return F.dropout(hidden, p)
+    factors = keep_mask(random_bits(hidden.shape), p, out=torch.empty_like(hidden))
+    if hidden.dtype == torch.bfloat16:  # its 8 bits would round the scale itself
+        return hidden * factors * keep_scale(p)
+    return hidden * factors.mul_(keep_scale(p))
+
+
 class Dropout(nn.Module):
     """While training, sets each element to 0 with probability ``p`` and scales the others by 1 / (1 - p)."""
 
@@ -46,14 +72,7 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if not self.training or self.p == 0.0:
-            return hidden
-        if not uses_random_bits(hidden, self.p):
-            return F.dropout(hidden, self.p)
-        factors = keep_mask(random_bits(hidden.shape), self.p, out=torch.empty_like(hidden))
-        if hidden.dtype == torch.bfloat16:  # its 8 bits would round the scale itself
-            return hidden * factors * keep_scale(self.p)
-        return hidden * factors.mul_(keep_scale(self.p))
+        return drop(hidden, self.p) if self.training and self.p > 0.0 else hidden
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

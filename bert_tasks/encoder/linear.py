@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
@@ -40,6 +41,7 @@ _FUSED: Mapping[Activation, tuple[str, str]] = MappingProxyType(
 _BLOCK, _MULTIPLE = 512, 128
 # id of a parameter -> its copy in bfloat16; None while weights may change.
 _COPIES: ContextVar[dict[int, Tensor] | None] = ContextVar("_COPIES", default=None)
+_copying = Lock()
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -132,12 +134,14 @@ def is_eager_on_cpu(rows: Tensor) -> bool:
 @torch.no_grad()
 def _bfloat16_copy(weight: Tensor) -> Tensor:
     copies = _COPIES.get()
-    copy = None if copies is None else copies.get(id(weight))
-    if copy is None:
-        copy = weight.bfloat16()
-        if copies is not None and isinstance(weight, nn.Parameter):  # which lives longer than the context
+    if copies is None or not isinstance(weight, nn.Parameter):  # which lives longer than the context
+        return weight.bfloat16()
+    with _copying:  # batches that are computed at the same time need the same copies
+        copy = copies.get(id(weight))
+        if copy is None:
+            copy = weight.bfloat16()
             copies.update({id(weight): copy})
-    return copy
+        return copy
 
 
 def _product(

@@ -7,7 +7,7 @@ Shape legend: S samples (rows or windows).
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -25,6 +25,7 @@ from bert_tasks.data.columns import Document, Row
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import Cuts, RowTable, Samples, longest_first
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
+from bert_tasks.encoder.threads import map_batches
 from bert_tasks.errors import BertTasksError, DataError, GivenUpError, UsageError
 from bert_tasks.metrics.tables import LOSS, merged, untuned
 from bert_tasks.model.inputs import Data, as_trained, load_table, load_trained, tokenized
@@ -91,7 +92,7 @@ def evaluate_samples(
     """
     batches = longest_first(samples.lengths, max_tokens=model.batch_tokens)
     mine = batches[accelerator.process_index :: accelerator.num_processes]
-    results = [_run_batch(model, samples, batch, run) for batch in takewhile(lambda _: not stop(), mine)]
+    results = _run_batches(model, samples, takewhile(lambda _: not stop(), mine), run)
     if any(gather_object([len(results) < len(mine)])):
         raise GivenUpError
     results = gather_object(results)
@@ -109,7 +110,7 @@ def evaluated_predictions(model: TaskModel, table: RowTable) -> list[Prediction]
     samples = tokenized(table, model.task, model)
     batches = longest_first(samples.lengths, max_tokens=model.batch_tokens)
     run = _run_of(model, "float32")
-    results = [_run_batch(model, samples, batch, run) for batch in batches]
+    results = _run_batches(model, samples, batches, run)
     return _decoded(model.task, model.require_tokenizer(), samples, _by_feature(samples, results), list(table))
 
 
@@ -138,14 +139,25 @@ def _run_of(model: TaskModel, dtype: DType) -> Logits:
     )
 
 
-def _run_batch(model: TaskModel, samples: Samples, chosen: list[int], run: Logits | None) -> _BatchResult:
-    keys = FeatureKeys(seed=EVALUATION_SEED, epoch=0, numbers=samples.indices(chosen))
-    features = model.task.prepare(
-        cast("list[Feature]", samples.whole_features_of(chosen)),
-        keys,
-        cast("Sequence[Feature]", samples.features),
-        model.require_tokenizer(),
-    )
+def _run_batches(
+    model: TaskModel, samples: Samples, batches: Iterable[list[int]], run: Logits | None
+) -> list[_BatchResult]:
+    def prepared(chosen: list[int]) -> tuple[list[int], Sequence[Feature]]:
+        return chosen, model.task.prepare(
+            cast("list[Feature]", samples.whole_features_of(chosen)),
+            FeatureKeys(seed=EVALUATION_SEED, epoch=0, numbers=samples.indices(chosen)),
+            cast("Sequence[Feature]", samples.features),
+            model.require_tokenizer(),
+        )
+
+    def result(batch: tuple[list[int], Sequence[Feature]]) -> _BatchResult:
+        return _run_batch(model, *batch, run)
+
+    with model.in_evaluation():
+        return list(map_batches(result, map(prepared, batches), device=model.device))
+
+
+def _run_batch(model: TaskModel, chosen: list[int], features: Sequence[Feature], run: Logits | None) -> _BatchResult:
     batch, logits = model.batch_logits(features, run=run)
     with torch.inference_mode():
         terms = model.task.loss(logits.double(), batch)

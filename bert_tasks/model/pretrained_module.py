@@ -6,7 +6,8 @@ it into rows and a ``Padded`` layout, without data-dependent shapes.
 Shape legend: B sequences, T padded length, N = B * T rows, H hidden, X width of an output.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -134,3 +135,13 @@ class PretrainedModule(nn.Module):
     def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         fits = None if tokenizer is None else with_segments(tokenizer, second=self.config.second_segment)
         self._tokenizer: PreTrainedTokenizerBase | None = fits
+
+    @contextmanager
+    def in_evaluation(self) -> Iterator[None]:
+        """Meanwhile dropout is off."""
+        was_training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(was_training)

@@ -32,6 +32,7 @@ from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.encoder.layers import initialize
 from bert_tasks.encoder.packing import PackedBatch
+from bert_tasks.encoder.threads import map_batches
 from bert_tasks.environment import return_freed_memory
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families import converted_config, family_of, new_hf_config, parameter_map
@@ -49,7 +50,7 @@ Logits = Callable[[PackedBatch], Any]  # a batch's logits: [B, L], or [R, L] of 
 CHUNK_ROWS = 1024
 EXPLAINED_ROWS = 32  # of a chunk: an explanation takes as long as a hundred predictions
 BATCH_TOKENS = 16384
-CPU_BATCH_TOKENS = 2048  # the activations of so many tokens stay in a processor's cache
+CPU_BATCH_TOKENS = 1024  # the activations of two such batches stay in a processor's cache
 # Freed activations leave gaps in the heap, and each batch touches others. After so many tokens they are returned.
 _TRIM_TOKENS = 16384
 _BATCH_LOGITS = 2**25
@@ -550,18 +551,22 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         order = sorted(range(len(features)), key=lambda i: -len(features[i]["input_ids"]))
         inputs = ((i, one) for i in order for one in self.task.inputs_of(features[i], tokenizer))
         most = self.batch_tokens if max_tokens is None else max_tokens
+        batches = filled_batches(inputs, lambda pair: len(pair[1]["input_ids"]), max_tokens=most)
         found: dict[int, list[Tensor]] = {}
         tokens = 0
-        for batch in filled_batches(inputs, lambda pair: len(pair[1]["input_ids"]), max_tokens=most):
-            chosen = [one for _, one in batch]
-            tokens += sum(len(one["input_ids"]) for one in chosen)
-            if tokens > _TRIM_TOKENS:
-                return_freed_memory()
-                tokens = 0
-            for (i, _), part in zip(batch, self.reduced_batch(chosen, run=run), strict=True):
-                found.setdefault(i, []).append(part)
-        parts = [found[i] for i in range(len(features))]
-        return [one[0] if len(one) == 1 else torch.cat(one) for one in parts]
+
+        def reduced(batch: Sequence[tuple[int, Feature]]) -> Iterator[tuple[tuple[int, Feature], Tensor]]:
+            return zip(batch, self.reduced_batch([one for _, one in batch], run=run), strict=True)
+
+        with self.in_evaluation():
+            for results in map_batches(reduced, batches, device=self.device):
+                for (i, one), part in results:
+                    found.setdefault(i, []).append(part)
+                    tokens += len(one["input_ids"])
+                if tokens > _TRIM_TOKENS:
+                    return_freed_memory()
+                    tokens = 0
+        return [one[0] if len(one) == 1 else torch.cat(one) for one in map(found.__getitem__, range(len(features)))]
 
     def reduced_batch(self, features: Sequence[Feature], *, run: Logits | None = None) -> tuple[Tensor, ...]:
         """As ``reduced_logits``, of features that are run together."""
@@ -577,16 +582,15 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
     def batch_logits(self, features: Sequence[Feature], *, run: Logits | None = None) -> tuple[PackedBatch, Any]:
         """A packed batch and its logits, both on the model's device, logits in float32. Dropout is off meanwhile."""
-        was_training = self.training
-        self.eval()
-        try:
-            with torch.inference_mode():
-                # A CPU is quicker with more calls of attention than with copies of the rows.
-                pad_groups, offset = self.device.type != "cpu", self.config.position_offset
-                batch = collate(features, position_offset=offset, pad_groups=pad_groups).to(self.device)
-                return batch, (self.packed_logits(batch) if run is None else run(batch)).float()
-        finally:
-            self.train(was_training)
+        with self.in_evaluation(), torch.inference_mode():
+            batch = self.packed(features)
+            return batch, (self.packed_logits(batch) if run is None else run(batch)).float()
+
+    def packed(self, features: Sequence[Feature]) -> PackedBatch:
+        """The features as one batch on the model's device."""
+        # A CPU is faster with more calls of attention than with copies of the rows.
+        pad_groups, offset = self.device.type != "cpu", self.config.position_offset
+        return collate(features, position_offset=offset, pad_groups=pad_groups).to(self.device)
 
     def reduce(self, batch: PackedBatch, logits: Any, features: Sequence[Feature]) -> tuple[Tensor, ...]:
         """What the task keeps of the logits of each feature (``Task.reduce_logits``), on the CPU."""

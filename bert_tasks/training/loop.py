@@ -434,6 +434,7 @@ class Trainer:
         """
         state, signals, callback = self.state, self.signals, self.callback
         self.steps.update_weights()
+        self.objective.eval()  # until the next step
         try:
             found = evaluate_all(
                 self.model,

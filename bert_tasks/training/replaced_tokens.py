@@ -44,7 +44,7 @@ class ReplacedTokenDetection(Objective):
             if shapes[0] != shapes[1]:
                 raise UsageError(f"the generator's {name} embeddings are not of the model's size")
             setattr(theirs, name, getattr(own, name))
-        self.generator = generator
+        self.generator = generator.eval()  # until a run trains it
 
     def forward(self, batch: PackedBatch) -> tuple[LossTerm, ...]:
         """See ``Objective.forward``."""
@@ -59,15 +59,7 @@ class ReplacedTokenDetection(Objective):
     @property
     def run(self) -> Logits:
         """See ``Objective.run``."""
-        return self._evaluated
-
-    def _evaluated(self, batch: PackedBatch) -> ReplacedTokenOutput:
-        was_training = self.generator.training
-        self.generator.eval()
-        try:
-            return self.output_of(batch)
-        finally:
-            self.generator.train(was_training)
+        return self.output_of
 
     @property
     def further_models(self) -> Mapping[str, TaskModel]:

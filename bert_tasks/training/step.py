@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, Self, cast
 
@@ -19,13 +20,15 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from bert_tasks.data.table import Samples, token_batches
+from bert_tasks.encoder.dropout import own_generator
 from bert_tasks.encoder.linear import constant_weights
 from bert_tasks.encoder.lora import Adapters
+from bert_tasks.encoder.threads import map_batches, parallel_batches
 from bert_tasks.errors import DivergedError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection
+from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Feature, FeatureKeys
-from bert_tasks.tasks.features import collate
 from bert_tasks.training.objectives import Objective
 from bert_tasks.training.sampling import BatchSize, SampleOrder, learning_rate_factor, rank_share, step_seed
 from bert_tasks.training.vocabulary import VocabularyRows
@@ -164,6 +167,7 @@ class OptimizerSteps:
             ``[K, 2]`` float64: sum and count of each loss term over this process's samples.
         """
         accelerator, samples, objective = self.accelerator, self.samples, self.objective
+        objective.train()
         if self.adapters is not None:
             self.adapters.remove()
         rank, world = accelerator.process_index, accelerator.num_processes
@@ -179,6 +183,9 @@ class OptimizerSteps:
         windows = [list(islice(prepared, int(samples.starts[i + 1] - samples.starts[i]))) for i in chosen]
         lengths = [sum(len(feature["input_ids"]) for feature in one) for one in windows]
         parts = token_batches(range(len(windows)), lengths, max_tokens=self.optim.micro_batch_tokens)
+        at_once = len(parts) == 1 and self._computes_two_at_once()
+        if at_once and len(windows) > 1:
+            parts = [parts[0][::2], parts[0][1::2]]  # the longest first, so that both have as many tokens
         micro_batches = [[feature for one in part for feature in windows[one]] for part in parts]
 
         ratios = None  # [K] the reference count over the count of each term, over all processes; 0 without a count
@@ -188,24 +195,64 @@ class OptimizerSteps:
             total = accelerator.reduce(own.to(accelerator.device, non_blocking=True), reduction="sum")
             ratios = torch.where(total > 0, _reference_count(total) / total, 0.0)
 
-        sums = torch.zeros(1, dtype=torch.float64, device=accelerator.device)
-        for number, features in enumerate(micro_batches, start=1):
-            packed = collate(features, position_offset=objective.model.config.position_offset)
-            packed = packed.to(accelerator.device)
-            exchange = nullcontext() if number == len(micro_batches) else accelerator.no_sync(self.prepared)
-            with exchange, self._trained_parameters():  # the backward pass, too, may run layers
-                terms = self.prepared(packed)
-                losses = [term.total * (term.weight * weight / len(batch)) for term in terms]
-                if ratios is not None:
-                    losses = [loss * ratio.to(loss.dtype) for loss, ratio in zip(losses, ratios, strict=True)]
-                accelerator.backward(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
-            values = [torch.stack([term.total.detach().double(), term.count.double()]) for term in terms]
-            sums = sums + torch.stack(values) * weight
-            self._term_weights = {term.name: term.weight for term in terms}
+        def gradients(number: int) -> Tensor:
+            last = number == len(micro_batches) - 1
+            exchange = nullcontext() if last else accelerator.no_sync(self.prepared)
+            drawing = own_generator(step_seed(self.seed, step, rank, number)) if at_once else nullcontext()
+            with exchange, drawing:
+                return self._gradients(micro_batches[number], weight / len(batch), ratios)
+
+        run = partial(map_batches, device=accelerator.device) if at_once else map
+        with self._trained_parameters(), self._coalesced_gradients():  # the backward pass, too, may run layers
+            sums = torch.stack([*run(gradients, range(len(micro_batches)))]).sum(dim=0) * weight
         for parameter in self.parameters:
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.coalesce()  # each row once
         return sums
+
+    def _computes_two_at_once(self) -> bool:
+        """Whether the halves of a batch are computed at the same time on a CPU.
+
+        Not where random numbers could be drawn from the generator that all threads share, in any order: by layers that
+        are computed again, or by the head of a task that is not built in. A batch of several micro-batches is not
+        divided either: the sum of more than two gradients depends on their order.
+        """
+        model = self.objective.model
+        is_known = type(model.task) in TASKS.values() and not model.stack.gradient_checkpointing
+        return is_known and self.accelerator.num_processes == 1 and parallel_batches(self.accelerator.device) == 2
+
+    def _gradients(self, features: Sequence[Feature], scale: float, ratios: Tensor | None) -> Tensor:
+        """Adds the gradients of a batch, each loss term's multiplied by ``scale`` and its ratio, to the parameters'.
+
+        Returns:
+            ``[K, 2]`` float64: sum and count of each loss term.
+        """
+        terms = self.prepared(self.objective.model.packed(features))
+        losses = [term.total * (term.weight * scale) for term in terms]
+        if ratios is not None:
+            losses = [loss * ratio.to(loss.dtype) for loss, ratio in zip(losses, ratios, strict=True)]
+        self.accelerator.backward(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
+        self._term_weights = {term.name: term.weight for term in terms}
+        return torch.stack([torch.stack([term.total.detach().double(), term.count.double()]) for term in terms])
+
+    @contextmanager
+    def _coalesced_gradients(self) -> Iterator[None]:
+        """Meanwhile a batch adds each row of a sparse gradient once: the sum of two is the same in either order."""
+
+        def coalesced(gradient: Tensor) -> Tensor:
+            return gradient.coalesce() if gradient.is_sparse else gradient
+
+        tables = [one.weight for one in self.objective.modules() if isinstance(one, nn.Embedding) and one.sparse]
+        hooks = [
+            table.register_hook(coalesced)  # type: ignore[no-untyped-call]  # torch
+            for table in tables
+            if table.requires_grad
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def update(self, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False) -> StepResult:
         """Scales the gradient to that of the sum of the terms' means, clips it, and steps the optimizer.

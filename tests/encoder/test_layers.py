@@ -1,6 +1,6 @@
 """The encoder on packed rows: independent of the batch, the same bits twice, mixed precision, initial weights."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -19,13 +19,6 @@ from support.hf_models import FAMILIES, hf_config, hf_model, widen
 from support.parity import ours_from, packed_rows
 
 LENGTHS = (17, 1, 48, 9, 2, 46, 17, 30, 16)
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
 
 
 def random_ids(lengths: Sequence[int] = LENGTHS, *, seed: int = 0) -> list[list[int]]:

@@ -1,0 +1,163 @@
+"""Batches that are computed at the same time: their order, their threads, and what becomes of errors."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import pytest
+import torch
+
+from bert_tasks.encoder.dropout import Dropout, own_generator
+from bert_tasks.encoder.threads import map_batches, parallel_batches
+
+CPU = torch.device("cpu")
+NAME: ContextVar[str] = ContextVar("NAME", default="none")
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(1)
+
+
+def test_two_batches_at_once_where_the_threads_can_be_divided(two_threads: None) -> None:
+    assert parallel_batches(CPU) == 2
+    assert parallel_batches(torch.device("meta")) == parallel_batches(torch.device("cuda")) == 1
+    torch.set_num_threads(3)
+    assert parallel_batches(CPU) == 1
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 40])
+def test_results_come_in_order(two_threads: None, count: int) -> None:
+    def slow_at_first(number: int) -> int:
+        if number % 7 == 0:
+            threading.Event().wait(0.01)
+        return number * number
+
+    assert list(map_batches(slow_at_first, range(count), device=CPU)) == [number * number for number in range(count)]
+
+
+def test_two_batches_are_computed_at_the_same_time_with_half_of_the_threads(four_threads: None) -> None:
+    both = threading.Barrier(2, timeout=60)  # broken unless two batches wait for each other
+
+    def compute(_: int) -> tuple[int, str]:
+        both.wait()
+        return torch.get_num_threads(), threading.current_thread().name
+
+    found = list(map_batches(compute, range(4), device=CPU))
+    assert [threads for threads, _ in found] == [2] * 4
+    assert threading.current_thread().name not in {name for _, name in found}
+    assert torch.get_num_threads() == 4
+
+
+def test_later_threads_begin_with_all_of_torchs_threads(four_threads: None) -> None:
+    list(map_batches(torch.neg, torch.zeros(4).unbind(), device=CPU))
+    seen: list[int] = []
+    later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert seen == [4]
+
+
+def test_a_single_batch_has_all_threads(two_threads: None) -> None:
+    (found,) = map_batches(lambda _: (torch.get_num_threads(), threading.current_thread()), [0], device=CPU)
+    assert found == (2, threading.current_thread())
+
+
+def test_one_thread_of_torch_computes_one_batch_after_the_other() -> None:
+    assert {*map_batches(lambda _: threading.current_thread(), range(3), device=CPU)} == {threading.current_thread()}
+
+
+def test_batches_are_read_a_few_ahead(two_threads: None) -> None:
+    read: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(100):
+            read.append(number)
+            yield number
+
+    results = map_batches(lambda number: number, numbers(), device=CPU)
+    assert [next(results) for _ in range(10)] == list(range(10))
+    assert len(read) <= 14
+    results.close()  # type: ignore[attr-defined]
+    assert len(read) <= 14
+
+
+def test_an_error_is_raised_where_its_result_would_be(two_threads: None) -> None:
+    done: list[int] = []
+
+    def fails_at_5(number: int) -> int:
+        if number == 5:
+            raise ValueError("five")
+        done.append(number)
+        return number
+
+    results = map_batches(fails_at_5, range(1000), device=CPU)
+    assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="five"):
+        next(results)
+    after = len(done)
+    assert after < 20, "batches after the error were computed"
+    assert torch.get_num_threads() == 2
+    assert list(map_batches(int, range(3), device=CPU)) == [0, 1, 2], "the threads are used again"
+    assert len(done) == after
+
+
+def test_an_error_while_batches_are_read_is_raised(two_threads: None) -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(3)
+        raise ValueError("unreadable")
+
+    with pytest.raises(ValueError, match="unreadable"):
+        list(map_batches(int, numbers(), device=CPU))
+
+
+def test_threads_know_the_context_variables_of_the_caller(two_threads: None) -> None:
+    token = NAME.set("mine")
+    try:
+        assert list(map_batches(lambda _: NAME.get(), range(4), device=CPU)) == ["mine"] * 4
+    finally:
+        NAME.reset(token)
+    assert list(map_batches(lambda _: NAME.get(), range(4), device=CPU)) == ["none"] * 4
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_process_that_was_forked_has_its_own_threads(two_threads: None) -> None:
+    list(map_batches(int, range(4), device=CPU))
+    child = os.fork()
+    if child == 0:
+        found = list(map_batches(int, range(4), device=CPU))
+        os._exit(0 if found == [0, 1, 2, 3] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_generator_of_its_own_makes_dropout_independent_of_torchs() -> None:
+    rows, module = torch.ones(100), Dropout(0.5).train()
+
+    def dropped(seed: int) -> torch.Tensor:
+        with own_generator(seed):
+            return module(rows)
+
+    state = torch.get_rng_state()
+    first = dropped(1)
+    assert torch.equal(torch.get_rng_state(), state)
+    module(rows)
+    assert torch.equal(dropped(1), first)
+    assert not torch.equal(dropped(2), first)
+    torch.manual_seed(1)
+    assert torch.equal(module(rows), first), "the same numbers as torch's generator with this seed"
+
+
+def test_a_thread_that_was_idle_at_first_has_its_share_of_threads_later(four_threads: None) -> None:
+    """Whichever of the two computes: torch sets the threads of a thread when that first uses them."""
+
+    def compute(number: int) -> int:
+        if number > 3:  # both are needed now
+            threading.Event().wait(0.005)
+        torch.ones(300, 300).sum(0)
+        return torch.get_num_threads()
+
+    for _ in range(20):
+        assert set(map_batches(compute, range(12), device=CPU)) == {2}
