@@ -95,6 +95,7 @@ _LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 # Parameters of glibc's mallopt with the values that they have later; the advice of Linux's madvise.
 _TRIM_THRESHOLD, _DEFAULT_TRIM_THRESHOLD = -1, 2**26  # twice the largest block that glibc takes from the heap by itself
 _MMAP_MAX, _DEFAULT_MMAP_MAX = -4, 65536
+_ARENA_MAX = -8
 _HUGE_PAGES = 14
 _ASSIGNED = re.compile(r"^(--?[\w.\-]+|[\w.\-]+)=(.*)$", re.DOTALL)
 
@@ -352,11 +353,13 @@ def keep_freed_memory() -> Iterator[None]:
 
     A training step allocates what the step before has freed. By itself glibc returns large blocks to the kernel, which
     clears each page again when it is next used, and translating addresses of 4 KiB pages takes time, too. Does nothing
-    where the C library is not glibc. Afterwards free memory is returned.
+    where the C library is not glibc. Afterwards free memory is returned. Threads that begin later share the heap, also
+    afterwards, in place of keeping freed memory each for itself.
     """
     if not hasattr(_LIBC, "mallopt"):
         yield
         return
+    _LIBC.mallopt(_ARENA_MAX, 1)
     _LIBC.mallopt(_MMAP_MAX, 0)  # large blocks come from the heap, too
     _LIBC.mallopt(_TRIM_THRESHOLD, -1)  # of which nothing is returned
     with suppress(OSError, ValueError):  # without /proc the pages stay small

@@ -12,6 +12,7 @@ processes that write and read at the same time never meet an unfinished one.
 import json
 import os
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -515,3 +516,25 @@ def longest_first(lengths: ArrayLike, *, max_tokens: int) -> list[list[int]]:
     of memory is seen early."""
     sizes = np.asarray(lengths, dtype=np.int64)
     return token_batches(np.argsort(-sizes, kind="stable").tolist(), sizes.tolist(), max_tokens=max_tokens)
+
+
+def filling_order(lengths: ArrayLike, *, max_tokens: int) -> list[int]:
+    """All indices in an order that ``filled_batches`` cuts into batches of ``max_tokens`` tokens or a little less.
+
+    The longest come first. What room a batch has left is given to the longest of the others that fit, so that nearly
+    all batches have the same number of tokens, for which the products of layers are prepared once.
+    """
+    sizes = np.asarray(lengths, dtype=np.int64)
+    waiting: dict[int, deque[int]] = {}
+    for index in np.argsort(-sizes, kind="stable").tolist():
+        waiting.setdefault(int(sizes[index]), deque()).append(index)
+    order: list[int] = []
+    while waiting:
+        room = max(max_tokens, next(iter(waiting)))
+        for size in list(waiting):
+            while size <= room and waiting[size]:
+                order.append(waiting[size].popleft())
+                room -= size
+            if not waiting[size]:
+                del waiting[size]
+    return order

@@ -32,7 +32,7 @@ HeadKind = Literal["sequence", "token", "span", "masked-lm", "pretraining", "rep
 # The field of a batch with a number in [0, 1) for each masked token, which decides what a generator puts there.
 UNIFORM = "uniform"
 
-_CHUNK_LOGITS = 2**24  # logits over the vocabulary that exist at once: 64 MiB in float32
+_CHUNK_BYTES = 2**25  # of logits over the vocabulary that exist at once
 
 
 class Head(nn.Module, ABC):
@@ -330,7 +330,7 @@ class VocabularyOutput:
     def chunk_rows(self) -> int:
         """The number of rows whose logits exist at once."""
         width = self.hidden.shape[1] if self.table is None else len(self.table)
-        return max(1, _CHUNK_LOGITS // width)
+        return max(1, _CHUNK_BYTES // (width * self.dtype.itemsize))
 
     def logits(self) -> Tensor:
         """All of them, ``[R, V]``."""

@@ -27,7 +27,7 @@ from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.columns import Row, as_rows
 from bert_tasks.data.problems import first_few
 from bert_tasks.data.readers import ReadOptions, known_names
-from bert_tasks.data.table import filled_batches
+from bert_tasks.data.table import filled_batches, filling_order
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.encoder.layers import initialize
@@ -548,9 +548,9 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             run: what runs a batch in place of the model.
         """
         tokenizer = self.require_tokenizer()
-        order = sorted(range(len(features)), key=lambda i: -len(features[i]["input_ids"]))
-        inputs = ((i, one) for i in order for one in self.task.inputs_of(features[i], tokenizer))
         most = self.batch_tokens if max_tokens is None else max_tokens
+        order = filling_order([len(one["input_ids"]) for one in features], max_tokens=most)
+        inputs = ((i, one) for i in order for one in self.task.inputs_of(features[i], tokenizer))
         batches = filled_batches(inputs, lambda pair: len(pair[1]["input_ids"]), max_tokens=most)
         found: dict[int, list[Tensor]] = {}
         tokens = 0

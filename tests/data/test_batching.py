@@ -8,7 +8,15 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_tasks.data.table import Cuts, RowTable, Samples, cached_features, longest_first
+from bert_tasks.data.table import (
+    Cuts,
+    RowTable,
+    Samples,
+    cached_features,
+    filling_order,
+    longest_first,
+    token_batches,
+)
 
 # For each row the tokens of its windows.
 WINDOWS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), max_size=12)
@@ -72,3 +80,23 @@ def test_a_row_of_several_windows_is_truncated_once() -> None:
 def test_the_longest_come_first_and_equals_stay_in_order(lengths: list[int]) -> None:
     order = [index for batch in longest_first(lengths, max_tokens=8) for index in batch]
     assert order == sorted(range(len(lengths)), key=lambda index: -lengths[index])
+
+
+@given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 64))
+@FEW
+def test_the_filling_order_is_cut_into_full_batches(lengths: list[int], max_tokens: int) -> None:
+    order = filling_order(lengths, max_tokens=max_tokens)
+    assert sorted(order) == list(range(len(lengths)))
+    batches = token_batches(order, lengths, max_tokens=max_tokens)
+    left = set(order)
+    for batch in batches:
+        assert lengths[batch[0]] == max(lengths[index] for index in left), "the longest come first"
+        left -= set(batch)
+        room = max_tokens - sum(lengths[index] for index in batch)
+        assert all(lengths[index] > room for index in left), "what fits was left out"
+
+
+def test_batches_of_many_lengths_have_one_size() -> None:
+    lengths = [1 + (7 * number) % 50 for number in range(400)]
+    batches = token_batches(filling_order(lengths, max_tokens=256), lengths, max_tokens=256)
+    assert {sum(lengths[index] for index in batch) for batch in batches[:-1]} == {256}

@@ -261,9 +261,9 @@ def vocabulary_output(dtype: torch.dtype, *, rows: int = 37) -> tuple[Vocabulary
     return VocabularyOutput(hidden=parts[0], table=parts[1], bias=parts[2], dtype=dtype), labels, parts
 
 
-@pytest.mark.parametrize("most", [1, 500, 2**24], ids=["row by row", "chunks of 10", "at once"])
+@pytest.mark.parametrize("most", [1, 4000, 2**25], ids=["row by row", "chunks of 10", "at once"])
 def test_cross_entropy_over_a_vocabulary_is_torchs(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "_CHUNK_LOGITS", most)
+    monkeypatch.setattr(heads, "_CHUNK_BYTES", most)
     output, labels, parts = vocabulary_output(torch.float64)
     expected = F.cross_entropy(F.linear(*parts), labels, reduction="sum") * 0.25
     expected_gradients = torch.autograd.grad(expected, parts)
@@ -292,7 +292,7 @@ def test_cross_entropy_of_no_rows_has_gradients_of_zero() -> None:
 
 
 def test_logits_over_a_vocabulary_never_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "_CHUNK_LOGITS", 500)
+    monkeypatch.setattr(heads, "_CHUNK_BYTES", 2000)
     sizes: list[int] = []
 
     def counted(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

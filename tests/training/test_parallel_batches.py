@@ -90,6 +90,33 @@ def test_dropout_is_the_same_bits_each_time(by_kind, two_threads, parts, family)
     assert not torch.equal(first["loss"], another["loss"])
 
 
+@pytest.mark.parametrize("vocabulary_rows", ["all", "in_data"])
+def test_the_half_that_is_first_does_not_count(wide_checkpoint, two_threads, monkeypatch, vocabulary_rows):
+    """Tokens that are in both halves several times, so that their sums would differ in another order."""
+    original = OptimizerSteps._gradients
+
+    def gradients(slower):
+        other_is_done = threading.Event()
+
+        def one_after_the_other(steps, features, *arguments):
+            has_longest = max(len(one["input_ids"]) for one in features) == longest
+            if has_longest == (slower == "the longer half"):
+                assert other_is_done.wait(60)
+            found = original(steps, features, *arguments)
+            other_is_done.set()
+            return found
+
+        monkeypatch.setattr(OptimizerSteps, "_gradients", one_after_the_other)
+        rows = [*make_rows(30), {"text": "the ferry " * 15, "label": LABELS[0]}]
+        steps = make_steps(load_model(wide_checkpoint), rows, batch_size=31, vocabulary_rows=vocabulary_rows)
+        longest = int(steps.samples.lengths.max())
+        steps.accumulate(0, range(31))
+        return [parameter.grad.to_dense() for parameter in steps.parameters]
+
+    found = [gradients(slower) for slower in ("the longer half", "the shorter half")]
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_the_parts_of_a_batch_drop_other_elements(dropout_checkpoint, two_threads):
     """Eight times the same text: without dropout all logits are equal, and with equal masks both halves would be."""
     logits = []
