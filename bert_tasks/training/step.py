@@ -203,7 +203,7 @@ class OptimizerSteps:
                 return self._gradients(micro_batches[number], weight / len(batch), ratios)
 
         run = partial(map_batches, device=accelerator.device) if at_once else map
-        with self._trained_parameters(), self._coalesced_gradients():  # the backward pass, too, may run layers
+        with self._trained_parameters():  # the backward pass, too, may run layers
             sums = torch.stack([*run(gradients, range(len(micro_batches)))]).sum(dim=0) * weight
         for parameter in self.parameters:
             if parameter.grad is not None and parameter.grad.is_sparse:
@@ -234,25 +234,6 @@ class OptimizerSteps:
         self.accelerator.backward(losses[0] if len(losses) == 1 else torch.stack(losses).sum())
         self._term_weights = {term.name: term.weight for term in terms}
         return torch.stack([torch.stack([term.total.detach().double(), term.count.double()]) for term in terms])
-
-    @contextmanager
-    def _coalesced_gradients(self) -> Iterator[None]:
-        """Meanwhile a batch adds each row of a sparse gradient once: the sum of two is the same in either order."""
-
-        def coalesced(gradient: Tensor) -> Tensor:
-            return gradient.coalesce() if gradient.is_sparse else gradient
-
-        tables = [one.weight for one in self.objective.modules() if isinstance(one, nn.Embedding) and one.sparse]
-        hooks = [
-            table.register_hook(coalesced)  # type: ignore[no-untyped-call]  # torch
-            for table in tables
-            if table.requires_grad
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def update(self, step: int, batch: Sequence[int], sums: Tensor, *, stop: bool = False) -> StepResult:
         """Scales the gradient to that of the sum of the terms' means, clips it, and steps the optimizer.

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 import pytest
 import torch
 
+from bert_tasks.encoder import threads
 from bert_tasks.encoder.dropout import Dropout, own_generator
 from bert_tasks.encoder.threads import map_batches, parallel_batches
 
@@ -47,12 +48,13 @@ def test_two_batches_are_computed_at_the_same_time_with_half_of_the_threads(four
         return torch.get_num_threads(), threading.current_thread().name
 
     found = list(map_batches(compute, range(4), device=CPU))
-    assert [threads for threads, _ in found] == [2] * 4
+    assert [count for count, _ in found] == [2] * 4
     assert threading.current_thread().name not in {name for _, name in found}
     assert torch.get_num_threads() == 4
 
 
 def test_later_threads_begin_with_all_of_torchs_threads(four_threads: None) -> None:
+    threads._pool.cache_clear()  # so that the workers begin now
     list(map_batches(torch.neg, torch.zeros(4).unbind(), device=CPU))
     seen: list[int] = []
     later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
@@ -150,14 +152,21 @@ def test_a_generator_of_its_own_makes_dropout_independent_of_torchs() -> None:
     assert torch.equal(module(rows), first), "the same numbers as torch's generator with this seed"
 
 
-def test_a_thread_that_was_idle_at_first_has_its_share_of_threads_later(four_threads: None) -> None:
-    """Whichever of the two computes: torch sets the threads of a thread when that first uses them."""
+def test_a_worker_keeps_its_threads_whatever_is_set_before_it_computes(four_threads: None) -> None:
+    """torch sets the number of a thread when that first uses it."""
+    has_begun, is_reset, seen = threading.Event(), threading.Event(), []
 
-    def compute(number: int) -> int:
-        if number > 3:  # both are needed now
-            threading.Event().wait(0.005)
+    def work() -> None:
+        threads._begin(2)
+        has_begun.set()
+        assert is_reset.wait(60)
         torch.ones(300, 300).sum(0)
-        return torch.get_num_threads()
+        seen.append(torch.get_num_threads())
 
-    for _ in range(20):
-        assert set(map_batches(compute, range(12), device=CPU)) == {2}
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert has_begun.wait(60)
+    torch.set_num_threads(4)
+    is_reset.set()
+    worker.join()
+    assert seen == [2]
