@@ -62,7 +62,7 @@ def test_dropout_stands_where_transformers_has_it(family: str, head: Head) -> No
 def test_attention_weights_are_dropped_in_training_only(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ours_from(hf_model(family, "base", config=config(family, "base", attention_dropout=0.25)), "base")
     seen: set[float] = set()
-    plain, dropped = F.scaled_dot_product_attention, attention.attention_with_dropout
+    plain, dropped, drop = F.scaled_dot_product_attention, attention.attention_with_dropout, attention.drop
 
     def recording(*arguments: Any, dropout_p: float, **options: Any) -> Tensor:
         seen.add(dropout_p)
@@ -72,6 +72,11 @@ def test_attention_weights_are_dropped_in_training_only(family: str, monkeypatch
         seen.add(p)
         return dropped(qkv, mask, p)
 
+    def recording_drop(weights: Tensor, p: float) -> Tensor:
+        seen.add(p)
+        return drop(weights, p)
+
+    monkeypatch.setattr(attention, "drop", recording_drop)
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", recording)
     monkeypatch.setattr(attention, "attention_with_dropout", recording_dropped)
     batch = random_batch(family)
