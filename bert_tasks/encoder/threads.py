@@ -7,7 +7,7 @@ each other at their end only.
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from functools import cache
@@ -29,7 +29,7 @@ def parallel_batches(device: torch.device) -> int:
 
 def map_batches(
     function: Callable[[Item], Result], batches: Iterable[Item], *, device: torch.device
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """``function`` of each batch, in their order; several at the same time where ``parallel_batches`` says so.
 
     Threads know the context variables of the caller, but not torch's modes (inference, autocast), which ``function``

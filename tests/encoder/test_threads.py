@@ -83,7 +83,7 @@ def test_batches_are_read_a_few_ahead(two_threads: None) -> None:
     results = map_batches(lambda number: number, numbers(), device=CPU)
     assert [next(results) for _ in range(10)] == list(range(10))
     assert len(read) <= 14
-    results.close()  # type: ignore[attr-defined]
+    results.close()
     assert len(read) <= 14
 
 

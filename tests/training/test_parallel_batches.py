@@ -19,6 +19,8 @@ from support.task_examples import EXAMPLES
 from support.training_runs import (
     LABELS,
     TASK,
+    TWENTY_STEPS,
+    UNLABELLED,
     WEIGHTED_TASK,
     LengthAndLabel,
     batches,
@@ -29,9 +31,6 @@ from support.training_runs import (
     walk,
     weights_of,
 )
-
-UNLABELLED = (1, 8, 17, 30)
-TWENTY_STEPS = {"epochs": 4, "batch_size": 8, "learning_rate": 1e-3, "adam_epsilon": 1e-4, "weight_decay": 0.01}
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from bert_tasks.training.sampling import learning_rate_factor
 from bert_tasks.training.step import MOST_OVERFLOWS, StepPlan, StepResult, read_step_metrics, sparse_gradients
 from support.training_runs import (
     LABELS,
+    TWENTY_STEPS,
+    UNLABELLED,
     WEIGHTED_TASK,
     batches,
     distance,
@@ -24,10 +26,6 @@ from support.training_runs import (
     walk,
     weights_of,
 )
-
-UNLABELLED = (1, 8, 17, 30)
-# Key biases have a gradient of zero, which rounding makes a little more; a small epsilon would make it a step.
-TWENTY_STEPS = {"epochs": 4, "batch_size": 8, "learning_rate": 1e-3, "adam_epsilon": 1e-4, "weight_decay": 0.01}
 
 
 @dataclass(frozen=True, kw_only=True)
