@@ -40,7 +40,7 @@ from train_workloads import SHAPES, WORKLOADS, Predictor, prepared, trainer_data
 from bert_tasks import TaskModel, fit
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.linear import Linear
-from bert_tasks.environment import matmul_library
+from bert_tasks.environment import limit_spinning, matmul_library
 from bert_tasks.run_dir.files import environment
 from bert_tasks.tasks.features import collate
 from bert_tasks.training.progress import Clock
@@ -310,6 +310,7 @@ def main() -> None:
         clock=chosen.clock,
     )
     torch.set_num_threads(options.threads)
+    limit_spinning()  # as the command line does; for all sides
     machine = environment()
     print(f"{machine['cpu']}, {machine['threads']} threads, float32 matrix library {machine['matmul_library']}")
     found = []

@@ -118,6 +118,17 @@ def limit_primitive_caches() -> None:
         os.environ.setdefault(name, value)
 
 
+def limit_spinning() -> None:
+    """Lets OpenMP's threads sleep soon after an operation, where the process has at most two cores.
+
+    By default they wait in a loop for some milliseconds, and take a core from the threads that compute batches.
+    libgomp reads the variable when torch is imported. A policy that the user has set is not changed.
+    """
+    has_few_cores = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) <= 2
+    if has_few_cores and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
 def environment(*, devices: bool = True) -> dict[str, Any]:
     """Everything that ``bert-tasks env`` shows, as JSON.
 

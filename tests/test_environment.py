@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 
 from bert_tasks import environment as module
 from bert_tasks.cli import entry as crash
-from bert_tasks.environment import environment, environment_lines, masked, masked_arguments, shown_variables
+from bert_tasks.environment import (
+    environment,
+    environment_lines,
+    limit_spinning,
+    masked,
+    masked_arguments,
+    shown_variables,
+)
 
 SECRETS = {
     "HF_TOKEN": "hf_abcdefghijklmnopqrstuvwxyz",
@@ -278,3 +285,18 @@ def test_where_bfloat16_is_slower_a_note_says_why(monkeypatch, found, limit, rea
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"architecture": "x86_64", **found})
     note = module.slow_bfloat16()
     assert note is None if reason is None else reason in note
+
+
+@pytest.mark.parametrize(
+    ("cores", "given", "expected"),
+    [(2, {}, "1000"), (3, {}, None), (1, {"GOMP_SPINCOUNT": "7"}, "7"), (2, {"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_threads_of_openmp_wait_less_where_cores_are_few(monkeypatch, cores, given, expected):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "unset")  # so that it is restored
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    limit_spinning()
+    assert os.environ.get("GOMP_SPINCOUNT") == expected

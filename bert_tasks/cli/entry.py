@@ -17,6 +17,7 @@ from bert_tasks.environment import (
     environment,
     environment_lines,
     limit_primitive_caches,
+    limit_spinning,
     masked,
     masked_arguments,
 )
@@ -31,6 +32,7 @@ _LOST = ("closed by peer", "reset by peer", "onnection refused", "Timed out", "t
 def main() -> None:
     """The console script. ``--debug`` may be given before or after the command."""
     limit_primitive_caches()  # torch's own GELU fills them, too; in the process of another program it may
+    limit_spinning()
     disable_telemetry()
     given = sys.argv[1:]
     arguments = [argument for argument in given if argument != "--debug"]

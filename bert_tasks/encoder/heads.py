@@ -422,8 +422,9 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        # In place, because one of them is as large as the table. A second pass over the same graph is an error.
         parts = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-        return (*(part * gradient.to(part.dtype) if needed else None for part, needed in parts), *(None,) * 4)
+        return (*(part.mul_(gradient.to(part.dtype)) if needed else None for part, needed in parts), *(None,) * 4)
 
 
 _cross_entropy: Callable[..., Tensor] = _CrossEntropy.apply

@@ -185,7 +185,8 @@ class OptimizerSteps:
         parts = token_batches(range(len(windows)), lengths, max_tokens=self.optim.micro_batch_tokens)
         at_once = len(parts) == 1 and self._computes_two_at_once()
         if at_once and len(windows) > 1:
-            parts = [parts[0][::2], parts[0][1::2]]  # the longest first, so that both have as many tokens
+            # The longest first; of four in a row one half gets the outer two, so that both have as many tokens.
+            parts = [[one for i, one in enumerate(parts[0]) if (i % 4 in (0, 3)) is outer] for outer in (True, False)]
         micro_batches = [[feature for one in part for feature in windows[one]] for part in parts]
 
         ratios = None  # [K] the reference count over the count of each term, over all processes; 0 without a count
@@ -429,14 +430,14 @@ def disable_bias_correction(optimizer: torch.optim.Optimizer) -> None:
 
 
 def sparse_gradients(objective: Objective, enabled: bool) -> None:
-    """Whether the gradients of word embeddings hold a batch's rows alone, unless a head reads the whole table.
+    """Whether the gradients of word embeddings hold a batch's rows alone.
 
-    That saves filling, measuring and scaling the other rows, nearly all of them. The optimizer needs them still.
+    That saves filling, measuring and scaling the other rows, nearly all of them. The optimizer needs them still. Where
+    a head reads the whole table, these rows are added to the gradient that the head gives.
     """
     models = [module for module in objective.modules() if isinstance(module, TaskModel)]
-    read = {id(model.stack.embeddings.word) for model in models if model.head.reads_embeddings}
     for table in (model.stack.embeddings.word for model in models):
-        table.sparse = enabled and id(table) not in read
+        table.sparse = enabled
 
 
 def clip_and_scale(parameters: Iterable[nn.Parameter], *, factor: Tensor, max_norm: float | None) -> Tensor:

@@ -282,6 +282,15 @@ def test_cross_entropy_over_a_vocabulary_is_torchs(most: int, monkeypatch: pytes
     torch.testing.assert_close(chosen, logits.log_softmax(1).gather(1, labels[:, None])[:, 0])
 
 
+def test_a_second_backward_pass_over_cross_entropy_is_an_error() -> None:
+    """The first one scales the gradients in place."""
+    output, labels, _ = vocabulary_output(torch.float32)
+    total = output.cross_entropy(labels) * 0.5
+    total.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
 def test_cross_entropy_of_no_rows_has_gradients_of_zero() -> None:
     output, labels, parts = vocabulary_output(torch.float32)
     nothing, _ = output.split([0, 37])

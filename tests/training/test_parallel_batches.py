@@ -63,7 +63,7 @@ def test_two_threads_train_the_weights_of_one(wide_checkpoint, parts, objective)
             torch.set_num_threads(1)
     names = {name for name, _ in parts}
     assert len(names) == 3, "one thread, then two others"
-    assert distance(*found) <= 1e-12
+    assert distance(*found) <= 1e-10  # AdamW magnifies how sums are rounded
     assert losses[1] == pytest.approx(losses[0], abs=1e-10)
 
 
@@ -87,6 +87,20 @@ def test_dropout_is_the_same_bits_each_time(by_kind, two_threads, parts, family)
     assert len(parts) == 6
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
     assert not torch.equal(first["loss"], another["loss"])
+
+
+def test_both_parts_of_a_batch_have_as_many_tokens(wide_checkpoint, two_threads, monkeypatch):
+    tokens, original = [], OptimizerSteps._gradients
+
+    def recorded(steps, features, *arguments):
+        tokens.append(sum(len(one["input_ids"]) for one in features))
+        return original(steps, features, *arguments)
+
+    monkeypatch.setattr(OptimizerSteps, "_gradients", recorded)
+    rows = [{"text": "the " * words, "label": LABELS[0]} for words in range(1, 17)]
+    make_steps(load_model(wide_checkpoint), rows, batch_size=16).accumulate(0, range(16))
+    assert len(tokens) == 2
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize("vocabulary_rows", ["all", "in_data"])
