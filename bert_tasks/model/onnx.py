@@ -12,12 +12,11 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -243,13 +242,11 @@ class GraphModel:
         session: the graph, loaded.
         head: the head of the model, which states the tokens that are read.
         pad_token_id: the id of padding.
-        running: held while the session runs. It has threads of its own, so that two batches at once gain nothing.
     """
 
     session: "onnxruntime.InferenceSession"
     head: Head
     pad_token_id: int
-    running: Lock = field(default_factory=Lock)
 
     @classmethod
     def of(cls, model: TaskModel, content: bytes) -> Self:
@@ -261,6 +258,8 @@ class GraphModel:
         onnxruntime = import_onnxruntime()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
+        # Two batches may be computed at the same time, and a thread that waits in a loop would take the other's core.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 4  # errors are raised; log lines would show the names in a graph unescaped
         # Never onnxruntime's own format, which it would detect.
         options.add_session_config_entry("session.load_model_format", "ONNX")
@@ -311,7 +310,7 @@ class GraphModel:
         segments = torch.zeros_like(padded).masked_scatter_(mask, token_type_ids)
         feed = dict(zip(INPUTS, (padded.numpy(), mask.long().numpy(), segments.numpy()), strict=True))
         taken = [node.name for node in self.session.get_inputs()]
-        with self.running, _graph_errors("cannot run"):
+        with _graph_errors("cannot run"):
             found = [torch.from_numpy(part) for part in self.session.run(None, {name: feed[name] for name in taken})]
         per_token, labels = self.head.per_token, self.head.num_logits
         shape = (*(mask.shape if per_token else mask.shape[:1]), *((labels,) if len(found) == 1 else ()))

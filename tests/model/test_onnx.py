@@ -1,7 +1,10 @@
 """The ONNX graph of every family and head: equal to torch in float32, close in int8, run by predict and evaluate."""
 
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -97,6 +100,20 @@ def test_float32_graph_equals_torch(model: TaskModel, graph: Any, monkeypatch: p
     for max_tokens in (1, 60):  # other sizes than the ones it was exported with, and other orders
         narrow = model.reduced_logits(features, max_tokens=max_tokens, run=run)
         assert difference(narrow, model.reduced_logits(features)) <= 1e-4
+
+
+def test_two_batches_run_at_the_same_time(model: TaskModel, graph: Any, two_threads: None) -> None:
+    both = threading.Barrier(2)
+    loaded = GraphModel.of(model, graph.SerializeToString())
+
+    def run(*arguments: Any) -> Any:
+        both.wait(60)
+        return loaded.session.run(*arguments)
+
+    session: Any = SimpleNamespace(get_inputs=loaded.session.get_inputs, run=run)
+    features = features_of(model)[:2]
+    found = model.reduced_logits(features, max_tokens=1, run=replace(loaded, session=session).packed_logits)
+    assert difference(found, model.reduced_logits(features)) <= 1e-4
 
 
 @pytest.mark.parametrize("weight_bits", [7, 8])
