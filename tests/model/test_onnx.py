@@ -135,6 +135,29 @@ def test_int8_graph_is_close(model: TaskModel, graph: Any, weight_bits: Literal[
     assert {value.dtype for value in (exact, rough)} == {torch.float32}
 
 
+@pytest.mark.parametrize("node", ["y = MatMul (x, w)", "y = Gemm <transB = 1> (x, w, b)"])
+def test_each_row_of_a_quantized_product_has_its_own_scale(node: str) -> None:
+    """Rows of very different magnitudes are rounded alike, and a row of zeros gives the bias."""
+    parser, numpy_helper = pytest.importorskip("onnx.parser"), pytest.importorskip("onnx.numpy_helper")
+    numbers, magnitudes = np.random.default_rng(0), np.float32([1e-15, 1e-3, 1, 1e3, 1e15, 0])[:, None]
+    rows = numbers.standard_normal((6, 32), np.float32) * magnitudes
+    weights, bias = numbers.standard_normal((32, 8), np.float32), numbers.standard_normal(8, np.float32)
+    text = '<ir_version: 9, opset_import: ["": 20]> g (float[N, 32] x) => (float[N, 8] y) {NODE}'
+    graph = parser.parse_model(text.replace("NODE", node))
+    has_bias = "b)" in node
+    stored = {"w": np.ascontiguousarray(weights.T), "b": bias} if has_bias else {"w": weights}
+    graph.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
+    before = graph.SerializeToString()
+    session = onnx.import_onnxruntime().InferenceSession(quantized_graph(graph))
+    assert graph.SerializeToString() == before
+    (found,) = session.run(None, {"x": rows})
+    added, exact = (bias if has_bias else np.zeros_like(bias)), rows @ weights
+    assert np.array_equal(found[-1], added)
+    error = np.linalg.norm(found - added - exact, axis=1)
+    # Of a small product next to the bias float32 itself keeps little.
+    assert (error <= 0.03 * np.linalg.norm(exact, axis=1) + 1e-6 * has_bias).all()
+
+
 @pytest.mark.parametrize(
     ("capabilities", "expected"),
     [({}, 7), ({"avx512_vnni": False}, 7), ({"avx512_vnni": True}, 8), ({"avx_vnni": True}, 8)],
