@@ -126,7 +126,7 @@ def limit_spinning() -> None:
     """
     has_few_cores = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) <= 2
     if has_few_cores and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def environment(*, devices: bool = True) -> dict[str, Any]:

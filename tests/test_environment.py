@@ -289,7 +289,7 @@ def test_where_bfloat16_is_slower_a_note_says_why(monkeypatch, found, limit, rea
 
 @pytest.mark.parametrize(
     ("cores", "given", "expected"),
-    [(2, {}, "1000"), (3, {}, None), (1, {"GOMP_SPINCOUNT": "7"}, "7"), (2, {"OMP_WAIT_POLICY": "active"}, None)],
+    [(2, {}, "10000"), (3, {}, None), (1, {"GOMP_SPINCOUNT": "7"}, "7"), (2, {"OMP_WAIT_POLICY": "active"}, None)],
 )
 def test_threads_of_openmp_wait_less_where_cores_are_few(monkeypatch, cores, given, expected):
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):

@@ -33,6 +33,9 @@ from bert_tasks.training.objectives import Objective
 from bert_tasks.training.sampling import BatchSize, SampleOrder, learning_rate_factor, rank_share, step_seed
 from bert_tasks.training.vocabulary import VocabularyRows
 
+# The halves of a batch with fewer tokens are not computed at the same time: their gradients, each as large as the
+# weights, take longer to write and to add than is saved.
+_LEAST_DIVIDED_TOKENS = 700
 # With fp16 an overflow lowers the loss scale and skips the step, which is normal; this many in a row are not.
 MOST_OVERFLOWS = 20
 # 0.999999^(2^23) is 0.0002; float32, in which AdamW counts, holds as many further steps.
@@ -183,7 +186,8 @@ class OptimizerSteps:
         windows = [list(islice(prepared, int(samples.starts[i + 1] - samples.starts[i]))) for i in chosen]
         lengths = [sum(len(feature["input_ids"]) for feature in one) for one in windows]
         parts = token_batches(range(len(windows)), lengths, max_tokens=self.optim.micro_batch_tokens)
-        at_once = len(parts) == 1 and self._computes_two_at_once()
+        is_divisible = len(parts) == 1 and sum(lengths) >= _LEAST_DIVIDED_TOKENS
+        at_once = is_divisible and self._computes_two_at_once()
         if at_once and len(windows) > 1:
             # The longest first; of four in a row one half gets the outer two, so that both have as many tokens.
             parts = [[one for i, one in enumerate(parts[0]) if (i % 4 in (0, 3)) is outer] for outer in (True, False)]

@@ -174,15 +174,17 @@ def test_bfloat16_under_autocast_is_near_and_gradients_of_weights_are_float32(
     assert all(gradient.dtype == torch.float32 for gradient in results[0][1:])
 
 
-@pytest.mark.parametrize("rows", [1, 127, 128, 129, 511, 512, 513, 1024, 1153, 3000])
-def test_blocks_have_four_sizes_and_hold_all_rows(rows: int) -> None:
+@pytest.mark.parametrize("multiple", [64, 128])
+@pytest.mark.parametrize("rows", [1, 64, 127, 128, 129, 511, 512, 513, 1024, 1153, 3000])
+def test_blocks_have_few_sizes_and_hold_all_rows(rows: int, multiple: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_module, "_MULTIPLE", multiple)
     numbers = torch.arange(1, rows + 1).view(rows, 1)
     blocks = list(linear_module._blocks(numbers))
-    assert {len(block) for block in blocks} <= {128, 256, 384, 512}
+    assert {len(block) for block in blocks} <= set(range(multiple, 513, multiple))
     joined = torch.cat(blocks)
     assert torch.equal(joined[:rows], numbers)
     assert joined[rows:].count_nonzero() == 0
-    assert len(joined) - rows < 128
+    assert len(joined) - rows < multiple
 
 
 def test_a_weight_is_converted_once_while_it_is_constant(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from bert_tasks import TaskModel
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
+from bert_tasks.training import step as step_module
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.step import OptimizerSteps
 from support.hf_models import FAMILIES, hf_config
@@ -31,6 +32,12 @@ from support.training_runs import (
     walk,
     weights_of,
 )
+
+
+@pytest.fixture(autouse=True)
+def any_number_of_tokens(monkeypatch):
+    """Batches as small as those of these tests are divided, too."""
+    monkeypatch.setattr(step_module, "_LEAST_DIVIDED_TOKENS", 0)
 
 
 @pytest.fixture
@@ -173,6 +180,16 @@ def test_batches_that_are_not_divided(dropout_checkpoint, two_threads, parts, ki
     first = steps.accumulate(0, range(count))
     assert torch.equal(first, steps.accumulate(0, range(count)))
     assert parts == [(threading.current_thread().name, count)] * 2
+
+
+def test_only_batches_of_many_tokens_are_divided(dropout_checkpoint, two_threads, parts, monkeypatch):
+    steps = make_steps(load_model(dropout_checkpoint), make_rows(8), batch_size=8)
+    tokens = int(steps.samples.lengths.sum())
+    for least, sizes in ((tokens, [4, 4]), (tokens + 1, [8])):
+        monkeypatch.setattr(step_module, "_LEAST_DIVIDED_TOKENS", least)
+        parts.clear()
+        steps.accumulate(0, range(8))
+        assert [size for _, size in parts] == sizes
 
 
 def test_several_micro_batches_are_not_divided(dropout_checkpoint, two_threads, parts):
