@@ -87,7 +87,8 @@ TELEMETRY_OFF: Mapping[str, str] = {
     "GRADIO_ANALYTICS_ENABLED": "False",  # gradio, which trackio imports
 }
 # oneDNN compiles a primitive for every shape, and by default it keeps 1024 of about 1 MiB, as torch does beside it.
-# Fewer suffice: a step in float32 has 20 shapes, and all steps in bfloat16 have 60, which take longer to compile.
+# Fewer suffice: a step in float32 has 20 shapes, and all steps in bfloat16 have 60 with AMX, where each takes
+# milliseconds to compile, and 120 elsewhere.
 _PRIMITIVE_CACHES: Mapping[str, str] = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 # Values of ONEDNN_MAX_CPU_ISA that leave out the products in bfloat16 of later processors.
 _WITHOUT_BFLOAT16 = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"})
@@ -121,7 +122,8 @@ def limit_primitive_caches() -> None:
 def limit_spinning() -> None:
     """Lets OpenMP's threads sleep soon after an operation, where the process has at most two cores.
 
-    By default they wait in a loop for some milliseconds, and take a core from the threads that compute batches.
+    By default they wait in a loop for some milliseconds, and take a core from the threads that compute batches. They
+    still wait as long as it takes to begin the next operation of a batch that has all threads.
     libgomp reads the variable when torch is imported. A policy that the user has set is not changed.
     """
     has_few_cores = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) <= 2

@@ -38,7 +38,7 @@ _FUSED: Mapping[Activation, tuple[str, str]] = MappingProxyType(
     {"gelu": ("gelu", "none"), "gelu_new": ("gelu", "tanh")}
 )
 # Rows of a product in bfloat16: of a block, and what the rows of the last block are padded to a multiple of. With AMX
-# the code for another number of rows takes many times as long as the product.
+# there are fewer sizes, because compiling for one more takes many times as long as the product.
 _BLOCK, _MULTIPLE = 512, 128 if torch.cpu.get_capabilities().get("amx_bf16") else 64
 # id of a parameter -> its copy in bfloat16; None while weights may change.
 _COPIES: ContextVar[dict[int, Tensor] | None] = ContextVar("_COPIES", default=None)
@@ -233,9 +233,9 @@ def _block_product(blocks: Iterable[Tensor], matrix: Tensor, bias: Tensor | None
 
 
 def _blocks(rows: Tensor) -> Iterator[Tensor]:
-    """Blocks of ``[..., I]``: ``[512, I]``, and a last one that is padded to a multiple of 128 rows, or of 64.
+    """Blocks of ``[..., I]``: ``[512, I]``, and a last one that is padded to a multiple of 64 rows, or of 128 with AMX.
 
-    So the products of a layer have four or eight shapes, whatever the lengths of the data.
+    So the products of a layer have few shapes, whatever the lengths of the data.
     """
     *whole, last = torch.split(rows.flatten(0, -2), _BLOCK)
     yield from whole

@@ -202,8 +202,8 @@ def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7)
 
     Weights have one scale per output channel, and activations one per token: of the settings that were tried, this
     changed the fewest labels (docs/performance.md). Embeddings, norms, softmax, the products of queries, keys and
-    values, and the head stay in float32. The range of the divided activations is that of a padded batch, so a row's
-    scores depend a little on the other rows.
+    values, and the head stay in float32. What remains is one range for a padded batch, so a row's scores depend a
+    little on the other rows.
 
     Args:
         graph: in float32.
@@ -236,14 +236,14 @@ def quantized_graph(graph: "onnx.ModelProto", *, weight_bits: Literal[7, 8] = 7)
 
 
 def _with_token_scales(graph: "onnx.ModelProto", *, excluded: Collection[str]) -> "onnx.ModelProto":
-    """The same function, with each row divided by its largest magnitude before it is multiplied by weights.
+    """An equivalent graph that divides the activations of each token by their largest magnitude before a product.
 
-    The quantizer gives all rows of a product one scale, and some tokens have values that are many times as large as
-    those of others, for which few of the 256 steps would be left. The quotients have magnitudes up to 1 in every row.
-    The product is multiplied by the divisor before the bias is added.
+    The quantizer gives all tokens of a product one scale, and some have activations that are many times as large as
+    those of others, for which few of the 256 steps would be left. The quotients ``[..., I]`` of every token have
+    magnitudes up to 1. The product ``[..., O]`` is multiplied by the divisor ``[..., 1]`` before the bias is added.
 
     Args:
-        graph: in float32; it is not changed.
+        graph: as ``exported_graph`` makes it; it is not changed.
         excluded: the names of products that stay as they are.
     """
     helper, numpy_helper = import_module("onnx.helper"), import_module("onnx.numpy_helper")
@@ -253,7 +253,7 @@ def _with_token_scales(graph: "onnx.ModelProto", *, excluded: Collection[str]) -
         if node.op_type not in ("MatMul", "Gemm") or node.input[1] not in weights or node.name in excluded:
             nodes.append(node)
             continue
-        (rows, weight, *bias), (output,) = node.input, node.output
+        (tokens, weight, *bias), (output,) = node.input, node.output
         magnitudes, largest, divisor, quotients, product, scaled = (
             f"{output}_{part}" for part in ("magnitudes", "largest", "divisor", "quotients", "product", "scaled")
         )
@@ -261,10 +261,10 @@ def _with_token_scales(graph: "onnx.ModelProto", *, excluded: Collection[str]) -
         multiply.CopyFrom(node)
         multiply.input[:], multiply.output[:] = (quotients, weight), (product,)
         nodes += [
-            helper.make_node("Abs", [rows], [magnitudes]),
+            helper.make_node("Abs", [tokens], [magnitudes]),
             helper.make_node("ReduceMax", [magnitudes, "last_axis"], [largest]),
             helper.make_node("Max", [largest, "least_divisor"], [divisor]),
-            helper.make_node("Div", [rows, divisor], [quotients]),
+            helper.make_node("Div", [tokens, divisor], [quotients]),
             multiply,
             helper.make_node("Mul", [product, divisor], [scaled if bias else output]),
         ]
@@ -368,8 +368,7 @@ class GraphModel:
 def rectangles(row_lengths: Tensor) -> Iterator[Tensor]:
     """The lengths of the sequences that are padded together, in row order; at most an eighth is padding.
 
-    They are small, so that the output of a layer stays in the processor's cache, and so that the activations of an int8
-    graph, which have one scale per rectangle, are rounded less.
+    They are small, so that the output of a layer stays in the processor's cache.
     """
     groups, _ = group_rows(row_lengths.tolist())
     for group, lengths in zip(groups, torch.split(row_lengths, [group.sequences for group in groups]), strict=True):

@@ -33,8 +33,8 @@ from bert_tasks.training.objectives import Objective
 from bert_tasks.training.sampling import BatchSize, SampleOrder, learning_rate_factor, rank_share, step_seed
 from bert_tasks.training.vocabulary import VocabularyRows
 
-# The halves of a batch with fewer tokens are not computed at the same time: their gradients, each as large as the
-# weights, take longer to write and to add than is saved.
+# The halves of a batch with fewer tokens are not computed at the same time: writing and adding their gradients, each as
+# large as what is trained, takes longer than is saved.
 _LEAST_DIVIDED_TOKENS = 700
 # With fp16 an overflow lowers the loss scale and skips the step, which is normal; this many in a row are not.
 MOST_OVERFLOWS = 20
@@ -186,8 +186,7 @@ class OptimizerSteps:
         windows = [list(islice(prepared, int(samples.starts[i + 1] - samples.starts[i]))) for i in chosen]
         lengths = [sum(len(feature["input_ids"]) for feature in one) for one in windows]
         parts = token_batches(range(len(windows)), lengths, max_tokens=self.optim.micro_batch_tokens)
-        is_divisible = len(parts) == 1 and sum(lengths) >= _LEAST_DIVIDED_TOKENS
-        at_once = is_divisible and self._computes_two_at_once()
+        at_once = len(parts) == 1 and self._computes_two_at_once(tokens=sum(lengths))
         if at_once and len(windows) > 1:
             # The longest first; of four in a row one half gets the outer two, so that both have as many tokens.
             parts = [[one for i, one in enumerate(parts[0]) if (i % 4 in (0, 3)) is outer] for outer in (True, False)]
@@ -215,8 +214,8 @@ class OptimizerSteps:
                 parameter.grad = parameter.grad.coalesce()  # each row once
         return sums
 
-    def _computes_two_at_once(self) -> bool:
-        """Whether the halves of a batch are computed at the same time on a CPU.
+    def _computes_two_at_once(self, *, tokens: int) -> bool:
+        """Whether the halves of a batch of so many tokens are computed at the same time on a CPU.
 
         Not where random numbers could be drawn from the generator that all threads share, in any order: by layers that
         are computed again, or by the head of a task that is not built in. A batch of several micro-batches is not
@@ -224,7 +223,8 @@ class OptimizerSteps:
         """
         model = self.objective.model
         is_known = type(model.task) in TASKS.values() and not model.stack.gradient_checkpointing
-        return is_known and self.accelerator.num_processes == 1 and parallel_batches(self.accelerator.device) == 2
+        is_alone = self.accelerator.num_processes == 1 and parallel_batches(self.accelerator.device) == 2
+        return is_known and is_alone and tokens >= _LEAST_DIVIDED_TOKENS
 
     def _gradients(self, features: Sequence[Feature], scale: float, ratios: Tensor | None) -> Tensor:
         """Adds the gradients of a batch, each loss term's multiplied by ``scale`` and its ratio, to the parameters'.

@@ -153,11 +153,13 @@ def test_frozen_parameters_get_no_gradient(onednn: None) -> None:
     assert layer.bias.grad is not None
 
 
+@pytest.mark.parametrize("multiple", [64, 128])
 @pytest.mark.parametrize("shape", [(1, 24), (130, 24), (513, 24), (1100, 24), (3, 5, 24)])
 @pytest.mark.parametrize(("outputs", "bias"), [(40, True), (40, False), (24, True)])
 def test_bfloat16_under_autocast_is_near_and_gradients_of_weights_are_float32(
-    shape: tuple[int, ...], outputs: int, bias: bool
+    shape: tuple[int, ...], outputs: int, bias: bool, multiple: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(linear_module, "_MULTIPLE", multiple)
     torch.manual_seed(0)
     layer = Linear(24, outputs, bias=bias)
     x = torch.randn(shape, requires_grad=True)

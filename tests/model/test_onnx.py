@@ -127,6 +127,10 @@ def test_int8_graph_is_close(model: TaskModel, graph: Any, weight_bits: Literal[
     largest = max(np.abs(weights.astype(int)).max() for weights in quantized)
     assert largest == {7: 64, 8: 127}[weight_bits]
     assert not [name for name in stored if name.startswith("model.head.") and name.endswith("_quantized")]
+    outputs = [name for node in type(graph).FromString(content).graph.node for name in node.output]
+    assert len([name for name in outputs if name.endswith("_quotients")]) == len(quantized), (
+        "those of the head are not scaled"
+    )
     run = GraphModel.of(model, content).packed_logits
     _, exact = model.batch_logits(features)
     _, rough = model.batch_logits(features, run=run)
@@ -136,22 +140,24 @@ def test_int8_graph_is_close(model: TaskModel, graph: Any, weight_bits: Literal[
 
 
 @pytest.mark.parametrize("node", ["y = MatMul (x, w)", "y = Gemm <transB = 1> (x, w, b)"])
-def test_each_row_of_a_quantized_product_has_its_own_scale(node: str) -> None:
-    """Rows of very different magnitudes are rounded alike, and a row of zeros gives the bias."""
+def test_each_token_of_a_quantized_product_has_its_own_scale(node: str) -> None:
+    """Activations of very different magnitudes are rounded alike, and zeros give the bias."""
     parser, numpy_helper = pytest.importorskip("onnx.parser"), pytest.importorskip("onnx.numpy_helper")
     numbers, magnitudes = np.random.default_rng(0), np.float32([1e-15, 1e-3, 1, 1e3, 1e15, 0])[:, None]
-    rows = numbers.standard_normal((6, 32), np.float32) * magnitudes
+    tokens = numbers.standard_normal((6, 32), np.float32) * magnitudes
     weights, bias = numbers.standard_normal((32, 8), np.float32), numbers.standard_normal(8, np.float32)
-    text = '<ir_version: 9, opset_import: ["": 20]> g (float[N, 32] x) => (float[N, 8] y) {NODE}'
-    graph = parser.parse_model(text.replace("NODE", node))
     has_bias = "b)" in node
+    batch = tokens if has_bias else tokens.reshape(2, 3, 32)
+    sizes = "N" if has_bias else "B, T"
+    text = f'<ir_version: 9, opset_import: ["": 20]> g (float[{sizes}, 32] x) => (float[{sizes}, 8] y)'
+    graph = parser.parse_model(f"{text} {{{node}}}")
     stored = {"w": np.ascontiguousarray(weights.T), "b": bias} if has_bias else {"w": weights}
     graph.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
     before = graph.SerializeToString()
     session = onnx.import_onnxruntime().InferenceSession(quantized_graph(graph))
     assert graph.SerializeToString() == before
-    (found,) = session.run(None, {"x": rows})
-    added, exact = (bias if has_bias else np.zeros_like(bias)), rows @ weights
+    found = session.run(None, {"x": batch})[0].reshape(6, 8)
+    added, exact = (bias if has_bias else np.zeros_like(bias)), tokens @ weights
     assert np.array_equal(found[-1], added)
     error = np.linalg.norm(found - added - exact, axis=1)
     # Of a small product next to the bias float32 itself keeps little.
