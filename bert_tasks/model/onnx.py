@@ -242,39 +242,45 @@ def _with_token_scales(graph: "onnx.ModelProto", *, excluded: Collection[str]) -
     those of others, for which few of the 256 steps would be left. The quotients ``[..., I]`` of every token have
     magnitudes up to 1. The product ``[..., O]`` is multiplied by the divisor ``[..., 1]`` before the bias is added.
 
+    A ``Gemm`` becomes a ``MatMul`` with the transposed weight: the quantizer would transpose the weight itself, once
+    for each product, and layers may share it.
+
     Args:
         graph: as ``exported_graph`` makes it; it is not changed.
         excluded: the names of products that stay as they are.
     """
     helper, numpy_helper = import_module("onnx.helper"), import_module("onnx.numpy_helper")
-    weights = {tensor.name for tensor in graph.graph.initializer}
-    nodes = []
+    weights = {tensor.name: tensor for tensor in graph.graph.initializer}
+    constants = {"last_axis": np.array([-1]), "least_divisor": np.array(np.finfo(np.float32).tiny)}
+    nodes, transposed = [], set()
     for node in graph.graph.node:
         if node.op_type not in ("MatMul", "Gemm") or node.input[1] not in weights or node.name in excluded:
             nodes.append(node)
             continue
         (tokens, weight, *bias), (output,) = node.input, node.output
+        if any(attribute.name == "transB" and attribute.i for attribute in node.attribute):
+            transposed.add(weight)
+            weight = f"{weight}_transposed"
         magnitudes, largest, divisor, quotients, product, scaled = (
             f"{output}_{part}" for part in ("magnitudes", "largest", "divisor", "quotients", "product", "scaled")
         )
-        multiply = type(node)()
-        multiply.CopyFrom(node)
-        multiply.input[:], multiply.output[:] = (quotients, weight), (product,)
         nodes += [
             helper.make_node("Abs", [tokens], [magnitudes]),
             helper.make_node("ReduceMax", [magnitudes, "last_axis"], [largest]),
             helper.make_node("Max", [largest, "least_divisor"], [divisor]),
             helper.make_node("Div", [tokens, divisor], [quotients]),
-            multiply,
+            helper.make_node("MatMul", [quotients, weight], [product], name=node.name),
             helper.make_node("Mul", [product, divisor], [scaled if bias else output]),
         ]
         if bias:
             nodes.append(helper.make_node("Add", [scaled, *bias], [output]))
+    constants |= {f"{name}_transposed": numpy_helper.to_array(weights[name]).T for name in sorted(transposed)}
     result = type(graph)()
     result.CopyFrom(graph)
-    del result.graph.node[:]
+    del result.graph.node[:], result.graph.initializer[:]
     result.graph.node.extend(nodes)
-    constants = {"last_axis": np.array([-1]), "least_divisor": np.array(np.finfo(np.float32).tiny)}
+    used = {name for node in nodes for name in node.input}
+    result.graph.initializer.extend(tensor for name, tensor in weights.items() if name in used)
     result.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
     return result
 

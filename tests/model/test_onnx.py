@@ -21,6 +21,8 @@ from bert_tasks.model import onnx, precision, task_model
 from bert_tasks.model.onnx import ExportedModel, GraphModel, exported_graph, quantized_graph
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
+from bert_tasks.tasks.sequence_classification.task import SequenceClassification
+from support.hf_models import FAMILIES, hf_config
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES
 
@@ -139,7 +141,14 @@ def test_int8_graph_is_close(model: TaskModel, graph: Any, weight_bits: Literal[
     assert {value.dtype for value in (exact, rough)} == {torch.float32}
 
 
-@pytest.mark.parametrize("node", ["y = MatMul (x, w)", "y = Gemm <transB = 1> (x, w, b)"])
+@pytest.mark.parametrize(
+    "node",
+    [
+        "y = MatMul (x, w)",
+        "y = Gemm <transB = 1> (x, w, b)",
+        "z = Gemm <transB = 1> (x, w, b) y = Gemm <transB = 1> (x, w, b)",  # layers that share weights
+    ],
+)
 def test_each_token_of_a_quantized_product_has_its_own_scale(node: str) -> None:
     """Activations of very different magnitudes are rounded alike, and zeros give the bias."""
     parser, numpy_helper = pytest.importorskip("onnx.parser"), pytest.importorskip("onnx.numpy_helper")
@@ -162,6 +171,27 @@ def test_each_token_of_a_quantized_product_has_its_own_scale(node: str) -> None:
     error = np.linalg.norm(found - added - exact, axis=1)
     # Of a small product next to the bias float32 itself keeps little.
     assert (error <= 0.03 * np.linalg.norm(exact, axis=1) + 1e-6 * has_bias).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        pytest.param("albert", {"num_hidden_groups": 1}, id="albert with one group"),
+        *(pytest.param(family, {}, id=family, marks=pytest.mark.slow) for family in FAMILIES),
+    ],
+)
+def test_int8_of_every_family(
+    family: str, settings: dict[str, Any], by_kind: dict[str, PreTrainedTokenizerBase]
+) -> None:
+    """Weights may belong to several products: ALBERT's layers share them, and DeBERTa's content and positions."""
+    tokenizer = tokenizer_of(family, by_kind)
+    config = hf_config(family, vocab_size=len(tokenizer), initializer_range=0.1, **settings).to_dict()
+    torch.manual_seed(0)
+    model = TaskModel(config, SequenceClassification(labels=LABELS, max_length=40), tokenizer=tokenizer).eval()
+    features = features_of(model)
+    run = GraphModel.of(model, quantized_graph(exported_graph(model))).packed_logits
+    exact, rough = model.batch_logits(features)[1], model.batch_logits(features, run=run)[1]
+    assert 1e-4 < float((rough - exact).norm() / exact.norm()) < 0.2
 
 
 @pytest.mark.parametrize(
