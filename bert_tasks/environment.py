@@ -366,13 +366,14 @@ def keep_freed_memory() -> Iterator[None]:
 
     A training step allocates what the step before has freed. By itself glibc returns large blocks to the kernel, which
     clears each page again when it is next used, and translating addresses of 4 KiB pages takes time, too. Does nothing
-    where the C library is not glibc. Afterwards free memory is returned. Threads that begin later share the heap, also
-    afterwards, in place of keeping freed memory each for itself.
+    where the C library is not glibc. Afterwards free memory is returned. There are two heaps for all threads that begin
+    later, also afterwards: with one, two threads that compute batches would wait for each other's allocations, and with
+    more, each of them would keep freed memory.
     """
     if not hasattr(_LIBC, "mallopt"):
         yield
         return
-    _LIBC.mallopt(_ARENA_MAX, 1)
+    _LIBC.mallopt(_ARENA_MAX, 2)
     _LIBC.mallopt(_MMAP_MAX, 0)  # large blocks come from the heap, too
     _LIBC.mallopt(_TRIM_THRESHOLD, -1)  # of which nothing is returned
     with suppress(OSError, ValueError):  # without /proc the pages stay small

@@ -260,6 +260,35 @@ def test_freed_memory_is_used_again_and_returned_afterwards() -> None:
         assert found["before"] > 1000
 
 
+_HEAPS = """
+import ctypes, threading
+from pathlib import Path
+from bert_tasks.environment import keep_freed_memory
+
+allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("malloc", ctypes.CDLL(None)))
+together, addresses = threading.Barrier(2), []
+
+def work():
+    addresses.append(allocate(2**16))
+    together.wait()  # the heap of a thread that has ended would be used again
+
+with keep_freed_memory():
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+heaps = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if "[heap]" in line]
+print(sum(any(int(start, 16) <= one < int(end, 16) for start, end in heaps) for one in addresses))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc has these parameters")
+def test_two_threads_that_compute_batches_have_two_heaps() -> None:
+    run = subprocess.run([sys.executable, "-c", _HEAPS], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["1"], "threads in the heap of the main thread"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")
 def test_too_few_addresses_for_huge_pages_are_no_error() -> None:
     lines = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))\n" + _FREED
