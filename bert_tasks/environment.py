@@ -366,9 +366,9 @@ def keep_freed_memory() -> Iterator[None]:
 
     A training step allocates what the step before has freed. By itself glibc returns large blocks to the kernel, which
     clears each page again when it is next used, and translating addresses of 4 KiB pages takes time, too. Does nothing
-    where the C library is not glibc. Afterwards free memory is returned. There are two heaps for all threads that begin
-    later, also afterwards: with one, two threads that compute batches would wait for each other's allocations, and with
-    more, each of them would keep freed memory.
+    where the C library is not glibc. Afterwards free memory is returned. Threads that begin later, also afterwards,
+    make at most one heap beside that of the main thread: with none, two threads that compute batches would wait for
+    each other's allocations, and with more, each of them would keep freed memory.
     """
     if not hasattr(_LIBC, "mallopt"):
         yield

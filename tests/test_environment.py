@@ -266,7 +266,7 @@ from pathlib import Path
 from bert_tasks.environment import keep_freed_memory
 
 allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("malloc", ctypes.CDLL(None)))
-together, addresses = threading.Barrier(2), []
+together, addresses = threading.Barrier(2, timeout=60), []
 
 def work():
     addresses.append(allocate(2**16))
@@ -284,9 +284,9 @@ print(sum(any(int(start, 16) <= one < int(end, 16) for start, end in heaps) for 
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc has these parameters")
-def test_two_threads_that_compute_batches_have_two_heaps() -> None:
+def test_of_two_threads_one_allocates_from_the_main_heap() -> None:
     run = subprocess.run([sys.executable, "-c", _HEAPS], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["1"], "threads in the heap of the main thread"
+    assert run.stdout.split() == ["1"], "of the two threads, those in the main heap"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")
