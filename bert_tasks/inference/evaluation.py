@@ -10,10 +10,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
+from hashlib import blake2b
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -39,7 +41,8 @@ from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction, Task
 _log = logging.getLogger("bert_tasks")
 
 DECODED_ROWS = 1000  # rows per call of ``Task.decode``
-# In place of the run's seed: two evaluations, and two models, see the same masks.
+_HASHED_FEATURES = 1000  # features that are read at a time to be hashed
+# Used instead of the run's seed, so that two evaluations and two models see the same masks.
 EVALUATION_SEED = 0
 
 
@@ -58,6 +61,51 @@ class Evaluation:
     predictions: list[Prediction]
     task: Task
     collapse: str | None = None
+
+
+class EvaluationCorpus(Sequence[Feature]):
+    """The features of a table for ``Task.prepare``, as their content decides and not their place in the file.
+
+    The documents (rows) are in the order of the hashes of their content. ``row`` is the rank of a document in that
+    order. Equal documents have the same rank, because only their places tell one from the other.
+
+    Args:
+        samples: The samples of the table.
+    """
+
+    def __init__(self, samples: Samples) -> None:
+        self._features, self._hashes = samples.features, list[int]()
+        for batch in samples.features.with_format("arrow").iter(batch_size=_HASHED_FEATURES):
+            self._hashes += map(content_hash, batch.column("input_ids").to_pylist())
+        windows = [range(*ends) for ends in pairwise(samples.row_starts.tolist())]  # of each document
+        documents = [content_hash([self._hashes[feature] for feature in own]) for own in windows]
+        ranks = {document: rank for rank, document in enumerate(sorted(set(documents)))}
+        self._ranks = [ranks[document] for document, own in zip(documents, windows, strict=True) for _ in own]
+        self._order = sorted(range(len(self._ranks)), key=self._ranks.__getitem__)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        feature = self._order[index]
+        return {**self._features[feature], "row": self._ranks[feature]}
+
+    def ranked(self, features: Sequence[Feature], numbers: Sequence[int]) -> list[Feature]:
+        """Features of these numbers in the table, with the rank of their document as ``row``."""
+        return [{**feature, "row": self._ranks[number]} for feature, number in zip(features, numbers, strict=True)]
+
+    def keys(self, numbers: Sequence[int]) -> FeatureKeys:
+        """The sources of random numbers of these features: equal windows have the same one in every table."""
+        hashes = [self._hashes[number] for number in numbers]
+        return FeatureKeys(seed=EVALUATION_SEED, epoch=0, numbers=hashes, is_evaluation=True)
+
+
+def content_hash(values: Sequence[int]) -> int:
+    """A 64-bit hash of non-negative numbers, the same on every machine."""
+    content = np.asarray(values, dtype="<u8").tobytes()
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,13 +190,16 @@ def _run_of(model: TaskModel, dtype: DType) -> Logits:
 def _run_batches(
     model: TaskModel, samples: Samples, batches: Iterable[list[int]], run: Logits | None
 ) -> list[_BatchResult]:
+    corpus = EvaluationCorpus(samples) if model.task.changes_inputs else None
+
     def prepared(chosen: list[int]) -> tuple[list[int], Sequence[Feature]]:
-        return chosen, model.task.prepare(
-            cast("list[Feature]", samples.whole_features_of(chosen)),
-            FeatureKeys(seed=EVALUATION_SEED, epoch=0, numbers=samples.indices(chosen)),
-            cast("Sequence[Feature]", samples.features),
-            model.require_tokenizer(),
-        )
+        features = cast("list[Feature]", samples.whole_features_of(chosen))
+        if corpus is None:
+            return chosen, features
+        numbers = samples.indices(chosen)
+        ranked, keys = corpus.ranked(features, numbers), corpus.keys(numbers)
+        changed = model.task.prepare(ranked, keys, corpus, model.require_tokenizer())
+        return chosen, [{**new, "row": old["row"]} for new, old in zip(changed, features, strict=True)]
 
     def result(batch: tuple[list[int], Sequence[Feature]]) -> _BatchResult:
         return _run_batch(model, *batch, run)

@@ -94,16 +94,17 @@ class LossTerm:
 class FeatureKeys:
     """Sources of random numbers for ``Task.prepare``, one for each feature.
 
-    What a feature looks like in an epoch thus depends on nothing but the seed, the epoch and the feature: not on the
-    batch it is in, the process that reads it, or the steps before.
+    Seed, epoch and number decide what a feature looks like, whatever its batch, its process and the steps before.
 
     Attributes:
-        numbers: the number of each feature among all features of its split.
+        numbers: the number of each feature among all features of its split, or in evaluation a hash of its tokens.
+        is_evaluation: the features are evaluated. They must look alike in every corpus, so count nothing over it.
     """
 
     seed: int
     epoch: int
     numbers: Sequence[int]
+    is_evaluation: bool = False
 
     def generator(self, i: int) -> np.random.Generator:
         """A new generator for the ``i``-th feature, seeded by (seed, epoch, number of the feature)."""
@@ -221,7 +222,7 @@ class Task(ABC, Generic[PredictionT]):
         Args:
             features: as ``features`` made them; the windows of a row are neighbours.
             keys: a source of random numbers for each feature.
-            corpus: all features of the split.
+            corpus: all features of the split, in evaluation in an order that only their content decides.
             tokenizer: of the model, for the ids of special tokens.
 
         Returns:

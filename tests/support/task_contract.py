@@ -29,7 +29,7 @@ from bert_tasks.encoder.heads import VocabularyOutput
 from bert_tasks.errors import UsageError
 from bert_tasks.families import FAMILIES as DATA
 from bert_tasks.inference import evaluate
-from bert_tasks.inference.evaluation import EVALUATION_SEED
+from bert_tasks.inference.evaluation import EVALUATION_SEED, content_hash
 from bert_tasks.model.inputs import load_trained
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
@@ -86,7 +86,8 @@ def made(model: TaskModel, rows: Sequence[Row]) -> list[Feature]:
 def trained(model: TaskModel, rows: Sequence[Row]) -> list[Feature]:
     """The features as training and evaluation see them."""
     features = made(model, rows)
-    keys = FeatureKeys(seed=EVALUATION_SEED, epoch=0, numbers=range(len(features)))
+    hashes = [content_hash(feature["input_ids"]) for feature in features]
+    keys = FeatureKeys(seed=EVALUATION_SEED, epoch=0, numbers=hashes, is_evaluation=True)
     return list(model.task.prepare(features, keys, features, model.require_tokenizer()))
 
 

@@ -49,7 +49,8 @@ class MaskingRule:
             (ALBERT, Lan et al., arXiv:1909.11942, section 4.1).
         mask_smoothing: draw a token that the training data hold ``count`` times with the weight
             ``max(count, 1) ** -mask_smoothing``, so that rare tokens are predicted more often (XLM, Lample and Conneau,
-            arXiv:1901.07291; DistilBERT uses 0.7); 0: all alike.
+            arXiv:1901.07291; DistilBERT uses 0.7); 0: all alike. Evaluation ignores it and draws all alike, so that
+            the masks of a window depend neither on the training data nor on the other rows.
     """
 
     mlm_probability: float = 0.15
@@ -181,7 +182,7 @@ def mask_features(
         paired: what makes a pair of a window before it is masked, from the same random numbers.
     """
     ids = _ids_of(tokenizer)
-    if rule.mask_smoothing:
+    if rule.mask_smoothing and not keys.is_evaluation:
         weights = _weights_of if isinstance(corpus, Hashable) else _weights_of.__wrapped__
         ids = replace(ids, weights=weights(corpus, ids.vocab_size, rule.mask_smoothing))
     if static:

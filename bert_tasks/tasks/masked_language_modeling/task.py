@@ -150,7 +150,8 @@ class MaskedLanguageModeling(CorpusTask[MaskPrediction]):
     """Settings of masked language modelling.
 
     Attributes:
-        max_ngram, mask_smoothing: see ``MaskingRule``.
+        max_ngram: see ``MaskingRule``.
+        mask_smoothing: mask rare tokens more often in training, see ``MaskingRule``. Evaluation ignores it.
         masking: ``dynamic`` masks other tokens in each epoch, ``static`` always the same ones.
         fill: what a window does at the end of a document: ``document`` ends it there; ``across`` continues it with a
             separator and the next document (RoBERTa's FULL-SENTENCES), except for texts with a mask.

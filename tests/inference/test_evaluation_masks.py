@@ -1,0 +1,114 @@
+"""Masks of an evaluation follow the content of a window: neither its place in the file nor the other rows."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from bert_tasks.data.columns import Row
+from bert_tasks.data.table import RowTable
+from bert_tasks.distributed import make_accelerator
+from bert_tasks.inference import evaluate, evaluate_samples
+from bert_tasks.model.inputs import tokenized
+from bert_tasks.model.replaced_tokens import replaced_token_output
+from bert_tasks.model.task_model import TaskModel
+from bert_tasks.tasks import MaskedLanguageModeling, ReplacedTokens, Task
+from bert_tasks.training.replaced_tokens import make_generator
+from support.small_checkpoints import save_checkpoint
+from support.small_tokenizers import LINES
+
+# Documents of one to four sentences, in windows of 24 tokens; one of them twice.
+DOCUMENTS = [LINES[start : start + 1 + start % 4] for start in range(16)]
+ROWS: list[Row] = [{"text": "\n".join(lines), "sentences": lines} for lines in [*DOCUMENTS, DOCUMENTS[3]]]
+SUBSET = [0, 3, 9, 14, 16]
+MASKED = {
+    "tokens": {},
+    "smoothed": {"mask_smoothing": 0.7},
+    "words": {"whole_word_mask": True, "max_ngram": 3},
+    "static": {"masking": "static"},
+    "sop": {"sentence_objective": "sop"},
+}
+TASKS: dict[str, Task] = {name: MaskedLanguageModeling(max_length=24, **given) for name, given in MASKED.items()}
+TASKS["replaced"] = ReplacedTokens(max_length=24)
+NEXT_SENTENCE = MaskedLanguageModeling(max_length=24, sentence_objective="nsp")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, wordpiece_tokenizer: PreTrainedTokenizerBase) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    for family in ("bert", "electra"):
+        save_checkpoint(path / family, family, wordpiece_tokenizer, wide=True)
+    return path
+
+
+def model_of(folder: Path, task: Task) -> TaskModel:
+    torch.manual_seed(0)
+    return TaskModel.from_pretrained(folder / ("electra" if task.generator() else "bert"), task=task)
+
+
+def evaluated(model: TaskModel, rows: list[Row]) -> list[Any]:
+    """The prediction of each row, from which its masks and its loss are read."""
+    run = None
+    if model.task.generator() is not None:
+        generator = make_generator(model, seed=1).eval()
+        run = partial(replaced_token_output, generator=generator, discriminator=model)
+    table = RowTable.from_rows(rows, columns=model.task.columns)
+    return evaluate_samples(model, tokenized(table, model.task, model), table, make_accelerator(), run=run).predictions
+
+
+def masks(prediction: Any) -> Any:
+    """What was masked of a row, and with which tokens around it."""
+    if hasattr(prediction, "pairs"):
+        labels = [label for label, _ in prediction.pairs]
+        return labels, [(mask.label, mask.context) for mask in prediction.measured]
+    return prediction.ids, prediction.originals, [flags for _, *flags in prediction.measured]
+
+
+def loss(prediction: Any) -> list[float]:
+    """The part of each masked token, or the logit of each token."""
+    if hasattr(prediction, "pairs"):
+        return [mask.log_probability for mask in prediction.measured]
+    return [logit for logit, *_ in prediction.measured]
+
+
+def check_equal(found: list[Any], expected: list[Any]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert masks(one) == masks(other)
+        assert loss(one) == pytest.approx(loss(other), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_neither_order_nor_other_rows_change_masks_and_loss(name: str, folder: Path) -> None:
+    model = model_of(folder, TASKS[name])
+    whole, order = evaluated(model, ROWS), np.random.default_rng(0).permutation(len(ROWS)).tolist()
+    assert len({str(masks(one)) for one in whole}) == len(DOCUMENTS)
+    check_equal([whole[3]], [whole[16]])
+    check_equal(evaluated(model, [ROWS[number] for number in order]), [whole[number] for number in order])
+    check_equal(evaluated(model, [ROWS[number] for number in SUBSET]), [whole[number] for number in SUBSET])
+    check_equal(evaluated(model, [ROWS[3]]), [whole[3]])
+
+
+def test_the_order_of_rows_does_not_change_pairs_with_other_documents(folder: Path) -> None:
+    model = model_of(folder, NEXT_SENTENCE)
+    whole = evaluated(model, ROWS)
+    assert {label for one in whole for label, _ in one.pairs} == {0, 1}
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(len(ROWS)).tolist()
+        check_equal(evaluated(model, [ROWS[number] for number in order]), [whole[number] for number in order])
+
+
+def test_models_with_and_without_smoothing_see_the_same_masks(folder: Path) -> None:
+    plain, smoothed = (evaluated(model_of(folder, TASKS[name]), ROWS) for name in ("tokens", "smoothed"))
+    check_equal(plain, smoothed)
+
+
+def test_the_mean_of_evaluations_of_parts_is_that_of_the_whole(folder: Path) -> None:
+    model = model_of(folder, TASKS["smoothed"])
+    parts = ROWS[:5], ROWS[5:]
+    counts = [sum(len(one.measured) for one in evaluated(model, part)) for part in parts]
+    losses = [evaluate(model, part)["loss"] for part in parts]
+    assert evaluate(model, ROWS)["loss"] == pytest.approx(np.average(losses, weights=counts), abs=1e-5)
