@@ -38,8 +38,9 @@ class SentenceSettings:
         source: the file that says so, below the folder.
         max_length: tokens after which it cuts a text; None where the files do not say it.
         unsupported: what this package does not compute, as a clause for messages.
-        prompt: what it puts in front of every text unless another prompt is asked for.
-        lowercase: whether it changes texts to lower case before the tokenizer reads them.
+        prompt: the default prompt, which it puts in front of every text unless another prompt is asked for.
+        pools_prompt: whether the mean and the maximum include the tokens of the prompt.
+        lowercase: whether it changes texts, with their prompts, to lower case before the tokenizer reads them.
     """
 
     pooling: str | None
@@ -47,6 +48,7 @@ class SentenceSettings:
     max_length: int | None = None
     unsupported: str | None = None
     prompt: str = ""
+    pools_prompt: bool = True
     lowercase: bool = False
 
 
@@ -63,15 +65,12 @@ def read_sentence_settings(folder: Path) -> SentenceSettings | None:
     length = transformer.get("max_seq_length")
     if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
         refuse(folder / _TRANSFORMER, f"max_seq_length is {length!r}, expected a number of tokens")
-    named, default = prompts.get("prompts"), prompts.get("default_prompt_name")
-    if default is not None and not isinstance(default, str):
-        refuse(folder / _PROMPTS, f"default_prompt_name is {default!r}, expected the name of a prompt")
-    prompt = named.get(default) if isinstance(named, Mapping) else None
     further = [kind for kind in kinds if kind not in (*_IGNORED, "Pooling")]
-    source, pooling, unsupported = MODULES, None, f"{MODULES} lists no pooling"
+    source, pooling, unsupported, pools_prompt = MODULES, None, f"{MODULES} lists no pooling", True
     if "Pooling" in kinds:
         source = str(PurePosixPath(kinds["Pooling"], "config.json"))
-        modes = _pooling_modes(folder, source)
+        config = read_json(checked_file(folder, source), max_bytes=MAX_CONFIG_BYTES)
+        modes, pools_prompt = _pooling_modes(config, folder / source), config.get("include_prompt") is not False
         pooling = modes[0] if len(modes) == 1 and modes[0] in _MODES else None
         unsupported = f"{source} asks for {' and '.join(modes)} pooling"
     if further:
@@ -81,7 +80,8 @@ def read_sentence_settings(folder: Path) -> SentenceSettings | None:
         source=source,
         max_length=length,
         unsupported=unsupported if pooling is None else None,
-        prompt=prompt if isinstance(prompt, str) else "",
+        prompt=_default_prompt(prompts, folder / _PROMPTS),
+        pools_prompt=pools_prompt,
         lowercase=transformer.get("do_lower_case") is True,
     )
 
@@ -101,15 +101,24 @@ def _modules(folder: Path) -> dict[str, str]:
     return found
 
 
-def _pooling_modes(folder: Path, source: str) -> list[str]:
-    config = read_json(checked_file(folder, source), max_bytes=MAX_CONFIG_BYTES)
+def _default_prompt(config: Mapping[str, Any], path: Path) -> str:
+    default, prompts = config.get("default_prompt_name"), config.get("prompts")
+    if default is None:
+        return ""
+    prompt = prompts.get(default) if isinstance(prompts, Mapping) and isinstance(default, str) else None
+    if not isinstance(prompt, str):
+        refuse(path, f"default_prompt_name is {default!r}, expected the name of one of the prompts")
+    return prompt
+
+
+def _pooling_modes(config: Mapping[str, Any], path: Path) -> list[str]:
     stated = config.get("pooling_mode")
     modes = [stated] if isinstance(stated, str) else stated
     if modes is None:
         modes = [mode for key, mode in _LEGACY_MODES.items() if config.get(key) is True]
         modes = modes if modes else ["mean"]
     if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
-        refuse(folder / source, f"pooling_mode is {stated!r}, expected a name or a list of names")
+        refuse(path, f"pooling_mode is {stated!r}, expected a name or a list of names")
     return modes
 
 

@@ -153,6 +153,9 @@ def embed(
     max_length: Annotated[
         int | None, typer.Option(help="Tokens after which a text is cut; default: as the model's files say.")
     ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Text before each text; default: as the model's files say.")
+    ] = None,
     keep_columns: KeepColumns = "all",
     on_error: OnBadRow = "fail",
     rejects: RejectsFile = None,
@@ -191,6 +194,7 @@ def embed(
             normalize=not no_normalize,
             layer=layer,
             max_length=max_length,
+            prompt=prompt,
             revision=revision,
             dtype=dtype,
             writing=writing,

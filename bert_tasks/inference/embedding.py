@@ -25,6 +25,7 @@ def embed_file(
     normalize: bool = True,
     layer: int = -1,
     max_length: int | None = None,
+    prompt: str | None = None,
     revision: str | None = None,
     dtype: DType = "float32",
     writing: WriteOptions | None = None,
@@ -37,7 +38,7 @@ def embed_file(
         model: an encoder, or the folder or name of one, or of a trained model, whose head is left out.
         output: .parquet (the column ``embedding`` holds lists of fixed size of float32), .jsonl, or .npy (an array
             ``[rows, H]`` of float32, and nothing else).
-        pooling, normalize, layer, max_length: see ``Encoder.embed``.
+        pooling, normalize, layer, max_length, prompt: see ``Encoder.embed``.
         revision, dtype, writing, reading, progress: see ``predict_file``; there is no int8.
 
     Raises:
@@ -58,6 +59,7 @@ def embed_file(
         normalize=normalize,
         layer=layer,
         max_length=max_length,
+        prompt=prompt,
         encoded=destination.form in ("parquet", "npy"),
     )
     embedded = predict_file(loaded, data, output, dtype=dtype, writing=writing, reading=reading, progress=progress)
@@ -87,14 +89,16 @@ def _notes(encoder: Encoder, task: Embedding, given: EmbeddingPooling | None) ->
         f"{task.pooling} pooling{source}{where}, {encoder.config.hidden_size} numbers, {norm}, "
         f"at most {task.max_length} tokens"
     ]
+    if task.prompt:
+        notes.append(f"prompt {task.prompt!r} in front of each text")
     if settings is None:
         return notes
+    if settings.prompt and task.prompt != settings.prompt:
+        notes.append(f"the model's default prompt is {settings.prompt!r}")
+    if task.lowercase:
+        notes.append("texts in lower case (sentence_bert_config.json)")
     if settings.unsupported is not None:
         notes.append(f"the model's {settings.unsupported}, which is left out")
     elif given is not None and given != settings.pooling:
         notes.append(f"the model's {settings.source} asks for {settings.pooling} pooling")
-    if settings.prompt:
-        notes.append(f"sentence-transformers puts {settings.prompt!r} in front of each text: write it into the texts")
-    if settings.lowercase:
-        notes.append("sentence-transformers changes texts to lower case first: write them in lower case")
     return notes

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +34,7 @@ from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import Logits, TaskModel
 from bert_tasks.run_dir.files import GENERATOR
-from bert_tasks.storage import is_folder
+from bert_tasks.storage import is_folder, sha256
 from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction, Task
 
 _log = logging.getLogger("bert_tasks")
@@ -104,8 +103,7 @@ class EvaluationCorpus(Sequence[Feature]):
 
 def content_hash(values: Sequence[int]) -> int:
     """A 64-bit hash of non-negative numbers, the same on every machine."""
-    content = np.asarray(values, dtype="<u8").tobytes()
-    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")
+    return int(sha256(np.asarray(values, dtype="<u8").tobytes())[:16], 16)
 
 
 @dataclass(frozen=True, kw_only=True)

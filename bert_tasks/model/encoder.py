@@ -108,8 +108,11 @@ class Encoder(PretrainedModule):
         normalize: bool = True,
         layer: int = -1,
         max_length: int | None = None,
+        prompt: str | None = None,
     ) -> NDArray[np.float32]:
         """A vector for each text, in the order of the texts; as sentence-transformers computes it.
+
+        Texts are changed to lower case first if the sentence-transformers files set ``do_lower_case``.
 
         Texts are sorted by length in chunks and run without padding. ``bert-tasks embed`` embeds files of any size.
 
@@ -122,6 +125,8 @@ class Encoder(PretrainedModule):
                 tokens. Layers after it do not run.
             max_length: tokens, special tokens included, after which a text is cut. Default: that of the
                 sentence-transformers files, else of the tokenizer, at most the positions of the checkpoint.
+            prompt: text to put in front of each text. Default: the default prompt of the sentence-transformers files,
+                else none. ``""``: no prompt.
 
         Returns:
             ``[R, H]``; of one text ``[H]``.
@@ -129,12 +134,14 @@ class Encoder(PretrainedModule):
         Raises:
             DataError: what should be a text is none.
             UsageError: the encoder has no tokenizer, or there is no such pooling, layer or length.
-            CheckpointError: the sentence-transformers files ask for what this package does not compute, and no pooling
-                is given.
+            CheckpointError: the sentence-transformers files ask for a pooling that this package does not compute, and
+                no pooling is given. Or they leave the tokens of the prompt out of the mean or the maximum.
         """
         if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
             raise DataError(f"expected a text or a list of texts, not {type(texts).__name__}")
-        model = self.embedding_model(pooling=pooling, normalize=normalize, layer=layer, max_length=max_length)
+        model = self.embedding_model(
+            pooling=pooling, normalize=normalize, layer=layer, max_length=max_length, prompt=prompt
+        )
         rows = ({"text": text} for text in ([texts] if isinstance(texts, str) else texts))
         vectors = [prediction.embedding for prediction in model.predict_rows(rows)]
         found = np.stack(vectors) if vectors else np.empty((0, self.config.hidden_size), np.float32)
@@ -147,6 +154,7 @@ class Encoder(PretrainedModule):
         normalize: bool = True,
         layer: int = -1,
         max_length: int | None = None,
+        prompt: str | None = None,
         encoded: bool = False,
     ) -> TaskModel[EmbeddingPrediction]:
         """A model that shares this encoder's modules and predicts embeddings; the arguments and errors of ``embed``.
@@ -165,16 +173,25 @@ class Encoder(PretrainedModule):
                 "to embed texts without it"
             )
         stated: Any = "mean" if settings is None else settings.pooling
+        default_prompt = "" if settings is None else settings.prompt
         try:
             task = Embedding(
                 pooling=stated if pooling is None else pooling,
                 normalize=normalize,
                 depth=layer % states,
                 max_length=self._embedded_length() if max_length is None else max_length,
+                prompt=default_prompt if prompt is None else prompt,
+                lowercase=settings is not None and settings.lowercase,
                 encoded=encoded,
             )
         except ValueError as error:
             raise UsageError(str(error)) from None
+        if task.prompt and task.pooling != "cls" and settings is not None and not settings.pools_prompt:
+            raise CheckpointError(
+                f"the model's {settings.source} leaves the tokens of the prompt out of the {task.pooling} "
+                "(include_prompt = false), which is not computed here: set prompt to an empty text to embed texts "
+                "without a prompt"
+            )
         with torch.device("meta"):
             model = TaskModel(self.hf_config, task)
         model.stack, model.tokenizer, model.reading = self.stack, self.tokenizer, self.reading

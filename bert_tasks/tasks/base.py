@@ -92,12 +92,10 @@ class LossTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureKeys:
-    """Sources of random numbers for ``Task.prepare``, one for each feature.
-
-    Seed, epoch and number decide what a feature looks like, whatever its batch, its process and the steps before.
+    """Sources of random numbers for ``Task.prepare``: one for each feature, in any batch, process and order of steps.
 
     Attributes:
-        numbers: the number of each feature among all features of its split, or in evaluation a hash of its tokens.
+        numbers: of each feature among all features of its split, in evaluation a hash of its tokens.
         is_evaluation: the features are evaluated. They must look alike in every corpus, so count nothing over it.
     """
 

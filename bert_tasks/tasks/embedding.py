@@ -57,6 +57,8 @@ class Embedding(Task[EmbeddingPrediction]):
         pooling: the mean over the tokens of a text, special tokens included; the first token; or the largest values.
         normalize: whether vectors get length 1.
         depth: how many layers of the encoder run; 0: the embeddings of the tokens.
+        prompt: put in front of each text.
+        lowercase: whether texts and prompt are changed to lower case.
         encoded: whether ``to_json`` gives vectors as writers of files take them (``vector_text``).
     """
 
@@ -66,6 +68,8 @@ class Embedding(Task[EmbeddingPrediction]):
     pooling: EmbeddingPooling = "mean"
     normalize: bool = True
     depth: int
+    prompt: str = ""
+    lowercase: bool = False
     encoded: bool = False
 
     @property
@@ -87,7 +91,9 @@ class Embedding(Task[EmbeddingPrediction]):
             )
             return found["input_ids"], found["token_type_ids"]
 
-        texts = [row["text"] for row in rows]
+        texts = [self.prompt + row["text"] for row in rows]
+        if self.lowercase:
+            texts = [text.lower() for text in texts]
         ids, kinds = encoded(texts, truncation=False)
         lengths = list(map(len, ids))
         cut = [number for number, length in enumerate(lengths) if length > self.max_length]

@@ -72,7 +72,15 @@ def test_prompt_and_case(tmp_path: Path) -> None:
     options = {"config_sentence_transformers": prompts, "sentence_bert_config": {"do_lower_case": True}}
     found = read_sentence_settings(written(tmp_path, f"{OLD}Transformer", f"{OLD}Pooling", **options))
     assert found is not None
-    assert (found.prompt, found.lowercase, found.max_length) == ("query: ", True, None)
+    assert (found.prompt, found.lowercase, found.max_length, found.pools_prompt) == ("query: ", True, None, True)
+
+
+def test_a_prompt_may_be_left_out_of_the_pooling(tmp_path: Path) -> None:
+    found = read_sentence_settings(
+        written(tmp_path, f"{OLD}Transformer", f"{OLD}Pooling", pooling={"include_prompt": False})
+    )
+    assert found is not None
+    assert (found.pooling, found.prompt, found.pools_prompt) == ("mean", "", False)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +95,8 @@ def test_prompt_and_case(tmp_path: Path) -> None:
         ({"sentence_bert_config": {"max_seq_length": "many"}}, "max_seq_length is 'many'"),
         ({"sentence_bert_config": [1]}, "expected a JSON object"),
         ({"config_sentence_transformers": {"default_prompt_name": ["a"], "prompts": {"a": "b"}}}, r"\['a'\], expected"),
+        ({"config_sentence_transformers": {"default_prompt_name": "q", "prompts": {"a": "b"}}}, "is 'q', expected the"),
+        ({"config_sentence_transformers": {"default_prompt_name": "q"}}, "is 'q', expected the name of one of the"),
         ({"modules": [{"type": "x.Pooling", "path": "1_\ud800"}]}, r"'1_\\ud800/config.json' cannot be the name"),
     ],
 )

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
+from bert_tasks.cli import main
 from bert_tasks.errors import BertTasksError, DataError, UsageError
 from bert_tasks.inference import WriteOptions, embed_file, output
 from bert_tasks.inference.output import Chunk, unfinished_folder
@@ -130,7 +132,7 @@ def test_messages_say_what_was_computed(encoder: Encoder, base: Path, data: Path
     ]
 
 
-def folder_with_pooling(base: Path, folder: Path, mode: str) -> Path:
+def folder_with_pooling(base: Path, folder: Path, mode: str, **prompts: Any) -> Path:
     folder.mkdir()
     for file in base.iterdir():
         os.symlink(file, folder / file.name)
@@ -139,6 +141,7 @@ def folder_with_pooling(base: Path, folder: Path, mode: str) -> Path:
     modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     return folder
 
 
@@ -149,6 +152,38 @@ def test_the_folder_says_how_to_pool(base: Path, encoder: Encoder, data: Path, t
     np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), encoder.embed(TEXTS, pooling="cls", max_length=12))
     given = embed_file(folder, data, tmp_path / "a.npy", pooling="mean")
     assert given.notes[1] == "the model's 1_Pooling/config.json asks for cls pooling"
+
+
+def test_the_default_prompt_can_be_replaced(base: Path, encoder: Encoder, data: Path, tmp_path: Path) -> None:
+    prompts = {"default_prompt_name": "query", "prompts": {"query": "find: "}}
+    folder = folder_with_pooling(base, tmp_path / "st", "cls", **prompts)
+    notes: dict[str | None, tuple[str, ...]] = {
+        None: ("prompt 'find: ' in front of each text",),
+        "Say ": ("prompt 'Say ' in front of each text", "the model's default prompt is 'find: '"),
+        "": ("the model's default prompt is 'find: '",),
+    }
+    for prompt, expected in notes.items():
+        result = embed_file(folder, data, tmp_path / "a.npy", prompt=prompt)
+        assert (result.notes[1:], result.resumed) == (expected, 0)
+        texts = [("find: " if prompt is None else prompt) + text for text in TEXTS]
+        vectors = encoder.embed(texts, pooling="cls", max_length=12)
+        np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), vectors)
+
+
+def test_the_command_has_the_same_prompts(
+    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = {"default_prompt_name": "query", "prompts": {"query": "find: "}}
+    folder, target = folder_with_pooling(base, tmp_path / "st", "cls", **prompts), tmp_path / "a.npy"
+    for options, prompt in (((), None), (("--prompt", ""), ""), (("--prompt", "Say "), "Say ")):
+        arguments = ["bert-tasks", "embed", folder, "--data", data, "--output", target, "--quiet", *options]
+        monkeypatch.setattr(sys, "argv", [*map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 0
+        assert ("prompt 'find: ' in front of each text" in capsys.readouterr().err) is (prompt is None)
+        expected = Encoder.from_pretrained(folder).embed(TEXTS, prompt=prompt)
+        np.testing.assert_array_equal(np.load(target), expected)
 
 
 def test_pooling_that_is_not_computed_must_be_replaced(base: Path, data: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from support.small_tokenizers import LINES
 DOCUMENTS = [LINES[start : start + 1 + start % 4] for start in range(16)]
 ROWS: list[Row] = [{"text": "\n".join(lines), "sentences": lines} for lines in [*DOCUMENTS, DOCUMENTS[3]]]
 SUBSET = [0, 3, 9, 14, 16]
-MASKED = {
+MASKED: dict[str, dict[str, Any]] = {
     "tokens": {},
     "smoothed": {"mask_smoothing": 0.7},
     "words": {"whole_word_mask": True, "max_ngram": 3},

@@ -1,5 +1,6 @@
 """Embeddings equal the formula over transformers' hidden states, and sentence-transformers' own."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,51 @@ def test_the_norm_after_the_last_layer_belongs_to_no_other(
     expected = by_formula(tmp_path, wordpiece_tokenizer, TEXTS, pooling="mean", layer=1, normalize=False)
     found = Encoder.from_pretrained(tmp_path).embed(TEXTS, layer=-2, normalize=False)
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.fixture
+def prompted(tmp_path: Path, bpe_tokenizer: PreTrainedTokenizerBase) -> Path:
+    """A folder of sentence-transformers with a default prompt, whose texts it changes to lower case."""
+    save_checkpoint(tmp_path, "roberta", bpe_tokenizer, wide=True)
+    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]
+    files = {
+        "modules": modules,
+        "sentence_bert_config": {"do_lower_case": True},
+        "config_sentence_transformers": {"prompts": {"query": "Query: ", "b": "b"}, "default_prompt_name": "query"},
+        "1_Pooling/config": {"pooling_mode_mean_tokens": True},
+    }
+    (tmp_path / "1_Pooling").mkdir()
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"), [(None, "query: "), ("", ""), ("Find THE ", "find the ")], ids=["default", "none", "own"]
+)
+def test_prompt_and_lower_case_are_those_of_sentence_transformers(
+    prompt: str | None, expected: str, prompted: Path
+) -> None:
+    texts = ["A Ferry", "THE boats were LATE", "rain"]
+    encoder = Encoder.from_pretrained(prompted)
+    assert encoder.tokenizer is not None
+    lowered = [expected + text.lower() for text in texts]
+    vectors = by_formula(prompted, encoder.tokenizer, lowered, pooling="mean", layer=-1, normalize=True)
+    np.testing.assert_allclose(encoder.embed(texts, prompt=prompt), vectors, atol=5e-5)
+    np.testing.assert_allclose(encoder.embed(texts[0], prompt=prompt), vectors[0], atol=5e-5)
+    others = texts if expected else [text.upper() for text in texts]
+    changed = by_formula(prompted, encoder.tokenizer, others, pooling="mean", layer=-1, normalize=True)
+    assert np.abs(changed - vectors).max() > 1e-3
+
+
+def test_a_prompt_that_is_left_out_of_the_pooling_is_rejected(prompted: Path) -> None:
+    (prompted / "1_Pooling" / "config.json").write_text('{"include_prompt": false}')
+    encoder = Encoder.from_pretrained(prompted)
+    poolings: tuple[Any, ...] = (None, "max")
+    for pooling in poolings:
+        with pytest.raises(CheckpointError, match=r"1_Pooling/config.json leaves the tokens of the prompt out of the"):
+            encoder.embed("rain", pooling=pooling)
+    assert encoder.embed("rain", prompt="").shape == encoder.embed("rain", pooling="cls").shape == (36,)
 
 
 def test_layers_that_are_not_read_do_not_run(folder: Path) -> None:
