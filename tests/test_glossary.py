@@ -50,7 +50,7 @@ NAMES = {
     "run_parts": "map_chunks_distributed",
     "set_aside": "train_validation_split",
     "shaped": "padded_inputs",
-    "summarize": "reduce_logits",
+    "summarize": "compact_logits",
     "take_over": "load_state",
 }
 # Phrases in messages, docstrings and documents -> plain English.

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from bert_tasks.checkpoints.hub import is_model_file, resolve
 from bert_tasks.checkpoints.load import (
     LoadReport,
-    google_checkpoint,
     label_names,
     match_weights,
     read_config,
     read_weights,
+    tf1_checkpoint,
 )
 from bert_tasks.checkpoints.save import read_head_tensors
-from bert_tasks.checkpoints.tokenizers import google_vocabulary, load_tokenizer, with_segments
+from bert_tasks.checkpoints.tokenizers import load_tokenizer, tf1_vocabulary, with_segments
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import (
     ChoiceHead,
@@ -140,7 +140,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     head_tensors = read_head_tensors(folder)
     tokenizer, refusals, vocabulary = None, [], None
     try:
-        vocabulary = google_vocabulary(folder)
+        vocabulary = tf1_vocabulary(folder)
         tokenizer = load_tokenizer(folder, vocab_size=config.vocab_size, required=False)
         tokenizer = None if tokenizer is None else with_segments(tokenizer, second=config.second_segment)
     except CheckpointError as error:
@@ -150,7 +150,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     # Of the parameters: old files also hold buffers of integers.
     dtypes = {str(tensor.dtype) for tensor in tensors.values() if tensor.is_floating_point()}
     files = [file for file in sorted(folder.iterdir()) if is_file(file) and is_model_file(file.name)]
-    google, report = google_checkpoint(folder), matched.report
+    google, report = tf1_checkpoint(folder), matched.report
     if google is not None:
         report = replace(report, ignored=(*report.ignored, *google.left_out))
         files = sorted({*files, *google.files(), *([] if vocabulary is None else [vocabulary])})
@@ -165,7 +165,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
             "heads": config.num_attention_heads,
             "vocabulary": config.vocab_size,
             "parameters": sum(numbers.values()),
-            "embedding_parameters": sum(numbers[key] for key in numbers if key.startswith("stack.embeddings.")),
+            "embedding_parameters": sum(numbers[key] for key in numbers if key.startswith("encoder.embeddings.")),
         },
         usable_length=config.usable_length,
         dtypes=tuple(sorted(dtype.removeprefix("torch.") for dtype in dtypes)),
@@ -186,7 +186,7 @@ def _expected(
     """Shapes and Hugging Face names of the parameters that the folder should hold."""
     pooler = head == "base" and pooler_is_there(family, tensors)
     with torch.device("meta"):
-        model = nn.ModuleDict({"stack": TransformerEncoder(config)})
+        model = nn.ModuleDict({"encoder": TransformerEncoder(config)})
         if pooler:
             model["pooler"] = nn.Linear(config.hidden_size, config.hidden_size)
         match head:

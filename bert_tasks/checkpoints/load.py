@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, checked_file, read_json, refuse
-from bert_tasks.checkpoints.tf1 import GoogleCheckpoint, find_index, google_config, google_weights, open_google
+from bert_tasks.checkpoints.tf1 import TF1Checkpoint, find_index, open_google, tf1_config, tf1_weights
 from bert_tasks.errors import CheckpointError, PathError
 from bert_tasks.families import CONFIG_KEY, copies_of_tied, current_name, split_unused
 from bert_tasks.families.base import Family
@@ -50,9 +50,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is missing, too large or not a JSON object.
     """
-    checkpoint = google_checkpoint(folder)
+    checkpoint = tf1_checkpoint(folder)
     if checkpoint is not None:
-        return google_config(checkpoint)
+        return tf1_config(checkpoint)
     if not lexists(folder / "config.json"):
         inner = folder / "model"
         hint = f"; did you mean {inner}?" if is_file(inner / "config.json") else ""
@@ -60,7 +60,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json(checked_file(folder, "config.json"), max_bytes=MAX_CONFIG_BYTES)
 
 
-def google_index(folder: Path) -> Path | None:
+def tf1_index(folder: Path) -> Path | None:
     """The index of the TensorFlow checkpoint that is read from this folder; None if it has other weights, or none.
 
     Raises:
@@ -71,13 +71,13 @@ def google_index(folder: Path) -> Path | None:
     return find_index(folder)
 
 
-def google_checkpoint(folder: Path) -> GoogleCheckpoint | None:
+def tf1_checkpoint(folder: Path) -> TF1Checkpoint | None:
     """The TensorFlow checkpoint that is read from this folder; None if it has other weights, or none.
 
     Raises:
         CheckpointError: it is damaged, or of another program.
     """
-    index = google_index(folder)
+    index = tf1_index(folder)
     if index is None:
         return None
     stated: dict[str, Any] = {}
@@ -119,9 +119,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             return read(checked_file(folder, name))
         if lexists(folder / f"{name}.index.json"):
             return _read_shards(folder, f"{name}.index.json", read)
-    checkpoint = google_checkpoint(folder)
+    checkpoint = tf1_checkpoint(folder)
     if checkpoint is not None:
-        return google_weights(checkpoint)
+        return tf1_weights(checkpoint)
     looked_for = ", ".join(file for name in _FORMATS for file in (name, f"{name}.index.json"))
     if lexists(folder / "model.onnx"):
         raise CheckpointError(
@@ -276,7 +276,7 @@ class LoadReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matched:
+class CheckpointMatch:
     """What a checkpoint holds for a model.
 
     Attributes:
@@ -301,7 +301,7 @@ def match_weights(
     dtype: torch.dtype = torch.float32,
     copy: bool = True,
     strict: bool = True,
-) -> Matched:
+) -> CheckpointMatch:
     """Finds the tensors of every parameter in a checkpoint.
 
     Args:
@@ -379,7 +379,7 @@ def match_weights(
         dropped=dropped,
         ignored=(*ignored, *sorted(unused & copies.keys())),
     )
-    return Matched(tensors=found, report=report, problems=tuple(problems))
+    return CheckpointMatch(tensors=found, report=report, problems=tuple(problems))
 
 
 def checked_tensors(tensors: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:

@@ -17,8 +17,8 @@ from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, checked_file, read_js
 from bert_tasks.checkpoints.tensor_bundle import DATA_FILE, INDEX, TensorBundle, open_bundle
 from bert_tasks.data.problems import first_few
 from bert_tasks.errors import CheckpointError
-from bert_tasks.families import GOOGLE, encoder_config, google_models, google_parameter, may_be_of_family
-from bert_tasks.families.base import MOST_LABELS, Family, GoogleNames
+from bert_tasks.families import GOOGLE, encoder_config, may_be_of_family, tf1_models, tf1_parameter
+from bert_tasks.families.base import MOST_LABELS, Family, TF1Names
 from bert_tasks.storage import exists, is_folder, lexists
 
 # The file in which TensorFlow notes the latest of several checkpoints.
@@ -33,7 +33,7 @@ _TF2 = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GoogleCheckpoint:
+class TF1Checkpoint:
     """A model in a checkpoint.
 
     Attributes:
@@ -46,7 +46,7 @@ class GoogleCheckpoint:
 
     bundle: TensorBundle
     family: Family
-    names: GoogleNames
+    names: TF1Names
     parameters: Mapping[str, tuple[str, bool]]
     stated: Mapping[str, Any]
 
@@ -108,7 +108,7 @@ def find_index(folder: Path) -> Path | None:
     )
 
 
-def open_google(index: Path, stated: Mapping[str, Any]) -> GoogleCheckpoint:
+def open_google(index: Path, stated: Mapping[str, Any]) -> TF1Checkpoint:
     """The model of a checkpoint: the only one, or that of which config.json states the class, or the usual one.
 
     Args:
@@ -120,10 +120,10 @@ def open_google(index: Path, stated: Mapping[str, Any]) -> GoogleCheckpoint:
     """
     bundle = open_bundle(index)
     found = []
-    for family, names in google_models(bundle.entries):
-        pairs = ((google_parameter(names, variable), variable) for variable in bundle.entries)
+    for family, names in tf1_models(bundle.entries):
+        pairs = ((tf1_parameter(names, variable), variable) for variable in bundle.entries)
         parameters = {pair[0]: (variable, pair[1]) for pair, variable in pairs if pair is not None}
-        found.append(GoogleCheckpoint(bundle=bundle, family=family, names=names, parameters=parameters, stated=stated))
+        found.append(TF1Checkpoint(bundle=bundle, family=family, names=names, parameters=parameters, stated=stated))
     if not found:
         kind = (
             "an object-based checkpoint of TensorFlow 2"
@@ -139,7 +139,7 @@ def open_google(index: Path, stated: Mapping[str, Any]) -> GoogleCheckpoint:
     return [*chosen, *found][0]
 
 
-def google_config(checkpoint: GoogleCheckpoint) -> dict[str, Any]:
+def tf1_config(checkpoint: TF1Checkpoint) -> dict[str, Any]:
     """What config.json would be if transformers had saved the model; the fields that it states win.
 
     Raises:
@@ -187,7 +187,7 @@ def google_config(checkpoint: GoogleCheckpoint) -> dict[str, Any]:
     return found
 
 
-def google_weights(checkpoint: GoogleCheckpoint) -> dict[str, Tensor]:
+def tf1_weights(checkpoint: TF1Checkpoint) -> dict[str, Tensor]:
     """The tensors of a model under the names of Hugging Face, after comparing their checksums.
 
     Raises:
@@ -200,7 +200,7 @@ def google_weights(checkpoint: GoogleCheckpoint) -> dict[str, Tensor]:
     return tensors
 
 
-def _sizes(checkpoint: GoogleCheckpoint) -> dict[str, Any]:
+def _sizes(checkpoint: TF1Checkpoint) -> dict[str, Any]:
     """The sizes of a model that has no configuration, from the shapes of its weights."""
     path, names = checkpoint.bundle.path, checkpoint.names
     config: dict[str, Any] = {}
@@ -224,7 +224,7 @@ def _sizes(checkpoint: GoogleCheckpoint) -> dict[str, Any]:
     return config | {"num_attention_heads": heads}
 
 
-def _labels(checkpoint: GoogleCheckpoint) -> dict[str, Any]:
+def _labels(checkpoint: TF1Checkpoint) -> dict[str, Any]:
     """The number of classes, under the names that transformers gives to classes without names."""
     if checkpoint.head != "sequence":
         return {}

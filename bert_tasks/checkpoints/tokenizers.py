@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from bert_tasks.checkpoints.files import checked_file, read_json
 from bert_tasks.checkpoints.hub import TOKENIZER_SETTINGS, VOCABULARIES
-from bert_tasks.checkpoints.load import google_index
+from bert_tasks.checkpoints.load import tf1_index
 from bert_tasks.checkpoints.sentencepiece import read_sentencepiece
 from bert_tasks.data.problems import shortened
 from bert_tasks.errors import CheckpointError
@@ -57,7 +57,7 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
     Raises:
         CheckpointError: a file is missing or damaged, or the tokenizer does not fit the model.
     """
-    google = google_vocabulary(folder)
+    google = tf1_vocabulary(folder)
     vocabularies = [name for name in VOCABULARIES if lexists(folder / name)] if google is None else [google.name]
     if not vocabularies:
         if not required:
@@ -187,13 +187,13 @@ def _opened_with(
     return tokenizer
 
 
-def google_vocabulary(folder: Path) -> Path | None:
+def tf1_vocabulary(folder: Path) -> Path | None:
     """The vocabulary beside a TensorFlow checkpoint of Google, which has files of its own for it; None elsewhere.
 
     Raises:
         CheckpointError: there are several.
     """
-    if google_index(folder) is None or lexists(folder / "tokenizer.json"):
+    if tf1_index(folder) is None or lexists(folder / "tokenizer.json"):
         return None
     found = sorted(path for pattern in ("*.model", "vocab*.txt") for path in folder.glob(pattern))
     if len(found) > 1:

@@ -139,9 +139,9 @@ def _train_folds(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool
 
 
 def _stock_note(task: "Task | None") -> list[str]:
-    from bert_tasks.tasks.base import NO_STOCK_HEAD
+    from bert_tasks.tasks.base import NO_HF_HEAD
 
-    return [] if task is None or task.is_stock_head else [f"note: {NO_STOCK_HEAD}"]
+    return [] if task is None or task.has_hf_head else [f"note: {NO_HF_HEAD}"]
 
 
 def write_report(folder: Path) -> str | None:

@@ -15,7 +15,7 @@ from bert_tasks.data.columns import Column, column_of
 from bert_tasks.data.conll import label_scheme
 from bert_tasks.data.problems import SHOWN, BadRowsError, Problems, counted, first_few, suggestion
 from bert_tasks.data.splits import Splits, row_keys
-from bert_tasks.data.table import Cuts, Numbers, RowTable
+from bert_tasks.data.table import Numbers, RowTable, Truncation
 from bert_tasks.data.validator import CLASS_KINDS, LabelCensus, is_integer
 from bert_tasks.errors import DataError
 
@@ -182,7 +182,7 @@ class TokenCounts:
     """Of one split: each feature's length in tokens, what is in no feature, and the task's notes on that."""
 
     lengths: Numbers
-    cuts: Cuts
+    cuts: Truncation
     notes: tuple[str, ...] = ()
 
 

@@ -465,7 +465,7 @@ class Samples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cuts:
+class Truncation:
     """What is truncated: what no window of some rows holds.
 
     Attributes:

@@ -1,6 +1,6 @@
 """Self-attention over packed or padded tokens.
 
-``attend`` and ``attend_first`` keep sequences apart, and ``attend`` chooses the kernel. A layer passes queries,
+``attend`` and ``attend_cls_query`` keep sequences apart, and ``attend`` chooses the kernel. A layer passes queries,
 keys and values in one tensor, because one product makes them and one gather regroups them. On the CPU, where torch has
 no fast kernel that drops attention weights, training with attention dropout takes ``attention_with_dropout``. Where a
 token attends to a window of its sequence, the work and the memory grow with N and not with T * T.
@@ -76,7 +76,7 @@ def attend(
             distance = (columns[:, None] - columns).abs()  # [T, T]
             # A token of the padding attends to itself: a softmax over nothing would not be a number.
             mask = (mask & (distance <= window)) | (distance == 0)  # [B, 1, T, T]
-        return _attend_rectangle(qkv, layout.batch, layout.length, mask, dropout, scores, scale)
+        return attend_padded(qkv, layout.batch, layout.length, mask, dropout, scores, scale)
     if window is not None and max(layout.lengths) <= window + 1:
         window = None
     backend: Backend = "grouped"  # the only one that adds scores
@@ -101,14 +101,14 @@ def attend(
     # The gradient of a split is one concatenation, that of a slice is as large as the whole.
     parts = torch.split(qkv, [group.rows for group in layout.groups])
     contexts = [
-        _attend_rectangle(part, group.sequences, group.length, group.mask, dropout, scores, scale)
+        attend_padded(part, group.sequences, group.length, group.mask, dropout, scores, scale)
         for group, part in zip(layout.groups, parts, strict=True)
     ]
     context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)  # [P, H]
     return context if regroup is None else _unpad(context, regroup.scatter)
 
 
-def attend_first(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: float) -> Tensor:
+def attend_cls_query(query: Tensor, key_value: Tensor, layout: Packed, *, dropout: float) -> Tensor:
     """Attention of each sequence's first token alone, for heads that read no other.
 
     Args:
@@ -172,7 +172,7 @@ def _attend_window(qkv: Tensor, sequence_of_row: Tensor, window: int, dropout: f
     return context.transpose(1, 2).reshape(-1, heads * size).narrow(0, 0, rows)
 
 
-def _attend_rectangle(
+def attend_padded(
     qkv: Tensor,
     batch: int,
     length: int,

@@ -5,7 +5,7 @@ elements share one 64-bit draw of torch's generator, so ``torch.manual_seed`` fi
 rounded to a multiple of 1/65536, and kept elements are scaled by exactly the rounded one. Other devices and float16 use
 torch's own dropout.
 
-Batches that are computed at the same time draw from generators of their own (``own_generator``), because the order in
+Batches that are computed at the same time draw from generators of their own (``use_generator``), because the order in
 which they would draw from torch's is left to chance.
 """
 
@@ -22,7 +22,7 @@ _GENERATOR: ContextVar[torch.Generator | None] = ContextVar("_GENERATOR", defaul
 
 
 @contextmanager
-def own_generator(seed: int) -> Iterator[None]:
+def use_generator(seed: int) -> Iterator[None]:
     """Meanwhile dropout on the CPU draws from a generator of its own."""
     token = _GENERATOR.set(torch.Generator().manual_seed(seed))
     try:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.dropout import Dropout
 from bert_tasks.encoder.layers import initialize
-from bert_tasks.encoder.linear import ACTIVATIONS, Linear, activated, linear
+from bert_tasks.encoder.linear import ACTIVATIONS, Linear, linear, linear_activation
 from bert_tasks.encoder.packing import Layout, Packed, Padded, Selection
 
 TokenPooling = Literal["mean", "max", "attention"]
@@ -85,8 +85,8 @@ def select_first_tokens(layout: Layout) -> Selection:
 def reduce_rows(hidden: Tensor, layout: Layout, how: Literal["sum", "mean", "max"]) -> Tensor:
     """``[N, H] -> [B, H]`` sum, mean or largest value over the tokens of each sequence."""
     if isinstance(layout, Packed):
-        reduced = torch.segment_reduce(hidden, how, lengths=layout.row_lengths)
-        return reduced.index_select(0, layout.order)
+        compact = torch.segment_reduce(hidden, how, lengths=layout.row_lengths)
+        return compact.index_select(0, layout.order)
     rectangle, absent = hidden.view(*layout.mask.shape, -1), ~layout.mask[..., None]  # [B, T, H], [B, T, 1]
     if how == "max":
         return rectangle.masked_fill(absent, torch.finfo(hidden.dtype).min).amax(1)
@@ -232,7 +232,7 @@ class PerTokenHead(Head):
     def forward(self, hidden: Tensor, layout: Layout, embeddings: Tensor) -> Tensor:
         """``[R, H] -> [R, L]``"""
         if self.dense is not None:
-            hidden = self.norm(activated(self.dense, hidden, self.activation))
+            hidden = self.norm(linear_activation(self.dense, hidden, self.activation))
         logits: Tensor = self.output(self.dropout(hidden))
         return logits
 
@@ -462,7 +462,7 @@ class VocabularyHead(Head):
 
     def output_of(self, hidden: Tensor, embeddings: Tensor) -> VocabularyOutput:
         """``[R, H] ->`` the output of R rows."""
-        states = self.norm(activated(self.dense, hidden, self.activation))
+        states = self.norm(linear_activation(self.dense, hidden, self.activation))
         kind = states.device.type
         has_autocast = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
         if has_autocast and torch.get_autocast_dtype(kind) == torch.bfloat16:

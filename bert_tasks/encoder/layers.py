@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from bert_tasks.encoder.attention import attend, attend_first
+from bert_tasks.encoder.attention import attend, attend_cls_query
 from bert_tasks.encoder.config import Activation, EncoderConfig
 from bert_tasks.encoder.dropout import Dropout
-from bert_tasks.encoder.linear import ACTIVATIONS, Linear, activated, linear
+from bert_tasks.encoder.linear import ACTIVATIONS, Linear, linear, linear_activation
 from bert_tasks.encoder.packing import Layout, Packed, Selection
 from bert_tasks.encoder.positions import Positions, position_module
 from bert_tasks.errors import CheckpointError
@@ -104,11 +104,11 @@ class Attention(nn.Module):
             query, key_value = self.qkv.parts((first, hidden), sizes)
             query = query.view(len(first), self.heads, -1)  # [B, A, D]
             key_value = key_value.view(len(hidden), 2, self.heads, -1)  # [N, 2, A, D]
-            return attend_first(query, key_value, layout, dropout=dropout).index_select(0, layout.order)
+            return attend_cls_query(query, key_value, layout, dropout=dropout).index_select(0, layout.order)
         qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [N, 3, A, D]
         scores = None
         if positions is not None:
-            qkv, scores = positions.in_layer(self, qkv)
+            qkv, scores = positions.apply(self, qkv)
         context = attend(qkv, layout, dropout=dropout, window=self.window, scores=scores, scale=self.scale)
         return context if selection is None else context.index_select(0, selection.rows)
 
@@ -148,7 +148,7 @@ class Layer(nn.Module):
         """``[R, H] -> [R, H]``; with a gate, the activated half of the inner states is multiplied by the other."""
         change: Tensor
         if not self.is_gated:
-            expanded = activated(self.intermediate, hidden, self.activation)  # [R, intermediate]
+            expanded = linear_activation(self.intermediate, hidden, self.activation)  # [R, intermediate]
             change = self.output_dropout(self.output(expanded))
         else:
             inner, gate = self.intermediate(hidden).chunk(2, dim=-1)  # [R, intermediate] each

@@ -91,7 +91,7 @@ class Linear(nn.Linear):
         return [linear(rows, weight, bias) for rows, weight, bias in zip(inputs, weights, biases, strict=True)]
 
 
-def activated(layer: nn.Module, rows: Tensor, activation: Activation) -> Tensor:
+def linear_activation(layer: nn.Module, rows: Tensor, activation: Activation) -> Tensor:
     """``activation(layer(rows))``; without gradients GELU is part of oneDNN's product, or overwrites the product.
 
     Args:

@@ -90,15 +90,15 @@ class LoraLinear(Linear):
 
         The adapters' outputs are made by one product, with the matrices B side by side and 0 outside their blocks.
         """
-        reduced, expanding = [], []
+        compact, expanding = [], []
         for block, lora_a, lora_b in self._adapters():
             if block.start in outputs:
-                reduced.append(linear(self.dropout(rows), lora_a, None))  # [N, R]
+                compact.append(linear(self.dropout(rows), lora_a, None))  # [N, R]
                 padding = (0, 0, block.start - outputs.start, outputs.stop - block.stop)
                 expanding.append(F.pad(lora_b, padding))  # [O, R]
-        if not reduced:
+        if not compact:
             return own
-        return own + linear(torch.cat(reduced, dim=-1) * self.scale, torch.cat(expanding, dim=1), None)
+        return own + linear(torch.cat(compact, dim=-1) * self.scale, torch.cat(expanding, dim=1), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ class LayerAttention(Protocol):
 class Positions(Protocol):
     """What is computed once per forward pass, for all layers."""
 
-    def in_layer(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, Scores | None]:
+    def apply(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, Scores | None]:
         """What one layer makes of it.
 
         Args:
@@ -102,13 +102,13 @@ class RotaryAngles:
         self.position_ids = position_ids
         self._known: dict[tuple[float, torch.dtype], tuple[Tensor, Tensor]] = {}
 
-    def in_layer(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, None]:
+    def apply(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, None]:
         """Turns queries and keys ``[N, 3, A, D]``; values stay. ``attention.theta`` is the base of the wavelengths."""
         cosines, sines = self._cosines_and_sines(cast("float", attention.theta), qkv)
         if is_eager_on_cpu(qkv):
-            return _turn(qkv, cosines, sines), None
+            return apply_rotary(qkv, cosines, sines), None
         turned, value = torch.split(qkv, [2, 1], dim=1)
-        halves = _turned_halves(turned, cosines, sines)
+        halves = rotate_halves(turned, cosines, sines)
         return torch.cat([torch.cat(halves, dim=-1).to(qkv.dtype), value], dim=1), None
 
     def _cosines_and_sines(self, theta: float, qkv: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,14 +123,14 @@ class RotaryAngles:
         return known
 
 
-def _turned_halves(rows: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
+def rotate_halves(rows: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
     """``[..., D]`` -> the halves ``[..., D / 2]`` of what is turned, in the precision of the angles."""
     first, second = rows.chunk(2, dim=-1)
     turned = torch.addcmul(first * cosines, second, sines, value=-1)
     return turned, torch.addcmul(second * cosines, first, sines)
 
 
-class _Turn(torch.autograd.Function):
+class ApplyRotary(torch.autograd.Function):
     """Turns queries and keys piece by piece, so that what is computed on the way stays in the processor's cache."""
 
     @staticmethod
@@ -149,12 +149,12 @@ def _turned_copy(qkv: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     copy = qkv.clone(memory_format=torch.contiguous_format)
     queries_and_keys = copy.narrow(1, 0, 2)
     for rows, *angles in zip(*(torch.split(part, _ROWS) for part in (queries_and_keys, cosines, sines)), strict=True):
-        for half, turned in zip(rows.chunk(2, dim=-1), _turned_halves(rows, *angles), strict=True):
+        for half, turned in zip(rows.chunk(2, dim=-1), rotate_halves(rows, *angles), strict=True):
             half.copy_(turned)
     return copy
 
 
-_turn: Callable[[Tensor, Tensor, Tensor], Tensor] = _Turn.apply
+apply_rotary: Callable[[Tensor, Tensor, Tensor], Tensor] = ApplyRotary.apply
 
 
 class DisentangledPositions(nn.Module):
@@ -170,7 +170,7 @@ class DisentangledPositions(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if disentangled.norm else nn.Identity()
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def forward(self, position_ids: Tensor, layout: Layout) -> "Distances":
+    def forward(self, position_ids: Tensor, layout: Layout) -> "DisentangledScores":
         """``[N]`` position ids, which are not used."""
         span, own = self.config.span, self.config.buckets // 2 if self.config.buckets else self.config.max_distance
         length = max(layout.lengths) if isinstance(layout, Packed) else layout.length
@@ -182,7 +182,7 @@ class DisentangledPositions(nn.Module):
         if self.config.buckets:
             distances = log_buckets(distances, buckets=self.config.buckets, max_distance=self.config.max_distance)
         rows = (torch.stack([-distances, distances]) + span - first).clamp(0, len(table) - 1)  # [2, 2T]
-        return Distances(table=self.norm(table), rows=rows, dropout=self.dropout, config=self.config)
+        return DisentangledScores(table=self.norm(table), rows=rows, dropout=self.dropout, config=self.config)
 
 
 def log_buckets(distances: Tensor, *, buckets: int, max_distance: int) -> Tensor:
@@ -199,7 +199,7 @@ def log_buckets(distances: Tensor, *, buckets: int, max_distance: int) -> Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Distances:
+class DisentangledScores:
     """The embeddings of all distances in one forward pass.
 
     Attributes:
@@ -214,7 +214,7 @@ class Distances:
     dropout: Dropout
     config: DisentangledConfig
 
-    def in_layer(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, Scores]:
+    def apply(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, Scores]:
         """See ``Positions``. The keys and queries of distances are made here, once for all groups."""
         table = self.dropout(self.table)
         if self.config.shared:
@@ -234,15 +234,15 @@ class Distances:
 
         def scores(query: Tensor, key: Tensor) -> Tensor:
             # Of a query the distances to the keys fall from left to right, of a key those to the queries rise.
-            parts = [] if keys is None else [_products_at_distances(query, keys)]  # [B, A, query, key]
+            parts = [] if keys is None else [gather_relative(query, keys)]  # [B, A, query, key]
             if queries is not None:
-                parts.append(_products_at_distances(key, queries).transpose(2, 3))
+                parts.append(gather_relative(key, queries).transpose(2, 3))
             return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
         return qkv, scores
 
 
-def _products_at_distances(content: Tensor, of_distances: Tensor) -> Tensor:
+def gather_relative(content: Tensor, of_distances: Tensor) -> Tensor:
     """Products of every token i with what belongs to its distance from every token j.
 
     Args:
@@ -301,6 +301,6 @@ class AddedBias:
 
     scores: Tensor
 
-    def in_layer(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, Scores | None]:
+    def apply(self, attention: LayerAttention, qkv: Tensor) -> tuple[Tensor, Scores | None]:
         """See ``Positions``."""
         return qkv, lambda query, key: self.scores[:, :, : query.shape[2], : key.shape[2]].to(query.dtype)

@@ -20,7 +20,7 @@ from bert_tasks.data.validator import plain
 from bert_tasks.data.writers import json_line, whole_file
 from bert_tasks.distributed import broadcast_from_main, make_accelerator
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
-from bert_tasks.experiments.seeds import aligned, check_run_folders, shown_number
+from bert_tasks.experiments.seeds import check_run_folders, format_number, format_table
 from bert_tasks.inference import evaluate_data
 from bert_tasks.inference.output import INPUT
 from bert_tasks.metrics.tables import split_key
@@ -146,7 +146,7 @@ class FoldsResult:
         rows = [("fold", "rows", self.metric, "best step", "")]
         for run in self.runs:
             steps = f"{run.result.best_step} of {run.result.steps}"
-            value = shown_number(run.metrics.get(self.metric, math.nan))
+            value = format_number(run.metrics.get(self.metric, math.nan))
             state = "complete already" if run.result.reused else ""
             rows.append((str(run.fold), str(run.rows), value, steps, state))
         metrics = self.metrics
@@ -155,14 +155,14 @@ class FoldsResult:
         table = [("metric", "all rows", "mean", "std")]
         for name in names:
             one = metrics[name]
-            whole = "-" if one.pooled is None else shown_number(one.pooled)
-            table.append((name, whole, shown_number(one.mean), shown_number(one.std)))
+            whole = "-" if one.pooled is None else format_number(one.pooled)
+            table.append((name, whole, format_number(one.mean), format_number(one.std)))
         return [
             self.summary,
             "",
-            *aligned(rows),
+            *format_table(rows),
             "",
-            *aligned(table),
+            *format_table(table),
             "",
             *self.notes,
             f"predictions: {self.output_dir / PREDICTIONS}",
@@ -194,7 +194,7 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
     if overwrite:  # now: the command that resumes an interrupted run does not overwrite
         broadcast_from_main(accelerator, lambda: _remove_runs(folder))
     runs: list[FoldRun] = []
-    parts: list[HeldOut] = []
+    parts: list[FoldPredictions] = []
     task, best, summary = build_task(loaded), "", ""
     for number, made in enumerate(planned, start=1):
         if progress and is_main:
@@ -210,7 +210,7 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
             raise BertTasksError("the run of a fold has no rows of the fold: please report this")
         table = trainer.splits.held_out
         evaluation = evaluate_data(trainer.model, table, reading=ReadOptions())
-        parts.append(HeldOut(fold=number, table=table, predictions=evaluation.predictions))
+        parts.append(FoldPredictions(fold=number, table=table, predictions=evaluation.predictions))
         run = FoldRun(
             fold=number,
             output_dir=_folder(made),
@@ -242,7 +242,7 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOut:
+class FoldPredictions:
     """The rows of a fold, which are a part of all rows, and the predictions of the model that did not see them."""
 
     fold: int
@@ -250,7 +250,7 @@ class HeldOut:
     predictions: Sequence[Prediction]
 
 
-def pooled(parts: Sequence[HeldOut]) -> tuple[list[Row], list[int], list[Prediction]]:
+def pooled(parts: Sequence[FoldPredictions]) -> tuple[list[Row], list[int], list[Prediction]]:
     """All rows in the order of the data, the fold of each, and its prediction.
 
     Rows of several files have the name of theirs as ``file``, because lines are counted in each file.

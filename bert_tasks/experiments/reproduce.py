@@ -21,7 +21,7 @@ from bert_tasks.storage import exists, is_file, resolved, sha256_file, sibling_p
 from bert_tasks.terminal import write_message
 from bert_tasks.training.loop import Trainer
 from bert_tasks.training.objectives import weights_digest
-from bert_tasks.training.run import make_trainer, prepare
+from bert_tasks.training.run import build_trainer, prepare
 
 _TIMES = ("train_seconds", "tokens_per_second")
 _SHOWN = 20  # differences in a table for people
@@ -117,7 +117,7 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
                     f"{now['source']}: the rows of {name} are not those of the run (fingerprint "
                     f"{now['fingerprint'][:12]}, expected {expected[:12]}): restore the file as it was"
                 )
-        trainer = make_trainer(prepared)
+        trainer = build_trainer(prepared)
         found = tuple(_environment_differences(metadata, trainer))
         if progress and accelerator.is_main_process:
             for one in found:

@@ -20,7 +20,7 @@ from typing import Any
 
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, DivergedError, RecipeError, UsageError
-from bert_tasks.experiments.seeds import SEEDS, SeedsResult, aligned, shown_number, train_seeds
+from bert_tasks.experiments.seeds import SEEDS, SeedsResult, format_number, format_table, train_seeds
 from bert_tasks.experiments.study import Study, Trial, check_installed
 from bert_tasks.metrics.tables import split_key
 from bert_tasks.recipe.schema import Recipe, load_recipe, resolved_toml, with_values
@@ -31,7 +31,7 @@ from bert_tasks.storage import LOCK, check_writable, exists, is_file, is_folder,
 from bert_tasks.tasks.base import Task
 from bert_tasks.terminal import write_message
 from bert_tasks.training.evaluation import metric_metadata
-from bert_tasks.training.run import Prepared, prepare, train
+from bert_tasks.training.run import LoadedRecipe, prepare, train
 
 SEARCH, STUDY, BEST = "search.json", "study.db", "best.toml"
 _BASELINE, _FRESH = "baseline", "fresh"
@@ -108,9 +108,9 @@ class SearchResult:
         rows: list[tuple[str, ...]] = [("trial", self.metric, *keys, "")]
         for trial in first.trials:
             remark = "best" if trial == first.best else trial.note
-            score = "-" if trial.score is None else shown_number(trial.score)
+            score = "-" if trial.score is None else format_number(trial.score)
             rows.append((str(trial.number), score, *(shown_value(trial.values[key]) for key in keys), remark))
-        lines = [*aligned(rows), "", *aligned(self._summary_rows()), ""]
+        lines = [*format_table(rows), "", *format_table(self._summary_rows()), ""]
         if first.best is not None:
             lines.append(f"best values: {_values_text(first.best.values)}")
         if first.importance:
@@ -130,7 +130,7 @@ class SearchResult:
         for study in self.studies:
             score = math.nan if study.best is None or study.best.score is None else study.best.score
             name = f"{study.sampler}, {len(study.trials)} trials"
-            rows.append((name, shown_number(score), *_spread_cells(study.fresh, self.metric)))
+            rows.append((name, format_number(score), *_spread_cells(study.fresh, self.metric)))
         if self.baseline is not None:
             rows.append(("the recipe as it is", "-", *_spread_cells(self.baseline, self.metric)))
         return rows
@@ -153,7 +153,7 @@ def _spread_cells(seeds: SeedsResult | None, metric: str) -> tuple[str, str, str
     spread = None if seeds is None else seeds.metrics.get(metric)
     if spread is None:
         return "-", "-", "0"
-    return shown_number(spread.mean), shown_number(spread.std), str(spread.runs)
+    return format_number(spread.mean), format_number(spread.std), str(spread.runs)
 
 
 def shown_value(value: Any) -> str:
@@ -248,7 +248,7 @@ class _Search:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: LoadedRecipe,
         section: SearchSection,
         folder: Path,
         stack: ExitStack,
@@ -392,7 +392,7 @@ class _Search:
                 trial = Trial(number=number, values=values, state="failed", note=" ".join(str(error).split()))
             ended = replace(trial, seconds=round(time.monotonic() - began, 3))
             broadcast_from_main(self.accelerator, partial(self._add, sampler, ended))
-            score = trial.note if trial.score is None else f"{self.metric} {shown_number(trial.score)}"
+            score = trial.note if trial.score is None else f"{self.metric} {format_number(trial.score)}"
             self._message(f"{sampler}: trial {number}: {score}")
 
     def _add(self, sampler: Sampler, trial: Trial) -> None:

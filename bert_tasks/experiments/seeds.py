@@ -120,7 +120,7 @@ class SeedsResult:
             left = spreads(self.sound, self.lower_is_better).get(self.metric)
             rest = "no other is left"
             if left is not None:
-                mean, std = shown_number(left.mean), shown_number(left.std)
+                mean, std = format_number(left.mean), format_number(left.std)
                 others = f"others: mean {mean}, std {std}" if left.runs > 1 else f"other: {mean}"
                 rest = f"{self.metric} of the {others}"
             faults.append(f"{_counted(self.collapsed, self.runs)} collapsed; {rest}")
@@ -163,9 +163,9 @@ class SeedsResult:
         for name, one in self.metrics.items():
             if name in shown:
                 seed = "-" if one.best_seed is None else str(one.best_seed)
-                spread_rows.append((name, *map(shown_number, (one.mean, one.std, one.median, one.best)), seed))
-        lines = [*aligned([("seed", self.metric, "best step", ""), *map(self._run_cells, self.runs)]), ""]
-        lines += aligned(spread_rows)
+                spread_rows.append((name, *map(format_number, (one.mean, one.std, one.median, one.best)), seed))
+        lines = [*format_table([("seed", self.metric, "best step", ""), *map(self._run_cells, self.runs)]), ""]
+        lines += format_table(spread_rows)
         for name, table in tables.items():
             if table.rows:
                 title = f"means of each {table.word}{f' of {name}' if name else ''}:"
@@ -180,7 +180,7 @@ class SeedsResult:
         steps = f"{run.result.best_step} of {run.result.steps}"
         remarks = ["complete already"] if run.result.reused else []
         remarks += [] if run.collapse is None else [f"collapsed: {run.collapse}"]
-        return (str(run.seed), shown_number(run.value(self.metric)), steps, "; ".join(remarks))
+        return (str(run.seed), format_number(run.value(self.metric)), steps, "; ".join(remarks))
 
 
 def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) -> dict[str, Spread]:
@@ -205,7 +205,7 @@ def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) ->
     return found
 
 
-def shown_number(value: float) -> str:
+def format_number(value: float) -> str:
     """A number for people; NaN is a dash."""
     return "-" if math.isnan(value) else f"{value:.6g}"
 
@@ -215,7 +215,7 @@ def _counted(some: Sequence[SeedRun], runs: Sequence[SeedRun]) -> str:
     return f"{len(some)} of {len(runs)} runs (seed{'s' if len(some) > 1 else ''} {seeds})"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -23,8 +23,8 @@ from bert_tasks.families.base import (
     MOST_LABELS,
     OLD_PARAMETERS,
     Family,
-    GoogleNames,
-    KeyRow,
+    KeyMapping,
+    TF1Names,
     config_value,
     encoder_field,
 )
@@ -34,12 +34,12 @@ CONFIG_KEY = "bert_tasks"
 
 _DATA_FILES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__) if module.name != "base"]
 FAMILIES: Mapping[str, Family] = MappingProxyType({file.FAMILY.model_type: file.FAMILY for file in _DATA_FILES})
-GOOGLE: Mapping[str, tuple[GoogleNames, ...]] = MappingProxyType(
+GOOGLE: Mapping[str, tuple[TF1Names, ...]] = MappingProxyType(
     {file.FAMILY.model_type: file.GOOGLE for file in _DATA_FILES if hasattr(file, "GOOGLE")}
 )
 
 # Other encoders of the hub, by their model_type -> what this package would need for them.
-MISSING: Mapping[str, str] = MappingProxyType(
+UNSUPPORTED: Mapping[str, str] = MappingProxyType(
     {
         "big_bird": "attention to random blocks",
         "canine": "characters in place of tokens",
@@ -79,7 +79,7 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
     """
     model_type = hf_config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        missing = MISSING.get(model_type) if isinstance(model_type, str) else None
+        missing = UNSUPPORTED.get(model_type) if isinstance(model_type, str) else None
         why = "" if missing is None else f", which needs what this package does not compute: {missing}"
         raise CheckpointError(
             f"config.json: model_type is {shortened(model_type)}{why}; supported are {', '.join(FAMILIES)}"
@@ -255,7 +255,7 @@ def parameter_map(family: Family, config: EncoderConfig, *, head: str, pooler: b
     """
     rows = [replace(row, hf_modules=tuple(family.prefix + name for name in row.hf_modules)) for row in family.keys]
     if pooler and family.pooler is not None:
-        rows.append(KeyRow("pooler", (family.prefix + family.pooler,)))
+        rows.append(KeyMapping("pooler", (family.prefix + family.pooler,)))
     rows += family.heads.get(head, ())
     return {
         f"{row.module.format(i=i)}.{parameter}": tuple(f"{name.format(i=i)}.{parameter}" for name in row.hf_modules)
@@ -282,7 +282,7 @@ def copies_of_tied(family: Family, names: Mapping[str, tuple[str, ...]]) -> dict
     """
     if "head.bias" not in names:
         return {}
-    tied = {"weight": "stack.embeddings.word.weight", "bias": "head.bias"}
+    tied = {"weight": "encoder.embeddings.word.weight", "bias": "head.bias"}
     copies = {f"{family.decoder}.{parameter}": names[ours][0] for parameter, ours in tied.items()}
     return {copy: name for copy, name in copies.items() if copy != name}
 
@@ -328,7 +328,7 @@ def split_unused(family: Family, keys: Collection[str]) -> tuple[tuple[str, ...]
     return tuple(dropped), tuple(ignored), tuple(unknown)
 
 
-def google_models(variables: Iterable[str]) -> list[tuple[Family, GoogleNames]]:
+def tf1_models(variables: Iterable[str]) -> list[tuple[Family, TF1Names]]:
     """The models of which a checkpoint of Google's TensorFlow 1 programs holds variables, the usual choice first."""
     known = tuple(map(_without_module, variables))
     return [
@@ -339,7 +339,7 @@ def google_models(variables: Iterable[str]) -> list[tuple[Family, GoogleNames]]:
     ]
 
 
-def google_parameter(names: GoogleNames, variable: str) -> tuple[str, bool] | None:
+def tf1_parameter(names: TF1Names, variable: str) -> tuple[str, bool] | None:
     """HF's name of a variable of Google's TensorFlow 1 programs, and whether its values are transposed.
 
     None: the variable is no part of the model.

@@ -5,8 +5,8 @@ from dataclasses import replace
 from bert_tasks.families.base import (
     BERT_FIELDS,
     EMBEDDING_KEYS,
-    GoogleNames,
-    KeyRow,
+    KeyMapping,
+    TF1Names,
     architectures,
     choice_keys,
     head_keys,
@@ -36,7 +36,7 @@ FAMILY = replace(
     },
     keys=(
         *EMBEDDING_KEYS,
-        KeyRow("stack.embeddings.projection", ("encoder.embedding_hidden_mapping_in",)),
+        KeyMapping("encoder.embeddings.projection", ("encoder.embedding_hidden_mapping_in",)),
         *layer_keys(
             "encoder.albert_layer_groups.{i}.albert_layers.0.",
             qkv=("attention.query", "attention.key", "attention.value"),
@@ -67,7 +67,7 @@ FAMILY = replace(
 )
 
 GOOGLE = (
-    GoogleNames(
+    TF1Names(
         marker="bert/encoder/transformer/",
         config_file="albert_config.json",
         renames=(

@@ -5,7 +5,7 @@ values of its config class, the shape of its heads, and the options of the encod
 here, read off transformers 5.23 and held against it by tests. Nothing outside this package knows a name of Hugging
 Face.
 
-Our module names are those of ``Encoder`` and ``TaskModel``: ``stack.`` is the encoder, ``pooler`` and ``head.`` stand
+Our module names are those of ``Encoder`` and ``TaskModel``: ``encoder.`` is the encoder, ``pooler`` and ``head.`` stand
 beside it, and ``{i}`` is the index of a layer's parameters.
 """
 
@@ -66,7 +66,7 @@ _KINDS: Mapping[type, str] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class KeyRow:
+class KeyMapping:
     """The parameters of one of our modules, and the modules of Hugging Face that hold them.
 
     Attributes:
@@ -86,7 +86,7 @@ class KeyRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GoogleNames:
+class TF1Names:
     """What the checkpoints of Google's own TensorFlow 1 programs call the parameters of a model.
 
     A family's data file lists them as ``GOOGLE``. There are several where a checkpoint holds several models (ELECTRA's
@@ -161,9 +161,9 @@ class Family:
     layer_fields: Mapping[str, Any] = field(default_factory=dict)
     of_layers: Callable[[Mapping[str, Any], int], Mapping[str, Any]] = lambda config, layers: {}
     kept_layers: Callable[[Mapping[str, Any], Sequence[int]], Mapping[str, Any]] | None = None
-    keys: tuple[KeyRow, ...]
+    keys: tuple[KeyMapping, ...]
     pooler: str | None
-    heads: Mapping[str, tuple[KeyRow, ...]]
+    heads: Mapping[str, tuple[KeyMapping, ...]]
     architectures: Mapping[str, str]
     pretraining: tuple[str, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -262,10 +262,14 @@ BERT_FIELDS: Mapping[str, tuple[str, Any]] = MappingProxyType(
 )
 
 EMBEDDING_KEYS = (
-    KeyRow("stack.embeddings.word", ("embeddings.word_embeddings",), WEIGHT),
-    KeyRow("stack.embeddings.position", ("embeddings.position_embeddings",), WEIGHT, only_with="absolute_positions"),
-    KeyRow("stack.embeddings.token_type", ("embeddings.token_type_embeddings",), WEIGHT, only_with="type_vocab_size"),
-    KeyRow("stack.embeddings.norm", ("embeddings.LayerNorm",)),
+    KeyMapping("encoder.embeddings.word", ("embeddings.word_embeddings",), WEIGHT),
+    KeyMapping(
+        "encoder.embeddings.position", ("embeddings.position_embeddings",), WEIGHT, only_with="absolute_positions"
+    ),
+    KeyMapping(
+        "encoder.embeddings.token_type", ("embeddings.token_type_embeddings",), WEIGHT, only_with="type_vocab_size"
+    ),
+    KeyMapping("encoder.embeddings.norm", ("embeddings.LayerNorm",)),
 )
 
 
@@ -278,15 +282,15 @@ def layer_keys(
     intermediate: str,
     output: str,
     output_norm: str,
-) -> tuple[KeyRow, ...]:
+) -> tuple[KeyMapping, ...]:
     """The parameters of a layer from the names of HF's modules below ``prefix``."""
     return (
-        KeyRow("stack.layers.{i}.attention.qkv", tuple(prefix + name for name in qkv)),
-        KeyRow("stack.layers.{i}.attention.output", (prefix + attention_output,)),
-        KeyRow("stack.layers.{i}.attention_norm", (prefix + attention_norm,)),
-        KeyRow("stack.layers.{i}.intermediate", (prefix + intermediate,)),
-        KeyRow("stack.layers.{i}.output", (prefix + output,)),
-        KeyRow("stack.layers.{i}.output_norm", (prefix + output_norm,)),
+        KeyMapping("encoder.layers.{i}.attention.qkv", tuple(prefix + name for name in qkv)),
+        KeyMapping("encoder.layers.{i}.attention.output", (prefix + attention_output,)),
+        KeyMapping("encoder.layers.{i}.attention_norm", (prefix + attention_norm,)),
+        KeyMapping("encoder.layers.{i}.intermediate", (prefix + intermediate,)),
+        KeyMapping("encoder.layers.{i}.output", (prefix + output,)),
+        KeyMapping("encoder.layers.{i}.output_norm", (prefix + output_norm,)),
     )
 
 
@@ -306,40 +310,44 @@ CLASSIFIER_DROPOUT: Mapping[str, float | None] = MappingProxyType(
 )
 
 
-def head_keys(*, dense: str, output: str) -> dict[str, tuple[KeyRow, ...]]:
+def head_keys(*, dense: str, output: str) -> dict[str, tuple[KeyMapping, ...]]:
     """The parameters of the three usual heads, of which only the sequence head differs between families.
 
     Args:
         dense, output: full names of the modules of HF that are the sequence head's linear layers.
     """
     return {
-        "sequence": (KeyRow("head.dense", (dense,)), KeyRow("head.output", (output,))),
-        "token": (KeyRow("head.output", ("classifier",)),),
-        "span": (KeyRow("head.output", ("qa_outputs",)),),
+        "sequence": (KeyMapping("head.dense", (dense,)), KeyMapping("head.output", (output,))),
+        "token": (KeyMapping("head.output", ("classifier",)),),
+        "span": (KeyMapping("head.output", ("qa_outputs",)),),
     }
 
 
-def choice_keys(*, dense: str) -> dict[str, tuple[KeyRow, ...]]:
+def choice_keys(*, dense: str) -> dict[str, tuple[KeyMapping, ...]]:
     """The parameters of the head of multiple choice, whose last layer has one name in all families.
 
     Args:
         dense: full name of the module of HF that is the linear layer on the first token.
     """
-    return {"choice": (KeyRow("head.dense", (dense,)), KeyRow("head.output", ("classifier",)))}
+    return {"choice": (KeyMapping("head.dense", (dense,)), KeyMapping("head.output", ("classifier",)))}
 
 
-def vocabulary_keys(*, dense: str, norm: str, bias: str) -> tuple[KeyRow, ...]:
+def vocabulary_keys(*, dense: str, norm: str, bias: str) -> tuple[KeyMapping, ...]:
     """The parameters of a head over the vocabulary, whose decoder is tied to the word embeddings.
 
     Args:
         dense, norm, bias: full names of the modules of HF that hold them.
     """
-    return (KeyRow("head.dense", (dense,)), KeyRow("head.norm", (norm,)), KeyRow("head", (bias,), ("bias",)))
+    return (
+        KeyMapping("head.dense", (dense,)),
+        KeyMapping("head.norm", (norm,)),
+        KeyMapping("head", (bias,), ("bias",)),
+    )
 
 
-def pair_keys(*, pooler: str, pair: str) -> tuple[KeyRow, ...]:
+def pair_keys(*, pooler: str, pair: str) -> tuple[KeyMapping, ...]:
     """The parameters that a pre-training head has for pairs, by the full names of the modules of HF."""
-    return (KeyRow("head.pooler", (pooler,)), KeyRow("head.pair", (pair,)))
+    return (KeyMapping("head.pooler", (pooler,)), KeyMapping("head.pair", (pair,)))
 
 
 def architectures(name: str) -> dict[str, str]:

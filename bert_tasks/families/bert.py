@@ -6,7 +6,7 @@ from bert_tasks.families.base import (
     CLASSIFIER_DROPOUT,
     EMBEDDING_KEYS,
     Family,
-    GoogleNames,
+    TF1Names,
     architectures,
     choice_keys,
     head_keys,
@@ -41,7 +41,7 @@ FAMILY = Family(
 )
 
 GOOGLE = (
-    GoogleNames(
+    TF1Names(
         marker="bert/encoder/layer_",
         config_file="bert_config.json",
         renames=(

@@ -13,7 +13,7 @@ from bert_tasks.families.base import (
     MOST_UNITS,
     WEIGHT,
     Family,
-    KeyRow,
+    KeyMapping,
     architectures,
     choice_keys,
     config_value,
@@ -31,7 +31,7 @@ _LEGACY_BIAS, _CURRENT_BIAS = "cls.predictions", "lm_predictions.lm_head"
 _BY_LEGACY_NAME: Mapping[str, str] = MappingProxyType(
     {_LEGACY["dense"]: _CURRENT["dense"], _LEGACY["norm"]: _CURRENT["norm"], _LEGACY_BIAS: _CURRENT_BIAS}
 )
-_HEADS: Mapping[str, tuple[KeyRow, ...]] = MappingProxyType(
+_HEADS: Mapping[str, tuple[KeyMapping, ...]] = MappingProxyType(
     {**head_keys(dense="pooler.dense", output="classifier"), **choice_keys(dense="pooler.dense")}
 )
 
@@ -135,11 +135,11 @@ FAMILY = Family(
     of_layers=_of_layers,
     keys=(
         *EMBEDDING_KEYS,
-        KeyRow("stack.embeddings.projection", ("embeddings.embed_proj",), WEIGHT, only_with="project_embeddings"),
-        KeyRow("stack.positions.embeddings", ("encoder.rel_embeddings",), WEIGHT, only_with="disentangled"),
-        KeyRow("stack.positions.norm", ("encoder.LayerNorm",), only_with="disentangled.norm"),
-        KeyRow("stack.convolution.convolution", ("encoder.conv.conv",), only_with="convolution_size"),
-        KeyRow("stack.convolution.norm", ("encoder.conv.LayerNorm",), only_with="convolution_size"),
+        KeyMapping("encoder.embeddings.projection", ("embeddings.embed_proj",), WEIGHT, only_with="project_embeddings"),
+        KeyMapping("encoder.positions.embeddings", ("encoder.rel_embeddings",), WEIGHT, only_with="disentangled"),
+        KeyMapping("encoder.positions.norm", ("encoder.LayerNorm",), only_with="disentangled.norm"),
+        KeyMapping("encoder.convolution.convolution", ("encoder.conv.conv",), only_with="convolution_size"),
+        KeyMapping("encoder.convolution.norm", ("encoder.conv.LayerNorm",), only_with="convolution_size"),
         *layer_keys(
             "encoder.layer.{i}.",
             qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
@@ -149,13 +149,13 @@ FAMILY = Family(
             output="output.dense",
             output_norm="output.LayerNorm",
         ),
-        KeyRow(
-            "stack.layers.{i}.attention.position_key",
+        KeyMapping(
+            "encoder.layers.{i}.attention.position_key",
             ("encoder.layer.{i}.attention.self.pos_key_proj",),
             only_with="disentangled.own_keys",
         ),
-        KeyRow(
-            "stack.layers.{i}.attention.position_query",
+        KeyMapping(
+            "encoder.layers.{i}.attention.position_query",
             ("encoder.layer.{i}.attention.self.pos_query_proj",),
             only_with="disentangled.own_queries",
         ),

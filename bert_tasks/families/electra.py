@@ -5,8 +5,8 @@ from dataclasses import replace
 from bert_tasks.families.base import (
     BERT_FIELDS,
     CLASSIFIER_DROPOUT,
-    GoogleNames,
-    KeyRow,
+    KeyMapping,
+    TF1Names,
     architectures,
     choice_keys,
     head_keys,
@@ -27,7 +27,7 @@ FAMILY = replace(
     },
     keys=(
         *BERT.keys,
-        KeyRow("stack.embeddings.projection", ("embeddings_project",), only_with="project_embeddings"),
+        KeyMapping("encoder.embeddings.projection", ("embeddings_project",), only_with="project_embeddings"),
     ),
     pooler=None,
     heads={
@@ -37,8 +37,8 @@ FAMILY = replace(
             dense="generator_predictions.dense", norm="generator_predictions.LayerNorm", bias="generator_lm_head"
         ),
         "replaced-token": (
-            KeyRow("head.dense", ("discriminator_predictions.dense",)),
-            KeyRow("head.output", ("discriminator_predictions.dense_prediction",)),
+            KeyMapping("head.dense", ("discriminator_predictions.dense",)),
+            KeyMapping("head.output", ("discriminator_predictions.dense_prediction",)),
         ),
     },
     architectures={**architectures("Electra"), "replaced-token": "ElectraForPreTraining"},
@@ -59,7 +59,7 @@ FAMILY = replace(
     },
 )
 
-_DISCRIMINATOR = GoogleNames(
+_DISCRIMINATOR = TF1Names(
     marker="electra/encoder/",
     config_file=None,
     renames=((r"/layer_(\d+)/", r"/layer/\1/"), (r"/dense_1/", "/dense_prediction/")),

@@ -7,14 +7,14 @@ from typing import Any
 
 from bert_tasks.data.problems import shortened
 from bert_tasks.errors import CheckpointError
-from bert_tasks.families.base import BERT_FIELDS, WEIGHT, Family, KeyRow, architectures, config_value
+from bert_tasks.families.base import BERT_FIELDS, WEIGHT, Family, KeyMapping, architectures, config_value
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 # The base of the wavelengths of each kind of layer: the config field that published files have.
 _THETA = {_GLOBAL: "global_rope_theta", _LOCAL: "local_rope_theta"}
 _DROPOUT: Mapping[str, float | None] = {"classifier_dropout": 0.0}
-_PREDICTION_HEAD = (KeyRow("head.dense", ("head.dense",), WEIGHT), KeyRow("head.norm", ("head.norm",), WEIGHT))
-_CLASSIFIER = (*_PREDICTION_HEAD, KeyRow("head.output", ("classifier",)))
+_PREDICTION_HEAD = (KeyMapping("head.dense", ("head.dense",), WEIGHT), KeyMapping("head.norm", ("head.norm",), WEIGHT))
+_CLASSIFIER = (*_PREDICTION_HEAD, KeyMapping("head.output", ("classifier",)))
 
 
 def _layer_types(config: Mapping[str, Any], layers: int) -> list[str]:
@@ -96,20 +96,20 @@ FAMILY = Family(
     of_layers=_of_layers,
     kept_layers=_kept_layers,
     keys=(
-        KeyRow("stack.embeddings.word", ("embeddings.tok_embeddings",), WEIGHT),
-        KeyRow("stack.embeddings.norm", ("embeddings.norm",), WEIGHT),
-        KeyRow("stack.layers.{i}.attention.qkv", ("layers.{i}.attn.Wqkv",), WEIGHT),
-        KeyRow("stack.layers.{i}.attention.output", ("layers.{i}.attn.Wo",), WEIGHT),
-        KeyRow("stack.layers.{i}.attention_norm", ("layers.{i}.attn_norm",), WEIGHT, first_layer=1),
-        KeyRow("stack.layers.{i}.intermediate", ("layers.{i}.mlp.Wi",), WEIGHT),
-        KeyRow("stack.layers.{i}.output", ("layers.{i}.mlp.Wo",), WEIGHT),
-        KeyRow("stack.layers.{i}.output_norm", ("layers.{i}.mlp_norm",), WEIGHT),
-        KeyRow("stack.norm", ("final_norm",), WEIGHT),
+        KeyMapping("encoder.embeddings.word", ("embeddings.tok_embeddings",), WEIGHT),
+        KeyMapping("encoder.embeddings.norm", ("embeddings.norm",), WEIGHT),
+        KeyMapping("encoder.layers.{i}.attention.qkv", ("layers.{i}.attn.Wqkv",), WEIGHT),
+        KeyMapping("encoder.layers.{i}.attention.output", ("layers.{i}.attn.Wo",), WEIGHT),
+        KeyMapping("encoder.layers.{i}.attention_norm", ("layers.{i}.attn_norm",), WEIGHT, first_layer=1),
+        KeyMapping("encoder.layers.{i}.intermediate", ("layers.{i}.mlp.Wi",), WEIGHT),
+        KeyMapping("encoder.layers.{i}.output", ("layers.{i}.mlp.Wo",), WEIGHT),
+        KeyMapping("encoder.layers.{i}.output_norm", ("layers.{i}.mlp_norm",), WEIGHT),
+        KeyMapping("encoder.norm", ("final_norm",), WEIGHT),
     ),
     pooler=None,
     heads={
         **dict.fromkeys(("sequence", "token", "span", "choice"), _CLASSIFIER),
-        "masked-lm": (*_PREDICTION_HEAD, KeyRow("head", ("decoder",), ("bias",))),
+        "masked-lm": (*_PREDICTION_HEAD, KeyMapping("head", ("decoder",), ("bias",))),
     },
     architectures=architectures("ModernBert"),
     pretraining=("decoder.",),

@@ -2,7 +2,15 @@
 
 from dataclasses import replace
 
-from bert_tasks.families.base import BERT_FIELDS, EMBEDDING_KEYS, WEIGHT, KeyRow, architectures, choice_keys, layer_keys
+from bert_tasks.families.base import (
+    BERT_FIELDS,
+    EMBEDDING_KEYS,
+    WEIGHT,
+    KeyMapping,
+    architectures,
+    choice_keys,
+    layer_keys,
+)
 from bert_tasks.families.roberta import FAMILY as ROBERTA
 
 _DROPOUT = {"hidden_dropout_prob": 0.1}
@@ -19,7 +27,7 @@ FAMILY = replace(
     },
     keys=(
         *EMBEDDING_KEYS,
-        KeyRow("stack.positions.bias", ("encoder.relative_attention_bias",), WEIGHT),
+        KeyMapping("encoder.positions.bias", ("encoder.relative_attention_bias",), WEIGHT),
         *layer_keys(
             "encoder.layer.{i}.",
             qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),

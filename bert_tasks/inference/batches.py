@@ -29,7 +29,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference.output import passthrough_name, reserved_names
 from bert_tasks.model.inputs import load_trained, trained_task
 from bert_tasks.model.precision import DType, logits_of
-from bert_tasks.model.task_model import Logits, TaskModel
+from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.storage import is_file, is_folder, sha256_json, with_home
 from bert_tasks.tasks.base import Task
 
@@ -44,7 +44,7 @@ _FAULTS_SHOWN = 5
 _ON_REQUEST = ("explanation",)  # fields of predictions that nobody can ask for here
 _SIMPLE = {str: "string", float: "float64", int: "int64", bool: "bool_"}  # Python's types -> Arrow's
 # (id of the process, key of the predictor) -> the model. A process that was forked loads its own.
-_loaded: dict[tuple[int, str], tuple[TaskModel, Logits]] = {}
+_loaded: dict[tuple[int, str], tuple[TaskModel, ForwardFn]] = {}
 _loading = threading.Lock()
 
 
@@ -100,7 +100,7 @@ def batch_predictor(
     reading = ReadOptions(columns=None if columns is None else dict(columns))
     source = ModelSource.of(model, task=task, settings=settings, revision=revision, dtype=dtype)
     built, stored = trained_task(model, task=task, settings=settings, revision=revision, reading=reading)
-    if built.reads_neighbours:
+    if built.needs_document_context:
         raise UsageError(
             f"{model}: {built.name} with these settings reads the rows around each row, which may be in another batch: "
             "use `bert-tasks predict`, or other settings"
@@ -164,7 +164,7 @@ class ModelSource:
             fingerprint=sha256_json([[name, stat.st_size, stat.st_mtime_ns] for name, stat in files]),
         )
 
-    def loaded(self, reading: ReadOptions) -> tuple[TaskModel, Logits]:
+    def loaded(self, reading: ReadOptions) -> tuple[TaskModel, ForwardFn]:
         """The model and what runs its batches, loaded once in each process.
 
         Raises:

@@ -81,7 +81,7 @@ def _for_vectors_alone(writing: WriteOptions) -> WriteOptions:
 
 def _notes(encoder: Encoder, task: Embedding, given: EmbeddingPooling | None) -> list[str]:
     """What was computed, and in what it differs from the model's sentence-transformers files."""
-    settings, layers = encoder.sentence_settings, len(encoder.stack.layer_order)
+    settings, layers = encoder.sentence_settings, len(encoder.encoder.layer_order)
     source = f" ({settings.source})" if given is None and settings is not None else ""
     norm = "length 1" if task.normalize else "not normalised"
     where = {layers: "", 0: " of the embeddings"}.get(task.depth, f" of layer {task.depth} of {layers}")

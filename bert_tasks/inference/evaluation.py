@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.checkpoints.hub import resolve
 from bert_tasks.data.columns import Document, Row
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.table import Cuts, RowTable, Samples, longest_first
+from bert_tasks.data.table import RowTable, Samples, Truncation, longest_first
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.encoder.threads import map_batches
 from bert_tasks.errors import BertTasksError, DataError, GivenUpError, UsageError
@@ -32,7 +32,7 @@ from bert_tasks.metrics.tables import LOSS, merged, untuned
 from bert_tasks.model.inputs import Data, as_trained, load_table, load_trained, tokenized
 from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.replaced_tokens import replaced_token_output
-from bert_tasks.model.task_model import Logits, TaskModel
+from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.run_dir.files import GENERATOR
 from bert_tasks.storage import is_folder, sha256
 from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction, Task
@@ -122,7 +122,7 @@ def evaluate_samples(
     accelerator: Accelerator,
     *,
     tune: bool = False,
-    run: Logits | None = None,
+    run: ForwardFn | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Evaluates an unwrapped model; every process returns the same numbers.
@@ -160,7 +160,7 @@ def evaluated_predictions(model: TaskModel, table: RowTable) -> list[Prediction]
     return _decoded(model.task, model.require_tokenizer(), samples, _by_feature(samples, results), list(table))
 
 
-def _run_of(model: TaskModel, dtype: DType) -> Logits:
+def _run_of(model: TaskModel, dtype: DType) -> ForwardFn:
     """What runs a prepared batch: the model, and with it the generator that a run saved beside it, if its task has one.
 
     Raises:
@@ -174,8 +174,8 @@ def _run_of(model: TaskModel, dtype: DType) -> Logits:
     elif not is_folder(place := resolve(model.origin.name).parent / GENERATOR):
         where = f"and {place} does not exist"
     else:
-        generator = TaskModel.from_pretrained(place).to(model.device, model.stack.embeddings.word.weight.dtype)
-        tables = [one.stack.embeddings.word.weight for one in (model, generator)]
+        generator = TaskModel.from_pretrained(place).to(model.device, model.encoder.embeddings.word.weight.dtype)
+        tables = [one.encoder.embeddings.word.weight for one in (model, generator)]
         if tables[0].shape == tables[1].shape and torch.equal(*tables):  # training ties them
             return partial(replaced_token_output, generator=logits_of(generator, dtype), discriminator=run)
         where = f"and that in {place} belongs to other weights"
@@ -186,9 +186,9 @@ def _run_of(model: TaskModel, dtype: DType) -> Logits:
 
 
 def _run_batches(
-    model: TaskModel, samples: Samples, batches: Iterable[list[int]], run: Logits | None
+    model: TaskModel, samples: Samples, batches: Iterable[list[int]], run: ForwardFn | None
 ) -> list[_BatchResult]:
-    corpus = EvaluationCorpus(samples) if model.task.changes_inputs else None
+    corpus = EvaluationCorpus(samples) if model.task.is_dynamic else None
 
     def prepared(chosen: list[int]) -> tuple[list[int], Sequence[Feature]]:
         features = cast("list[Feature]", samples.whole_features_of(chosen))
@@ -206,7 +206,7 @@ def _run_batches(
         return list(map_batches(result, map(prepared, batches), device=model.device))
 
 
-def _run_batch(model: TaskModel, chosen: list[int], features: Sequence[Feature], run: Logits | None) -> _BatchResult:
+def _run_batch(model: TaskModel, chosen: list[int], features: Sequence[Feature], run: ForwardFn | None) -> _BatchResult:
     batch, logits = model.batch_logits(features, run=run)
     with torch.inference_mode():
         terms = model.task.loss(logits.double(), batch)
@@ -225,15 +225,15 @@ def _evaluation(
     seen = sorted(sample for result in ordered for sample in result.samples)
     if seen != list(range(len(samples))):
         raise BertTasksError(f"evaluation saw {len(seen)} of {len(samples)} samples: please report this")
-    reduced, rows = _by_feature(samples, ordered), list(table)
+    compact, rows = _by_feature(samples, ordered), list(table)
     tokenizer = model.require_tokenizer()
-    task, predictions = model.task, _decoded(model.task, tokenizer, samples, reduced, rows)
+    task, predictions = model.task, _decoded(model.task, tokenizer, samples, compact, rows)
     extra: dict[str, float] = {}
     if tune:
-        task = task.tuned_on(predictions, rows)
+        task = task.tune_on_validation(predictions, rows)
         if task != model.task:
             extra = {untuned(task.primary_metric): model.task.metrics(predictions, rows)[task.primary_metric]}
-            predictions = _decoded(task, tokenizer, samples, reduced, rows)
+            predictions = _decoded(task, tokenizer, samples, compact, rows)
     terms = [map(sum, zip(*batches, strict=True)) for batches in zip(*(one.loss for one in ordered), strict=True)]
     means = [total / count for total, count in terms if count]
     loss = {LOSS: sum(means)} if means else {}
@@ -253,7 +253,7 @@ def _decoded(
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
     samples: Samples,
-    reduced: Sequence[Tensor],
+    compact: Sequence[Tensor],
     rows: Sequence[Row],
 ) -> list[Prediction]:
     """All predictions, decoded in chunks of rows, because what decoding reads may be large."""
@@ -261,7 +261,7 @@ def _decoded(
     for first in range(0, len(rows), DECODED_ROWS):
         end = min(first + DECODED_ROWS, len(rows))
         features = cast("list[Feature]", samples.decoded_rows(first, end))
-        chunk = reduced[samples.row_starts[first] : samples.row_starts[end]]
+        chunk = compact[samples.row_starts[first] : samples.row_starts[end]]
         predictions += task.with_texts(task.decode(chunk, features, rows[first:end]), tokenizer)
     return predictions
 
@@ -327,6 +327,6 @@ def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: 
 
     table, samples = main_process_first(accelerator, load)
     if accelerator.is_main_process:
-        for note in model.task.cut_notes(Cuts.of(samples.features, rows=len(table))):
+        for note in model.task.cut_notes(Truncation.of(samples.features, rows=len(table))):
             _log.warning("%s: %s", table.source, note)
     return evaluate_samples(model, samples, table, accelerator, run=run)

@@ -41,7 +41,7 @@ from bert_tasks.data.writers import (
 from bert_tasks.errors import ClosedPipeError, DataError, UsageError
 from bert_tasks.model.inputs import Data
 from bert_tasks.model.onnx import ExportedModel
-from bert_tasks.model.task_model import Logits, TaskModel
+from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.storage import (
     LOCK,
     atomic_path,
@@ -334,8 +334,8 @@ def model_fingerprint(model: TaskModel) -> str:
     """A sha256 over weights or graph, task, configuration and tokenizer."""
     weights = [tensors_digest(model.state_dict()), model.graph_sha256 if isinstance(model, ExportedModel) else None]
     task = model.task
-    tuned = {name: getattr(task, name) for name in task.tuned}
-    about = [f"{type(task).__module__}:{type(task).__qualname__}", task.labels, task.settings(), tuned]
+    fitted_fields = {name: getattr(task, name) for name in task.fitted_fields}
+    about = [f"{type(task).__module__}:{type(task).__qualname__}", task.labels, task.settings(), fitted_fields]
     return sha256_json(weights, about, model.hf_config, tokenizer_content(model.require_tokenizer()))
 
 
@@ -376,7 +376,7 @@ class Predictor:
     """
 
     model: TaskModel
-    run: Logits | None
+    run: ForwardFn | None
     writing: WriteOptions
     names: Mapping[str, str] | None = None
     given: Sequence[Row] | None = None

@@ -23,7 +23,7 @@ from accelerate.utils import gather_object
 from bert_tasks.data.columns import FAULT, PassthroughColumns
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.readers import ReadOptions
-from bert_tasks.data.table import Cuts, RowTable
+from bert_tasks.data.table import RowTable, Truncation
 from bert_tasks.data.writers import whole_file
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.environment import installed_version
@@ -242,7 +242,7 @@ def predict_file(
                 predicted = run.predict(data, options, "rows")
             else:
                 predicted = run.predict(stored, detected(options, stored, loaded), STDIN_NAME)
-    cuts = loaded.task.cut_notes(Cuts(rows=predicted.rows, cut_rows=predicted.truncated))
+    cuts = loaded.task.cut_notes(Truncation(rows=predicted.rows, cut_rows=predicted.truncated))
     return replace(predicted, rejects=destination.rejects, cuts=cuts)
 
 
@@ -316,7 +316,7 @@ class _TableRun:
             raise error
         # Where a row's features depend on the rows around it, all rows are one chunk.
         chunk = task_model.EXPLAINED_ROWS if predictor.writing.explain else task_model.CHUNK_ROWS
-        size = max(len(table), 1) if task.reads_neighbours else chunk
+        size = max(len(table), 1) if task.needs_document_context else chunk
         if destination.stream is not None:
             predicted = run._to_stream(table, size, destination.stream)
         elif destination.path is None:

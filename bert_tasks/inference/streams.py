@@ -104,7 +104,7 @@ def predict_stream(
     """
     skips, reader = predictor.writing.on_error == "skip", _Reader(predictor, reading, source)
     most: int | None = task_model.EXPLAINED_ROWS if predictor.writing.explain else task_model.CHUNK_ROWS
-    if predictor.model.task.reads_neighbours:
+    if predictor.model.task.needs_document_context:
         most = None
     rows = truncated = rejected = 0
     with nullcontext() if rejects is None else rejects.open("w", encoding="utf-8") as file:

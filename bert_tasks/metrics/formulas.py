@@ -27,7 +27,7 @@ Flags = NDArray[np.bool_]
 Number = TypeVar("Number", float, Floats)
 
 _BINS = 256  # of scores, for the area under the curve of many tokens
-MOST_LABELS = 200  # the most frequent labels have numbers of their own in a ``Measure``
+MOST_LABELS = 200  # the most frequent labels have numbers of their own in a ``MetricFormula``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +194,7 @@ def matthews_correlation(counts: LabelCounts) -> Floats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure:
+class MetricFormula:
     """Numbers of a data set that follow from sums over its rows.
 
     Attributes:
@@ -234,7 +234,7 @@ class Span(NamedTuple):
     type: str
 
 
-def class_measure(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> Measure:
+def class_measure(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> MetricFormula:
     """The metrics of one class per row.
 
     Args:
@@ -259,7 +259,7 @@ def class_measure(labels: Sequence[str], predictions: Sequence[str], names: Sequ
 
 def multilabel_measure(
     labels: Sequence[Iterable[str]], predictions: Sequence[Iterable[str]], names: Sequence[str]
-) -> Measure:
+) -> MetricFormula:
     """The metrics of several labels per row; arguments as in ``class_measure``.
 
     A label that is in no row's labels counts as 0 in the macro F1. A replicate that happens to miss a rare label says
@@ -278,7 +278,7 @@ def multilabel_measure(
 
 def word_measure(
     labels: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]], names: Sequence[str]
-) -> Measure:
+) -> MetricFormula:
     """The metrics of sentences whose words have one tag each; arguments as in ``class_measure``."""
     pairs = zip(labels, predictions, strict=True)
     rows = ((a, b, [tag for tag, other in zip(a, b, strict=True) if tag == other]) for a, b in pairs)
@@ -286,7 +286,9 @@ def word_measure(
     return _label_measure(_label_statistics(rows, names), names, overall, label_f1=f1)
 
 
-def entity_measure(labels: Sequence[Set[Span]], predictions: Sequence[Set[Span]], types: Sequence[str]) -> Measure:
+def entity_measure(
+    labels: Sequence[Set[Span]], predictions: Sequence[Set[Span]], types: Sequence[str]
+) -> MetricFormula:
     """The metrics of entities; one is correct if its type and both ends are. Arguments as in ``class_measure``."""
     pairs = zip(labels, predictions, strict=True)
     rows = ([[span.type for span in side] for side in (a, b, a & b)] for a, b in pairs)
@@ -313,7 +315,7 @@ def _label_measure(
     overall: Mapping[str, Callable[[LabelCounts], Floats]],
     *,
     label_f1: Callable[[LabelCounts], Floats],
-) -> Measure:
+) -> MetricFormula:
     """The numbers of the most frequent labels and those over all labels.
 
     The numbers of a label that is in neither labels nor predictions of a replicate are not defined there.
@@ -329,10 +331,10 @@ def _label_measure(
         return np.concatenate([*each, *(score(counts)[..., None] for score in overall.values())], axis=-1)
 
     own = [f"{score}\0{names[place]}" for score in scores for place in frequent]
-    return Measure(names=(*own, *overall), statistics=statistics, formula=formula, labels=tuple(names))
+    return MetricFormula(names=(*own, *overall), statistics=statistics, formula=formula, labels=tuple(names))
 
 
-def regression_measure(labels: Sequence[float], predictions: Sequence[float]) -> Measure:
+def regression_measure(labels: Sequence[float], predictions: Sequence[float]) -> MetricFormula:
     """Pearson's correlation, the mean absolute error and the root of the mean squared error."""
     true, predicted = np.asarray(labels, dtype=np.float64), np.asarray(predictions, dtype=np.float64)
     x, y = true - true.mean(), predicted - predicted.mean()  # centred, so that the sums of squares keep their digits
@@ -346,10 +348,10 @@ def regression_measure(labels: Sequence[float], predictions: Sequence[float]) ->
         return np.stack([np.clip(pearson, -1.0, 1.0), absolute / count, np.sqrt(squared / count)], axis=-1)
 
     names = ("pearson", "mean_absolute_error", "rmse")
-    return Measure(names=names, statistics=SufficientStatistics.of(rows), formula=formula)
+    return MetricFormula(names=names, statistics=SufficientStatistics.of(rows), formula=formula)
 
 
-def answer_measure(exact: Sequence[float], f1_scores: Sequence[float], *, exact_name: str) -> Measure:
+def answer_measure(exact: Sequence[float], f1_scores: Sequence[float], *, exact_name: str) -> MetricFormula:
     """Exact match and F1 of questions, from 0 to 100.
 
     Args:
@@ -363,10 +365,10 @@ def answer_measure(exact: Sequence[float], f1_scores: Sequence[float], *, exact_
         count = sums[..., 0]
         return np.stack([percentage(sums[..., 1], count), percentage(sums[..., 2], count)], axis=-1)
 
-    return Measure(names=(exact_name, "f1"), statistics=SufficientStatistics.of(rows), formula=formula)
+    return MetricFormula(names=(exact_name, "f1"), statistics=SufficientStatistics.of(rows), formula=formula)
 
 
-def accuracy_measure(correct: Sequence[bool]) -> Measure:
+def accuracy_measure(correct: Sequence[bool]) -> MetricFormula:
     """Accuracy alone, for rows that share no classes.
 
     Args:
@@ -377,10 +379,10 @@ def accuracy_measure(correct: Sequence[bool]) -> Measure:
     def formula(sums: Floats) -> Floats:
         return ratio(sums[..., 1:], sums[..., :1])
 
-    return Measure(names=("accuracy",), statistics=SufficientStatistics.of(rows), formula=formula)
+    return MetricFormula(names=("accuracy",), statistics=SufficientStatistics.of(rows), formula=formula)
 
 
-def masked_token_measure(counts: Sequence[int], losses: Sequence[float], correct: Sequence[int]) -> Measure:
+def masked_token_measure(counts: Sequence[int], losses: Sequence[float], correct: Sequence[int]) -> MetricFormula:
     """Perplexity, exp of the mean cross entropy, and accuracy of masked tokens.
 
     Args:
@@ -395,10 +397,10 @@ def masked_token_measure(counts: Sequence[int], losses: Sequence[float], correct
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return np.stack([np.exp(loss / count), hits / count], axis=-1)
 
-    return Measure(names=("perplexity", "accuracy"), statistics=SufficientStatistics.of(rows), formula=formula)
+    return MetricFormula(names=("perplexity", "accuracy"), statistics=SufficientStatistics.of(rows), formula=formula)
 
 
-def replaced_token_measure(sizes: Sequence[int], scores: Floats, replaced: Flags, masked: Flags) -> Measure:
+def replaced_token_measure(sizes: Sequence[int], scores: Floats, replaced: Flags, masked: Flags) -> MetricFormula:
     """How well replaced tokens are told from others by their scores, and how often the original token was drawn.
 
     A resampled area under the curve is that of scores in ``_BINS`` bins; what the bins change over all rows is
@@ -433,7 +435,7 @@ def replaced_token_measure(sizes: Sequence[int], scores: Floats, replaced: Flags
     if math.isfinite(exact):
         correction = exact - float(formula(statistics.total)[0])
     names = ("auc", "precision", "recall", "generator_accuracy")
-    return Measure(names=names, statistics=statistics, formula=formula)
+    return MetricFormula(names=names, statistics=statistics, formula=formula)
 
 
 def area_under_curve(labels: Flags, scores: Floats) -> float:

@@ -94,7 +94,7 @@ class Encoder(PretrainedModule):
         """
         inputs = padded_inputs(self.config, input_ids, attention_mask, token_type_ids, position_ids, output_attentions)
         states: list[Tensor] | None = [] if output_hidden_states else None
-        hidden = self.stack(
+        hidden = self.encoder(
             inputs.input_ids, inputs.position_ids, inputs.token_type_ids, inputs.layout, hidden_states=states
         )
         last = inputs.rectangle(hidden)
@@ -162,7 +162,7 @@ class Encoder(PretrainedModule):
         Args:
             encoded: see ``Embedding``.
         """
-        states, settings = len(self.stack.layer_order) + 1, self.sentence_settings
+        states, settings = len(self.encoder.layer_order) + 1, self.sentence_settings
         if type(layer) is not int or not -states <= layer < states:
             raise UsageError(
                 f"layer = {layer!r}: expected a whole number from {-states} to {states - 1}, 0 is the embeddings"
@@ -194,7 +194,7 @@ class Encoder(PretrainedModule):
             )
         with torch.device("meta"):
             model = TaskModel(self.hf_config, task)
-        model.stack, model.tokenizer, model.reading = self.stack, self.tokenizer, self.reading
+        model.encoder, model.tokenizer, model.reading = self.encoder, self.tokenizer, self.reading
         return model.train(self.training)
 
     def _embedded_length(self) -> int:

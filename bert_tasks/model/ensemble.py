@@ -23,7 +23,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import CheckpointError
 from bert_tasks.model.fixed import FixedModel
 from bert_tasks.model.pretrained import check_trained
-from bert_tasks.model.task_model import Logits, TaskModel
+from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.storage import is_file, with_home
 from bert_tasks.tasks.base import Feature, PredictionT, Task
 from bert_tasks.tasks.explanation import windows_by_row
@@ -88,7 +88,7 @@ class EnsembleModel(FixedModel[PredictionT]):
     def packed_logits(self, batch: PackedBatch) -> Any:
         return self.joined([cast("TaskModel", model).packed_logits for model in self.models])(batch)
 
-    def joined(self, runs: Sequence[Logits]) -> Logits:
+    def joined(self, runs: Sequence[ForwardFn]) -> ForwardFn:
         """The function that computes the mean of what functions compute, one for each model.
 
         Where samples are rows, the mean needs all windows of a row, which prediction runs in several batches: there the
@@ -98,27 +98,27 @@ class EnsembleModel(FixedModel[PredictionT]):
             return lambda batch: torch.stack([run(batch) for run in runs], dim=-1)
         return lambda batch: self.task.mean_logits((run(batch) for run in runs), batch.windows)
 
-    def batch_logits(self, features: Sequence[Feature], *, run: Logits | None = None) -> tuple[PackedBatch, Any]:
+    def batch_logits(self, features: Sequence[Feature], *, run: ForwardFn | None = None) -> tuple[PackedBatch, Any]:
         """As ``TaskModel.batch_logits``. Where samples are rows, the features must be all windows of each row."""
         batch, logits = super().batch_logits(features, run=run)
         return batch, self._row_means(logits, batch.windows) if self.task.sample == "row" else logits
 
-    def reduced_batch(self, features: Sequence[Feature], *, run: Logits | None = None) -> tuple[Tensor, ...]:
-        """As ``TaskModel.reduced_batch``. Where samples are rows, the logits of all models, ``[L, M]`` of a feature."""
+    def forward_batch(self, features: Sequence[Feature], *, run: ForwardFn | None = None) -> tuple[Tensor, ...]:
+        """As ``TaskModel.forward_batch``. Where samples are rows, the logits of all models, ``[L, M]`` of a feature."""
         if self.task.sample != "row":
-            return super().reduced_batch(features, run=run)
+            return super().forward_batch(features, run=run)
         _, logits = super().batch_logits(features, run=run)
         return tuple(logits.cpu().unbind())
 
-    def reduced_logits(
-        self, features: Sequence[Feature], *, max_tokens: int | None = None, run: Logits | None = None
+    def forward_windows(
+        self, features: Sequence[Feature], *, max_tokens: int | None = None, run: ForwardFn | None = None
     ) -> list[Tensor]:
-        """As ``TaskModel.reduced_logits``. Where samples are rows, the features must be all windows of each row."""
-        found = super().reduced_logits(features, max_tokens=max_tokens, run=run)
+        """As ``TaskModel.forward_windows``. Where samples are rows, the features must be all windows of each row."""
+        found = super().forward_windows(features, max_tokens=max_tokens, run=run)
         if self.task.sample != "row" or not found:
             return found
         means = self._row_means(torch.stack(found), [len(windows) for windows in windows_by_row(features)])
-        return list(self.task.reduce_logits(means.unbind(), features))
+        return list(self.task.compact_logits(means.unbind(), features))
 
     def _row_means(self, logits: Tensor, windows: Sequence[int]) -> Tensor:
         """``[B, L, M] -> [B, L]``; ``windows``: how many each row has."""
@@ -184,7 +184,7 @@ def _mean_task(models: Mapping[str, TaskModel[PredictionT]]) -> Task[PredictionT
     """
     (first_name, first), *others = ((name, model.task) for name, model in models.items())
     means: dict[str, Any] = {}
-    for field in first.tuned:
+    for field in first.fitted_fields:
         value = getattr(first, field)
         differing = {name: found for name, task in others if (found := getattr(task, field)) != value}
         for name, found in differing.items():

@@ -77,7 +77,7 @@ def explainable_task(model: PretrainedModule, task: Task, dtype: str = "float32"
         raise UsageError(f"there are no gradients to explain with: {model.no_weights_reason}")
     if dtype != "float32":
         raise UsageError(f"explanations are computed in float32: leave out dtype = {dtype!r}")
-    own = model.stack.embeddings.word.weight.dtype
+    own = model.encoder.embeddings.word.weight.dtype
     if own not in (torch.float32, torch.float64):
         raise UsageError(f"explanations are computed in float32, but the model's weights are {own}: call model.float()")
     return task
@@ -105,7 +105,7 @@ def explained(
         CheckpointError: a logit or a gradient is not a finite number.
     """
     paths = [_RowPath.of(logit, features, spans, model.config.pad_token_id) for logit in logits]
-    device = model.stack.embeddings.word.weight.device.type
+    device = model.encoder.embeddings.word.weight.device.type
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
         pending = _integrated(paths, _InputGradients(model, head, check))
     finite(torch.tensor([path.completeness_error for path in paths]))
@@ -197,7 +197,7 @@ class _InputGradients:
     """A copy of a model's modules in evaluation mode that share its weights, with gradients of the inputs alone."""
 
     def __init__(self, model: PretrainedModule, head: Head, check: Callable[[], None]) -> None:
-        modules = {"stack": model.stack, "head": head}
+        modules = {"encoder": model.encoder, "head": head}
         weights = [parameter for module in modules.values() for parameter in module.parameters()]
         # Weights that were made in inference mode cannot take part in a backward pass.
         usable = [weight.clone() if weight.is_inference() else weight for weight in weights]
@@ -206,7 +206,7 @@ class _InputGradients:
             for weight, one in zip(weights, usable, strict=True)
         }
         copied: dict[str, Any] = copy.deepcopy(modules, memo)
-        self._stack, self._head = copied["stack"].eval(), copied["head"].eval()
+        self._stack, self._head = copied["encoder"].eval(), copied["head"].eval()
         self._table: Tensor = self._stack.embeddings.word.weight  # [V, E]
         self._position_offset, self._pad_groups = model.config.position_offset, self._table.device.type != "cpu"
         self._check = check

@@ -22,7 +22,7 @@ class FixedModel(TaskModel[PredictionT]):
     def __init__(self, hf_config: Mapping[str, Any], task: Task[PredictionT]) -> None:
         with torch.device("meta"):
             super().__init__(hf_config, task)
-        del self.stack
+        del self.encoder
 
     def forward(self, input_ids: Tensor | PackedBatch, *_: Any, **__: Any) -> Any:
         if not isinstance(input_ids, PackedBatch):

@@ -265,7 +265,7 @@ def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
         DataError: a window is longer than the model's positions.
         UsageError: an id of a feature has no embedding.
     """
-    if table.part is not None and not task.reads_neighbours:
+    if table.part is not None and not task.needs_document_context:
         whole, rows = table.part
         return tokenized(whole, task, model).of_rows(rows)
     key = {
@@ -282,7 +282,7 @@ def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:
         features=lambda rows, tokenizer: checked_features(task, rows, tokenizer, model.config),
         tokenizer=model.require_tokenizer(),
         key=key,
-        batch_size=None if task.reads_neighbours else FEATURE_ROWS,
+        batch_size=None if task.needs_document_context else FEATURE_ROWS,
     )
     samples = Samples.of(features, task.sample, count=len(table))
     longest = int(samples.tokens.max(initial=0))

@@ -15,14 +15,14 @@ from bert_tasks.environment import slow_bfloat16
 from bert_tasks.errors import UsageError
 from bert_tasks.model.ensemble import EnsembleModel
 from bert_tasks.model.onnx import GraphModel, check_int8, check_weights, exported_graph, quantized_graph
-from bert_tasks.model.task_model import Logits, TaskModel
+from bert_tasks.model.task_model import ForwardFn, TaskModel
 
 DType = Literal["float32", "bf16", "int8"]
 
 _log = logging.getLogger(__name__)
 
 
-def logits_of(model: TaskModel, dtype: DType) -> Logits:
+def logits_of(model: TaskModel, dtype: DType) -> ForwardFn:
     """The function that computes a batch's logits: the model itself, its int8 graph, or it with an encoder in bfloat16.
 
     Of an ensemble it is the mean of those of its models.
@@ -51,10 +51,10 @@ def float32(logits: Any) -> Any:
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-def _bfloat16_logits(model: TaskModel) -> Logits:
+def _bfloat16_logits(model: TaskModel) -> ForwardFn:
     """Linear layers of the encoder have weights in bfloat16; sums, norms and softmax, and the head, are in float32."""
     check_weights(model)
-    stack = copy.deepcopy(model.stack, {id(parameter): parameter for parameter in model.stack.parameters()}).eval()
+    stack = copy.deepcopy(model.encoder, {id(parameter): parameter for parameter in model.encoder.parameters()}).eval()
     for layer in stack.modules():
         if isinstance(layer, nn.Linear):
             layer.weight = nn.Parameter(layer.weight.detach().bfloat16(), requires_grad=False)
@@ -64,13 +64,13 @@ def _bfloat16_logits(model: TaskModel) -> Logits:
         with torch.autocast(model.device.type, torch.bfloat16):
             ids = batch.input_ids, batch.position_ids, batch.token_type_ids
             hidden = stack(*ids, batch.layout, selection=selection, depth=model.head.depth)
-        logits: Tensor = model.head(hidden.float(), batch.layout, model.stack.embeddings.word.weight)
+        logits: Tensor = model.head(hidden.float(), batch.layout, model.encoder.embeddings.word.weight)
         return logits
 
     return run
 
 
-def _int8_logits(model: TaskModel) -> Logits:
+def _int8_logits(model: TaskModel) -> ForwardFn:
     """Weights have 7 bits on processors without VNNI, see ``quantized_graph``."""
     known = torch.cpu.get_capabilities()
     weight_bits: Literal[7, 8] = 8 if known.get("avx512_vnni") or known.get("avx_vnni") else 7

@@ -17,8 +17,8 @@ import torch
 from pydantic import ValidationError
 
 from bert_tasks.checkpoints.load import (
+    CheckpointMatch,
     LoadReport,
-    Matched,
     label_names,
     read_config,
 )
@@ -188,7 +188,7 @@ def _merged_task(folder: CheckpointFolder, kind: type[Task], given: Mapping[str,
         settings = folder.stored.get("settings", {})
         if not isinstance(settings, dict):
             raise CheckpointError(f"{folder.path}: config.json, key {CONFIG_KEY}: settings must be an object")
-        fitted = {name: value for name, value in folder.stored.items() if name in ("labels", *kind.tuned)}
+        fitted = {name: value for name, value in folder.stored.items() if name in ("labels", *kind.fitted_fields)}
         stored = {**settings, **fitted}
     base = {**implied, **stored}
     if is_own or not given:
@@ -240,12 +240,12 @@ def check_trained(name: str | Path, task: Task, report: LoadReport | None) -> No
 
 
 def with_label_order(
-    matched: Matched,
+    matched: CheckpointMatch,
     file_labels: tuple[str, ...],
     labels: tuple[str, ...],
     label_dims: Mapping[str, tuple[int, ...]],
     names: Mapping[str, tuple[str, ...]],
-) -> Matched:
+) -> CheckpointMatch:
     """Brings what the head knows of labels into the task's label order, by name.
 
     Args:
@@ -283,7 +283,7 @@ def with_label_order(
                 f"the file's head has other labels ({', '.join(file_labels)}): its last layer is new",
             ),
         )
-        return Matched(tensors={key: value for key, value in tensors.items() if key not in dims}, report=report)
+        return CheckpointMatch(tensors={key: value for key, value in tensors.items() if key not in dims}, report=report)
     notes = []
     if named != file_labels:
         pairs = [(old, new) for old, new in zip(file_labels, named, strict=True) if old != new]
@@ -292,7 +292,7 @@ def with_label_order(
     if places != sorted(places):
         notes.append(f"head reordered from labels {', '.join(named)} to {', '.join(labels)}")
     moved = {key: reordered(tensors[key], torch.tensor(places), dims[key]) for key in dims}
-    return Matched(tensors=tensors | moved, report=replace(report, notes=(*report.notes, *notes)))
+    return CheckpointMatch(tensors=tensors | moved, report=replace(report, notes=(*report.notes, *notes)))
 
 
 def saved_config(hf_config: Mapping[str, Any], task: Task, reading: ReadOptions) -> dict[str, Any]:
@@ -301,14 +301,14 @@ def saved_config(hf_config: Mapping[str, Any], task: Task, reading: ReadOptions)
         "task": registered_name(type(task)),
         "settings": task.settings(),
         "version": version("bert-tasks"),
-        **{key: getattr(task, key) for key in task.tuned},
+        **{key: getattr(task, key) for key in task.fitted_fields},
     }
     options = stored_options(reading)
     if options:
         entry[READING_KEY] = options
     unwanted = ["_name_or_path", "num_labels", "finetuning_task"]
     stock: Mapping[str, Any] = {}
-    if task.is_stock_head:
+    if task.has_hf_head:
         stock = task.hf_config
     else:
         entry["labels"] = list(task.labels)

@@ -124,7 +124,7 @@ class PretrainedModule(nn.Module):
         self.config: EncoderConfig = encoder_config(hf_config)
         self.load_report: LoadReport | None = None
         self.tokenizer = None
-        self.stack = TransformerEncoder(self.config)
+        self.encoder = TransformerEncoder(self.config)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:

@@ -11,10 +11,10 @@ from torch import Tensor
 from bert_tasks.encoder.heads import UNIFORM, ReplacedTokenOutput
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model.precision import float32
-from bert_tasks.model.task_model import Logits
+from bert_tasks.model.task_model import ForwardFn
 
 
-def replaced_token_output(batch: PackedBatch, *, generator: Logits, discriminator: Logits) -> ReplacedTokenOutput:
+def replaced_token_output(batch: PackedBatch, *, generator: ForwardFn, discriminator: ForwardFn) -> ReplacedTokenOutput:
     """Runs the generator on masked tokens, and the discriminator on the tokens that it draws.
 
     No token depends on the batch or process that it is in: one uniform number for each masked token, which the task

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.hub import Origin, origin, resolve
-from bert_tasks.checkpoints.load import Matched, checked_tensors, match_weights, read_weights
+from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_weights, read_weights
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.columns import Row, as_rows
@@ -45,7 +45,7 @@ from bert_tasks.tasks.features import checked_features, collate
 
 # One row or several: mappings, texts, or tuples of the texts that a row needs.
 Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]]
-Logits = Callable[[PackedBatch], Any]  # a batch's logits: [B, L], or [R, L] of a head with logits per token
+ForwardFn = Callable[[PackedBatch], Any]  # a batch's logits: [B, L], or [R, L] of a head with logits per token
 
 CHUNK_ROWS = 1024
 EXPLAINED_ROWS = 32  # of a chunk: an explanation takes as long as a hundred predictions
@@ -83,8 +83,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         self.tokenizer = tokenizer
         self.origin: Origin | None = None
         self.reading = ReadOptions()
-        self._encoder_shapes = {f"stack.{name}": value.shape for name, value in self.stack.state_dict().items()}
-        initialize(self.stack, self.config)
+        self._encoder_shapes = {f"encoder.{name}": value.shape for name, value in self.encoder.state_dict().items()}
+        initialize(self.encoder, self.config)
         self.head = task.head(self.config)
         family = family_of(hf_config)
         if task.hf_head is not None and task.hf_head not in family.heads:
@@ -244,19 +244,19 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         same_head = self.head.per_token or student.config.head.activation == self.config.head.activation
         of_head = {name for name in own if name.startswith("head.")}
         for name, tensor in own.items():
-            found = re.match(r"stack\.layers\.(\d+)\.", name)
+            found = re.match(r"encoder\.layers\.(\d+)\.", name)
             if found is not None:
-                tensor.copy_(state[f"stack.layers.{kept[int(found[1])]}.{name[found.end() :]}"])
+                tensor.copy_(state[f"encoder.layers.{kept[int(found[1])]}.{name[found.end() :]}"])
             elif same_head or name not in of_head:
                 tensor.copy_(state[name])
-        if "stack.embeddings.token_type.weight" in state.keys() - own.keys():
-            own["stack.embeddings.position.weight"] += state["stack.embeddings.token_type.weight"][0]
+        if "encoder.embeddings.token_type.weight" in state.keys() - own.keys():
+            own["encoder.embeddings.position.weight"] += state["encoder.embeddings.token_type.weight"][0]
         student._drawn = {name: own[name].clone() for name in (self._drawn if same_head else of_head)}
         student.origin, student.reading, student.load_report = self.origin, self.reading, self.load_report
         if self.load_report is not None:
             note = f"layers {', '.join(map(str, kept))} of {count}{'' if family is None else f', as {family}'}"
             student.load_report = replace(self.load_report, notes=(*self.load_report.notes, note))
-        return student.to(self.device, self.stack.embeddings.word.weight.dtype).eval()
+        return student.to(self.device, self.encoder.embeddings.word.weight.dtype).eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes a folder that ``from_pretrained`` and stock transformers open.
@@ -288,13 +288,13 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             UsageError: as for ``save_pretrained``.
         """
         self.check_parameters()
-        dtype = self.stack.embeddings.word.weight.dtype
+        dtype = self.encoder.embeddings.word.weight.dtype
         opened = CheckpointFolder.open(Path(folder))
         self.load_state_dict(self.match(opened, head_may_be_new=False, dtype=dtype, copy=False).tensors)
 
     def match(
         self, folder: CheckpointFolder, *, head_may_be_new: bool, dtype: torch.dtype = torch.float32, copy: bool = True
-    ) -> Matched:
+    ) -> CheckpointMatch:
         """The folder's tensors for every parameter; a head of another kind is not read even where shapes fit.
 
         Args:
@@ -339,7 +339,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
                 raise CheckpointError(
                     f"{folder.path}: task_head.safetensors is missing or does not fit the stored task"
                 )
-        matched = Matched(tensors=tensors, report=report)
+        matched = CheckpointMatch(tensors=tensors, report=report)
         return with_label_order(matched, folder.labels, self.task.labels, self.head.label_dims, names)
 
     def check_parameters(self) -> None:
@@ -401,10 +401,10 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
 
         What all layers use for the positions of tokens has the place of embeddings.
         """
-        last = len(self.stack.layer_order)
-        depths = {"head": last + 1, "stack.norm": last, "stack.embeddings": 0}
-        depths |= {"stack.positions": 0, "stack.convolution": 1}
-        depths |= {f"stack.layers.{index}": place for place, index in enumerate(self.stack.layer_order, start=1)}
+        last = len(self.encoder.layer_order)
+        depths = {"head": last + 1, "encoder.norm": last, "encoder.embeddings": 0}
+        depths |= {"encoder.positions": 0, "encoder.convolution": 1}
+        depths |= {f"encoder.layers.{index}": place for place, index in enumerate(self.encoder.layer_order, start=1)}
         return {
             name: next(depth for prefix, depth in depths.items() if name.startswith(f"{prefix}."))
             for name, _ in self.named_parameters()
@@ -437,7 +437,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
                 self.config, input_ids, attention_mask, token_type_ids, position_ids, output_attentions
             )
         selection = self.head.select(inputs.layout)
-        hidden = self.stack(
+        hidden = self.encoder(
             inputs.input_ids,
             inputs.position_ids,
             inputs.token_type_ids,
@@ -445,7 +445,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             selection=selection,
             depth=self.head.depth,
         )
-        logits = self.head(hidden, inputs.layout, self.stack.embeddings.word.weight)
+        logits = self.head(hidden, inputs.layout, self.encoder.embeddings.word.weight)
         if not isinstance(inputs, PaddedInputs) or not self.head.per_token:
             return logits
         if isinstance(logits, tuple):  # of tokens, and of sequences
@@ -455,13 +455,13 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
     def logits_and_states(self, batch: PackedBatch) -> tuple[Tensor, Sequence[Tensor]]:
         """The logits of a packed batch, and ``[N, H]`` states of all tokens: of the embeddings and after each layer."""
         states: list[Tensor] = []
-        hidden = self.stack(
+        hidden = self.encoder(
             batch.input_ids, batch.position_ids, batch.token_type_ids, batch.layout, hidden_states=states
         )
         selection = self.head.select(batch.layout)
         if selection is not None:
             hidden = hidden.index_select(0, selection.rows)
-        return self.head(hidden, batch.layout, self.stack.embeddings.word.weight), states
+        return self.head(hidden, batch.layout, self.encoder.embeddings.word.weight), states
 
     def packed_logits(self, batch: PackedBatch) -> Any:
         """The logits of a packed batch; exported models compute them with their graph."""
@@ -489,7 +489,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         self,
         rows: Iterable[Row],
         *,
-        run: Logits | None = None,
+        run: ForwardFn | None = None,
         first: int = 0,
         note: Callable[[Sequence[Feature]], None] = lambda features: None,
         logits: bool = False,
@@ -520,25 +520,25 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             return finite(self.packed_logits(batch) if run is None else run(batch))
 
         remaining, number, most = iter(rows), first, EXPLAINED_ROWS if explain else CHUNK_ROWS
-        while chunk := list(remaining if task.reads_neighbours else islice(remaining, most)):
+        while chunk := list(remaining if task.needs_document_context else islice(remaining, most)):
             read = valid_rows(chunk, columns, first=number, names=names)
             if number:
                 return_freed_memory()
             number += len(chunk)
             features = checked_features(task, read, tokenizer, self.config)
             note(features)
-            reduced = self.reduced_logits(features, run=finite_logits)
-            predictions = task.with_texts(task.decode(reduced, features, read), tokenizer)
+            compact = self.forward_windows(features, run=finite_logits)
+            predictions = task.with_texts(task.decode(compact, features, read), tokenizer)
             if logits:
-                predictions = task.with_logits(predictions, reduced, features)
+                predictions = task.with_logits(predictions, compact, features)
             if explainable is not None:
-                named = explainable.explained_logits(predictions, reduced, features, read)
+                named = explainable.explained_logits(predictions, compact, features, read)
                 spans = explainable.token_spans(read, tokenizer)
                 predictions = with_explanations(predictions, explained(self, self.head, named, features, spans))
             yield from predictions
 
-    def reduced_logits(
-        self, features: Sequence[Feature], *, max_tokens: int | None = None, run: Logits | None = None
+    def forward_windows(
+        self, features: Sequence[Feature], *, max_tokens: int | None = None, run: ForwardFn | None = None
     ) -> list[Tensor]:
         """What decoding needs of each feature, in feature order, on the CPU. Dropout is off meanwhile.
 
@@ -555,11 +555,11 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         found: dict[int, list[Tensor]] = {}
         tokens = 0
 
-        def reduced(batch: Sequence[tuple[int, Feature]]) -> Iterator[tuple[tuple[int, Feature], Tensor]]:
-            return zip(batch, self.reduced_batch([one for _, one in batch], run=run), strict=True)
+        def compact(batch: Sequence[tuple[int, Feature]]) -> Iterator[tuple[tuple[int, Feature], Tensor]]:
+            return zip(batch, self.forward_batch([one for _, one in batch], run=run), strict=True)
 
         with self.in_evaluation():
-            for results in map_batches(reduced, batches, device=self.device):
+            for results in map_batches(compact, batches, device=self.device):
                 for (i, one), part in results:
                     found.setdefault(i, []).append(part)
                     tokens += len(one["input_ids"])
@@ -568,8 +568,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
                     tokens = 0
         return [one[0] if len(one) == 1 else torch.cat(one) for one in map(found.__getitem__, range(len(features)))]
 
-    def reduced_batch(self, features: Sequence[Feature], *, run: Logits | None = None) -> tuple[Tensor, ...]:
-        """As ``reduced_logits``, of features that are run together."""
+    def forward_batch(self, features: Sequence[Feature], *, run: ForwardFn | None = None) -> tuple[Tensor, ...]:
+        """As ``forward_windows``, of features that are run together."""
         return self.reduce(*self.batch_logits(features, run=run), features)
 
     @property
@@ -580,7 +580,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             return most
         return max(1, min(most, _BATCH_LOGITS // self.head.transitions.numel()))
 
-    def batch_logits(self, features: Sequence[Feature], *, run: Logits | None = None) -> tuple[PackedBatch, Any]:
+    def batch_logits(self, features: Sequence[Feature], *, run: ForwardFn | None = None) -> tuple[PackedBatch, Any]:
         """A packed batch and its logits, both on the model's device, logits in float32. Dropout is off meanwhile."""
         with self.in_evaluation(), torch.inference_mode():
             batch = self.packed(features)
@@ -593,7 +593,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         return collate(features, position_offset=offset, pad_groups=pad_groups).to(self.device)
 
     def reduce(self, batch: PackedBatch, logits: Any, features: Sequence[Feature]) -> tuple[Tensor, ...]:
-        """What the task keeps of the logits of each feature (``Task.reduce_logits``), on the CPU."""
+        """What the task keeps of the logits of each feature (``Task.compact_logits``), on the CPU."""
         with torch.inference_mode():
             parts = logits.split(list(batch.layout.gather_counts)) if self.head.per_token else logits.unbind()
-            return tuple(part.cpu() for part in self.task.reduce_logits(parts, features))
+            return tuple(part.cpu() for part in self.task.compact_logits(parts, features))

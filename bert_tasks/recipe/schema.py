@@ -554,7 +554,7 @@ def stated_fields(task_class: "type[Task]") -> dict[str, dataclasses.Field[Any]]
     return {
         field.name: field
         for field in dataclasses.fields(task_class)
-        if field.init and field.name not in task_class.tuned
+        if field.init and field.name not in task_class.fitted_fields
     }
 
 

@@ -95,7 +95,7 @@ def metric_chart(run: Run) -> Chart | None:
     """The metrics of ``drawn_metrics`` at the evaluations."""
     names = drawn_metrics(run)
     lines = [
-        Line(name=spoken_key(name, run.sets), points=_points(run, name), style=style)
+        Line(name=display_name(name, run.sets), points=_points(run, name), style=style)
         for style, name in enumerate(names)
     ]
     return _chart(lines, run, "score", "Metrics on the validation rows", from_zero=False)
@@ -107,11 +107,11 @@ def runs_chart(runs: Sequence[Run], key: str) -> Chart | None:
     sets = runs[0].sets
     name, metric = split_key(key, sets)
     rows = "" if name else " on the validation rows"
-    title, unit = f"{spoken_key(key, sets)}{rows}", "loss" if metric == LOSS else "score"
+    title, unit = f"{display_name(key, sets)}{rows}", "loss" if metric == LOSS else "score"
     return _chart(lines, None, unit, title, from_zero=False)
 
 
-def spoken_key(key: str, sets: Sequence[str]) -> str:
+def display_name(key: str, sets: Sequence[str]) -> str:
     """A key in words: ``dev_ood/overall_f1`` becomes "overall F1 on dev_ood"."""
     name, metric = split_key(key, sets)
     return f"{spoken(metric)} on {name}" if name else spoken(metric)

@@ -18,7 +18,7 @@ from bert_tasks.data.columns import PASSTHROUGH, Row
 from bert_tasks.data.problems import missing_path
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, UsageError
-from bert_tasks.experiments.folds import HeldOut, pooled
+from bert_tasks.experiments.folds import FoldPredictions, pooled
 from bert_tasks.experiments.seeds import SEEDS
 from bert_tasks.inference import evaluated_predictions
 from bert_tasks.metrics.tables import metric_key, metrics_of_set, split_key
@@ -221,7 +221,7 @@ def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str, Task]:
     Raises:
         BertTasksError: a model cannot be loaded, or the rows are not those that it was trained on.
     """
-    parts: list[HeldOut] = []
+    parts: list[FoldPredictions] = []
     tasks: list[Task] = []
     for number, home in enumerate(homes, start=1):
         prepared = prepare(load_recipe(home / outputs.RECIPE))
@@ -232,7 +232,7 @@ def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str, Task]:
         model = TaskModel.from_pretrained(home / outputs.MODEL, task=type(prepared.task))
         if torch.cuda.is_available():
             model.to("cuda")
-        parts.append(HeldOut(fold=number, table=table, predictions=evaluated_predictions(model, table)))
+        parts.append(FoldPredictions(fold=number, table=table, predictions=evaluated_predictions(model, table)))
         tasks.append(model.task)
     rows, _, predictions = pooled(parts)
     first = parts[0].table

@@ -14,7 +14,7 @@ from markupsafe import escape
 
 from bert_tasks.metrics.tables import LOSS, metric_key, untuned
 from bert_tasks.report import charts
-from bert_tasks.report.charts import drawn_metrics, overall_metrics, spoken, spoken_key
+from bert_tasks.report.charts import display_name, drawn_metrics, overall_metrics, spoken
 from bert_tasks.report.collect import Run
 from bert_tasks.report.comparison import ASSUMPTIONS, Comparison
 from bert_tasks.report.label_issues import LabelIssue
@@ -64,7 +64,7 @@ def run_page(
         "curves": [chart for chart in (charts.loss_chart(run), charts.metric_chart(run)) if chart is not None],
         "evaluations": run.evaluations[-_MOST_EVALUATIONS:],
         "loss": metric_key(run.sets[0], LOSS),
-        "metrics": [(key, spoken_key(key, run.sets)) for key in metrics],
+        "metrics": [(key, display_name(key, run.sets)) for key in metrics],
         "recorded": [(cut(name, _MOST_NAME), value) for name, value in recorded],
         "unrecorded": len(items) - len(recorded),
         "folds": run.folds,
@@ -128,7 +128,7 @@ def comparison_page(
         "comparisons": comparisons,
         "assumptions": ASSUMPTIONS,
         "curves": [chart for chart in curves if chart is not None],
-        "metrics": [(name, spoken_key(name, runs[0].sets)) for name in [*names, *losses]],
+        "metrics": [(name, display_name(name, runs[0].sets)) for name in [*names, *losses]],
         "same": [(name, values[0]) for name, values in rows if len(set(values)) == 1],
         "different": [(name, values) for name, values in rows if len(set(values)) > 1],
     }

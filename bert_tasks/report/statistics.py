@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_tasks.metrics.formulas import Floats, Integers, Measure, SufficientStatistics, sum_by_index
+from bert_tasks.metrics.formulas import Floats, Integers, MetricFormula, SufficientStatistics, sum_by_index
 
 SEED = 0
 REPLICATES = 1000
@@ -70,7 +70,7 @@ class PairedStatistics:
         return first, self.second.sums(sum_by_index(counts, self.groups[1], len(self.second.sizes)))
 
 
-def bootstrap(measure: Measure, *, seed: int = SEED, replicates: int = REPLICATES) -> dict[str, Estimate]:
+def bootstrap(measure: MetricFormula, *, seed: int = SEED, replicates: int = REPLICATES) -> dict[str, Estimate]:
     """Percentile intervals at 95 % from rows drawn with replacement (Efron 1979).
 
     Replicates in which a number is not defined (a correlation of equal values) are left out of its interval.
@@ -82,7 +82,7 @@ def bootstrap(measure: Measure, *, seed: int = SEED, replicates: int = REPLICATE
     }
 
 
-def difference(first: Measure, second: Measure, name: str, *, seed: int = SEED) -> Estimate:
+def difference(first: MetricFormula, second: MetricFormula, name: str, *, seed: int = SEED) -> Estimate:
     """``second`` minus ``first`` in one of their numbers, with the interval of a paired bootstrap over rows."""
     paired = PairedStatistics.of(first.statistics, second.statistics)
 
@@ -95,7 +95,9 @@ def difference(first: Measure, second: Measure, name: str, *, seed: int = SEED) 
     return _estimate(observed if math.isfinite(observed) else None, found)
 
 
-def randomisation_test(first: Measure, second: Measure, name: str, *, seed: int = SEED) -> RandomisationTest | None:
+def randomisation_test(
+    first: MetricFormula, second: MetricFormula, name: str, *, seed: int = SEED
+) -> RandomisationTest | None:
     """Two-sided approximate randomisation (Noreen 1989; Yeh 2000): swapping two models' predictions row by row.
 
     Exchanges the predictions for each row with probability 1/2 and counts how often the difference is at least as large

@@ -63,7 +63,7 @@ _REFUSALS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class AppState:
     """A loaded model and what its routes need.
 
     Attributes:
@@ -89,7 +89,7 @@ class NotFiniteError(HTTPException):
     """A score of the model is not a finite number."""
 
 
-def build_app(served: Served) -> FastAPI:
+def build_app(served: AppState) -> FastAPI:
     """The application. It has no interactive documentation, which would load scripts from other sites."""
     app = FastAPI(
         title=f"bert-tasks: {served.name}",
@@ -109,7 +109,7 @@ def build_app(served: Served) -> FastAPI:
     return app
 
 
-def _add_predict(app: FastAPI, served: Served) -> None:
+def _add_predict(app: FastAPI, served: AppState) -> None:
     examples = served.task.example_rows
     shown: dict[str, Any] = {"one row": {"value": examples[0]}, "several rows": {"value": {"inputs": examples}}}
 
@@ -155,7 +155,7 @@ def _add_predict(app: FastAPI, served: Served) -> None:
     )
 
 
-def _is_explained(request: Request, served: Served) -> bool:
+def _is_explained(request: Request, served: AppState) -> bool:
     """Whether the query asks for an explanation. Raises HTTPException (422) if it cannot be read, or there is none."""
     asked = request.query_params.get(EXPLAIN, "false")
     if asked not in ("true", "false"):
@@ -177,7 +177,7 @@ async def _call(large: bool, threads: asyncio.Lock, work: Callable[[], T]) -> T:
         return await asyncio.to_thread(work)
 
 
-def _add_state(app: FastAPI, served: Served) -> None:
+def _add_state(app: FastAPI, served: AppState) -> None:
     content, policy = page()
 
     @app.get("/", include_in_schema=False)
@@ -222,7 +222,7 @@ def encoded(content: Any) -> bytes:
         raise NotFiniteError(500, _NOT_FINITE) from None
 
 
-async def _answers(request: Request, served: Served, rows: Sequence[Row], *, explain: bool) -> Sequence[Prediction]:
+async def _answers(request: Request, served: AppState, rows: Sequence[Row], *, explain: bool) -> Sequence[Prediction]:
     """The predictions. If the client disconnects or time is up first, the request is removed from the queue."""
     answer = asyncio.ensure_future(served.batcher.answer(rows, explain=explain))
     answer.add_done_callback(retrieve_exception)

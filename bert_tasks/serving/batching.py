@@ -20,7 +20,7 @@ from bert_tasks.environment import return_freed_memory
 from bert_tasks.errors import GivenUpError, UsageError
 from bert_tasks.model.explanation import explainable_task, explained
 from bert_tasks.model.pretrained_module import finite
-from bert_tasks.model.task_model import CHUNK_ROWS, Logits, TaskModel
+from bert_tasks.model.task_model import CHUNK_ROWS, ForwardFn, TaskModel
 from bert_tasks.serving.connections import Batching
 from bert_tasks.tasks.base import Feature, Prediction
 from bert_tasks.tasks.explanation import Explainable, ExplainedLogit, TokenSpans, with_explanations
@@ -76,7 +76,7 @@ class Batcher:
         self,
         model: TaskModel,
         *,
-        run: Logits,
+        run: ForwardFn,
         batching: Batching,
         max_queue: int,
         observe: Callable[[int, int], None] = lambda requests, rows: None,
@@ -256,14 +256,14 @@ class Batcher:
             return_freed_memory()
         features = [feature for request in requests for feature in request.features]
         room = max(self._tokens, self._model.batch_tokens)
-        found = iter(self._model.reduced_logits(features, max_tokens=room, run=logits))
+        found = iter(self._model.forward_windows(features, max_tokens=room, run=logits))
         task, tokenizer = self._model.task, self._model.require_tokenizer()
         answers: list[_Answer] = []
         for request in requests:
-            reduced = [next(found) for _ in request.features]
-            predictions = task.with_texts(task.decode(reduced, request.features, request.rows), tokenizer)
+            compact = [next(found) for _ in request.features]
+            predictions = task.with_texts(task.decode(compact, request.features, request.rows), tokenizer)
             logits_to_explain: Sequence[ExplainedLogit] = ()
             if request.spans is not None and isinstance(task, Explainable):
-                logits_to_explain = task.explained_logits(predictions, reduced, request.features, request.rows)
+                logits_to_explain = task.explained_logits(predictions, compact, request.features, request.rows)
             answers.append((predictions, logits_to_explain))
         return answers

@@ -69,7 +69,7 @@ class _DisconnectedError(Exception):
     """The client disconnected before its body was complete."""
 
 
-class Gate:
+class RequestLimits:
     """An ASGI application around another one, ``app``, which is set when the model has been loaded.
 
     Args:

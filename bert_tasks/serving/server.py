@@ -25,8 +25,8 @@ from bert_tasks.data.readers import ReadOptions, known_names
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.inputs import load_trained
 from bert_tasks.model.precision import DType, logits_of
-from bert_tasks.model.task_model import Logits, TaskModel
-from bert_tasks.serving.app import NotFiniteError, Served, build_app, encoded
+from bert_tasks.model.task_model import ForwardFn, TaskModel
+from bert_tasks.serving.app import AppState, NotFiniteError, build_app, encoded
 from bert_tasks.serving.batching import Batcher
 from bert_tasks.serving.connections import (
     ACCEPTED_AT_ONCE,
@@ -38,7 +38,7 @@ from bert_tasks.serving.connections import (
     Server,
     allowed_connections,
 )
-from bert_tasks.serving.gate import LOOPBACK, Gate, ServerMetrics, host_name
+from bert_tasks.serving.gate import LOOPBACK, RequestLimits, ServerMetrics, host_name
 from bert_tasks.tasks.base import Task
 
 
@@ -74,7 +74,7 @@ class Address:
 
 async def run_server(
     name: str,
-    load: Callable[[], tuple[TaskModel, Logits]],
+    load: Callable[[], tuple[TaskModel, ForwardFn]],
     address: Address,
     listener: socket.socket,
     *,
@@ -95,7 +95,7 @@ async def run_server(
         See ``serving.serve``.
     """
     metrics = ServerMetrics()
-    gate = Gate(limits=limits, metrics=metrics, hosts=address.names(listener.getsockname()[0]))
+    gate = RequestLimits(limits=limits, metrics=metrics, hosts=address.names(listener.getsockname()[0]))
     connections = Connections(limits=limits, most=allowed_connections(limits.max_connections))
     asyncio.get_running_loop().set_exception_handler(connections.handle_exception)
     server = Server(_config(gate, address, connections))
@@ -115,7 +115,7 @@ async def run_server(
             queue = limits.max_queue
             async with Batcher(model, run=run, batching=batching, max_queue=queue, observe=metrics.batch) as batcher:
                 gate.app = build_app(
-                    Served(
+                    AppState(
                         name=name,
                         task=model.task,
                         limits=limits,
@@ -145,7 +145,7 @@ def load_warm(
     settings: Mapping[str, Any] | None,
     revision: str | None,
     dtype: DType,
-) -> tuple[TaskModel, Logits]:
+) -> tuple[TaskModel, ForwardFn]:
     """The model and the function that runs its batches, warmed up so that the first request need not wait.
 
     Raises:
@@ -165,7 +165,7 @@ def load_warm(
     return loaded, run
 
 
-def _config(gate: Gate, address: Address, connections: Connections) -> uvicorn.Config:
+def _config(gate: RequestLimits, address: Address, connections: Connections) -> uvicorn.Config:
     """uvicorn's settings: the parser and event loop in pure Python, so that every installation behaves as tested."""
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return uvicorn.Config(

@@ -19,21 +19,21 @@ from typing_extensions import TypeVar
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile
-from bert_tasks.data.table import Cuts, RowTable
+from bert_tasks.data.table import RowTable, Truncation
 from bert_tasks.data.writers import FORMS
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head, HeadKind
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
 from bert_tasks.metrics.tables import MetricTable
-from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
+from bert_tasks.tasks.detection import Suggestion, TaskGuess, UserHints, suggested_length
 from bert_tasks.tasks.distillation import DISTILLATION, softmax_divergence
 from bert_tasks.tasks.report_data import ReportSections
 
 Item = TypeVar("Item", bound=Hashable)
 
 # For people, about a saved model whose head transformers lacks.
-NO_STOCK_HEAD = (
+NO_HF_HEAD = (
     "transformers lacks this model's head: use the folder with bert_tasks. Pipelines of transformers end in an error "
     "or give other predictions, with LABEL_0, LABEL_1, ... in place of the labels."
 )
@@ -54,7 +54,7 @@ class Feature(TypedDict):
         gather_positions: the tokens that a head with logits per token reads, ascending; absent (or None): all.
         word_ids: for each of these tokens the number of its word in the row, for ``decode``.
         offsets: three numbers per token of a span task: its first character, last character + 1, and role; for
-            ``reduce_logits`` and ``decode``. Training does not load ``offsets``.
+            ``compact_logits`` and ``decode``. Training does not load ``offsets``.
         lost_tokens: how many of the row's tokens no window holds.
         lost_answers: how many of the row's answers no window holds whole, so that training does not see them.
         sentence_starts: the tokens at which sentences begin, for a task that makes pairs of them.
@@ -155,7 +155,7 @@ class Task(ABC, Generic[PredictionT]):
 
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
-    tuned: ClassVar[tuple[str, ...]] = ()
+    fitted_fields: ClassVar[tuple[str, ...]] = ()
     sample: ClassVar[Literal["row", "window"]] = "row"
     default_head: ClassVar[HeadKind | None] = None
     pipeline_tag: ClassVar[str | None] = None
@@ -229,7 +229,7 @@ class Task(ABC, Generic[PredictionT]):
         return features
 
     @property
-    def changes_inputs(self) -> bool:
+    def is_dynamic(self) -> bool:
         """Whether a step may see tokens that are not in the features, because ``prepare`` is overridden."""
         return type(self).prepare is not Task.prepare
 
@@ -250,11 +250,11 @@ class Task(ABC, Generic[PredictionT]):
         return ()
 
     @property
-    def reads_neighbours(self) -> bool:
+    def needs_document_context(self) -> bool:
         """Whether the features of a row depend on the rows around it: then all rows come in one call."""
         return False
 
-    def cut_notes(self, cuts: Cuts) -> tuple[str, ...]:
+    def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
         """Sentences for people about rows of which no window holds everything; none where nothing was cut."""
         if not cuts.cut_rows:
             return ()
@@ -279,7 +279,7 @@ class Task(ABC, Generic[PredictionT]):
         return self.default_head
 
     @property
-    def is_stock_head(self) -> bool:
+    def has_hf_head(self) -> bool:
         """Whether transformers has the head, so that it computes the same logits from a saved folder.
 
         Otherwise the folder holds the labels under our key only: transformers must not print them beside the scores of
@@ -361,7 +361,7 @@ class Task(ABC, Generic[PredictionT]):
         """
         return (feature,)
 
-    def reduce_logits(self, logits: Sequence[Any], features: Sequence[Feature]) -> Sequence[Tensor]:
+    def compact_logits(self, logits: Sequence[Any], features: Sequence[Feature]) -> Sequence[Tensor]:
         """What ``decode`` needs of each feature's float32 logits (``[L]``, or ``[R, L]``), still on their device.
 
         A task whose logits are many overrides this, so that only the result is copied to the host. In evaluation the
@@ -371,19 +371,19 @@ class Task(ABC, Generic[PredictionT]):
 
     @abstractmethod
     def decode(
-        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> Sequence[PredictionT]:
         """One prediction per row, in row order.
 
         Args:
-            reduced: what ``reduce_logits`` gave for each feature, on the CPU.
+            reduced: what ``compact_logits`` gave for each feature, on the CPU.
             features: without tokens; ``row`` (from 0 within ``rows``), ``gather_positions``, ``word_ids`` and
                 ``offsets`` are there.
             rows: the rows, with or without labels.
         """
 
     def with_logits(
-        self, predictions: Sequence[PredictionT], reduced: Sequence[Tensor], features: Sequence[Feature]
+        self, predictions: Sequence[PredictionT], compact: Sequence[Tensor], features: Sequence[Feature]
     ) -> Sequence[PredictionT]:
         """The predictions of ``decode`` with the logits that they were made of.
 
@@ -448,7 +448,7 @@ class Task(ABC, Generic[PredictionT]):
 
     def settings(self) -> dict[str, Any]:
         """The fields a user states: all but ``labels`` (stored apart) and what is fitted to data."""
-        names = [field.name for field in fields(self) if field.name not in ("labels", *self.tuned)]
+        names = [field.name for field in fields(self) if field.name not in ("labels", *self.fitted_fields)]
         return {name: getattr(self, name) for name in names}
 
     @classmethod
@@ -459,11 +459,11 @@ class Task(ABC, Generic[PredictionT]):
         """
         return {name: value for name, value in known.items() if name not in given}
 
-    def fitted_to(self, rows: Iterable[Row]) -> Self:
-        """The task with the fields that depend on the training rows (balanced class weights); those are ``tuned``."""
+    def fit_to_train(self, rows: Iterable[Row]) -> Self:
+        """Returns the task with its ``fitted_fields`` computed from the training rows."""
         return self
 
-    def tuned_on(self, predictions: Sequence[PredictionT], rows: Sequence[Row]) -> Self:
+    def tune_on_validation(self, predictions: Sequence[PredictionT], rows: Sequence[Row]) -> Self:
         """The task with decision thresholds chosen on validation predictions."""
         return self
 
@@ -541,7 +541,7 @@ class Task(ABC, Generic[PredictionT]):
             for text in _EXAMPLE_TEXTS
         ]
 
-    def stock_texts(self, row: Row) -> Sequence[Any]:
+    def pipeline_inputs(self, row: Row) -> Sequence[Any]:
         """What a tokenizer of transformers gets of a row, for model cards: texts, or lists of texts."""
         return [row[column.name] for column in self.columns if column.required]
 
@@ -553,7 +553,7 @@ class Task(ABC, Generic[PredictionT]):
     # The command init.
 
     @classmethod
-    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
         """How rows with unknown columns can be read for this task; ``init`` asks this of every built-in task.
 
         Args:

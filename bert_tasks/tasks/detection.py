@@ -26,7 +26,7 @@ _SPECIAL_TOKENS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guess:
+class TaskGuess:
     """A task that fits.
 
     Attributes:
@@ -55,7 +55,7 @@ class Guess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hints:
+class UserHints:
     """What the user says about the rows; what is not stated is found out.
 
     Attributes:
@@ -71,7 +71,7 @@ class Hints:
     separator: str | None = None
 
 
-NO_HINTS = Hints()
+NO_HINTS = UserHints()
 
 
 class Suggestion(NamedTuple):

@@ -110,10 +110,10 @@ class Embedding(Task[EmbeddingPrediction]):
         return EmbeddingHead(width=config.hidden_size, pooling=self.pooling, normalize=self.normalize, depth=self.depth)
 
     def decode(
-        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> Sequence[EmbeddingPrediction]:
         kind = EncodedEmbedding if self.encoded else EmbeddingPrediction
-        return [kind(embedding=vector.float().numpy()) for vector in reduced]
+        return [kind(embedding=vector.float().numpy()) for vector in compact]
 
     def vector_columns(self, config: EncoderConfig) -> Mapping[str, int]:
         return {"embedding": config.hidden_size}

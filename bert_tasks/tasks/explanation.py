@@ -128,13 +128,13 @@ class Explainable(ABC):
 
     @abstractmethod
     def explained_logits(
-        self, predictions: Sequence[Any], reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, predictions: Sequence[Any], compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> Sequence[ExplainedLogit]:
         """The logit of each prediction.
 
         Args:
             predictions: as ``decode`` gave them.
-            reduced: what ``reduce_logits`` gave for each feature.
+            reduced: what ``compact_logits`` gave for each feature.
             features: of the rows.
             rows: as many as predictions.
         """

@@ -28,7 +28,7 @@ from bert_tasks.metrics.classification import calibration
 from bert_tasks.metrics.formulas import accuracy_measure
 from bert_tasks.tasks.averaging import mean_softmax
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
-from bert_tasks.tasks.detection import COMPARED_ROWS, LABEL_NAMES, QUESTION_NAMES, Guess, Hints, count_pieces
+from bert_tasks.tasks.detection import COMPARED_ROWS, LABEL_NAMES, QUESTION_NAMES, TaskGuess, UserHints, count_pieces
 from bert_tasks.tasks.distillation import DISTILLATION, NO_LOGIT, softmax_divergence
 from bert_tasks.tasks.explanation import (
     Explainable,
@@ -191,7 +191,7 @@ class MultipleChoice(Explainable, Task[ChoicePrediction]):
     def explained_logits(
         self,
         predictions: Sequence[ChoicePrediction],
-        reduced: Sequence[Tensor],
+        compact: Sequence[Tensor],
         features: Sequence[Feature],
         rows: Sequence[Row],
     ) -> list[ExplainedLogit]:
@@ -237,10 +237,10 @@ class MultipleChoice(Explainable, Task[ChoicePrediction]):
         return torch.cat([mean_softmax([choices.t() for choices in row]).t() for row in by_row])
 
     def decode(
-        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[ChoicePrediction]:
         predictions = []
-        for logits, row in zip(_row_logits(reduced, features), rows, strict=True):
+        for logits, row in zip(_row_logits(compact, features), rows, strict=True):
             scores = logits.softmax(dim=0).tolist()
             best = max(range(len(scores)), key=scores.__getitem__)
             prediction = ChoicePrediction(
@@ -250,9 +250,9 @@ class MultipleChoice(Explainable, Task[ChoicePrediction]):
         return predictions
 
     def with_logits(
-        self, predictions: Sequence[ChoicePrediction], reduced: Sequence[Tensor], features: Sequence[Feature]
+        self, predictions: Sequence[ChoicePrediction], compact: Sequence[Tensor], features: Sequence[Feature]
     ) -> Sequence[ChoicePrediction]:
-        pairs = zip(predictions, _row_logits(reduced, features), strict=True)
+        pairs = zip(predictions, _row_logits(compact, features), strict=True)
         return [replace(one, logits=tuple(logits.tolist())) for one, logits in pairs]
 
     def metrics(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> dict[str, float]:
@@ -313,7 +313,7 @@ class MultipleChoice(Explainable, Task[ChoicePrediction]):
             },
         )
 
-    def stock_texts(self, row: Row) -> Sequence[Any]:
+    def pipeline_inputs(self, row: Row) -> Sequence[Any]:
         endings = [_ending(row.get(QUESTION), choice) for choice in row[CHOICES]]
         return [[row[CONTEXT]] * len(endings), endings]
 
@@ -322,7 +322,7 @@ class MultipleChoice(Explainable, Task[ChoicePrediction]):
         return ("Longer texts are cut: context, question and choice together.",)
 
     @classmethod
-    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
         """See ``Task.detect``: there are lists or numbered columns of choices, and a column that names one of them."""
         for columns in _choice_columns(profiles, hints):
             known = list(_read_choices(rows[:COMPARED_ROWS], columns))
@@ -352,9 +352,9 @@ def _by_row(logits: Tensor, windows: Collection[int], *, absent: float) -> Tenso
     return pad_sequence(list(torch.split(logits.squeeze(-1), list(windows))), batch_first=True, padding_value=absent)
 
 
-def _row_logits(reduced: Sequence[Tensor], features: Sequence[Feature]) -> list[Tensor]:
+def _row_logits(compact: Sequence[Tensor], features: Sequence[Feature]) -> list[Tensor]:
     """``[C]`` of each row: the logits of its choices."""
-    return [torch.cat([reduced[choice] for choice in choices]) for choices in windows_by_row(features)]
+    return [torch.cat([compact[choice] for choice in choices]) for choices in windows_by_row(features)]
 
 
 def _confident_mistakes(pairs: Sequence[tuple[Row, ChoicePrediction]]) -> Examples | None:
@@ -387,7 +387,7 @@ def _confident_mistakes(pairs: Sequence[tuple[Row, ChoicePrediction]]) -> Exampl
     )
 
 
-def _choice_columns(profiles: Sequence[ColumnProfile], hints: Hints) -> Iterator[dict[str, str]]:
+def _choice_columns(profiles: Sequence[ColumnProfile], hints: UserHints) -> Iterator[dict[str, str]]:
     """Columns that may be context, question, choices and label, likeliest first."""
     for choices, parts in _choice_sources(profiles):
         others = [column for column in profiles if column.name not in (choices, *parts)]
@@ -399,13 +399,13 @@ def _choice_columns(profiles: Sequence[ColumnProfile], hints: Hints) -> Iterator
                 yield {CONTEXT: context, **asked, CHOICES: choices, LABEL: label.name}
 
 
-def _label_columns(profiles: Sequence[ColumnProfile], hints: Hints) -> list[ColumnProfile]:
+def _label_columns(profiles: Sequence[ColumnProfile], hints: UserHints) -> list[ColumnProfile]:
     if hints.label is not None:
         return [column for column in profiles if column.name == hints.label]
     return sorted((c for c in profiles if c.known in _RIGHT), key=lambda column: _RIGHT.index(column.known))
 
 
-def _context_and_question(texts: Sequence[ColumnProfile], hints: Hints) -> tuple[str | None, str | None]:
+def _context_and_question(texts: Sequence[ColumnProfile], hints: UserHints) -> tuple[str | None, str | None]:
     """As the hints say; else columns with such names, else the column of the longest texts. A question alone is the
     context."""
     context, question = (*hints.texts, None, None)[:2]
@@ -448,14 +448,14 @@ def _read_choices(rows: Sequence[Row], columns: Mapping[str, str]) -> Iterator[l
             yield None
 
 
-def _guess(task: str, columns: Mapping[str, str], rows: Sequence[Row]) -> Guess:
+def _guess(task: str, columns: Mapping[str, str], rows: Sequence[Row]) -> TaskGuess:
     read = [choices for choices in _read_choices(rows, columns) if choices is not None]
     counts = sorted({len(choices) for choices in read})
     several = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     texts = [columns[name] for name in (CONTEXT, QUESTION) if name in columns]
     longest = [max(pieces(choice) for choice in choices) for choices in read]
     lengths = [count_pieces(row, texts) for row in rows]
-    return Guess(
+    return TaskGuess(
         task=task,
         columns=columns,
         words=percentile(lengths) + percentile(longest),

@@ -14,7 +14,7 @@ from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.metrics.classification import ranking_metrics
 from bert_tasks.metrics.tables import merged
 from bert_tasks.tasks.base import labelled
-from bert_tasks.tasks.detection import Guess, Hints
+from bert_tasks.tasks.detection import TaskGuess, UserHints
 from bert_tasks.tasks.sequence_classification.detection import detect_texts
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction, TextClassification
 
@@ -39,7 +39,7 @@ class PairClassification(TextClassification):
         return (*super().columns, Column(name=GROUP, kind="id", required=False))
 
     @classmethod
-    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
         """See ``Task.detect``."""
         return detect_texts(cls.name, 2, profiles, rows, hints)
 

@@ -24,7 +24,7 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import UNIFORM, ReplacedTokenHead, ReplacedTokenOutput
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.metrics.formulas import Measure, replaced_token_measure
+from bert_tasks.metrics.formulas import MetricFormula, replaced_token_measure
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction
 from bert_tasks.tasks.corpus import CorpusTask
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, mask_features
@@ -174,7 +174,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
 
     # Predictions and metrics.
 
-    def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
+    def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[T, 6]`` for each window: original id, whether it is of a word, logit, replaced, masked, id that was read.
 
         The last three are -1 in predictions, for which nothing is replaced.
@@ -193,9 +193,9 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         return parts
 
     def decode(
-        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[ReplacedTokenPrediction]:
-        parts = iter(reduced)
+        parts = iter(compact)
         predictions = []
         for _, windows in groupby(features, key=lambda feature: feature["row"]):
             table = torch.cat([next(parts) for _ in windows])
@@ -276,7 +276,7 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
         return ReplacedTokenJson
 
 
-def _measure(predictions: Sequence[ReplacedTokenPrediction]) -> Measure:
+def _measure(predictions: Sequence[ReplacedTokenPrediction]) -> MetricFormula:
     values = np.array([token for one in predictions for token in one.measured], dtype=np.float64).reshape(-1, 3)
     sizes = [len(one.measured) for one in predictions]
     return replaced_token_measure(sizes, values[:, 0], values[:, 1] > 0, values[:, 2] > 0)

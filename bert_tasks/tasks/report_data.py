@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from bert_tasks.data.columns import Row
 from bert_tasks.metrics.classification import Calibration
-from bert_tasks.metrics.formulas import Measure
+from bert_tasks.metrics.formulas import MetricFormula
 
 MOST_EXAMPLES = 20
 MOST_CHARACTERS = 500  # of one text
@@ -324,14 +324,14 @@ class ReportSections:
         figures: further plain values for ``report --json``.
     """
 
-    measure: Measure
+    measure: MetricFormula
     unit: str
     headline: tuple[str, ...]
     results: tuple[RowResult, ...]
     percent: bool = False
     label_word: str = ""
     labels: tuple[str, ...] = ()
-    groups: Mapping[str, Measure] = field(default_factory=dict)
+    groups: Mapping[str, MetricFormula] = field(default_factory=dict)
     confusion: Confusion | None = None
     calibration: Calibration | None = None
     confidence_in: str = "prediction"

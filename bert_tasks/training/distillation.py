@@ -93,7 +93,7 @@ class Distillation(Objective):
             raise UsageError(
                 "teacher.cache_logits keeps logits alone; set teacher.hidden to 'none' and teacher.relations to false"
             )
-        if self.section.cache_logits and model.task.changes_inputs:
+        if self.section.cache_logits and model.task.is_dynamic:
             raise UsageError(
                 f"teacher.cache_logits: {model.task.name} changes its inputs in each epoch, so that a teacher's logits "
                 "cannot be kept; set it to false"
@@ -202,7 +202,7 @@ class Distillation(Objective):
         logits, states = model.logits_and_states(batch)
         found = {"hidden": float32(states[-1])}
         if self.relation_heads:
-            found["qkv"] = float32(model.stack.last_queries_keys_values(states))
+            found["qkv"] = float32(model.encoder.last_queries_keys_values(states))
         return float32(logits), found
 
     def _state_terms(

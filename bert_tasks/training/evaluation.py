@@ -17,7 +17,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.metrics.tables import LOSS, metric_key, split_key, untuned
 from bert_tasks.model.inputs import tokenized
-from bert_tasks.model.task_model import Logits, TaskModel
+from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.recipe.schema import RunSection
 from bert_tasks.tasks.base import Task
 
@@ -44,7 +44,7 @@ def evaluate_all(
     validation: Validation,
     accelerator: Accelerator,
     *,
-    run: Logits | None = None,
+    run: ForwardFn | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluated:
     """Evaluates the model on all validation sets and tunes the task on the first; ``run`` as in ``evaluate_samples``.
@@ -72,7 +72,7 @@ def check_metric(
     wanted: str,
     validation: Mapping[str, RowTable],
     accelerator: Accelerator,
-    run: Logits | None = None,
+    run: ForwardFn | None = None,
 ) -> None:
     """Refuses a ``metric_for_best_model`` that evaluation will not report, before an epoch is spent.
 

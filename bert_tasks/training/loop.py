@@ -21,7 +21,7 @@ from torch import nn
 
 from bert_tasks.data.checks import named_splits
 from bert_tasks.data.splits import Splits
-from bert_tasks.data.table import Cuts, tokenizer_content
+from bert_tasks.data.table import Truncation, tokenizer_content
 from bert_tasks.distributed import (
     StopSignals,
     broadcast_from_main,
@@ -62,7 +62,7 @@ from bert_tasks.training.step import (
     freeze,
     freeze_encoder,
     read_step_metrics,
-    sparse_gradients,
+    set_sparse_gradients,
 )
 
 _DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -197,7 +197,7 @@ class Trainer:
             model.task.check_split(table, f"{name} ({table.source})")
         # From its settings alone, so that nothing is left of the data that an earlier run was fitted to.
         unfitted = type(model.task)(labels=model.task.labels, **model.task.settings())
-        model.task = unfitted.fitted_to(self.splits.train)
+        model.task = unfitted.fit_to_train(self.splits.train)
         if self.optim.lora_rank is not None:
             freeze_encoder(self.objective, self.optim)
         freeze(model, embeddings=self.optim.freeze_embeddings, layers=self.optim.freeze_layers)
@@ -256,7 +256,7 @@ class Trainer:
             ),
         )
         main_process_first(self.accelerator, lambda: self.objective.begin(samples.features, self.accelerator.device))
-        model.stack.gradient_checkpointing = self.model_settings.get("gradient_checkpointing", False)
+        model.encoder.gradient_checkpointing = self.model_settings.get("gradient_checkpointing", False)
         if self.accelerator.device.type == "cpu":
             stack.enter_context(keep_freed_memory())
         self.steps = OptimizerSteps(
@@ -313,7 +313,7 @@ class Trainer:
             "trained_parameters": count_trained(self.objective, self.steps.adapters),
             "initial_weights": weights_digest(self.objective.checkpoint_parameters()),
             # With adapters the checkpoints do not hold them: a resumed run needs the same ones.
-            "encoder_weights": None if self.steps.adapters is None else weights_digest(model.stack.state_dict()),
+            "encoder_weights": None if self.steps.adapters is None else weights_digest(model.encoder.state_dict()),
         }
 
     def _log_run_summary(self, attention: str) -> None:
@@ -343,7 +343,7 @@ class Trainer:
         for name, table in {"train": self.splits.train, **tables}.items():
             for text in table.notes:
                 note(f"{name}: {text}")
-        for text in model.task.cut_notes(Cuts.of(self.steps.samples.features, rows=len(self.splits.train))):
+        for text in model.task.cut_notes(Truncation.of(self.steps.samples.features, rows=len(self.splits.train))):
             note(f"train: {text}")
 
     def _resume(self, existing: ExistingRun, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -573,8 +573,8 @@ class Trainer:
         for parameter in trainable:
             parameter.requires_grad_(True)
         self.objective.zero_grad(set_to_none=True)
-        self.model.stack.gradient_checkpointing = False
-        sparse_gradients(self.objective, False)
+        self.model.encoder.gradient_checkpointing = False
+        set_sparse_gradients(self.objective, False)
         self.accelerator.unwrap_model(self.objective, keep_fp32_wrapper=False).eval()
 
 

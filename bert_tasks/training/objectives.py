@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model.precision import float32
-from bert_tasks.model.task_model import Logits, TaskModel
+from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm
 from bert_tasks.training.evaluation import Validation
@@ -70,7 +70,7 @@ class Objective(nn.Module, ABC):
         return {}
 
     @property
-    def run(self) -> Logits | None:
+    def run(self) -> ForwardFn | None:
         """What runs a batch in evaluation in place of the model; None: the model."""
         return None
 
@@ -87,7 +87,7 @@ class Objective(nn.Module, ABC):
         way overrides this.
         """
         models = [module for module in self.modules() if isinstance(module, TaskModel)]
-        return any(model.head.reads_embeddings or model.task.changes_inputs for model in models)
+        return any(model.head.reads_embeddings or model.task.is_dynamic for model in models)
 
     @property
     def notes(self) -> tuple[str, ...]:

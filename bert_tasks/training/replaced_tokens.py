@@ -12,7 +12,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
 from bert_tasks.families import family_of
 from bert_tasks.model.replaced_tokens import replaced_token_output
-from bert_tasks.model.task_model import Logits, TaskModel
+from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.tasks.base import LossTerm
 from bert_tasks.training.objectives import Objective
@@ -38,7 +38,7 @@ class ReplacedTokenDetection(Objective):
             UsageError: their embeddings differ in shape.
         """
         super().__init__(model)
-        own, theirs = model.stack.embeddings, generator.stack.embeddings
+        own, theirs = model.encoder.embeddings, generator.encoder.embeddings
         for name in ("word", "position", "token_type", "norm"):
             shapes = [[value.shape for value in getattr(one, name).parameters()] for one in (own, theirs)]
             if shapes[0] != shapes[1]:
@@ -57,7 +57,7 @@ class ReplacedTokenDetection(Objective):
         return replaced_token_output(batch, generator=self.generator, discriminator=self.model)
 
     @property
-    def run(self) -> Logits:
+    def run(self) -> ForwardFn:
         """See ``Objective.run``."""
         return self.output_of
 

@@ -13,7 +13,7 @@ from bert_tasks.data.columns import PassthroughColumns, has_labels
 from bert_tasks.data.folds import Folds, fold_splits, group_column, make_folds
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.splits import Splits, load_splits, load_tables, stored_reading
-from bert_tasks.data.table import Cuts
+from bert_tasks.data.table import Truncation
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import CheckpointError, RecipeError
 from bert_tasks.model.inputs import tokenized
@@ -32,7 +32,7 @@ from bert_tasks.training.step import StepPlan, count_trained, make_adapters, sam
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class LoadedRecipe:
     """The checked data and the task of a recipe."""
 
     recipe: Recipe
@@ -40,7 +40,7 @@ class Prepared:
     splits: Splits
 
 
-def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Prepared:
+def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> LoadedRecipe:
     """Reads and checks all rows and fixes the order of the labels.
 
     The labels are the recipe's; else those of the format (GLUE's order); else those of the training rows, sorted.
@@ -73,7 +73,7 @@ def prepare(recipe: Recipe, *, passthrough: PassthroughColumns = "none") -> Prep
         share = recipe.data.validation_share
         splits = fold_splits(tables, draft.columns, folds, fold, share=share, seed=recipe.run.seed)
     labels = check_splits(splits, columns=draft.columns, labels=stated, unlabelled=taught)
-    return Prepared(recipe=recipe, task=build_task(recipe, labels) if labels else draft, splits=splits)
+    return LoadedRecipe(recipe=recipe, task=build_task(recipe, labels) if labels else draft, splits=splits)
 
 
 def _load_folds(
@@ -102,7 +102,7 @@ def _load_folds(
     return tables, known, make_folds(tables.train, columns, count=section.count, seed=section.seed)
 
 
-def make_trainer(prepared: Prepared, callback: Callback | None = None) -> Trainer:
+def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> Trainer:
     """The run of a recipe; loads its checkpoint, with the task's head. ``callback``: see ``Trainer``."""
     recipe = prepared.recipe
     stated = recipe.model
@@ -196,7 +196,7 @@ def trained(
     check_installed(recipe.run.trackers)
     accelerator = make_accelerator(recipe.optim.mixed_precision)
     broadcast_from_main(accelerator, lambda: outputs.check_folder(_folder(recipe)))
-    trainer = make_trainer(main_process_first(accelerator, lambda: prepare(recipe)), callback)
+    trainer = build_trainer(main_process_first(accelerator, lambda: prepare(recipe)), callback)
     return trainer, trainer.train(overwrite=overwrite, progress=progress)
 
 
@@ -213,7 +213,7 @@ def check(recipe: Recipe) -> DataReport:
         DataError, RecipeError, CheckpointError: what would stop ``train``.
     """
     check_installed(recipe.run.trackers)
-    trainer = make_trainer(prepare(recipe))
+    trainer = build_trainer(prepare(recipe))
     trainer.preflight()
     return _data_report(trainer)
 
@@ -223,7 +223,7 @@ def _data_report(trainer: Trainer) -> DataReport:
     tokens = {}
     for name, table in named_splits(splits):
         samples = tokenized(table, task, model)
-        cuts = Cuts.of(samples.features, rows=len(table))
+        cuts = Truncation.of(samples.features, rows=len(table))
         tokens[name] = TokenCounts(lengths=samples.tokens, cuts=cuts, notes=task.cut_notes(cuts))
     return data_report(splits, tokens, columns=task.columns, labels=task.labels)
 
@@ -267,7 +267,7 @@ def dry_run(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
     check_installed(recipe.run.trackers)
     folder, optim = _folder(recipe), recipe.optim
     outputs.check_folder(folder)
-    trainer = make_trainer(prepare(recipe))
+    trainer = build_trainer(prepare(recipe))
     model = trainer.model
     trainer.preflight()
     existing = None if overwrite else trainer.folder.existing_run()

@@ -30,7 +30,7 @@ from bert_tasks.run_dir.files import Change
 from bert_tasks.storage import is_file, remove_temporaries
 from bert_tasks.tasks.base import Task
 from bert_tasks.training.step import OptimizerSteps
-from bert_tasks.training.vocabulary import moment_of_rows
+from bert_tasks.training.vocabulary import remap_moment
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 _ROWS = "rows"  # beside the moments of a table: the ids of the rows that they are of
@@ -104,7 +104,7 @@ class TrainerState:
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON, which has no NaN and no infinity: null stands for them."""
         stored = outputs.finite({name: value for name, value in vars(self).items() if name != "task"})
-        return {**stored, "tuned": {name: getattr(self.task, name) for name in self.task.tuned}}
+        return {**stored, "tuned": {name: getattr(self.task, name) for name in self.task.fitted_fields}}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         """Takes what ``state_dict`` returned."""
@@ -223,7 +223,7 @@ def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> 
         for key in _MOMENTS:
             moment = loaded.optimizer.get(f"{name}/{key}")
             if moment is not None and moment.dim() > 0:
-                moment = moment_of_rows(moment, stored_rows, rows, len(parameter))
+                moment = remap_moment(moment, stored_rows, rows, len(parameter))
             if moment is not None:
                 moments[key] = moment.to(parameter.device)
         if parameter.requires_grad and len(moments) == len(_MOMENTS):

@@ -20,7 +20,7 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from bert_tasks.data.table import Samples, token_batches
-from bert_tasks.encoder.dropout import own_generator
+from bert_tasks.encoder.dropout import use_generator
 from bert_tasks.encoder.linear import constant_weights
 from bert_tasks.encoder.lora import Adapters
 from bert_tasks.encoder.threads import map_batches, parallel_batches
@@ -31,7 +31,7 @@ from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Feature, FeatureKeys
 from bert_tasks.training.objectives import Objective
 from bert_tasks.training.sampling import BatchSize, SampleOrder, learning_rate_factor, rank_share, step_seed
-from bert_tasks.training.vocabulary import VocabularyRows
+from bert_tasks.training.vocabulary import TrainedVocabulary
 
 # The halves of a batch with fewer tokens are not computed at the same time: writing and adding their gradients, each as
 # large as what is trained, takes longer than is saved.
@@ -127,14 +127,14 @@ class OptimizerSteps:
         objective.to(accelerator.device)
         objective.train()
         objective.zero_grad(set_to_none=True)
-        sparse_gradients(objective, accelerator.device.type == "cpu" and accelerator.num_processes == 1)
+        set_sparse_gradients(objective, accelerator.device.type == "cpu" and accelerator.num_processes == 1)
         self._tables: dict[nn.Parameter, Tensor] = {}
         self._term_weights: dict[str, float] = {}  # of each loss term, as the batches so far had them
-        self.vocabulary: VocabularyRows | None = None
+        self.vocabulary: TrainedVocabulary | None = None
         if optim.vocabulary_rows == "in_data" and not objective.reads_all_embeddings:
             if accelerator.num_processes > 1:  # DDP sends the parameters of the main process, the rows left out not
-                broadcast(objective.model.stack.embeddings.word.weight.data)
-            self.vocabulary = VocabularyRows.of(objective.model, samples.features)
+                broadcast(objective.model.encoder.embeddings.word.weight.data)
+            self.vocabulary = TrainedVocabulary.of(objective.model, samples.features)
         self.adapters = make_adapters(objective, optim, seed)
         self.prepared: nn.Module
         self.optimizer: Any
@@ -202,7 +202,7 @@ class OptimizerSteps:
         def gradients(number: int) -> Tensor:
             last = number == len(micro_batches) - 1
             exchange = nullcontext() if last else accelerator.no_sync(self.prepared)
-            drawing = own_generator(step_seed(self.seed, step, rank, number)) if at_once else nullcontext()
+            drawing = use_generator(step_seed(self.seed, step, rank, number)) if at_once else nullcontext()
             with exchange, drawing:
                 return self._gradients(micro_batches[number], weight / len(batch), ratios)
 
@@ -222,7 +222,7 @@ class OptimizerSteps:
         divided either: the sum of more than two gradients depends on their order.
         """
         model = self.objective.model
-        is_known = type(model.task) in TASKS.values() and not model.stack.gradient_checkpointing
+        is_known = type(model.task) in TASKS.values() and not model.encoder.gradient_checkpointing
         is_alone = self.accelerator.num_processes == 1 and parallel_batches(self.accelerator.device) == 2
         return is_known and is_alone and tokens >= _LEAST_DIVIDED_TOKENS
 
@@ -433,14 +433,14 @@ def disable_bias_correction(optimizer: torch.optim.Optimizer) -> None:
             }
 
 
-def sparse_gradients(objective: Objective, enabled: bool) -> None:
+def set_sparse_gradients(objective: Objective, enabled: bool) -> None:
     """Whether the gradients of word embeddings hold a batch's rows alone.
 
     That saves filling, measuring and scaling the other rows, nearly all of them. The optimizer needs them still. Where
     a head reads the whole table, these rows are added to the gradient that the head gives.
     """
     models = [module for module in objective.modules() if isinstance(module, TaskModel)]
-    for table in (model.stack.embeddings.word for model in models):
+    for table in (model.encoder.embeddings.word for model in models):
         table.sparse = enabled
 
 
@@ -505,7 +505,7 @@ def freeze_encoder(objective: Objective, optim: OptimSection) -> None:
         raise UsageError(
             f"lora_rank = {optim.lora_rank}: expected at most {model.config.hidden_size}, the encoder's hidden_size"
         )
-    for parameter in model.stack.parameters():
+    for parameter in model.encoder.parameters():
         if parameter.dtype not in (torch.float32, torch.float64):
             raise UsageError(
                 f"optim.lora_rank: adapters are trained in float32, but the model's weights are {parameter.dtype}: "
@@ -519,7 +519,7 @@ def make_adapters(objective: Objective, optim: OptimSection, seed: int) -> Adapt
     if optim.lora_rank is None:
         return None
     return Adapters(
-        objective.model.stack,
+        objective.model.encoder,
         rank=optim.lora_rank,
         alpha=optim.lora_rank if optim.lora_alpha is None else optim.lora_alpha,
         dropout=optim.lora_dropout,

@@ -43,7 +43,7 @@ def token_ids(model: TaskModel, features: "Dataset") -> Tensor:
     return torch.from_numpy(np.flatnonzero(found))
 
 
-class VocabularyRows:
+class TrainedVocabulary:
     """A smaller table in place of a model's word embeddings, with the rows that a run trains.
 
     Outside ``attached`` the model has its whole table, whose rows are of an earlier step until ``update_table``.
@@ -65,14 +65,14 @@ class VocabularyRows:
         self._factors: list[Tensor] = []  # of each step since the whole table was up to date, float64
 
     @classmethod
-    def of(cls, model: TaskModel, features: "Dataset") -> "VocabularyRows | None":
+    def of(cls, model: TaskModel, features: "Dataset") -> "TrainedVocabulary | None":
         """The rows of a model for these training rows; None if they are too many, or not trained.
 
         Args:
             model: on its device.
             features: of all training rows, so that every process finds the same.
         """
-        table = model.stack.embeddings.word
+        table = model.encoder.embeddings.word
         if not table.weight.requires_grad:
             return None
         ids = token_ids(model, features)
@@ -124,7 +124,7 @@ class VocabularyRows:
         self._factors.clear()
 
 
-def moment_of_rows(moment: Tensor, stored: Tensor | None, wanted: Tensor | None, count: int) -> Tensor:
+def remap_moment(moment: Tensor, stored: Tensor | None, wanted: Tensor | None, count: int) -> Tensor:
     """A moment of AdamW for some rows of a table, from that for others.
 
     Args:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
-from bert_tasks.checkpoints.load import Matched, match_weights
+from bert_tasks.checkpoints.load import CheckpointMatch, match_weights
 from bert_tasks.encoder.heads import PerTokenHead, SequenceHead
 from bert_tasks.encoder.layers import TransformerEncoder
 from bert_tasks.errors import CheckpointError
@@ -164,7 +164,7 @@ def small_model(family: str, head: Head = "base") -> PreTrainedModel:
     return hf_model(family, head, dtype=torch.float32)
 
 
-def match(model: PreTrainedModel, tensors: dict[str, Tensor], *, head: str = "base", **options: Any) -> Matched:
+def match(model: PreTrainedModel, tensors: dict[str, Tensor], *, head: str = "base", **options: Any) -> CheckpointMatch:
     """Matches ``tensors`` with a model of the shape of ``model`` (its pooler included)."""
     config = model.config.to_dict()
     family = family_of(config)
@@ -177,7 +177,7 @@ def match(model: PreTrainedModel, tensors: dict[str, Tensor], *, head: str = "ba
 def our_shapes(config: dict[str, Any], *, head: str, num_labels: int, pooler: bool) -> dict[str, torch.Size]:
     ours = encoder_config(config)
     with torch.device("meta"):
-        modules: dict[str, torch.nn.Module] = {"stack": TransformerEncoder(ours)}
+        modules: dict[str, torch.nn.Module] = {"encoder": TransformerEncoder(ours)}
         if pooler:
             modules["pooler"] = torch.nn.Linear(ours.hidden_size, ours.hidden_size)
         if head == "sequence":
@@ -345,7 +345,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
     model = small_model("electra").to(dtype)
     loaded = match(model, model.state_dict()).tensors
     assert {tensor.dtype for tensor in loaded.values()} == {torch.float32}
-    embedding = loaded["stack.embeddings.word.weight"]
+    embedding = loaded["encoder.embeddings.word.weight"]
     assert torch.equal(embedding, model.state_dict()["embeddings.word_embeddings.weight"].float())
     wide = match(model, model.state_dict(), dtype=torch.float64).tensors
     assert {tensor.dtype for tensor in wide.values()} == {torch.float64}
@@ -354,7 +354,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
 def test_tensors_are_copies_of_the_files() -> None:
     model = small_model("bert")
     loaded = match(model, model.state_dict()).tensors
-    loaded["stack.embeddings.word.weight"].zero_()
+    loaded["encoder.embeddings.word.weight"].zero_()
     assert model.embeddings.word_embeddings.weight.abs().sum() > 0
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bert_tasks.checkpoints.tensor_bundle import crc32c, open_bundle
 from bert_tasks.errors import CheckpointError
-from support.google_checkpoints import FIXTURES, FOLDER, values
+from support.tf1_checkpoints import FIXTURES, FOLDER, values
 
 SQUAD = FOLDER / "bert_squad" / "model.ckpt-7.index"
 INDEX = SQUAD.read_bytes()

@@ -25,7 +25,8 @@ from bert_tasks.checkpoints.tensor_bundle import Entry, TensorBundle
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.errors import CheckpointError
 from bert_tasks.families import encoder_config
-from support.google_checkpoints import (
+from support.small_checkpoints import copied, edit_config
+from support.tf1_checkpoints import (
     ALBERT,
     BERT,
     ELECTRA,
@@ -41,7 +42,6 @@ from support.google_checkpoints import (
     values,
     with_optimizer,
 )
-from support.small_checkpoints import copied, edit_config
 
 # HF's name of a module -> Google's, in this order: the other way round from what the package does.
 LAYER = ((r"\.layer\.(\d+)\.", r".layer_\1."),)
@@ -254,7 +254,7 @@ def test_names_and_shapes_of_published_sizes(name: str, generator: bool, monkeyp
     for key in expected:
         assert found.parameters[key] == google_variable(rules, key)
     if variables is electra:
-        sized = tf1.google_config(found)
+        sized = tf1.tf1_config(found)
         assert {key: sized[key] for key in sizes} == {key: config[key] for key in sizes}
         for key in ("embedding_size", "intermediate_size", "num_attention_heads", "max_position_embeddings"):
             assert sized[key] == config[key]
@@ -285,9 +285,9 @@ def test_generator_with_embeddings_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     put_index(Path("folder"), monkeypatch, shapes)
     stated = {"num_attention_heads": 2}
     of_generator = tf1.open_google(Path("index"), stated | {"architectures": ["ElectraForMaskedLM"]})
-    assert tf1.google_config(of_generator)["embedding_size"] == 24
+    assert tf1.tf1_config(of_generator)["embedding_size"] == 24
     assert of_generator.parameters["electra.embeddings.word_embeddings.weight"][0].startswith("generator/")
-    assert tf1.google_config(tf1.open_google(Path("index"), stated))["embedding_size"] == 8
+    assert tf1.tf1_config(tf1.open_google(Path("index"), stated))["embedding_size"] == 8
 
 
 def test_a_generator_alone_is_loaded_without_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ def test_checkpoints_that_are_refused(
 ) -> None:
     put_index(Path("folder"), monkeypatch, shapes)
     with pytest.raises(CheckpointError, match=reason):
-        tf1.google_config(tf1.open_google(Path("index"), stated))
+        tf1.tf1_config(tf1.open_google(Path("index"), stated))
 
 
 def test_several_checkpoints_in_a_folder(tmp_path: Path) -> None:

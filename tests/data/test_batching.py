@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_tasks.data.table import (
-    Cuts,
     RowTable,
     Samples,
+    Truncation,
     cached_features,
     filling_order,
     longest_first,
@@ -72,8 +72,8 @@ def test_a_sample_costs_few_bytes() -> None:
 
 def test_a_row_of_several_windows_is_truncated_once() -> None:
     windows = [[1], [2, 2], [3], [4]]
-    assert Cuts.of(stored(windows), rows=4).cut_rows == 0
-    assert Cuts.of(stored(windows, lost=5), rows=4) == Cuts(rows=4, cut_rows=2, lost_answers=0)
+    assert Truncation.of(stored(windows), rows=4).cut_rows == 0
+    assert Truncation.of(stored(windows, lost=5), rows=4) == Truncation(rows=4, cut_rows=2, lost_answers=0)
 
 
 @pytest.mark.parametrize("lengths", [[], [5], [2, 7, 7, 1, 7, 2]])

@@ -14,7 +14,7 @@ from bert_tasks.data.checks import TokenCounts, check_splits, data_report, infer
 from bert_tasks.data.columns import Column
 from bert_tasks.data.problems import BadRowsError, Problems
 from bert_tasks.data.splits import Splits
-from bert_tasks.data.table import Cuts, RowTable
+from bert_tasks.data.table import RowTable, Truncation
 from bert_tasks.data.validator import LabelCensus
 from bert_tasks.errors import DataError
 
@@ -293,7 +293,7 @@ def table(*rows: tuple[str, str], source: str = "train.csv") -> RowTable:
 def test_the_data_report() -> None:
     train = table(("Good film", "x"), (" good film ", "x"), ("good FILM", "y"), ("", "y"), ("other", "x"))
     dev = table(("GOOD film", "y"), ("new", "x"), ("new", "x"), source="dev.csv")
-    cuts = Cuts(rows=5, cut_rows=2)
+    cuts = Truncation(rows=5, cut_rows=2)
     tokens = TokenCounts(lengths=np.array([4, 8, 8, 4, 2, 3]), cuts=cuts, notes=("2 rows were cut",))
     report = data_report(
         Splits(train=train, validation={"hard": dev}), {"train": tokens}, columns=COLUMNS, labels=("y", "x", "z")

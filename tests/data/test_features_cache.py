@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from bert_tasks.data.table import Cuts, RowTable, Samples, cached_features
+from bert_tasks.data.table import RowTable, Samples, Truncation, cached_features
 
 ROWS = [{"text": "a fine film"}, {"text": "dull"}, {"text": "so so, but long enough for a second window"}]
 KEY = {"task": "test", "settings": {"max_length": 8}, "version": "1"}
@@ -126,6 +126,6 @@ def test_no_rows_make_no_features(tmp_path: Path, tokenizer: PreTrainedTokenizer
 def test_counts_of_features(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     table = RowTable.from_rows(ROWS)
     kept = cached_features(table, features=Maker(), tokenizer=tokenizer, key=KEY, cache_dir=tmp_path)
-    assert Cuts.of(kept, rows=3) == Cuts(rows=3, cut_rows=1, lost_answers=2)
+    assert Truncation.of(kept, rows=3) == Truncation(rows=3, cut_rows=1, lost_answers=2)
     assert Samples.of(kept).tokens.tolist() == [len(feature["input_ids"]) for feature in kept]
     assert Samples.of(kept.select([0, 2])).tokens.tolist() == [len(kept[0]["input_ids"]), 6]

@@ -63,7 +63,7 @@ def test_the_last_layer_makes_only_the_queries_that_are_read(pooling: Pooling, m
 
         return counted
 
-    for name in ("attend", "attend_first"):
+    for name in ("attend", "attend_cls_query"):
         monkeypatch.setattr(stack, name, counting(getattr(stack, name)))
     model = task_model("bert", pooling=pooling)
     model(batch_of(random_ids(), position_offset=0))
@@ -167,7 +167,7 @@ def test_there_are_no_buffers(family: str) -> None:
 
 def test_dropout_is_for_training_only() -> None:
     model, batch = task_model("bert"), batch_of(random_ids(), position_offset=0)
-    assert isinstance(model.stack, TransformerEncoder)
+    assert isinstance(model.encoder, TransformerEncoder)
     assert torch.equal(model(batch), model(batch))
     model.train()
     assert not torch.equal(model(batch), model(batch))

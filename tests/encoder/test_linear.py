@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from bert_tasks import environment
 from bert_tasks.encoder import linear as linear_module
 from bert_tasks.encoder.config import Activation
-from bert_tasks.encoder.linear import ACTIVATIONS, Linear, activated, linear
+from bert_tasks.encoder.linear import ACTIVATIONS, Linear, linear, linear_activation
 from bert_tasks.environment import matmul_library
 from bert_tasks.errors import UsageError
 
@@ -69,7 +69,7 @@ def test_products_over_nothing_are_those_of_torch(onednn: None, rows: int, input
     for found, expected in zip(ours, products(x, layer, F.linear(x, layer.weight, layer.bias)), strict=True):
         assert torch.equal(found, expected)
     with torch.no_grad():
-        assert torch.equal(activated(layer, x, "gelu"), F.gelu(F.linear(x, layer.weight, layer.bias)))
+        assert torch.equal(linear_activation(layer, x, "gelu"), F.gelu(F.linear(x, layer.weight, layer.bias)))
 
 
 def test_inputs_may_have_any_number_of_dimensions_and_any_strides(onednn: None) -> None:
@@ -96,9 +96,9 @@ def test_an_activation_without_gradients_is_that_of_torch(
     product = linear_module._product
     monkeypatch.setattr(linear_module, "_product", recorded)
     with torch.no_grad():
-        found = activated(layer, x, activation)
+        found = linear_activation(layer, x, activation)
     assert len(calls[0]) == (5 if "gelu" in activation else 3)  # GELU is part of the product
-    expected = activated(layer, x, activation)
+    expected = linear_activation(layer, x, activation)
     assert len(calls[1]) == 3
     assert expected.requires_grad
     assert torch.allclose(expected, ACTIVATIONS[activation](F.linear(x, layer.weight, layer.bias)), atol=1e-6)
@@ -122,11 +122,11 @@ def test_an_activation_without_gradients_overwrites_the_product(
 
     monkeypatch.setattr(linear_module, "linear", recorded)
     with torch.autocast("cpu", torch.bfloat16, enabled=kind == "bfloat16"):
-        expected = activated(layer, x, activation)
+        expected = linear_activation(layer, x, activation)
         with torch.no_grad():
-            found = activated(layer, x, activation)
+            found = linear_activation(layer, x, activation)
             hook = layer.register_forward_hook(lambda *_: None)
-            hooked = activated(layer, x, activation)
+            hooked = linear_activation(layer, x, activation)
             hook.remove()
     kept, overwritten, seen = products
     assert torch.equal(found, expected)
@@ -138,9 +138,9 @@ def test_an_activation_without_gradients_overwrites_the_product(
 def test_a_layer_with_a_hook_or_in_a_wrapper_is_called(onednn: None) -> None:
     layer, x, seen = Linear(8, 5), torch.randn(70, 8), []
     with torch.no_grad():
-        wrapped = activated(nn.Sequential(layer, nn.Identity()), x, "gelu")
+        wrapped = linear_activation(nn.Sequential(layer, nn.Identity()), x, "gelu")
         layer.register_forward_hook(lambda _, __, output: seen.append(output))
-        hooked = activated(layer, x, "gelu")
+        hooked = linear_activation(layer, x, "gelu")
     assert torch.equal(F.gelu(seen[0]), hooked)
     assert torch.equal(wrapped, hooked)
 
@@ -225,7 +225,7 @@ def test_all_else_takes_the_product_of_torch(onednn: None) -> None:
     assert layer.to("meta", torch.float32)(x.to("meta")).device.type == "meta"
     exported = torch.export.export(Linear(4, 3), (x,))
     assert "mkldnn" not in str(exported.graph)
-    compiled = torch.compile(lambda rows: activated(layer, rows, "gelu"), backend="eager", fullgraph=True)
+    compiled = torch.compile(lambda rows: linear_activation(layer, rows, "gelu"), backend="eager", fullgraph=True)
     layer.to_empty(device="cpu")
     assert "AddmmBackward0" in str(compiled(x).grad_fn.next_functions)
 

@@ -26,8 +26,8 @@ OPTIM = {"lr": 1e-3, "weight_decay": 0.1, "eps": 1e-3}
 def adapters_of(model: TaskModel, targets: tuple[str, ...] = EVERY, **changes: object) -> Adapters:
     """Adapters with large random matrices B, in a frozen encoder."""
     options = {"rank": RANK, "alpha": ALPHA, "dropout": 0.0, "seed": 0} | changes
-    adapters = Adapters(model.stack, targets=targets, **options)
-    model.stack.requires_grad_(False)
+    adapters = Adapters(model.encoder, targets=targets, **options)
+    model.encoder.requires_grad_(False)
     generator = torch.Generator().manual_seed(1)
     with adapters.attached(), torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -179,7 +179,7 @@ def test_new_adapters_change_nothing_and_are_drawn_from_the_seed_as_peft_draws_t
     packed = packed_batch(ours, random_batch("roberta", lengths=LENGTHS))
     plain, drawn = ours(packed), []
     for seed in (0, 0, 1):
-        adapters = Adapters(ours.stack, rank=8, alpha=8.0, dropout=0.1, targets=("query", "value"), seed=seed)
+        adapters = Adapters(ours.encoder, rank=8, alpha=8.0, dropout=0.1, targets=("query", "value"), seed=seed)
         with adapters.attached():
             assert torch.equal(ours(packed), plain)
             drawn.append([value.detach() for name, value in ours.named_parameters() if "lora_A" in name])

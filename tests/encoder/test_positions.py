@@ -103,7 +103,7 @@ class Counted:
 
     layers: list[nn.Module] = field(default_factory=list)
 
-    def in_layer(self, attention: nn.Module, qkv: Tensor) -> tuple[Tensor, Scores | None]:
+    def apply(self, attention: nn.Module, qkv: Tensor) -> tuple[Tensor, Scores | None]:
         self.layers.append(attention)
         return qkv * torch.tensor([-1.0, 1.0, 1.0], dtype=qkv.dtype)[:, None, None], distances
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bert_tasks.encoder import threads
-from bert_tasks.encoder.dropout import Dropout, own_generator
+from bert_tasks.encoder.dropout import Dropout, use_generator
 from bert_tasks.encoder.threads import map_batches, parallel_batches
 
 CPU = torch.device("cpu")
@@ -139,7 +139,7 @@ def test_a_generator_of_its_own_makes_dropout_independent_of_torchs() -> None:
     rows, module = torch.ones(100), Dropout(0.5).train()
 
     def dropped(seed: int) -> torch.Tensor:
-        with own_generator(seed):
+        with use_generator(seed):
             return module(rows)
 
     state = torch.get_rng_state()

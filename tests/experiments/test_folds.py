@@ -16,8 +16,8 @@ from bert_tasks.data.columns import PASSTHROUGH
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import CheckpointError, DivergedError, RecipeError, UsageError
 from bert_tasks.experiments.folds import (
+    FoldPredictions,
     FoldsResult,
-    HeldOut,
     dry_run_folds,
     pooled,
     train_folds,
@@ -98,7 +98,7 @@ def test_rows_of_several_files_name_their_file(tmp_path: Path) -> None:
     whole = RowTable.joined(files)
     made = SequencePrediction(label="positive", score=1.0, scores={"negative": 0.0, "positive": 1.0})
     parts = [
-        HeldOut(fold=fold, table=whole.select_part(chosen), predictions=[made] * len(chosen))
+        FoldPredictions(fold=fold, table=whole.select_part(chosen), predictions=[made] * len(chosen))
         for fold, chosen in enumerate(([0, 3], [1, 2, 4]), start=1)
     ]
     rows, folds, predictions = pooled(parts)

@@ -18,7 +18,7 @@ from support.task_examples import MASKED, TEXTS
 @pytest.mark.slow
 def test_predictions_and_metrics_are_the_models(checkpoint: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(checkpoint, task=MaskedLanguageModeling(max_length=24))
-    torch.nn.init.normal_(model.stack.embeddings.word.weight, std=0.5)
+    torch.nn.init.normal_(model.encoder.embeddings.word.weight, std=0.5)
     rows = [dict(row) for row in MASKED]
     exported = export(model, to="onnx", output=tmp_path / "onnx", data=rows)
     assert exported.record["outputs"] == ["logits"]

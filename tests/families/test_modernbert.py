@@ -176,7 +176,7 @@ def test_dropout_after_attention_is_that_of_the_attention_weights(monkeypatch: p
     theirs, ours, batch = compared(attention_dropout=0.2)
     theirs.train()
     ours.train()
-    for layer in ours.stack.layers:
+    for layer in ours.encoder.layers:
         assert (layer.attention.dropout, layer.attention_dropout.p) == (0.2, 0.2)
         layer.attention.dropout = 0.0
     assert packed_difference(theirs, ours, batch) <= 1e-10
@@ -230,9 +230,9 @@ def test_a_stopped_run_with_every_dropout_ends_with_the_same_bits(tmp_path: Path
 def test_queries_keys_and_values_of_the_last_layer_are_those_of_its_normalised_input() -> None:
     _, ours, batch = compared("token")
     packed, seen = packed_batch(ours, batch), []
-    ours.stack.layers[-1].attention.qkv.register_forward_hook(lambda *call: seen.append(call[2]))
+    ours.encoder.layers[-1].attention.qkv.register_forward_hook(lambda *call: seen.append(call[2]))
     _, states = ours.logits_and_states(packed)
-    found = ours.stack.last_queries_keys_values(states)
+    found = ours.encoder.last_queries_keys_values(states)
     assert torch.equal(found.flatten(1), seen[0])
 
 
@@ -253,7 +253,7 @@ def test_kept_layers_stay_global_or_local() -> None:
 def edit_layers(change: Callable[[Layer], None], *, only: tuple[int, ...] = (0, 1, 2, 3)) -> Callable[[Any], None]:
     def edit(model: TaskModel) -> None:
         for index in only:
-            layer = model.stack.layers[index]
+            layer = model.encoder.layers[index]
             assert isinstance(layer, Layer)
             change(layer)
 
@@ -283,7 +283,7 @@ def thirds(*order: int) -> Callable[[Layer], None]:
 
 
 def norm_of_the_next(model: TaskModel) -> None:
-    model.stack.layers[0].attention_norm = model.stack.layers[1].attention_norm
+    model.encoder.layers[0].attention_norm = model.encoder.layers[1].attention_norm
 
 
 def set_attribute(path: str, value: Any) -> Callable[[TaskModel], None]:
@@ -315,11 +315,11 @@ EDITS: dict[str, Callable[[TaskModel], None]] = {
     "window in a global layer": edit_layers(set_attention(window=3), only=(3,)),
     "gate and activated half swapped": edit_layers(halves_swapped),
     "tanh form of gelu": edit_layers(lambda layer: setattr(layer, "activation", "gelu_new")),
-    "final norm missing": set_attribute("stack.norm", None),
+    "final norm missing": set_attribute("encoder.norm", None),
     "layer 0 has a norm": norm_of_the_next,
-    "layer 1 has no norm": set_attribute("stack.layers.1.attention_norm", nn.Identity()),
-    "no norm before the feed-forward": set_attribute("stack.layers.2.output_norm", nn.Identity()),
-    "embeddings not normalised": set_attribute("stack.embeddings.norm", nn.Identity()),
+    "layer 1 has no norm": set_attribute("encoder.layers.1.attention_norm", nn.Identity()),
+    "no norm before the feed-forward": set_attribute("encoder.layers.2.output_norm", nn.Identity()),
+    "embeddings not normalised": set_attribute("encoder.embeddings.norm", nn.Identity()),
     "query and key swapped": edit_layers(thirds(1, 0, 2)),
     "key and value swapped": edit_layers(thirds(0, 2, 1)),
     "eps 1e-12 for 1e-5": eps,
@@ -347,7 +347,7 @@ def turned_wrongly(how: str) -> Callable[[pytest.MonkeyPatch], None]:
     if how == "angles in single precision":
         return lambda monkeypatch: monkeypatch.setattr(RotaryAngles, "_cosines_and_sines", single)
     function = interleaved if how == "interleaved" else negated
-    return lambda monkeypatch: monkeypatch.setattr(positions, "_turned_halves", function)
+    return lambda monkeypatch: monkeypatch.setattr(positions, "rotate_halves", function)
 
 
 def post_norm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +369,7 @@ def other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PATCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     **{f"turned: {how}": turned_wrongly(how) for how in ("interleaved", "negated", "angles in single precision")},
-    "positions ignored": lambda patch: patch.setattr(RotaryAngles, "in_layer", lambda self, layer, qkv: (qkv, None)),
+    "positions ignored": lambda patch: patch.setattr(RotaryAngles, "apply", lambda self, layer, qkv: (qkv, None)),
     "post-norm": post_norm,
     "residual of other rows": other_rows,
 }

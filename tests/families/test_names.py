@@ -77,7 +77,7 @@ def test_knowledge_of_a_family_is_found(text: str) -> None:
     [
         'TYPES = {"model_type": "a table"}',
         'def f(family):\n    return {"family": family.model_type}',
-        'def f():\n    """As in bert.pooler.dense."""\n    return "stack.layers.0.attention.output.weight"',
+        'def f():\n    """As in bert.pooler.dense."""\n    return "encoder.layers.0.attention.output.weight"',
     ],
 )
 def test_other_words_pass(text: str) -> None:

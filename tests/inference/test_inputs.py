@@ -37,7 +37,7 @@ def model_of(base: Path) -> ModelOf:
         if kind not in made:
             torch.manual_seed(3)
             made[kind] = TaskModel.from_pretrained(base, task=EXAMPLES[kind].task)
-            last = getattr(made[kind].head, "output", made[kind].stack.embeddings.word)
+            last = getattr(made[kind].head, "output", made[kind].encoder.embeddings.word)
             torch.nn.init.normal_(last.weight, std=0.5)
         return made[kind]
 

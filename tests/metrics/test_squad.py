@@ -109,9 +109,9 @@ class TestPlainRules:
         def f1(threshold: float) -> float:
             return squad_v2_metrics(labels, predictions, odds, threshold=threshold)["f1"]
 
-        tuned = tune_null_threshold(labels, predictions, odds)
-        assert isfinite(tuned)
-        assert f1(tuned) >= max(map(f1, [other, *finite, *ends])) - 1e-9
+        fitted_fields = tune_null_threshold(labels, predictions, odds)
+        assert isfinite(fitted_fields)
+        assert f1(fitted_fields) >= max(map(f1, [other, *finite, *ends])) - 1e-9
 
 
 class TestTexts:

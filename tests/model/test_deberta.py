@@ -16,7 +16,7 @@ from transformers.models.deberta_v2 import modeling_deberta_v2 as stock
 from bert_tasks.encoder import positions
 from bert_tasks.encoder.layers import Convolution
 from bert_tasks.encoder.packing import Packed, Padded, pack
-from bert_tasks.encoder.positions import DisentangledPositions, Distances, log_buckets
+from bert_tasks.encoder.positions import DisentangledPositions, DisentangledScores, log_buckets
 from bert_tasks.errors import CheckpointError
 from bert_tasks.families import encoder_config
 from bert_tasks.model.task_model import TaskModel
@@ -172,7 +172,7 @@ def test_distances_have_no_key_that_depends_on_others() -> None:
     """Keys and queries of distances are made once per layer, whatever the number of groups."""
     _, ours = pair()
     calls: list[int] = []
-    ours.stack.layers[0].attention.qkv.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
+    ours.encoder.layers[0].attention.qkv.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
     packed = packed_batch(ours, batch_of())
     assert len(packed.layout.groups) > 3
     ours(packed)
@@ -227,7 +227,7 @@ def changed(**fields: Any) -> Callable[[TaskModel, pytest.MonkeyPatch], None]:
     """The options of distances read wrongly."""
 
     def edit(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
-        module = model.stack.positions
+        module = model.encoder.positions
         assert isinstance(module, DisentangledPositions)
         module.config = replace(module.config, **fields)
 
@@ -240,33 +240,33 @@ def patched(name: str, change: Callable[[Any], Any]) -> Callable[[TaskModel, pyt
 
 
 def scaled_as_bert(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    for layer in model.stack.layers:
+    for layer in model.encoder.layers:
         layer.attention.scale = None
 
 
 def projections_exchanged(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of distances in the place of their queries."""
-    original = Distances.in_layer
+    original = DisentangledScores.apply
 
-    def exchanged(self: Distances, attention: Any, qkv: Tensor) -> Any:
+    def exchanged(self: DisentangledScores, attention: Any, qkv: Tensor) -> Any:
         def swapped(rows: Tensor) -> Tensor:
             query, key, value = attention.qkv(rows).chunk(3, dim=-1)
             return torch.cat([key, query, value], dim=-1)
 
         return original(self, SimpleNamespace(qkv=swapped, heads=attention.heads), qkv)
 
-    monkeypatch.setattr(Distances, "in_layer", exchanged)
+    monkeypatch.setattr(DisentangledScores, "apply", exchanged)
 
 
 def norm_skipped(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    model.stack.positions.norm = nn.Identity()
+    model.encoder.positions.norm = nn.Identity()
 
 
 def other_neighbours(change: Callable[[Tensor], Tensor]) -> Callable[[TaskModel, pytest.MonkeyPatch], None]:
     """The convolution with its weights in another order."""
 
     def edit(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
-        convolution = model.stack.convolution.convolution
+        convolution = model.encoder.convolution.convolution
         convolution.weight = nn.Parameter(change(convolution.weight.detach()))
 
     return edit
@@ -287,10 +287,10 @@ def neighbours_of_other_sequences(model: TaskModel, monkeypatch: pytest.MonkeyPa
 
 def after_the_second_layer(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The convolution reads the first layer's output and comes after the second one."""
-    convolution, states = model.stack.convolution, []
-    model.stack.convolution = None
-    model.stack.layers[0].register_forward_hook(lambda module, inputs, output: states.append((output, inputs[1])))
-    model.stack.layers[1].register_forward_hook(
+    convolution, states = model.encoder.convolution, []
+    model.encoder.convolution = None
+    model.encoder.layers[0].register_forward_hook(lambda module, inputs, output: states.append((output, inputs[1])))
+    model.encoder.layers[1].register_forward_hook(
         lambda module, inputs, output: convolution(states[-1][0], output, states[-1][1])
     )
 
@@ -314,10 +314,10 @@ FAULTS: dict[str, Callable[[TaskModel, pytest.MonkeyPatch], None]] = {
     ),
     "distances not shared in buckets": patched("log_buckets", lambda right: lambda distances, **of: distances),
     "products not moved below each other": patched(
-        "_products_at_distances", lambda right: lambda content, made: right(content, made.roll(1, -1))
+        "gather_relative", lambda right: lambda content, made: right(content, made.roll(1, -1))
     ),
     "products of the other tokens": patched(
-        "_products_at_distances", lambda right: lambda content, made: right(content, made).transpose(2, 3)
+        "gather_relative", lambda right: lambda content, made: right(content, made).transpose(2, 3)
     ),
     "keys and queries of distances exchanged": projections_exchanged,
     "distances not normalised": norm_skipped,

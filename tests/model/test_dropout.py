@@ -94,5 +94,5 @@ def test_the_probe_sees_a_dropout_on_the_wrong_side(scaling_dropout: None) -> No
     ours = ours_from(theirs, "base")
     theirs.train()
     ours.train()
-    ours.stack.layers[0].attention_dropout.p = 0.1
+    ours.encoder.layers[0].attention_dropout.p = 0.1
     assert shaped_difference(theirs, ours, random_batch("distilbert")) > 1e-3

@@ -126,7 +126,7 @@ def test_layers_that_are_not_read_do_not_run(folder: Path) -> None:
     encoder = Encoder.from_pretrained(folder)
     before = encoder.embed(TEXTS, layer=1)
     with torch.no_grad():
-        encoder.stack.layers[1].attention.qkv.weight.fill_(torch.nan)  # type: ignore[union-attr, operator]
+        encoder.encoder.layers[1].attention.qkv.weight.fill_(torch.nan)  # type: ignore[union-attr, operator]
     np.testing.assert_array_equal(encoder.embed(TEXTS, layer=1), before)
     with pytest.raises(CheckpointError, match="not finite"):
         encoder.embed(TEXTS)
@@ -153,7 +153,7 @@ def test_embedding_does_not_change_the_mode_of_an_encoder_in_training(folder: Pa
     encoder = Encoder.from_pretrained(folder).train()
     np.testing.assert_array_equal(encoder.embed(TEXTS), encoder.embed(TEXTS))
     assert encoder.training
-    assert encoder.stack.training
+    assert encoder.encoder.training
 
 
 @pytest.mark.parametrize(

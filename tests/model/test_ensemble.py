@@ -24,7 +24,7 @@ from bert_tasks.inference.output import model_fingerprint
 from bert_tasks.model import precision
 from bert_tasks.model.ensemble import EnsembleModel
 from bert_tasks.model.precision import logits_of
-from bert_tasks.model.task_model import Logits
+from bert_tasks.model.task_model import ForwardFn
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification, SpanExtraction, Task
 from bert_tasks.tasks.base import Feature
 from bert_tasks.tasks.features import collate
@@ -124,7 +124,7 @@ def test_thresholds_are_means(make: Callable[..., list[TaskModel]]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted(SequenceClassification):
-    tuned: ClassVar[tuple[str, ...]] = ("fitted",)
+    fitted_fields: ClassVar[tuple[str, ...]] = ("fitted",)
 
     fitted: Any = None
 
@@ -274,7 +274,7 @@ def test_the_batches_do_not_matter(make: Callable[..., list[TaskModel]]) -> None
             sizes.append(len(batch.input_ids))
             return whole.packed_logits(batch)
 
-        found = {most: whole.reduced_logits(features, max_tokens=most, run=run) for most in (10**6, 50, 1)}
+        found = {most: whole.forward_windows(features, max_tokens=most, run=run) for most in (10**6, 50, 1)}
         tokens = [len(feature["input_ids"]) for feature in features]
         assert max(tokens) < 50 < sum(tokens)
         assert sizes[0] == sum(tokens)
@@ -285,7 +285,7 @@ def test_the_batches_do_not_matter(make: Callable[..., list[TaskModel]]) -> None
 
 
 def test_no_features_have_no_logits(make: Callable[..., list[TaskModel]]) -> None:
-    assert ensemble(make(EXAMPLES["windows"].task)).reduced_logits([]) == []
+    assert ensemble(make(EXAMPLES["windows"].task)).forward_windows([]) == []
 
 
 def test_the_matrices_of_one_crf_are_in_memory_at_a_time(make: Callable[..., list[TaskModel]]) -> None:
@@ -296,7 +296,7 @@ def test_the_matrices_of_one_crf_are_in_memory_at_a_time(make: Callable[..., lis
     batch = collate(features, position_offset=whole.config.position_offset)
     others: list[weakref.ref[Tensor]] = []
 
-    def run_of(model: TaskModel) -> Logits:
+    def run_of(model: TaskModel) -> ForwardFn:
         def run(batch: PackedBatch) -> Tensor:
             assert [other() for other in others] == [None] * len(others)
             logits = model.packed_logits(batch)

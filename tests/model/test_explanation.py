@@ -249,10 +249,10 @@ def test_a_linear_model_gives_its_weights(folder: Any) -> None:
     task = SequenceClassification(labels=LABELS, pooling="mean", max_length=40)
     model = TaskModel.from_pretrained(folder("bert"), task=task).double()
     model.head.depth = 0
-    model.stack.embeddings.norm = nn.Identity()  # type: ignore[assignment]  # no norm
+    model.encoder.embeddings.norm = nn.Identity()  # type: ignore[assignment]  # no norm
     for text, found in zip(TEXTS, explanations(model, TEXTS), strict=True):
         encoded = model.require_tokenizer()(text, return_offsets_mapping=True)
-        table = model.stack.embeddings.word.weight.detach()
+        table = model.encoder.embeddings.word.weight.detach()
         weight = model.head.output.weight.detach()[LABELS.index(str(found.label))]
         change = table[torch.tensor(encoded["input_ids"])] - table[model.config.pad_token_id]
         sides = encoded.sequence_ids(0)

@@ -65,7 +65,7 @@ def test_weights_follow_from_the_seed_alone(bpe_tokenizer: PreTrainedTokenizerBa
     models = [tiny(bpe_tokenizer, seed=seed) for seed in (1, 1, 2)]
     first, again, other = (model.state_dict() for model in models)
     assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["stack.embeddings.word.weight"], other["stack.embeddings.word.weight"])
+    assert not torch.equal(first["encoder.embeddings.word.weight"], other["encoder.embeddings.word.weight"])
     assert not torch.equal(first["head.output.weight"], other["head.output.weight"])
     assert torch.equal(torch.random.get_rng_state(), before)
 

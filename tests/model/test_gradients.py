@@ -135,7 +135,7 @@ def test_every_parameter_gets_a_gradient(family: str, head: Head) -> None:
 
 def seeded_gradients(model: TaskModel, batch: HFBatch, *, checkpointing: bool) -> dict[str, Tensor]:
     model.zero_grad()
-    model.stack.gradient_checkpointing = checkpointing
+    model.encoder.gradient_checkpointing = checkpointing
     torch.manual_seed(7)
     torch.autograd.backward(our_loss(model.train(), batch, "sequence"))
     return {name: value.clone() for name, value in gradients(model).items()}
@@ -163,7 +163,7 @@ def test_gradient_checkpointing_recomputes_the_layers(monkeypatch: pytest.Monkey
         nonlocal calls
         calls += 1
 
-    ours.stack.layers[1].register_forward_pre_hook(count)
+    ours.encoder.layers[1].register_forward_pre_hook(count)
     batch = random_batch("bert", lengths=LENGTHS)
     seeded_gradients(ours, batch, checkpointing=False)
     assert calls == 1

@@ -61,7 +61,7 @@ class Fault:
 
 
 def layers(model: TaskModel) -> list[Layer]:
-    return [layer for layer in model.stack.layers if isinstance(layer, Layer)]
+    return [layer for layer in model.encoder.layers if isinstance(layer, Layer)]
 
 
 def swapped_names(one: str, other: str) -> Callable[[Names], Names]:
@@ -91,7 +91,7 @@ KEY_MAP_FAULTS: dict[str, Callable[[Names], Names]] = {
     "key and value swapped": reordered_qkv(0, 2, 1),
     "query, key and value rotated": reordered_qkv(1, 2, 0),
     "two layers swapped": swapped_names("layers.0.", "layers.1."),
-    "head and attention output swapped": swapped_names("head.dense", "stack.layers.0.attention.output"),
+    "head and attention output swapped": swapped_names("head.dense", "encoder.layers.0.attention.output"),
 }
 
 
@@ -122,7 +122,7 @@ def set_eps(*, after: float, only: str = "") -> Callable[[TaskModel], None]:
 
 def set_layer_order(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Callable[[TaskModel], None]:
     def edit(model: TaskModel) -> None:
-        model.stack.layer_order = change(model.stack.layer_order)
+        model.encoder.layer_order = change(model.encoder.layer_order)
 
     return edit
 
@@ -152,13 +152,13 @@ def set_heads(count: int) -> Callable[[TaskModel], None]:
 
 
 def without_segments(model: TaskModel) -> None:
-    table = model.stack.embeddings.token_type
+    table = model.encoder.embeddings.token_type
     assert table is not None
     table.register_forward_pre_hook(lambda module, inputs: (torch.zeros_like(inputs[0]),))
 
 
 def without_positions(model: TaskModel) -> None:
-    table = model.stack.embeddings.position
+    table = model.encoder.embeddings.position
     table.register_forward_pre_hook(lambda module, inputs: (torch.zeros_like(inputs[0]),))
 
 
@@ -167,7 +167,7 @@ def positions_from_zero(model: TaskModel) -> None:
 
 
 def positions_across_sequences(model: TaskModel) -> None:
-    table = model.stack.embeddings.position
+    table = model.encoder.embeddings.position
     rows = table.num_embeddings
     table.register_forward_pre_hook(lambda module, inputs: (torch.arange(len(inputs[0])) % rows,))
 
@@ -175,7 +175,7 @@ def positions_across_sequences(model: TaskModel) -> None:
 @torch.no_grad()
 def distances_backwards(model: TaskModel) -> None:
     """Keys before the query have the buckets of those after it."""
-    bias = model.stack.positions
+    bias = model.encoder.positions
     assert isinstance(bias, positions.RelativeBias)
     bias.bias.weight.copy_(bias.bias.weight.roll(16, dims=0))
 
@@ -258,7 +258,7 @@ def one_group_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """All packed rows attend to each other, as if they were one sequence."""
 
     def everything(qkv: Tensor, layout: Packed, *, dropout: float, window: int | None, **added: Any) -> Tensor:
-        return attention._attend_rectangle(qkv, 1, qkv.shape[0], None, dropout, **added)
+        return attention.attend_padded(qkv, 1, qkv.shape[0], None, dropout, **added)
 
     monkeypatch.setattr("bert_tasks.encoder.layers.attend", everything)
 
@@ -332,7 +332,7 @@ FAULTS: dict[str, Fault] = {
     "the farthest bucket begins one token early": Fault(patch=bucket_starts_early(46), families=("mpnet",)),
     "segments ignored": Fault(edit=without_segments, families=("bert", "albert", "electra")),
     "the only segment left out": Fault(edit=zero("token_type.weight"), families=ROBERTAS),
-    "embeddings not normalised": Fault(edit=replace_module("stack.embeddings.norm", nn.Identity())),
+    "embeddings not normalised": Fault(edit=replace_module("encoder.embeddings.norm", nn.Identity())),
     "projection without bias": Fault(edit=zero("projection.bias"), families=PROJECTED),
     "mask ignored": Fault(patch=patch_sdpa(attn_mask=None)),
     "attention not scaled": Fault(patch=patch_sdpa(scale=1.0)),

@@ -100,8 +100,8 @@ def test_float32_graph_equals_torch(model: TaskModel, graph: Any, monkeypatch: p
     assert (ours - theirs).abs().max() <= 1e-4
     monkeypatch.setattr(onnx, "RECTANGLE_TOKENS", 50)
     for max_tokens in (1, 60):  # other sizes than the ones it was exported with, and other orders
-        narrow = model.reduced_logits(features, max_tokens=max_tokens, run=run)
-        assert difference(narrow, model.reduced_logits(features)) <= 1e-4
+        narrow = model.forward_windows(features, max_tokens=max_tokens, run=run)
+        assert difference(narrow, model.forward_windows(features)) <= 1e-4
 
 
 def test_two_batches_run_at_the_same_time(model: TaskModel, graph: Any, two_threads: None) -> None:
@@ -114,8 +114,8 @@ def test_two_batches_run_at_the_same_time(model: TaskModel, graph: Any, two_thre
 
     session: Any = SimpleNamespace(get_inputs=loaded.session.get_inputs, run=run)
     features = features_of(model)[:2]
-    found = model.reduced_logits(features, max_tokens=1, run=replace(loaded, session=session).packed_logits)
-    assert difference(found, model.reduced_logits(features)) <= 1e-4
+    found = model.forward_windows(features, max_tokens=1, run=replace(loaded, session=session).packed_logits)
+    assert difference(found, model.forward_windows(features)) <= 1e-4
 
 
 @pytest.mark.parametrize("weight_bits", [7, 8])

@@ -95,7 +95,7 @@ def test_mode_is_left_as_it_was(model: TaskModel, training: bool) -> None:
         assert model.predict([{"text": "the ferry leaves"}]) == quiet  # without dropout
         assert {module.training for module in model.modules()} == {training}
         with pytest.raises(IndexError):
-            model.reduced_logits([Feature(row=0, input_ids=[10**6], token_type_ids=[0])])
+            model.forward_windows([Feature(row=0, input_ids=[10**6], token_type_ids=[0])])
         assert {module.training for module in model.modules()} == {training}
     finally:
         model.eval()
@@ -104,12 +104,12 @@ def test_mode_is_left_as_it_was(model: TaskModel, training: bool) -> None:
 def test_logits_come_in_feature_order_without_a_graph(model: TaskModel) -> None:
     assert model.tokenizer is not None
     features = model.task.features([{"text": line} for line in LINES], model.tokenizer)
-    logits = model.reduced_logits(features, max_tokens=100)
+    logits = model.forward_windows(features, max_tokens=100)
     assert len(logits) == len(features)
     batch, _ = model.batch_logits(features)
     assert batch.layout.regroup is None, "on a CPU no rows are copied for attention"
     for index in (0, 7, 19):
-        (alone,) = model.reduced_logits([features[index]])
+        (alone,) = model.forward_windows([features[index]])
         assert torch.allclose(alone, logits[index], atol=1e-6)
         assert not alone.requires_grad
 

@@ -414,5 +414,5 @@ def test_weights_are_saved_and_restored_without_copies(stock: Save, tmp_path: Pa
         torch.nn.init.zeros_(parameter)
     with LargestTensor() as seen:
         model.restore(tmp_path)
-    assert seen.copied < model.stack.embeddings.word.weight.numel() == max(map(torch.numel, model.parameters()))
+    assert seen.copied < model.encoder.embeddings.word.weight.numel() == max(map(torch.numel, model.parameters()))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -71,11 +71,11 @@ def test_a_student_is_the_encoder_with_these_layers(saved, family, layers):
     student = teacher.with_layers(layers)
     assert student.config.layer_order == tuple(range(len(layers)))
     for new, old in enumerate(layers):
-        for name, tensor in student.stack.layers[new].state_dict().items():
-            assert torch.equal(tensor, teacher.stack.layers[old].state_dict()[name])
+        for name, tensor in student.encoder.layers[new].state_dict().items():
+            assert torch.equal(tensor, teacher.encoder.layers[old].state_dict()[name])
     pruned = task_model(saved(family))
-    pruned.stack.layers = torch.nn.ModuleList(pruned.stack.layers[layer] for layer in layers)
-    pruned.stack.layer_order = tuple(range(len(layers)))
+    pruned.encoder.layers = torch.nn.ModuleList(pruned.encoder.layers[layer] for layer in layers)
+    pruned.encoder.layer_order = tuple(range(len(layers)))
     torch.testing.assert_close(logits(student), logits(pruned), rtol=0, atol=0)
     with torch.no_grad():
         student.head.output.bias += 1
@@ -123,7 +123,7 @@ def test_without_the_row_of_segment_0_it_would_not(saved):
     teacher = task_model(saved(), TokenClassification, doc_stride=4)
     student = teacher.with_layers(family="distilbert")
     with torch.no_grad():
-        student.stack.embeddings.position.weight -= teacher.stack.embeddings.token_type.weight[0]
+        student.encoder.embeddings.position.weight -= teacher.encoder.embeddings.token_type.weight[0]
     assert (logits(student) - logits(teacher)).abs().max() > 1e-3
 
 
@@ -165,7 +165,7 @@ def test_an_epsilon_that_distilbert_does_not_have_is_refused(saved):
 
 def test_the_encoder_of_a_student_opens_without_a_task(saved, tmp_path):
     task_model(saved()).with_layers([0, 1, 2]).save_pretrained(tmp_path)
-    assert len(Encoder.from_pretrained(tmp_path).stack.layers) == 3
+    assert len(Encoder.from_pretrained(tmp_path).encoder.layers) == 3
 
 
 def test_a_masked_language_model_keeps_its_head_as_a_distilbert(saved, tmp_path):

@@ -94,7 +94,7 @@ def test_recipes_run_with_the_families_that_they_name(
             continue
         recipe = load_recipe(path)
         rows, labels = rows_of(recipe)
-        task = build_task(recipe, labels).fitted_to(rows)
+        task = build_task(recipe, labels).fit_to_train(rows)
         settings = f"{task!r} {recipe.teacher!r}"
         if settings in seen:
             continue

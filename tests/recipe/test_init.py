@@ -20,9 +20,9 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.data.profile import percentile, pieces, profile
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.recipe import source as recipe_source
-from bert_tasks.recipe.init import EMBEDDED_MODEL, USUAL_MODEL, Draft, _commands, guess_task, init_recipe
+from bert_tasks.recipe.init import EMBEDDED_MODEL, USUAL_MODEL, RecipeDraft, _commands, guess_task, init_recipe
 from bert_tasks.recipe.schema import build_task, load_recipe
-from bert_tasks.tasks.detection import Guess
+from bert_tasks.tasks.detection import TaskGuess
 from bert_tasks.training.run import check
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
@@ -55,7 +55,7 @@ def labelled(count: int = 24, **more: Any) -> list[dict[str, Any]]:
     return [{"text": f"{LINES[i % len(LINES)]} {i}", "label": MOODS[i % 3], **more} for i in range(count)]
 
 
-def draft_of(file: Path, tmp_path: Path, **options: Any) -> Draft:
+def draft_of(file: Path, tmp_path: Path, **options: Any) -> RecipeDraft:
     return init_recipe(file, output=tmp_path / "made.toml", **options)
 
 
@@ -546,8 +546,8 @@ def test_the_model_is_the_one_that_is_there(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     second = load_recipe(init_recipe(path, output=tmp_path / "second.toml").path)
     assert second.model.name == USUAL_MODEL
-    assert build_task(first, ("a", "b")).is_stock_head  # so that the folder answers in stock transformers, too
-    assert build_task(second, ("a", "b")).is_stock_head
+    assert build_task(first, ("a", "b")).has_hf_head  # so that the folder answers in stock transformers, too
+    assert build_task(second, ("a", "b")).has_hf_head
     assert second.optim.learning_rate == 2e-5
     with pytest.raises(CheckpointError):
         init_recipe(path, output=tmp_path / "third.toml", model="package:no_such_package/model")
@@ -644,7 +644,7 @@ def test_words_and_marks() -> None:
 
 
 def test_a_guess_has_defaults() -> None:
-    assert Guess(task="t", columns={}, words=1).alternatives == ()
+    assert TaskGuess(task="t", columns={}, words=1).alternatives == ()
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="this system limits no file's size")

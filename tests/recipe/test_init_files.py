@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.checks import DataReport
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.recipe.init import DETECTABLE, Draft, init_recipe
+from bert_tasks.recipe.init import DETECTABLE, RecipeDraft, init_recipe
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.tasks import TASK_NAMES
 from bert_tasks.training.run import check
@@ -23,7 +23,7 @@ from support.small_tokenizers import LINES
 MOODS = ("calm", "glad", "sad")
 SINGLE, SEVERAL = "single_label_classification", "multi_label_classification"
 ROWS = 30
-Init = Callable[..., tuple[Draft, DataReport]]
+Init = Callable[..., tuple[RecipeDraft, DataReport]]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def base(unigram_tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.Te
 def init(base: str, tmp_path: Path) -> Init:
     """``init`` on a file with this content, and ``check`` on its recipe."""
 
-    def run(content: str | bytes, name: str, **options: Any) -> tuple[Draft, DataReport]:
+    def run(content: str | bytes, name: str, **options: Any) -> tuple[RecipeDraft, DataReport]:
         file, recipe = tmp_path / name, tmp_path / "made.toml"
         file.write_bytes(content.encode() if isinstance(content, str) else content)
         recipe.unlink(missing_ok=True)

@@ -288,7 +288,11 @@ def test_every_setting_of_the_registered_tasks_can_be_stated(folder: Path) -> No
         assert load_task_class(name) is task_class
         text = MINIMAL.replace("sequence-classification", name) + "[settings]\n"
         defaults = {field.name: field.default for field in dataclasses.fields(task_class)}
-        stated = {name: value for name, value in defaults.items() if name not in task_class.tuned and value is not None}
+        stated = {
+            name: value
+            for name, value in defaults.items()
+            if name not in task_class.fitted_fields and value is not None
+        }
         recipe = load_recipe(write(folder, text + to_toml(stated)))
         assert recipe.settings == stated
         assert load_recipe(write(folder, resolved_toml(recipe))) == recipe

@@ -7,13 +7,13 @@ import pytest
 from scipy import stats
 
 from bert_tasks.metrics.classification import calibration
-from bert_tasks.metrics.formulas import Measure, SufficientStatistics
+from bert_tasks.metrics.formulas import MetricFormula, SufficientStatistics
 from bert_tasks.report.statistics import bootstrap, difference, holm, mcnemar_p, randomisation_test
 
 
 def mean_of(values):
     rows = np.stack([np.ones(len(values)), np.asarray(values, dtype=float)], axis=1)
-    return Measure(
+    return MetricFormula(
         names=("mean",),
         statistics=SufficientStatistics.of(rows),
         formula=lambda sums: (sums[..., 1] / sums[..., 0])[..., None],
@@ -95,7 +95,7 @@ def test_calibration_error_by_hand():
 
 
 def test_undefined_numbers_have_no_interval():
-    nothing = Measure(
+    nothing = MetricFormula(
         names=("none",),
         statistics=SufficientStatistics.of(np.ones((3, 1))),
         formula=lambda sums: np.full_like(sums, math.nan),

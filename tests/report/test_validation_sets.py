@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_tasks.metrics.tables import metric_key
-from bert_tasks.report.charts import drawn_metrics, loss_chart, metric_chart, runs_chart, spoken_key
+from bert_tasks.report.charts import display_name, drawn_metrics, loss_chart, metric_chart, runs_chart
 from bert_tasks.report.collect import gather
 from bert_tasks.report.page import comparison_page, run_page
 
@@ -43,7 +43,7 @@ def test_each_set_has_its_own_figures_and_name(run, names):
     assert sorted(drawn) == sorted(f"{name}/accuracy" for name in names)
     assert {line.name for line in metric_chart(shown).lines} == {f"accuracy on {name}" for name in names}
     assert [line.name for line in loss_chart(shown).lines][-len(names) :] == [f"validation {name}" for name in names]
-    assert all(f'<th scope="col">{spoken_key(key, names)}</th>' in run_page(shown, {}) for key in drawn)
+    assert all(f'<th scope="col">{display_name(key, names)}</th>' in run_page(shown, {}) for key in drawn)
     page = comparison_page([shown, shown], [{}, {}], [])
     assert all(f'<th scope="col">loss on {name}</th>' in page for name in names)
 

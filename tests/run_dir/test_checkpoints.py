@@ -22,7 +22,7 @@ from bert_tasks.run_dir.checkpoints import (
 
 
 def state(step):
-    tensors = {"stack.weight": torch.full((3, 4), float(step)), "head.bias": torch.arange(5)}
+    tensors = {"encoder.weight": torch.full((3, 4), float(step)), "head.bias": torch.arange(5)}
     return RunState(
         step=step, weights=tensors, optimizer={"head.bias/step": torch.tensor(2.0)}, progress={"a": [1, None]}
     )
@@ -40,7 +40,7 @@ def test_what_is_saved_comes_back(tmp_path):
     path = save(tmp_path / "checkpoints", 7)
     found = newest_checkpoint(tmp_path / "checkpoints")
     assert (found.path, found.skipped, found.state.step, found.state.progress) == (path, (), 7, {"a": [1, None]})
-    assert torch.equal(found.state.weights["stack.weight"], torch.full((3, 4), 7.0))
+    assert torch.equal(found.state.weights["encoder.weight"], torch.full((3, 4), 7.0))
     assert found.state.weights["head.bias"].dtype == torch.int64
     manifest = json.loads((path / "manifest.json").read_text("utf-8"))
     assert (manifest["step"], manifest["seed"]) == (7, 1)

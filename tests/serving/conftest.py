@@ -35,7 +35,7 @@ def model_of(
             torch.manual_seed(3)
             folder, examples = (checkpoint, EXAMPLES) if kind in EXAMPLES else (electra, FAMILY_EXAMPLES)
             made[kind] = TaskModel.from_pretrained(folder, task=examples[kind].task)
-            last = getattr(made[kind].head, "output", made[kind].stack.embeddings.word)
+            last = getattr(made[kind].head, "output", made[kind].encoder.embeddings.word)
             torch.nn.init.normal_(last.weight, std=0.5)
         return made[kind]
 

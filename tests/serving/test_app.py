@@ -18,7 +18,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.serving import batching
 from bert_tasks.serving.connections import Limits
-from bert_tasks.serving.gate import Gate, ServerMetrics, host_name
+from bert_tasks.serving.gate import RequestLimits, ServerMetrics, host_name
 from bert_tasks.serving.requests import answers_schema, request_schema
 from support.servers import SLOW, Application, application, errors_of
 from support.task_contract import unlabelled
@@ -367,7 +367,7 @@ def test_head_is_answered_as_get_without_a_body(model_of: ModelOf, path: str) ->
 
 def test_while_the_model_is_loaded_only_health_answers() -> None:
     async def ask() -> None:
-        gate = Gate(limits=SLOW, metrics=ServerMetrics(), hosts=None)
+        gate = RequestLimits(limits=SLOW, metrics=ServerMetrics(), hosts=None)
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=gate), base_url="http://any") as client:
             assert (await client.get("/healthz")).status_code == 200
             for path in ("/readyz", "/predict", "/"):

@@ -23,7 +23,7 @@ from bert_tasks import serving
 from bert_tasks.cli import main
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model import onnx
-from bert_tasks.model.task_model import Logits, TaskModel
+from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.serving import server
 from bert_tasks.serving.connections import Batching, Limits
 from bert_tasks.serving.requests import request_schema
@@ -183,7 +183,7 @@ def test_a_checkpoint_without_a_head_is_not_served(checkpoint: Path) -> None:
 def test_a_model_whose_scores_are_not_finite_is_not_served(
     folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nan(model: TaskModel, dtype: str) -> Logits:
+    def nan(model: TaskModel, dtype: str) -> ForwardFn:
         return lambda batch: model.packed_logits(batch) * float("nan")
 
     monkeypatch.setattr(server, "logits_of", nan)

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bert_tasks.training.step import OptimizerSteps, sparse_gradients
+from bert_tasks.training.step import OptimizerSteps, set_sparse_gradients
 
 META = torch.device("meta")
 
@@ -46,7 +46,7 @@ def on_meta_device(steps: OptimizerSteps, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())  # which it does not have
     before = list(steps.prepared.parameters())
     steps.prepared.to(META)
-    sparse_gradients(steps.objective, False)  # as steps that are made on a device have them
+    set_sparse_gradients(steps.objective, False)  # as steps that are made on a device have them
     moved = dict(zip(before, steps.prepared.parameters(), strict=True))
     vocabulary = steps.vocabulary
     if vocabulary is not None:

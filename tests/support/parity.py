@@ -165,7 +165,7 @@ def packed_rows(model: Model, packed: PackedBatch) -> Tensor:
     if isinstance(model, TaskModel):
         logits: Tensor = model(packed)
         return logits
-    hidden: Tensor = model.stack(packed.input_ids, packed.position_ids, packed.token_type_ids, packed.layout)
+    hidden: Tensor = model.encoder(packed.input_ids, packed.position_ids, packed.token_type_ids, packed.layout)
     return hidden
 
 

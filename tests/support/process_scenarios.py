@@ -97,7 +97,7 @@ def walked(objective: Objective, rows: list[Row], *, max_steps: int = 8, **optio
 def with_own_table(model: TaskModel) -> Objective:
     """On the second process the word embeddings are others, as if it had loaded another checkpoint."""
     if os.environ.get("RANK", "0") != "0":
-        model.stack.embeddings.word.weight.data.add_(1.0)
+        model.encoder.embeddings.word.weight.data.add_(1.0)
     return Supervised(model)
 
 

@@ -308,7 +308,7 @@ def _settings(task: type[Task]) -> str:
     rows = [
         (f"`settings.{field.name}`", spelt(hints[field.name]), toml_value(field.default), meaning_of(task, field.name))
         for field in dataclasses.fields(task)
-        if field.init and field.name not in task.tuned
+        if field.init and field.name not in task.fitted_fields
     ]
     return table(("key", "value", "default", "what"), rows)
 

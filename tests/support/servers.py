@@ -14,11 +14,11 @@ from typing import Any
 import httpx2
 import uvicorn
 
-from bert_tasks.model.task_model import Logits, TaskModel
-from bert_tasks.serving.app import Served, build_app
+from bert_tasks.model.task_model import ForwardFn, TaskModel
+from bert_tasks.serving.app import AppState, build_app
 from bert_tasks.serving.batching import Batcher
 from bert_tasks.serving.connections import Batching, Limits
-from bert_tasks.serving.gate import LOOPBACK, Gate, ServerMetrics
+from bert_tasks.serving.gate import LOOPBACK, RequestLimits, ServerMetrics
 from support.runs import CONSOLE, PATIENCE, Program
 
 SLOW = Limits(timeout=PATIENCE)
@@ -28,7 +28,7 @@ SLOW = Limits(timeout=PATIENCE)
 class Application:
     """A loaded server without a process of its own. ``draining`` is what its readiness asks."""
 
-    gate: Gate
+    gate: RequestLimits
     batcher: Batcher
     metrics: ServerMetrics
     client: httpx2.AsyncClient
@@ -46,11 +46,11 @@ async def application(
     *,
     limits: Limits = SLOW,
     batching: Batching | None = None,
-    run: Logits | None = None,
+    run: ForwardFn | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Application]:
     metrics, draining = ServerMetrics(), list[bool]()
-    gate = Gate(limits=limits, metrics=metrics, hosts=LOOPBACK)
+    gate = RequestLimits(limits=limits, metrics=metrics, hosts=LOOPBACK)
     async with AsyncExitStack() as stack:
         batcher = await stack.enter_async_context(
             Batcher(
@@ -62,7 +62,7 @@ async def application(
             )
         )
         gate.app = build_app(
-            Served(
+            AppState(
                 name="tests/model",
                 task=model.task,
                 limits=limits,

@@ -159,7 +159,7 @@ class TaskContract:
 
     def test_predictions_do_not_depend_on_the_batch(self, model: TaskModel, example: Example) -> None:
         features = made(model, [*example.rows, changed(example, "word " * 60)])
-        wide, narrow = (model.reduced_logits(features, max_tokens=limit) for limit in (10_000, 1))
+        wide, narrow = (model.forward_windows(features, max_tokens=limit) for limit in (10_000, 1))
         for left, right in zip(wide, narrow, strict=True):
             torch.testing.assert_close(left, right, atol=2e-6, rtol=0)
             assert left.device.type == "cpu"
@@ -227,7 +227,7 @@ class TaskContract:
     def test_naming_the_own_task_or_one_field_changes_nothing_else(
         self, model: TaskModel, example: Example, tmp_path: Path
     ) -> None:
-        fitted = model.task.fitted_to(example.rows).tuned_on(model.predict(example.rows), example.rows)
+        fitted = model.task.fit_to_train(example.rows).tune_on_validation(model.predict(example.rows), example.rows)
         assert type(fitted)(**fitted.settings(), labels=fitted.labels) == model.task
         kept, kind = copy.copy(model), type(fitted)
         kept.task = fitted
@@ -316,7 +316,7 @@ class TaskContract:
 
     def test_stock_transformers_gives_equal_logits(self, model: TaskModel, example: Example, tmp_path: Path) -> None:
         head = model.task.hf_head
-        if head is None or not model.task.is_stock_head:
+        if head is None or not model.task.has_hf_head:
             pytest.skip("transformers has no such head")
         model.save_pretrained(tmp_path)
         stock = STOCK[head].from_pretrained(tmp_path).eval()
@@ -340,11 +340,11 @@ class TaskContract:
     ) -> None:
         """A head that stock code draws at random must not look trained."""
         model.save_pretrained(tmp_path)
-        assert model.task.is_stock_head == (not (tmp_path / "task_head.safetensors").exists())
+        assert model.task.has_hf_head == (not (tmp_path / "task_head.safetensors").exists())
         config = AutoConfig.from_pretrained(tmp_path)
         ours, theirs = set(model.task.labels), set(config.id2label.values())
-        assert theirs == ours if model.task.is_stock_head and ours else all(map(DEFAULT_LABEL.fullmatch, theirs))
-        if model.task.is_stock_head:
+        assert theirs == ours if model.task.has_hf_head and ours else all(map(DEFAULT_LABEL.fullmatch, theirs))
+        if model.task.has_hf_head:
             return  # equal logits are compared above
         text = " ".join(str(value) for value in example.rows[0].values())
         for name in ("text-classification", "token-classification"):

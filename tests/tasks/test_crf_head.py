@@ -97,7 +97,7 @@ def test_windows_of_a_row_are_decoded_as_one_chain(monkeypatch: pytest.MonkeyPat
         Feature(row=row, input_ids=[], token_type_ids=[], gather_positions=[0] * size, word_ids=[0] * size)
         for row, size in zip(rows, sizes, strict=True)
     ]
-    summaries = TASK.reduce_logits(logits.split(list(sizes)), features)
+    summaries = TASK.compact_logits(logits.split(list(sizes)), features)
     words = [{"words": ["w"] * count} for count in (5, 0, 5)]
     found = TASK.decode(summaries, features, words)
     allowed = logits - 1e4 * torch.tensor(forbidden_steps(LABELS))
@@ -163,7 +163,7 @@ def test_whole_sequences_are_learnt_where_words_alone_mislead(
         torch.manual_seed(0)
         learner = TaskModel.from_pretrained(checkpoint, task=task)
         batch = collate(task.features(rows, bpe_tokenizer), position_offset=learner.config.position_offset)
-        learner.stack.requires_grad_(False)
+        learner.encoder.requires_grad_(False)
         optimizer = torch.optim.AdamW(learner.head.parameters(), lr=0.1, weight_decay=0.0)
         for _ in range(80):
             (loss,) = task.loss(learner(batch), batch)

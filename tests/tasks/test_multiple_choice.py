@@ -27,7 +27,7 @@ from bert_tasks.recipe.init import guess_task
 from bert_tasks.serving.connections import Limits
 from bert_tasks.serving.requests import BodyReader
 from bert_tasks.tasks import MultipleChoice
-from bert_tasks.tasks.detection import Hints
+from bert_tasks.tasks.detection import UserHints
 from bert_tasks.tasks.features import collate
 from support.hf_models import FAMILIES, Head, hf_config, hf_model, random_batch
 from support.parity import in_our_names, ours_from, packed_batch, packed_difference, shaped_difference
@@ -497,7 +497,7 @@ def test_init_finds_the_columns_of_published_data_sets(row: dict[str, Any], colu
     ]
     guess = guess_task(rows)
     assert (guess.task, guess.columns) == (TASK.name, columns)
-    assert guess_task(rows, Hints(task=TASK.name, label=columns["label"])).columns == columns
+    assert guess_task(rows, UserHints(task=TASK.name, label=columns["label"])).columns == columns
 
 
 @pytest.mark.parametrize(

@@ -170,14 +170,14 @@ def test_settings_are_checked_as_for_one_text(settings: dict[str, Any], message:
 
 def test_the_data_set_balanced_weights_and_thresholds() -> None:
     rows = [{"text": "a", "text_pair": "b", "label": label} for label in ("no", "no", "no", "yes")]
-    task = PairClassification(labels=("no", "yes"), class_weights="balanced").fitted_to(rows)
-    alone = SequenceClassification(labels=("no", "yes"), class_weights="balanced").fitted_to(rows)
+    task = PairClassification(labels=("no", "yes"), class_weights="balanced").fit_to_train(rows)
+    alone = SequenceClassification(labels=("no", "yes"), class_weights="balanced").fit_to_train(rows)
     assert task.balanced_weights == alone.balanced_weights == (4 / 6, 2.0)
     several = PairClassification(labels=("x", "y"), problem_type="multi_label_classification")
     scores = [{"x": 0.9, "y": 0.2}, {"x": 0.6, "y": 0.3}, {"x": 0.1, "y": 0.1}]
     guesses = [SequencePrediction(label="x", score=0.0, scores=score, labels=()) for score in scores]
     targets = [{"labels": ["x", "y"]}, {"labels": ["y"]}, {"labels": []}]
-    assert several.tuned_on(guesses, targets).thresholds == pytest.approx((0.75, 0.15))
+    assert several.tune_on_validation(guesses, targets).thresholds == pytest.approx((0.75, 0.15))
 
 
 def graded(*scores: float) -> list[SequencePrediction]:

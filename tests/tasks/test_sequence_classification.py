@@ -121,7 +121,7 @@ class TestLoss:
 
     def test_balanced_weights_need_the_training_rows(self) -> None:
         task = SequenceClassification(labels=LABELS, class_weights="balanced")
-        with pytest.raises(UsageError, match=r"call task\.fitted_to"):
+        with pytest.raises(UsageError, match=r"call task\.fit_to_train"):
             task.loss(logits_of(1, 3), batch_of([[1.0]]))
 
 
@@ -191,12 +191,12 @@ class TestFitting:
     def test_balanced_weights_are_those_of_sklearn(self, counts: tuple[int, ...]) -> None:
         values = [label for label, count in zip(LABELS, counts, strict=True) for _ in range(count)]
         task = SequenceClassification(labels=LABELS[::-1], class_weights="balanced")
-        fitted = task.fitted_to([{"text": "", "label": value} for value in values] + [{"text": ""}])
+        fitted = task.fit_to_train([{"text": "", "label": value} for value in values] + [{"text": ""}])
         expected = compute_class_weight("balanced", classes=np.array(LABELS[::-1]), y=np.array(values))
         assert fitted.balanced_weights == pytest.approx(tuple(expected))
         assert fitted.class_weights == "balanced"
         others = [{"label": label} for label in (*LABELS, LABELS[0])]
-        assert fitted.fitted_to(others) == task.fitted_to(others) != fitted
+        assert fitted.fit_to_train(others) == task.fit_to_train(others) != fitted
 
     def test_balanced_weights_of_several_labels(self) -> None:
         rows: list[dict[str, Any]] = [
@@ -208,24 +208,24 @@ class TestFitting:
         task = SequenceClassification(
             labels=LABELS, problem_type="multi_label_classification", class_weights="balanced"
         )
-        assert task.fitted_to(rows).balanced_weights == (1.0, 3.0, 3.0)
+        assert task.fit_to_train(rows).balanced_weights == (1.0, 3.0, 3.0)
 
     def test_a_label_without_rows_has_no_weight(self) -> None:
         task = SequenceClassification(labels=LABELS, class_weights="balanced")
         with pytest.raises(DataError, match="no training row has the label 'positive'"):
-            task.fitted_to([{"label": "negative"}, {"label": "neutral"}])
+            task.fit_to_train([{"label": "negative"}, {"label": "neutral"}])
 
     def test_thresholds_raise_f1_on_the_rows_they_are_chosen_on(self) -> None:
         predictions = [several(0.4, 0.9, 0.1), several(0.35, 0.8, 0.2), several(0.2, 0.7, 0.1), several(0.1, 0.2, 0.3)]
         rows: list[dict[str, Any]] = [{"labels": ["negative"]}, {"labels": ["negative", "neutral"]}]
         rows += [{"labels": []}, {"labels": ["positive"]}]
-        tuned = SEVERAL.tuned_on(predictions, rows)
-        low, middle, high = tuned.thresholds
+        fitted_fields = SEVERAL.tune_on_validation(predictions, rows)
+        low, middle, high = fitted_fields.thresholds
         assert 0.2 < low <= 0.35
         assert 0.1 < high <= 0.3
         assert 0 < middle < 0.9
-        assert SEVERAL.tuned_on(predictions, [{}, {}, {}, {}]) == SEVERAL
-        assert SINGLE.tuned_on([answered("neutral")], [{"label": "neutral"}]) == SINGLE
+        assert SEVERAL.tune_on_validation(predictions, [{}, {}, {}, {}]) == SEVERAL
+        assert SINGLE.tune_on_validation([answered("neutral")], [{"label": "neutral"}]) == SINGLE
 
     def test_metrics_map_labels_by_name_and_skip_unlabelled_rows(self) -> None:
         predictions = [answered("positive"), answered("neutral"), answered("negative"), answered("positive")]

@@ -21,7 +21,7 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrai
 
 from bert_tasks.cli import main
 from bert_tasks.data.profile import profile
-from bert_tasks.data.table import Cuts
+from bert_tasks.data.table import Truncation
 from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.model.task_model import TaskModel
@@ -184,7 +184,7 @@ def logits_for(features: Sequence[Feature], seed: int) -> list[Tensor]:
 
 
 def decoded(task: SpanExtraction, rows: list[dict[str, Any]], logits: list[Tensor], features: list[Feature]) -> Any:
-    return task.decode(task.reduce_logits(logits, features), features, rows)
+    return task.decode(task.compact_logits(logits, features), features, rows)
 
 
 class TestDecode:
@@ -261,7 +261,7 @@ class TestDecode:
     def test_summaries_are_small_and_sent_alone(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
         features = V2.features([row(" ".join(LINES))], wordpiece_tokenizer)
         assert len(features) > 10
-        summaries = V2.reduce_logits(logits_for(features, 0), features)
+        summaries = V2.compact_logits(logits_for(features, 0), features)
         assert [summary.shape for summary in summaries] == [(7, 4)] * len(features)
         assert {summary.dtype for summary in summaries} == {torch.float32}
         whole = len(pickle.dumps(list(summaries)))
@@ -315,16 +315,16 @@ class TestMetrics:
         assert metrics["f1"] == metrics["exact"] == 75.0
         assert (metrics["HasAns_f1"], metrics["NoAns_f1"], metrics["total"]) == (50.0, 100.0, 4)
         assert (metrics["best_f1"], metrics["best_f1_thresh"]) == (100.0, 1.0)
-        tuned = V2.tuned_on(guesses, rows)
-        assert tuned.null_threshold == 1.5  # the middle between the odds of a right answer and of a wrong one
-        assert tuned.metrics(guesses, rows)["f1"] == metrics["best_f1"]
-        assert tuned.settings() == V2.settings()
-        assert V1.tuned_on(guesses, rows) is V1
-        assert V2.tuned_on(guesses[:1], [{"question": "", "context": ""}]) is V2
+        fitted_fields = V2.tune_on_validation(guesses, rows)
+        assert fitted_fields.null_threshold == 1.5  # the middle between the odds of a right answer and of a wrong one
+        assert fitted_fields.metrics(guesses, rows)["f1"] == metrics["best_f1"]
+        assert fitted_fields.settings() == V2.settings()
+        assert V1.tune_on_validation(guesses, rows) is V1
+        assert V2.tune_on_validation(guesses[:1], [{"question": "", "context": ""}]) is V2
 
     def test_what_no_window_holds_is_told(self) -> None:
-        assert V2.cut_notes(Cuts(rows=200, cut_rows=0)) == ()
-        cut, lost = V2.cut_notes(Cuts(rows=200, cut_rows=3, lost_answers=1))
+        assert V2.cut_notes(Truncation(rows=200, cut_rows=0)) == ()
+        cut, lost = V2.cut_notes(Truncation(rows=200, cut_rows=3, lost_answers=1))
         limit = f"max_query_length = {V2.max_query_length} tokens"
         assert cut == f"3 of 200 (1.5%) questions are longer than {limit} and were cut"
         assert lost.startswith("1 of 200 (0.5%) questions have an answer that no window of max_length = ")
@@ -333,11 +333,11 @@ class TestMetrics:
         rows = [row("", ("a", 0)), row(id="q7")]
         message = r"row 1 \(id 'q7'\): the question has no answer.* set version_2_with_negative = true"
         with pytest.raises(DataError, match=message):
-            V1.fitted_to(rows)
+            V1.fit_to_train(rows)
         with pytest.raises(DataError, match=message):
             V1.metrics([predicted("a"), predicted("a")], rows)
-        assert V1.fitted_to([*rows[:1], {"question": "", "context": "", "answers": None}]) is V1
-        assert V2.fitted_to(rows) is V2
+        assert V1.fit_to_train([*rows[:1], {"question": "", "context": "", "answers": None}]) is V1
+        assert V2.fit_to_train(rows) is V2
 
     @pytest.mark.parametrize("task", [V1, V2], ids=["v1", "v2"])
     def test_primary_metric_is_one_of_the_metrics(self, task: SpanExtraction) -> None:
@@ -479,7 +479,7 @@ class TestFolders:
         model = TaskModel.from_pretrained(stock_folder[0])
         assert model.tokenizer is not None
         features = model.task.features([row(" ".join(LINES)), row("a")], model.tokenizer)
-        wide, narrow = (model.reduced_logits(features, max_tokens=limit) for limit in (10_000, 1))
+        wide, narrow = (model.forward_windows(features, max_tokens=limit) for limit in (10_000, 1))
         for left, right in zip(wide, narrow, strict=True):
             torch.testing.assert_close(left, right, rtol=0.0, atol=2e-5)
 

@@ -178,10 +178,10 @@ class TestMetrics:
         assert TASK.metrics([answer("a", ["O"])], [{"tags": ["O"]}])["overall_accuracy"] == 1.0
 
     def test_scheme_of_the_training_rows_is_recorded(self) -> None:
-        fitted = TASK.fitted_to([{"tags": ["O", "I-PER"]}, {}, {"tags": None}, {"tags": ["I-LOC", "B-LOC"]}])
+        fitted = TASK.fit_to_train([{"tags": ["O", "I-PER"]}, {}, {"tags": None}, {"tags": ["I-LOC", "B-LOC"]}])
         assert fitted.scheme == "IOB1"
-        assert fitted.fitted_to([{"tags": ["NN"]}]).scheme == "raw"
-        assert fitted.fitted_to([{"words": []}]) is fitted
+        assert fitted.fit_to_train([{"tags": ["NN"]}]).scheme == "raw"
+        assert fitted.fit_to_train([{"words": []}]) is fitted
 
 
 class TestRender:

@@ -141,7 +141,7 @@ def test_context_changes_answers_and_batches_do_not(checkpoint: Path) -> None:
     assert [s for row in by_document for s in row] == pytest.approx([s for row in scores for s in row], abs=2e-6)
     assert model.tokenizer is not None
     features = task.features(rows, model.tokenizer)
-    wide, narrow = (model.reduced_logits(features, max_tokens=limit) for limit in (10_000, 1))
+    wide, narrow = (model.forward_windows(features, max_tokens=limit) for limit in (10_000, 1))
     assert max(float((a - b).abs().max()) for a, b in zip(wide, narrow, strict=True)) < 1e-4
 
 

@@ -115,9 +115,9 @@ class WordRegression(Task):
     def distillation_count(self, features: Sequence[Feature]) -> float:
         return float(sum(len(read) for feature in features if (read := feature.get("gather_positions"))))
 
-    def decode(self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> list[WordNumbers]:
+    def decode(self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]) -> list[WordNumbers]:
         found: list[list[float]] = [[] for _ in rows]
-        for logits, feature in zip(reduced, features, strict=True):
+        for logits, feature in zip(compact, features, strict=True):
             found[feature["row"]] += (logits.squeeze(1) * self.scale).tolist()
         return [
             WordNumbers(words=tuple(row["words"]), numbers=tuple(numbers))

@@ -30,7 +30,7 @@ OPTIM = {"epochs": 2, "batch_size": 6, "learning_rate": 1e-2, "weight_decay": 0.
 def trained(checkpoint: Path, *, checkpointing: bool = False, **changes: object) -> dict[str, Tensor]:
     """The weights after some steps, with large gradients."""
     model = load_model(checkpoint).double()
-    model.stack.gradient_checkpointing = checkpointing
+    model.encoder.gradient_checkpointing = checkpointing
     walk(adapted_steps(model, ROWS, adam_epsilon=1e-4, **changes))
     return weights_of(model)
 
@@ -49,7 +49,7 @@ def test_the_saved_model_is_an_ordinary_one_with_changes_in_the_targets_alone(
     before, after = weights_of(load_model(dropout_checkpoint)), weights_of(TaskModel.from_pretrained(folder / "model"))
     assert before.keys() == after.keys()
     changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
-    targets = {f"stack.layers.{i}.{name}.weight" for i in (0, 1) for name in ("attention.qkv", "output")}
+    targets = {f"encoder.layers.{i}.{name}.weight" for i in (0, 1) for name in ("attention.qkv", "output")}
     assert changed == targets | {name for name in after if name.startswith("head.")}
     for name in (name for name in targets if "qkv" in name):
         of_query, of_key, of_value = (after[name] - before[name]).chunk(3)
@@ -107,7 +107,7 @@ def wide_dropout(wide_checkpoint: Path, dropout_checkpoint: Path, folder: Path) 
 def test_a_stopped_run_leaves_the_encoder_as_it_was_and_resumes_with_the_same_model(
     folder: Path, dropout_checkpoint: Path, tmp_path: Path
 ) -> None:
-    before = weights_of(load_model(dropout_checkpoint).stack)
+    before = weights_of(load_model(dropout_checkpoint).encoder)
     models = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -115,7 +115,7 @@ def test_a_stopped_run_leaves_the_encoder_as_it_was_and_resumes_with_the_same_mo
         )
         stopped(4, tmp_path, dropout_checkpoint, "adapters")
         (model,) = models
-        assert distance(weights_of(model.stack), before) == 0
+        assert distance(weights_of(model.encoder), before) == 0
         run(tmp_path, dropout_checkpoint, "adapters")
     assert distance(weights_of(model), weights_of(TaskModel.from_pretrained(folder / "model"))) == 0
 

@@ -414,7 +414,7 @@ def plain_relations(student, teacher, row, heads):
     total = 0.0
     found = []
     for model in (student, teacher):
-        inputs, layer = states_of(model, row)[-2], model.stack.layers[model.stack.layer_order[-1]]
+        inputs, layer = states_of(model, row)[-2], model.encoder.layers[model.encoder.layer_order[-1]]
         query, key, value = F.linear(inputs, layer.attention.qkv.weight, layer.attention.qkv.bias).chunk(3, dim=-1)
         found.append((query, key, value))
     for own, given in zip(*found, strict=True):
@@ -455,7 +455,7 @@ def test_relations_of_models_of_any_width_are_those_of_unpadded_rows(wide_checkp
 def test_hidden_states_of_all_tokens_are_compared(wide_checkpoint, kind):
     objective = pair(wide_checkpoint, hidden=kind, hidden_weight=0.3)
     with torch.no_grad():
-        objective.teacher.stack.layers[0].output.weight.mul_(1.5)
+        objective.teacher.encoder.layers[0].output.weight.mul_(1.5)
     rows = make_rows(9, unlabelled=(2, 5))
     batch = batch_of(objective.model, rows)
     term = objective(batch)[-1]
@@ -481,7 +481,7 @@ def test_checkpointed_layers_give_the_same_gradients(dropout_checkpoint, relatio
     rows, found = make_rows(9), []
     for checkpointing in (False, True):
         objective = pair(dropout_checkpoint, hidden="cosine", relations=relations)
-        objective.model.stack.gradient_checkpointing = checkpointing
+        objective.model.encoder.gradient_checkpointing = checkpointing
         found.append(first_step(objective, rows))
     assert found[0][0] == found[1][0]
     assert all(torch.equal(one, found[1][1][name]) for name, one in found[0][1].items())

@@ -87,7 +87,7 @@ def test_freezing_ends_with_the_run(checkpoint, tmp_path):
     fit(model, make_rows(8), make_rows(3), output_dir=tmp_path, freeze_embeddings=True, freeze_layers=1, **QUICK)
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     assert frozen == ["head.output.bias"]
-    assert not model.stack.embeddings.word.sparse  # nor does a loop of the user's own get sparse gradients
+    assert not model.encoder.embeddings.word.sparse  # nor does a loop of the user's own get sparse gradients
 
 
 def test_an_accelerate_setting_that_would_scale_gradients_is_refused(monkeypatch):

@@ -249,7 +249,7 @@ def test_memory_of_the_optimizer_is_returned_before_the_best_weights_are_read(bp
     recorded(loop.Trainer, "_load_best")
     config = {"family": "roberta", "num_hidden_layers": 1, "max_position_embeddings": 100_000, **SMALL}
     model = TaskModel.from_config(config, task=TASK, tokenizer=bpe_tokenizer)
-    table = model.stack.embeddings.position.weight.nbytes
+    table = model.encoder.embeddings.position.weight.nbytes
     short_fit(model, tmp_path, epochs=1)
     assert found["before _save"] - found["before _load_best"] > 1.8 * table  # the moments of AdamW
     assert found["after _load_best"] - found["before _load_best"] < 0.2 * table
@@ -352,7 +352,7 @@ def test_gradient_checkpointing_changes_nothing(dropout_checkpoint, tmp_path):
     short_fit(plain, tmp_path / "plain")
     short_fit(saving, tmp_path / "saving", gradient_checkpointing=True)
     assert distance(weights_of(plain), weights_of(saving)) == 0
-    assert not saving.stack.gradient_checkpointing
+    assert not saving.encoder.gradient_checkpointing
 
 
 # Precision

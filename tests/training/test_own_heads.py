@@ -167,7 +167,7 @@ class Wrapper(nn.Module):
 
 
 def wrap_encoder(model: TaskModel) -> None:
-    model.stack.layers[0].intermediate = Wrapper(model.stack.layers[0].intermediate)
+    model.encoder.layers[0].intermediate = Wrapper(model.encoder.layers[0].intermediate)
 
 
 def wrap_head(model: TaskModel) -> None:
@@ -179,11 +179,11 @@ def parametrise(model: TaskModel) -> None:
 
 
 def resize(model: TaskModel) -> None:
-    model.stack.embeddings.position = nn.Embedding(20, model.config.hidden_size)
+    model.encoder.embeddings.position = nn.Embedding(20, model.config.hidden_size)
 
 
 CHANGES = {
-    "encoder": (wrap_encoder, "stack.layers.0.intermediate.base_layer.bias"),
+    "encoder": (wrap_encoder, "encoder.layers.0.intermediate.base_layer.bias"),
     "head": (wrap_head, "missing: head.dense.bias"),
     "parametrised": (parametrise, "head.output.parametrizations.weight.original0"),
     "resized": (resize, "of another shape: stack.embeddings.position.weight"),

@@ -174,7 +174,7 @@ def test_batches_that_are_not_divided(dropout_checkpoint, two_threads, parts, ki
     """The first two may draw from the generator that all threads share."""
     task = OwnTask(labels=LABELS, max_length=40) if kind == "own task" else TASK
     model = load_model(dropout_checkpoint, task)
-    model.stack.gradient_checkpointing = kind == "computed again"
+    model.encoder.gradient_checkpointing = kind == "computed again"
     count = 1 if kind == "one sample" else 8
     steps = make_steps(model, make_rows(count), batch_size=8)
     first = steps.accumulate(0, range(count))
@@ -205,14 +205,14 @@ def test_predictions_do_not_depend_on_the_threads(wide_checkpoint):
     model = load_model(wide_checkpoint, example.task).double()
     rows = [{"text": row["text"]} for row in make_rows(60)]
     features = model.task.features(rows, model.tokenizer)
-    one = model.reduced_logits(features, max_tokens=30)
+    one = model.forward_windows(features, max_tokens=30)
     torch.set_num_threads(2)
     try:
-        two = model.reduced_logits(features, max_tokens=30)
+        two = model.forward_windows(features, max_tokens=30)
     finally:
         torch.set_num_threads(1)
     assert all(torch.allclose(left, right, rtol=0, atol=1e-5) for left, right in zip(one, two, strict=True))
     assert not model.training
     model.train()
-    model.reduced_logits(features, max_tokens=30)
+    model.forward_windows(features, max_tokens=30)
     assert all(module.training for module in model.modules())

@@ -120,7 +120,7 @@ def test_losses_and_gradients_are_those_of_transformers_classes(folder: Path, tm
     total = terms["generator"].total / terms["generator"].count + 50 * found
     total.backward()
     (masked_loss + 50 * expected).backward()
-    own = objective.model.stack.embeddings
+    own = objective.model.encoder.embeddings
     for name, ours in (("word", own.word), ("position", own.position), ("token_type", own.token_type)):
         theirs = [
             getattr(one.electra.embeddings, f"{name}_embeddings").weight.grad for one in (generator, discriminator)
@@ -130,19 +130,19 @@ def test_losses_and_gradients_are_those_of_transformers_classes(folder: Path, tm
     for ours, theirs in (
         (objective.model.head.dense, discriminator.discriminator_predictions.dense),
         (objective.generator.head.dense, generator.generator_predictions.dense),
-        (objective.generator.stack.embeddings.projection, generator.electra.embeddings_project),
+        (objective.generator.encoder.embeddings.projection, generator.electra.embeddings_project),
     ):
         torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-9, atol=1e-12)
 
 
 def test_embeddings_are_one_and_no_gradient_goes_through_the_draw(folder: Path) -> None:
     objective = objective_of(folder)
-    own, theirs = objective.model.stack.embeddings, objective.generator.stack.embeddings
+    own, theirs = objective.model.encoder.embeddings, objective.generator.encoder.embeddings
     for name in ("word", "position", "token_type", "norm"):
         assert getattr(own, name) is getattr(theirs, name)
     assert objective.generator.config.hidden_size == 9
     assert objective.model.task.rule == MaskingRule(mask_replace_prob=0.85, random_replace_prob=0.0)
-    assert len(objective.generator.stack.layers) == len(objective.model.stack.layers)
+    assert len(objective.generator.encoder.layers) == len(objective.model.encoder.layers)
     _, _, batch = batch_of(objective)
     terms = objective(batch)
     terms[1].total.backward()

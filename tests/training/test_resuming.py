@@ -148,7 +148,7 @@ def test_the_best_model_is_written_again_without_a_copy_of_the_weights(dropout_c
 
     monkeypatch.setattr(RunFolder, "rewind", watched)
     model, _ = run(tmp_path / "run", dropout_checkpoint)
-    table = model.stack.embeddings.word.weight.numel()
+    table = model.encoder.embeddings.word.weight.numel()
     assert seen.copied < table <= seen.elements
 
 

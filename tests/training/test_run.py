@@ -12,7 +12,7 @@ import torch
 from bert_tasks import TaskModel, evaluate, load_recipe, train
 from bert_tasks.errors import DataError, RecipeError, UsageError
 from bert_tasks.training.loop import Trainer
-from bert_tasks.training.run import check, dry_run, make_trainer, prepare
+from bert_tasks.training.run import build_trainer, check, dry_run, prepare
 from bert_tasks.training.step import OptimizerSteps
 from support.training_runs import load_model, make_rows
 
@@ -259,7 +259,7 @@ def test_the_seed_draws_the_new_head(folder):
     def head(seed):
         prepared = prepare(recipe(folder, f"run.seed={seed}"))
         torch.rand(5)
-        return make_trainer(prepared).model.head.output.weight
+        return build_trainer(prepared).model.head.output.weight
 
     assert torch.equal(head(1), head(1))
     assert not torch.equal(head(1), head(2))

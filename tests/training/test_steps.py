@@ -12,7 +12,7 @@ from bert_tasks.tasks.base import LossTerm
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.sampling import learning_rate_factor
-from bert_tasks.training.step import MOST_OVERFLOWS, StepPlan, StepResult, read_step_metrics, sparse_gradients
+from bert_tasks.training.step import MOST_OVERFLOWS, StepPlan, StepResult, read_step_metrics, set_sparse_gradients
 from support.training_runs import (
     LABELS,
     TWENTY_STEPS,
@@ -111,7 +111,7 @@ class WithTable(Supervised):
 
     def forward(self, batch):
         (term,) = super().forward(batch)
-        penalty = self.model.stack.embeddings.word.weight.square().sum()
+        penalty = self.model.encoder.embeddings.word.weight.square().sum()
         return (replace(term, total=term.total + penalty * term.count),)
 
 
@@ -124,7 +124,7 @@ def test_sparse_gradients_of_embeddings_change_no_weight(wide_checkpoint, object
             model, make_rows(37), objective=objective(model), micro_batch_tokens=40, max_grad_norm=0.1, **TWENTY_STEPS
         )
         if not enabled:
-            sparse_gradients(steps.objective, False)
+            set_sparse_gradients(steps.objective, False)
         logs.append(walk(steps))
         found.append(weights_of(model))
         tables = list(steps._tables.values())
@@ -138,7 +138,7 @@ def test_sparse_gradients_of_embeddings_change_no_weight(wide_checkpoint, object
 def test_rows_that_are_not_finite_do_not_stay_in_the_table(wide_checkpoint):
     model = load_model(wide_checkpoint)
     steps = make_steps(model, make_rows(8), batch_size=4, vocabulary_rows="all")
-    word = model.stack.embeddings.word.weight
+    word = model.encoder.embeddings.word.weight
     sums = steps.accumulate(0, next(batches(steps)))
     word.grad._values().fill_(math.nan)
     assert steps.update(0, [0], sums).values[2] == 1

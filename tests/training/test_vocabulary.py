@@ -19,14 +19,14 @@ from bert_tasks.training import vocabulary
 from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.run import make_objective
-from bert_tasks.training.vocabulary import VocabularyRows, moment_of_rows, token_ids
+from bert_tasks.training.vocabulary import TrainedVocabulary, remap_moment, token_ids
 from support.stopped_runs import run, stopped
 from support.training_runs import LABELS, load_model, make_rows, make_steps, walk, weights_of
 
 ROWS = make_rows(21)
 UNSEEN = [{"text": text, "label": "positive"} for text in ("zebras quickly jump", "vex big dwarfs", "queer fjord bank")]
 SETTINGS = {"epochs": 3, "batch_size": 6, "learning_rate": 1e-3, "weight_decay": 0.1, "warmup_ratio": 0.3}
-TABLE = "stack.embeddings.word.weight"
+TABLE = "encoder.embeddings.word.weight"
 
 
 def trained(checkpoint, rows="in_data", *, objective=Supervised, dtype=torch.float32, **changes):
@@ -42,7 +42,7 @@ def same(left, right):
 
 
 def distil(model):
-    return Distillation(model, load_model(model.origin.name, seed=3).to(model.stack.embeddings.word.weight.dtype))
+    return Distillation(model, load_model(model.origin.name, seed=3).to(model.encoder.embeddings.word.weight.dtype))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_all_weights_are_those_of_training_all_rows(wide_checkpoint, changes):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_gradients_of_whole_tables_are_clipped_by_the_same_norm(wide_checkpoint, monkeypatch, dtype, tolerance):
     monkeypatch.setattr(
-        "bert_tasks.training.step.sparse_gradients", lambda *_: None
+        "bert_tasks.training.step.set_sparse_gradients", lambda *_: None
     )  # as on a GPU or several processes
     options = {"dtype": dtype, "max_grad_norm": 0.1, "adam_epsilon": 1e-4}
     (some, logs), (every, expected) = (trained(wide_checkpoint, rows, **options) for rows in ("in_data", "all"))
@@ -92,7 +92,7 @@ def test_it_does_not_matter_when_the_table_is_brought_up_to_date(wide_checkpoint
 
 def test_rows_without_a_token_decay_by_the_formula(wide_checkpoint):
     model = load_model(wide_checkpoint).double()
-    before = model.stack.embeddings.word.weight.detach().clone()
+    before = model.encoder.embeddings.word.weight.detach().clone()
     steps = make_steps(model, ROWS, **SETTINGS)
     rates = []
     for step, batch in steps.batches():
@@ -104,7 +104,9 @@ def test_rows_without_a_token_decay_by_the_formula(wide_checkpoint):
     assert len(used) < len(steps.vocabulary.ids) <= len(used) + 20  # special tokens, and up to a multiple of 16
     factor = math.prod(1 - rate * 0.1 for rate in rates)
     assert factor < 1 - 1e-4
-    torch.testing.assert_close(model.stack.embeddings.word.weight[others], before[others] * factor, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        model.encoder.embeddings.word.weight[others], before[others] * factor, rtol=1e-12, atol=0
+    )
 
 
 def test_special_tokens_are_trained_too():
@@ -120,7 +122,7 @@ def test_special_tokens_are_trained_too():
 
 @pytest.mark.parametrize("fault", ["factor", "rows", "no decay"])
 def test_faults_would_show(wide_checkpoint, monkeypatch, fault):
-    original = VocabularyRows.add_step
+    original = TrainedVocabulary.add_step
 
     def add_step(self, groups, skipped):
         if fault == "factor":
@@ -131,7 +133,7 @@ def test_faults_would_show(wide_checkpoint, monkeypatch, fault):
             self.ids = self.ids.roll(1)
         original(self, groups, skipped)
 
-    monkeypatch.setattr(VocabularyRows, "add_step", add_step)
+    monkeypatch.setattr(TrainedVocabulary, "add_step", add_step)
     some, _ = trained(wide_checkpoint)
     every, _ = trained(wide_checkpoint, "all")
     assert (some[TABLE] - every[TABLE]).abs().max() > 1e-5
@@ -151,7 +153,11 @@ def test_a_step_that_is_not_finite_decays_nothing(wide_checkpoint):
 
 def test_the_module_keeps_its_hooks_and_gets_its_table_back(wide_checkpoint):
     model = load_model(wide_checkpoint)
-    table, whole, padding = model.stack.embeddings.word, model.stack.embeddings.word.weight, model.config.pad_token_id
+    table, whole, padding = (
+        model.encoder.embeddings.word,
+        model.encoder.embeddings.word.weight,
+        model.config.pad_token_id,
+    )
     steps = make_steps(model, ROWS, **SETTINGS)
     seen = []
     handle = table.register_forward_hook(lambda *_: seen.append(len(table.weight)))
@@ -164,7 +170,7 @@ def test_the_module_keeps_its_hooks_and_gets_its_table_back(wide_checkpoint):
         assert steps.vocabulary.ids[table.padding_idx] == padding  # the row without a gradient
     with pytest.raises(RuntimeError, match="stop"), steps.vocabulary.attached():
         raise RuntimeError("stop")
-    assert (model.stack.embeddings.word, table.weight, table.padding_idx) == (table, whole, padding)
+    assert (model.encoder.embeddings.word, table.weight, table.padding_idx) == (table, whole, padding)
     assert not table._forward_pre_hooks
     with pytest.raises(IndexError), steps.vocabulary.attached():
         table(torch.tensor([next(i for i in range(len(whole)) if i not in steps.vocabulary.ids)]))
@@ -221,7 +227,7 @@ def test_evaluation_callbacks_and_saved_models_see_all_rows(wide_checkpoint, tmp
     seen, logged, saved = {"in_data": [], "all": []}, {}, {}
     for rows, tables in seen.items():
         model, folder = load_model(wide_checkpoint), tmp_path / rows
-        table = model.stack.embeddings.word.weight
+        table = model.encoder.embeddings.word.weight
 
         def callback(_, tables=tables, table=table):
             tables.append(table.detach().clone())
@@ -241,7 +247,7 @@ def test_evaluation_callbacks_and_saved_models_see_all_rows(wide_checkpoint, tmp
         lines = map(json.loads, (folder / "metrics.jsonl").read_text("utf-8").splitlines())
         logged[rows] = [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in lines]
         saved[rows] = load_file(folder / "model" / "model.safetensors")
-        assert model.stack.embeddings.word.weight is table
+        assert model.encoder.embeddings.word.weight is table
     assert logged["in_data"] == logged["all"]
     assert same(saved["in_data"], saved["all"])
     assert all(torch.equal(*pair) for pair in zip(seen["in_data"], seen["all"], strict=True))
@@ -267,11 +273,11 @@ def test_a_run_may_be_resumed_the_other_way(dropout_checkpoint, tmp_path, first,
 
 def test_rows_of_another_tokenizer_are_refused():
     moment, stored = torch.rand(3, 2), torch.tensor([1, 4, 5])
-    whole = moment_of_rows(moment, stored, None, 7)
+    whole = remap_moment(moment, stored, None, 7)
     assert whole.nonzero()[:, 0].unique().tolist() == stored.tolist()
-    assert torch.equal(moment_of_rows(whole, None, stored, 7), moment)
-    assert torch.equal(moment_of_rows(moment, stored, torch.tensor([1, 2, 4, 5]), 7)[[0, 2, 3]], moment)
+    assert torch.equal(remap_moment(whole, None, stored, 7), moment)
+    assert torch.equal(remap_moment(moment, stored, torch.tensor([1, 2, 4, 5]), 7)[[0, 2, 3]], moment)
     with pytest.raises(CheckpointError, match=r'optim\.vocabulary_rows = "all"'):
-        moment_of_rows(moment, stored, torch.tensor([1, 4]), 7)
+        remap_moment(moment, stored, torch.tensor([1, 4]), 7)
     with pytest.raises(CheckpointError, match="the tokenizer has changed"):
-        moment_of_rows(whole, None, torch.tensor([1, 4, 6]), 7)
+        remap_moment(whole, None, torch.tensor([1, 4, 6]), 7)

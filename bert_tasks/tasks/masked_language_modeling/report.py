@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_tasks.data.columns import Row
-from bert_tasks.metrics.formulas import Measure, masked_token_measure
+from bert_tasks.metrics.formulas import MetricFormula, masked_token_measure
 from bert_tasks.tasks.report_data import MOST_EXAMPLES, Example, Examples, Remark, ReportSections, RowResult, Segment
 
 MaskPrediction = Any  # of task.py, which imports this module
 
 
-def measure(predictions: Sequence[MaskPrediction]) -> Measure:
+def measure(predictions: Sequence[MaskPrediction]) -> MetricFormula:
     """Perplexity and accuracy over the masked tokens of all rows."""
     masks = [one.measured for one in predictions]
     return masked_token_measure(

@@ -30,7 +30,7 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction
 from bert_tasks.tasks.corpus import MASK, CorpusTask, mask_token_id, tokenized_texts, window_feature
-from bert_tasks.tasks.detection import Guess, Hints, Suggestion, count_pieces
+from bert_tasks.tasks.detection import Suggestion, TaskGuess, UserHints, count_pieces
 from bert_tasks.tasks.distillation import DISTILLATION, softmax_divergence
 from bert_tasks.tasks.masked_language_modeling import report
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, mask_features
@@ -209,7 +209,7 @@ class MaskedLanguageModeling(CorpusTask[MaskPrediction]):
         return "perplexity"
 
     @classmethod
-    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
         """See ``Task.detect``: texts and nothing else, or a column of texts if the task is stated."""
         chosen = [one for one in profiles if one.name in hints.texts] if hints.texts else list(profiles)
         if hints.label is not None or len(chosen) != 1 or (hints.texts and hints.task is None):
@@ -217,7 +217,7 @@ class MaskedLanguageModeling(CorpusTask[MaskPrediction]):
         (column,) = chosen
         if column.is_number or column.nested or column.distinct < 2 or column.words < _FEWEST_WORDS:
             return None
-        return Guess(
+        return TaskGuess(
             task=cls.name,
             columns={"text": column.name},
             words=percentile([count_pieces(row, [column.name]) for row in rows]),
@@ -390,7 +390,7 @@ class MaskedLanguageModeling(CorpusTask[MaskPrediction]):
             return (feature,)
         return scored_copies(feature, mask_id=mask_token_id(tokenizer, self.name), score=self.score)
 
-    def reduce_logits(self, logits: Sequence[Any], features: Sequence[Feature]) -> Sequence[Tensor]:
+    def compact_logits(self, logits: Sequence[Any], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[R, 2 + 2 K + context]`` for each window: label, its log-probability, the best ids, their probabilities.
 
         The ids around the token follow where it has a label. With a sentence objective the first row is the pair's:
@@ -419,10 +419,10 @@ class MaskedLanguageModeling(CorpusTask[MaskPrediction]):
         return [torch.cat([_pair_row(one, feature, rows), rows]) for one, feature, rows in pairs]
 
     def decode(
-        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[MaskPrediction]:
         windows = Counter(feature["row"] for feature in features)  # none where a row is in the window of another one
-        parts = iter(reduced)
+        parts = iter(compact)
         predictions = []
         for number, row in enumerate(rows):
             count = windows[number]
@@ -546,7 +546,7 @@ def _notes(feature: Feature) -> list[list[int]]:
 
 
 def _masked_token(values: Sequence[float]) -> MaskedToken:
-    """From a row of ``reduce_logits``."""
+    """From a row of ``compact_logits``."""
     label, log_probability = int(values[0]), values[1]
     around = 2 * _CONTEXT + 1
     best, window = values[2:-around], list(map(int, values[-around:]))

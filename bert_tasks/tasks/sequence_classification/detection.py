@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from bert_tasks.data.checks import imbalance_hint
 from bert_tasks.data.columns import LABEL_SEPARATOR, Row
 from bert_tasks.data.profile import ColumnProfile, listed, percentile
-from bert_tasks.tasks.detection import LABEL_NAMES, QUESTION_NAMES, Guess, Hints, count_pieces
+from bert_tasks.tasks.detection import LABEL_NAMES, QUESTION_NAMES, TaskGuess, UserHints, count_pieces
 
 _PAIR_NAMES = (
     ("text", "text_pair"),
@@ -24,8 +24,8 @@ _PAIR_NAMES = (
 
 
 def detect_texts(
-    task: str, count: int, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints
-) -> Guess | None:
+    task: str, count: int, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints
+) -> TaskGuess | None:
     """See ``Task.detect``.
 
     Args:
@@ -58,7 +58,7 @@ def detect_texts(
         first = chosen[0]
         if count == 2 and first.distinct <= first.rows / 2 and label.distinct == 2:  # it repeats with two labels
             spare = (("group", first.name, "ranks the rows of each, by the second label, and reports map and mrr"),)
-        return Guess(
+        return TaskGuess(
             task=task,
             columns=columns | {"labels" if several else "label": label.name},
             words=percentile([count_pieces(row, [column.name for column in chosen]) for row in rows]),
@@ -138,7 +138,7 @@ def _alternatives(
     chosen: Sequence[ColumnProfile],
     label: ColumnProfile,
     others: Sequence[ColumnProfile],
-    hints: Hints,
+    hints: UserHints,
 ) -> Iterator[str]:
     names = tuple(column.known for column in chosen)
     if label.is_sets and label.separator == "," and label.lists == 0 and hints.separator is None:

@@ -34,7 +34,7 @@ from bert_tasks.metrics.classification import (
 from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.tasks.averaging import mean_sigmoid, mean_softmax, mean_values
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
-from bert_tasks.tasks.detection import Guess, Hints, Suggestion, needed_tokens
+from bert_tasks.tasks.detection import Suggestion, TaskGuess, UserHints, needed_tokens
 from bert_tasks.tasks.distillation import DISTILLATION, sigmoid_divergence, softmax_divergence
 from bert_tasks.tasks.explanation import (
     Explainable,
@@ -142,7 +142,7 @@ class TextClassification(Explainable, Task[SequencePrediction]):
     texts: ClassVar[tuple[str, ...]] = ("text",)
     default_head: ClassVar[Literal["sequence"]] = "sequence"
     pipeline_tag: ClassVar[str] = "text-classification"
-    tuned: ClassVar[tuple[str, ...]] = ("balanced_weights", "thresholds")
+    fitted_fields: ClassVar[tuple[str, ...]] = ("balanced_weights", "thresholds")
     problem_type: ProblemType = "single_label_classification"
     pooling: Pooling = "cls"
     class_weights: Literal["balanced"] | tuple[float, ...] | None = None
@@ -280,7 +280,7 @@ class TextClassification(Explainable, Task[SequencePrediction]):
     def explained_logits(
         self,
         predictions: Sequence[SequencePrediction],
-        reduced: Sequence[Tensor],
+        compact: Sequence[Tensor],
         features: Sequence[Feature],
         rows: Sequence[Row],
     ) -> list[ExplainedLogit]:
@@ -382,7 +382,7 @@ class TextClassification(Explainable, Task[SequencePrediction]):
             raise UsageError("class_weights = 'balanced' needs the training rows: call task.fitted_to(rows) first")
         return weights
 
-    def fitted_to(self, rows: Iterable[Row]) -> Self:
+    def fit_to_train(self, rows: Iterable[Row]) -> Self:
         """Computes what ``balanced`` class weights come to on these rows.
 
         Raises:
@@ -403,11 +403,11 @@ class TextClassification(Explainable, Task[SequencePrediction]):
         return replace(self, balanced_weights=tuple(share / counts[name] for name in self.labels))
 
     def decode(
-        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[SequencePrediction]:
         if not rows:
             return []
-        samples = sample_logits(torch.stack(list(reduced)), Counter(one["row"] for one in features).values())  # [S, L]
+        samples = sample_logits(torch.stack(list(compact)), Counter(one["row"] for one in features).values())  # [S, L]
         if self.problem_type == _REGRESSION:
             return [SequencePrediction(label=None, score=value, scores={}) for value in samples[:, 0].tolist()]
         is_multi_label, predictions = self.problem_type == _MULTI_LABEL, []
@@ -425,11 +425,11 @@ class TextClassification(Explainable, Task[SequencePrediction]):
         return predictions
 
     def with_logits(
-        self, predictions: Sequence[SequencePrediction], reduced: Sequence[Tensor], features: Sequence[Feature]
+        self, predictions: Sequence[SequencePrediction], compact: Sequence[Tensor], features: Sequence[Feature]
     ) -> Sequence[SequencePrediction]:
         if not predictions:
             return predictions
-        samples = sample_logits(torch.stack(list(reduced)), Counter(one["row"] for one in features).values())  # [S, L]
+        samples = sample_logits(torch.stack(list(compact)), Counter(one["row"] for one in features).values())  # [S, L]
         return [replace(one, logits=tuple(values)) for one, values in zip(predictions, samples.tolist(), strict=True)]
 
     def metrics(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> dict[str, float]:
@@ -525,7 +525,7 @@ class TextClassification(Explainable, Task[SequencePrediction]):
         kinds: dict[str, type[BaseModel]] = {"regression": NumberJson, "multi_label_classification": LabelsJson}
         return kinds.get(self.problem_type, LabelJson)
 
-    def tuned_on(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> Self:
+    def tune_on_validation(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> Self:
         """Several labels: the threshold of each label that gives it the best F1 on these rows."""
         pairs = self._labelled_pairs(predictions, rows)
         if self.problem_type != _MULTI_LABEL or not pairs:
@@ -569,7 +569,7 @@ class SequenceClassification(TextClassification):
         return self.doc_stride if self.long_texts == "windows" else None
 
     @classmethod
-    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
         """See ``Task.detect``."""
         return detect_texts(cls.name, 1, profiles, rows, hints)
 

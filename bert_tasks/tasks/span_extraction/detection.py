@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.profile import ColumnProfile, percentile
-from bert_tasks.tasks.detection import COMPARED_ROWS, QUESTION_NAMES, Guess, Hints, cell_value, count_pieces
+from bert_tasks.tasks.detection import COMPARED_ROWS, QUESTION_NAMES, TaskGuess, UserHints, cell_value, count_pieces
 
 _LEAST_CONTEXT = 10  # words on average
 _FOUND = 0.9  # share of the answers that must be in their context
@@ -16,7 +16,9 @@ _CONTEXTS = ("context", "passage", "paragraph")
 _ANSWERS = ("answers", "answer", "answer_text")
 
 
-def detect_spans(name: str, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+def detect_spans(
+    name: str, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints
+) -> TaskGuess | None:
     """See ``Task.detect``: there is a question and a context, and the answers are copied from the context.
 
     Args:
@@ -40,7 +42,7 @@ def detect_spans(name: str, profiles: Sequence[ColumnProfile], rows: Sequence[Ro
         share = f"{bad} of {len(rows)} rows ({bad / len(rows):.0%})"
         reasons.append(f"{answers}: in {share} the answer is not in {context} letter for letter")
     reasons += [f"{answers}: {none} of {len(rows)} are empty -> questions without an answer"] if none else []
-    return Guess(
+    return TaskGuess(
         task=name,
         columns={"question": question, "context": context, "answers": answers},
         words=percentile([count_pieces(row, (question, context)) for row in rows]),
@@ -51,7 +53,7 @@ def detect_spans(name: str, profiles: Sequence[ColumnProfile], rows: Sequence[Ro
 
 
 def _span_columns(
-    profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints
+    profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints
 ) -> Iterator[tuple[str, str, str]]:
     """Columns that may be question, context and answers, best first."""
     asked, read = hints.texts if len(hints.texts) == 2 else (None, *hints.texts, None)[:2]
@@ -68,7 +70,7 @@ def _span_columns(
                 yield question.name, context.name, answers.name
 
 
-def _is_answered(context: ColumnProfile, answers: ColumnProfile, rows: Sequence[Row], hints: Hints) -> bool:
+def _is_answered(context: ColumnProfile, answers: ColumnProfile, rows: Sequence[Row], hints: UserHints) -> bool:
     is_stated = hints.task is not None and hints.label is not None
     named = is_stated or (context.known in _CONTEXTS and answers.known in _ANSWERS)
     plain = context.words >= _LEAST_CONTEXT and not answers.is_classes and answers.words < context.words / 2

@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_tasks.data.columns import Row
 from bert_tasks.metrics.classification import calibration
-from bert_tasks.metrics.formulas import Measure, answer_measure
+from bert_tasks.metrics.formulas import MetricFormula, answer_measure
 from bert_tasks.metrics.squad import answer_scores
 from bert_tasks.tasks.report_data import (
     MOST_CHARACTERS,
@@ -57,7 +57,7 @@ def answer_sections(pairs: Sequence[tuple[Row, SpanPrediction]], null_threshold:
         for (row, one), answers, exact, f1 in zip(pairs, labels, *scores, strict=True)
     ]
     exact_name = "exact" if version_2 else "exact_match"
-    groups: dict[str, Measure] = {}
+    groups: dict[str, MetricFormula] = {}
     charts: tuple[Chart, ...] = ()
     figures: Mapping[str, Any] = {}
     if null_threshold is not None:
@@ -92,7 +92,7 @@ def answer_sections(pairs: Sequence[tuple[Row, SpanPrediction]], null_threshold:
     )
 
 
-def _measure(questions: Sequence[_Question], exact_name: str) -> Measure:
+def _measure(questions: Sequence[_Question], exact_name: str) -> MetricFormula:
     return answer_measure([one.exact for one in questions], [one.f1 for one in questions], exact_name=exact_name)
 
 

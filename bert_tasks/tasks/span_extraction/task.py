@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.data.profile import ColumnProfile
-from bert_tasks.data.table import Cuts
+from bert_tasks.data.table import Truncation
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.encoder.packing import PackedBatch
@@ -31,7 +31,7 @@ from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics, tune_nu
 from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.tasks.averaging import mean_values
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled
-from bert_tasks.tasks.detection import Guess, Hints, Suggestion
+from bert_tasks.tasks.detection import Suggestion, TaskGuess, UserHints
 from bert_tasks.tasks.distillation import DISTILLATION, NO_LOGIT, softmax_divergence
 from bert_tasks.tasks.explanation import (
     Explainable,
@@ -142,7 +142,7 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
 
     name: ClassVar[str] = "span-extraction"
     aliases: ClassVar[tuple[str, ...]] = ("question-answering",)
-    tuned: ClassVar[tuple[str, ...]] = ("null_threshold",)
+    fitted_fields: ClassVar[tuple[str, ...]] = ("null_threshold",)
     sample: ClassVar[Literal["row", "window"]] = "window"
     default_head: ClassVar[Literal["span"]] = "span"
     pipeline_tag: ClassVar[str] = "question-answering"
@@ -213,7 +213,7 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
         return {"max_length": max_length, "max_query_length": max_query_length, "doc_stride": doc_stride}
 
     @classmethod
-    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
         """See ``Task.detect``."""
         return detect_spans(cls.name, profiles, rows, hints)
 
@@ -312,7 +312,7 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
     def explained_logits(
         self,
         predictions: Sequence[SpanPrediction],
-        reduced: Sequence[Tensor],
+        compact: Sequence[Tensor],
         features: Sequence[Feature],
         rows: Sequence[Row],
     ) -> list[ExplainedLogit]:
@@ -321,7 +321,7 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
             ExplainedLogit(
                 label=one.answer,
                 texts={"question": row["question"], "context": row["context"]},
-                terms=_answer_terms(one, {window: reduced[window] for window in own}, features),
+                terms=_answer_terms(one, {window: compact[window] for window in own}, features),
             )
             for one, own, row in zip(predictions, windows_by_row(features), rows, strict=True)
         ]
@@ -358,7 +358,7 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
         """See ``Task``: the mean start and end logits, by whose sums spans of different windows are compared."""
         return mean_values(logits)
 
-    def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
+    def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         """``[K + 1, 4]`` for each window: "no answer" and the best spans, see ``window_candidates``."""
         roles = [bytes(_offsets(feature)[2::3]) for feature in features]
         found = window_candidates(logits, roles, n_best=self.n_best_size, max_answer_length=self.max_answer_length)
@@ -366,11 +366,11 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
         return [window.clone() for window in found.cpu()]
 
     def decode(
-        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[SpanPrediction]:
         windows = [len(own) for own in windows_by_row(features)]
         ranked = merge_windows(
-            reduced,
+            compact,
             [_offsets(feature) for feature in features],
             windows,
             [row["context"] for row in rows],
@@ -396,12 +396,12 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
         return predictions
 
     def with_logits(
-        self, predictions: Sequence[SpanPrediction], reduced: Sequence[Tensor], features: Sequence[Feature]
+        self, predictions: Sequence[SpanPrediction], compact: Sequence[Tensor], features: Sequence[Feature]
     ) -> Sequence[SpanPrediction]:
         """The same: ``n_best`` has the start and end logit of every span."""
         return predictions
 
-    def fitted_to(self, rows: Iterable[Row]) -> Self:
+    def fit_to_train(self, rows: Iterable[Row]) -> Self:
         """The same task. Raises DataError for questions without an answer, unless the settings expect them."""
         if not self.version_2_with_negative:
             for number, row in enumerate(rows):
@@ -467,7 +467,7 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
             {"question": "Who founded the library?", "context": notice},
         ]
 
-    def tuned_on(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> Self:
+    def tune_on_validation(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> Self:
         """With ``version_2_with_negative``: the threshold that gives the best F1 on these rows."""
         answered, labels = _answered_rows(predictions, rows)
         if not self.version_2_with_negative or not answered:
@@ -475,7 +475,7 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
         spans, odds = [one.best.text for one in answered], list(map(_null_odds, answered))
         return replace(self, null_threshold=tune_null_threshold(labels, spans, odds))
 
-    def cut_notes(self, cuts: Cuts) -> tuple[str, ...]:
+    def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
         """Questions that were cut, and those whose answer is in no window."""
         notes = []
         if cuts.cut_rows:

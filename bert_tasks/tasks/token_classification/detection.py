@@ -6,7 +6,7 @@ from itertools import permutations
 from bert_tasks.data.columns import Kind, Row
 from bert_tasks.data.conll import detect_scheme, entities, to_iob2
 from bert_tasks.data.profile import ColumnProfile, listed, percentile, pieces
-from bert_tasks.tasks.detection import COMPARED_ROWS, Guess, Hints, cell_value
+from bert_tasks.tasks.detection import COMPARED_ROWS, TaskGuess, UserHints, cell_value
 
 _MOST_TAGS = 200
 
@@ -15,7 +15,9 @@ _WORDS = ("words", "tokens", "form")
 _TAGS = ("tags", "ner_tags", "upos", "pos_tags", "chunk_tags", "labels", "slots")
 
 
-def detect_tags(name: str, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+def detect_tags(
+    name: str, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints
+) -> TaskGuess | None:
     """See ``Task.detect``: one column holds words, and another as many tags in every row.
 
     Args:
@@ -44,7 +46,7 @@ def detect_tags(name: str, profiles: Sequence[ColumnProfile], rows: Sequence[Row
     else:
         types = sorted({entity.type for names in tagged for entity in entities(names)})
         seen = f"tags in {scheme} of the types {listed(types)} -> entities"
-    return Guess(
+    return TaskGuess(
         task=name,
         columns={"words": words, "tags": tags},
         words=percentile([sum(map(pieces, _listed_cell(row, words, "words"))) for row in rows]),

@@ -35,7 +35,7 @@ from bert_tasks.data.conll import (
 )
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.profile import ColumnProfile, listed
-from bert_tasks.data.table import Cuts, token_batches
+from bert_tasks.data.table import Truncation, token_batches
 from bert_tasks.encoder import crf
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, PerTokenHead
@@ -45,7 +45,7 @@ from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
 from bert_tasks.tasks.averaging import mean_softmax, mean_values
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
-from bert_tasks.tasks.detection import Guess, Hints, Suggestion, suggested_length
+from bert_tasks.tasks.detection import Suggestion, TaskGuess, UserHints, suggested_length
 from bert_tasks.tasks.distillation import DISTILLATION, softmax_divergence
 from bert_tasks.tasks.labels import label_config
 from bert_tasks.tasks.report_data import ReportSections
@@ -135,7 +135,7 @@ class TokenClassification(Task[TokenPrediction]):
 
     name: ClassVar[str] = "token-classification"
     aliases: ClassVar[tuple[str, ...]] = ("ner",)
-    tuned: ClassVar[tuple[str, ...]] = ("scheme",)
+    fitted_fields: ClassVar[tuple[str, ...]] = ("scheme",)
     sample: ClassVar[Literal["window"]] = "window"
     default_head: ClassVar[Literal["token"]] = "token"
     pipeline_tag: ClassVar[str] = "token-classification"
@@ -183,11 +183,11 @@ class TokenClassification(Task[TokenPrediction]):
         return "overall_accuracy" if self._label_scheme == "raw" else "overall_f1"
 
     @property
-    def reads_neighbours(self) -> bool:
+    def needs_document_context(self) -> bool:
         return self.context_tokens > 0
 
     @property
-    def is_stock_head(self) -> bool:
+    def has_hf_head(self) -> bool:
         """transformers has the scores of single tags, not the CRF over them."""
         return not self.crf
 
@@ -203,7 +203,7 @@ class TokenClassification(Task[TokenPrediction]):
         return {"labels": names, "max_length": max_length, "doc_stride": min(cls.doc_stride, max_length // 4)}
 
     @classmethod
-    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: Hints) -> Guess | None:
+    def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
         """See ``Task.detect``."""
         return detect_tags(cls.name, profiles, rows, hints)
 
@@ -330,19 +330,19 @@ class TokenClassification(Task[TokenPrediction]):
         """See ``Task``: the mean of each sub-word's probabilities; with a CRF, of the scores of sequences of tags."""
         return mean_values(logits) if self.crf else mean_softmax(logits)
 
-    def reduce_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
+    def compact_logits(self, logits: Sequence[Tensor], features: Sequence[Feature]) -> Sequence[Tensor]:
         return [crf.compressed(words) for words in logits] if self.crf else logits
 
     def decode(
-        self, reduced: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
+        self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> list[TokenPrediction]:
         if not rows:
             return []
         counts = [len(row["words"]) for row in rows]
         if self.crf:
-            best, scores = self._crf_labels(reduced, features, counts)
+            best, scores = self._crf_labels(compact, features, counts)
         else:
-            logits = self._word_logits(reduced, features)
+            logits = self._word_logits(compact, features)
             highest = logits.argmax(dim=1)
             best, scores = highest.tolist(), logits.softmax(dim=1).gather(1, highest[:, None]).squeeze(1).tolist()
         is_raw, predictions = self._label_scheme == "raw", []
@@ -353,27 +353,27 @@ class TokenClassification(Task[TokenPrediction]):
             predictions.append(TokenPrediction(words=words, tags=tags, scores=word_scores, entities=found))
         return predictions
 
-    def _word_logits(self, reduced: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
+    def _word_logits(self, compact: Sequence[Tensor], features: Sequence[Feature]) -> Tensor:
         """``[W, L]`` the logits of each word's first sub-word, over all rows."""
-        logits = torch.cat(list(reduced))  # [R, L]
+        logits = torch.cat(list(compact))  # [R, L]
         if self.labelling == "first":
             return logits
         firsts = [first for feature in features for first in word_starts(feature.get("word_ids"))]
         return logits.index_select(0, torch.tensor(firsts, dtype=torch.bool).nonzero().squeeze(1))
 
     def with_logits(
-        self, predictions: Sequence[TokenPrediction], reduced: Sequence[Tensor], features: Sequence[Feature]
+        self, predictions: Sequence[TokenPrediction], compact: Sequence[Tensor], features: Sequence[Feature]
     ) -> Sequence[TokenPrediction]:
         """See ``Task``. Raises UsageError for a CRF, which scores sequences of tags."""
         if self.crf:
             raise UsageError("a tagger with crf = true scores sequences of tags, not words: predict without logits")
         if not predictions:
             return predictions
-        words = iter(self._word_logits(reduced, features).tolist())
+        words = iter(self._word_logits(compact, features).tolist())
         return [replace(one, logits=tuple(tuple(next(words)) for _ in one.words)) for one in predictions]
 
     def _crf_labels(
-        self, reduced: Sequence[Tensor], features: Sequence[Feature], counts: Sequence[int]
+        self, compact: Sequence[Tensor], features: Sequence[Feature], counts: Sequence[int]
     ) -> tuple[list[int], list[float]]:
         """The labels of each row's best path and their marginals. The windows of a row are one sequence here.
 
@@ -381,7 +381,7 @@ class TokenClassification(Task[TokenPrediction]):
         """
         penalty = crf.FORBIDDEN * torch.tensor(forbidden_steps(self.labels), dtype=torch.float64)  # [L + 2, L]
         by_row: list[list[Tensor]] = [[] for _ in counts]
-        for feature, window in zip(features, reduced, strict=True):
+        for feature, window in zip(features, compact, strict=True):
             by_row[feature["row"]].append(window)
         best: list[int] = []
         scores: list[float] = []
@@ -464,7 +464,7 @@ class TokenClassification(Task[TokenPrediction]):
         plain = all(label == "O" or label.startswith(("B-", "I-")) for label in self.labels)
         return list(tags) if self._label_scheme == "raw" or (plain and self._label_scheme == "IOB2") else to_iob2(tags)
 
-    def fitted_to(self, rows: Iterable[Row]) -> Self:
+    def fit_to_train(self, rows: Iterable[Row]) -> Self:
         """Records the scheme of the training tags.
 
         Raises:
@@ -484,7 +484,7 @@ class TokenClassification(Task[TokenPrediction]):
         check_names(fitted.labels, raw=fitted._label_scheme == "raw")
         return fitted
 
-    def cut_notes(self, cuts: Cuts) -> tuple[str, ...]:
+    def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
         """Rows with words of which only the first sub-words are read; a long sentence has several windows."""
         if not cuts.cut_rows:
             return ()

@@ -4,7 +4,7 @@ The names and shapes of the variables are those of google-research/bert, albert 
 files were written once, by TensorFlow and SentencePiece themselves, which are no dependencies of anything here::
 
     pip install tensorflow-cpu sentencepiece transformers
-    python tests/support/google_checkpoints.py
+    python tests/support/tf1_checkpoints.py
 """
 
 import json
