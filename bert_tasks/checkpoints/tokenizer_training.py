@@ -30,7 +30,6 @@ TokenizerType = Literal["wordpiece", "bpe", "unigram"]
 
 CORPUS_COLUMNS = (Column(name="text", kind="text"), Column(name="sentences", kind="texts", required=False))
 MODEL_MAX_LENGTH = 512
-_MOST_CHARACTERS = 1000  # different ones that get a token of their own, the most frequent; as in tokenizers
 _CHECKED = 1000  # texts that are read back
 _MOST_TOKENS = 2**31 - 1
 _LARGEST_VOCABULARY = 1_000_000
@@ -206,13 +205,13 @@ def _trained(
             characters.update(outline.normalizer.normalize_str(text))
         # The trainers choose among characters that are equally frequent by chance, so the choice is made here.
         ranked = sorted((c for c in characters if not c.isspace()), key=lambda c: (-characters[c], c))
-        alphabet = ranked[: min(_MOST_CHARACTERS, (vocab_size - len(special)) // 2)]
-        if not alphabet:
+        if not ranked:
             raise DataError("the corpus holds no text to train a tokenizer on")
         if type == "wordpiece":
+            alphabet, joined = _wordpiece_alphabet(ranked, outline, vocab_size - len(special))
             # The trainer numbers "##a" and so on as it meets them, in an order that changes with each process, and
             # breaks ties by these numbers; special tokens are numbered first.
-            continued = [f"##{character}" for character in sorted(alphabet)]
+            continued = [f"##{character}" for character in sorted(joined)]
             backend = Tokenizer(models.WordPiece(unk_token=special[1]))
             trainer = trainers.WordPieceTrainer(
                 **shared,
@@ -238,6 +237,31 @@ def _trained(
     if type == "unigram":
         model["vocab"] = [*((token, 0.0) for token in special), *_ordered(model["vocab"][len(special) :])]
     return model
+
+
+def _wordpiece_alphabet(characters: Sequence[str], outline: Tokenizer, room: int) -> tuple[list[str], list[str]]:
+    """Chooses the characters that get tokens: all of them, or the first ones if the vocabulary cannot hold all.
+
+    A character needs a second token, such as ``##a``, inside words. Punctuation and Chinese characters are words of
+    their own, so they need only one.
+
+    Args:
+        characters: The characters of the corpus, most frequent first.
+        outline: The tokenizer, whose normalizer and pre-tokenizer split texts into words.
+        room: The number of tokens that the characters may have.
+
+    Returns:
+        The characters that get a token, and those of them that get a second one.
+    """
+    alphabet, joined = list[str](), list[str]()
+    for character in characters:
+        words = outline.pre_tokenizer.pre_tokenize_str(outline.normalizer.normalize_str(2 * character))
+        is_joined = len(words) == 1
+        if len(alphabet) + len(joined) + 1 + is_joined > room:
+            break
+        alphabet.append(character)
+        joined += [character] if is_joined else []
+    return alphabet, joined
 
 
 def _ordered(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:

@@ -157,6 +157,8 @@ _MOST_CHARACTERS = 2**31
 _PYTHON_ESCAPE = r"\\(?:[\\'\"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})"
 _PYTHON_ITEM = re.compile(rf"'(?:[^'\\]|{_PYTHON_ESCAPE})*'|\"(?:[^\"\\]|{_PYTHON_ESCAPE})*\"|-?\d+")
 _PYTHON_LIST = re.compile(rf"\[\s*(?:(?:{_PYTHON_ITEM.pattern})(?:\s*,\s*(?:{_PYTHON_ITEM.pattern}))*)?\s*\]")
+# Not latin-1: it reads the bytes 0x80 to 0x9f, quotes and dashes of Windows, as control characters without an error.
+ENCODING_EXAMPLE = "such as 'cp1252' for Western European text from Windows"
 UNKNOWN_START = -1  # of an answer whose start the source does not say
 
 
@@ -185,15 +187,20 @@ def canonical(value: Any, kind: Kind, label_separator: str = LABEL_SEPARATOR) ->
     list, in one cell a JSON or Python list, or an object with them as ``text``. choice: a number, or a text that
     ``choices.choice_index`` compares with the choices; hidden ones (None, -1) become None.
 
+    NumPy's scalars and arrays count as Python's values, and a float that is not a number as no value.
+
     Raises:
         BadValueError: the value is not of this kind.
     """
+    value = _python_value(value)
     match kind:
         case "text":
             return _text(value)
         case "texts":
             return None if value is None else _texts(value)
         case "id":
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)
             return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
         case "label":
             return None if value is None or value == "" else label_name(value)
@@ -213,11 +220,24 @@ def canonical(value: Any, kind: Kind, label_separator: str = LABEL_SEPARATOR) ->
             return _choice(value)
 
 
+def _python_value(value: Any) -> Any:
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
 def label_name(value: Any) -> str:
-    if isinstance(value, bool | int):
-        return str(int(value))
+    """Returns the name of a label; that of a number or boolean is how Python writes it.
+
+    pandas turns whole numbers into floats where a column has missing values, so whole floats have no ``.0``.
+
+    Raises:
+        BadValueError: The value is neither a number nor a name.
+    """
+    value = _python_value(value)
     if isinstance(value, float):
-        raise BadValueError("a number, not a label name; for regression set problem_type = 'regression'")
+        return str(int(value)) if value.is_integer() else str(value)
+    if isinstance(value, bool | int):
+        return str(value)
     if not isinstance(value, str):
         raise BadValueError(f"expected a label name, not {_type_name(value)}")
     name = value.strip()
@@ -226,6 +246,26 @@ def label_name(value: Any) -> str:
     if name != value:
         raise BadValueError(f"spaces around a label: {value!r} -> {name!r}")
     return _text(value)
+
+
+def labels_by_value(labels: Iterable[str]) -> dict[float, str]:
+    """Returns the label of each number that exactly one label spells; ``true`` spells 1 and ``false`` spells 0."""
+    names: dict[float, list[str]] = {}
+    for label in labels:
+        value = label_value(label)
+        if value is not None:
+            names.setdefault(value, []).append(label)
+    return {value: same[0] for value, same in names.items() if len(same) == 1}
+
+
+def label_value(name: str) -> float | None:
+    """Returns the number that a label spells, in any spelling that pandas reads as this number; None for a word."""
+    if name.lower() in ("true", "false"):
+        return float(name.lower() == "true")
+    try:
+        return None if "_" in name else float(name)
+    except ValueError:
+        return None
 
 
 def _text(value: Any) -> str:
@@ -239,9 +279,7 @@ def _text(value: Any) -> str:
         code = ord(value[error.start])
         if 0xDC80 <= code <= 0xDCFF:  # how readers pass on an undecodable byte
             byte = f"byte 0x{code - 0xDC00:02X}"
-            raise BadValueError(
-                f"{byte} is not valid here; state the file's encoding, e.g. encoding = 'latin-1'"
-            ) from None
+            raise BadValueError(f"{byte} is not valid here; state the file's encoding, {ENCODING_EXAMPLE}") from None
         raise BadValueError(f"half a character (surrogate U+{code:04X}); replace it") from None
     return value
 
@@ -249,6 +287,8 @@ def _text(value: Any) -> str:
 def _label_set(value: Any, separator: str) -> list[str]:
     if isinstance(value, str):
         value = label_parts(value, separator)
+    if isinstance(value, bool | int | float):  # pandas reads a column of cells with one number each as numbers
+        value = [value]
     if not isinstance(value, list | tuple):
         raise BadValueError(f"expected a list of label names, not {_type_name(value)}")
     names = [label_name(part) for part in value if part is not None and part != ""]

@@ -79,7 +79,7 @@ class Frame(Protocol):
 
 
 def rows_in_memory(data: Iterable[GivenRow] | Frame, source: str = "rows") -> Iterable[GivenRow | Row]:
-    """The rows of a list, of a DataFrame or of a Dataset; those of a list are not looked at.
+    """The rows of a list, a DataFrame, a pyarrow Table or a Dataset; those of a list are not looked at.
 
     Class ids of a Dataset become names. Missing values of a DataFrame become None; its index is no column.
 
@@ -101,6 +101,8 @@ def rows_in_memory(data: Iterable[GivenRow] | Frame, source: str = "rows") -> It
             raise DataError(
                 f"{source}: a column of the DataFrame holds values of several types ({error}); convert it to one type"
             ) from error
+    if isinstance(data, pyarrow.Table):
+        data = Dataset(data)
     if isinstance(data, Dataset):
         return [record.cells for record in dataset_records(data).rows]
     if isinstance(data, Iterable):

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from bert_tasks.data.columns import Document
+from bert_tasks.data.columns import ENCODING_EXAMPLE, Document
 from bert_tasks.data.problems import counted
 from bert_tasks.errors import DataError, UsageError
 
@@ -75,7 +75,7 @@ def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[Tex
         "".encode(codec)  # also refuses codecs that are not for text, such as base64
     except (LookupError, ValueError) as error:
         raise DataError(
-            f"{path}: {encoding!r} is not a text encoding; state one of Python's, such as 'utf-8' or 'latin-1'"
+            f"{path}: {encoding!r} is not a text encoding; state one of Python's, such as 'utf-8' or 'cp1252'"
         ) from error
     try:
         with path.open("rb") as file:
@@ -364,7 +364,7 @@ def table_records(
         if undecodable is not None:
             raise DataError(
                 f"{path}:1: the column name {undecodable!r} has bytes that are not valid in the encoding; state the "
-                "file's encoding, e.g. encoding = 'latin-1' (--encoding)"
+                f"file's encoding (--encoding), {ENCODING_EXAMPLE}"
             )
         twice = sorted({repr(name) for name in cells if name != "" and cells.count(name) > 1})
         if twice:

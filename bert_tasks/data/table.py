@@ -10,6 +10,7 @@ processes that write and read at the same time never meet an unfinished one.
 """
 
 import json
+import math
 import os
 import secrets
 from collections import deque
@@ -191,7 +192,7 @@ class RowTable:
             columns, source=source, require_labels=require_labels, labels=labels, skip_faulty=skip_faulty
         )
         validator = RowValidator(mapping)
-        records = (Record(number, row) for number, row in enumerate(rows, start=1))
+        records = (Record(number, row) for number, row in enumerate(_with_spelled_labels(rows, columns), start=1))
         checked = list(validator.rows(records)) if rows or require_labels else []
         schema = table_schema(columns, [FAULT] if skip_faulty else [])
         table = Dataset.from_dict({name: [row.get(name) for row in checked] for name in schema}, features=schema)
@@ -256,6 +257,18 @@ class RowTable:
     def select_part(self, indices: Sequence[int]) -> "RowTable":
         """``select``, of a table that is tokenised once for all of its parts."""
         return replace(self.select(indices), part=(self, np.asarray(indices, dtype=np.int64)))
+
+
+def _with_spelled_labels(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> Iterable[Mapping[str, Any]]:
+    """The rows with labels as texts where the labels are floats and some are not whole, as a file spells them: 1.0."""
+    for column in columns:
+        labels = [row.get(column.name) for row in rows] if column.kind == "label" else []
+        if any(isinstance(label, float) and math.isfinite(label) and not label.is_integer() for label in labels):
+            rows = [
+                {**row, column.name: str(label)} if isinstance(label, float) and not math.isnan(label) else row
+                for row, label in zip(rows, labels, strict=True)
+            ]
+    return rows
 
 
 def table_schema(columns: Sequence[Column], texts: Sequence[str] = ()) -> "Features":

@@ -38,6 +38,8 @@ from bert_tasks.data.columns import (
     as_row,
     canonical,
     column_of,
+    label_value,
+    labels_by_value,
     read_for_others,
     renamed_row,
     text_of_words,
@@ -306,6 +308,8 @@ class RowValidator:
         self._choices = column_of(self._columns, "choices")
         self._choice = column_of(self._columns, "choice")
         self._first_choice: int | None = None
+        known = () if mapping.labels is None else mapping.labels
+        self._labels, self._labels_by_value = frozenset(known), labels_by_value(known)
         label = column_of(self._columns, *CLASS_KINDS)
         self._census = None if label is None or mapping.labels is None else LabelCensus(column=label)
 
@@ -347,6 +351,10 @@ class RowValidator:
                         expected = f"{', '.join(mapping.label_names)}, or {', '.join(label_names)}"
                         raise BadValueError(f"expected one of {expected}")
                     value = mapping.label_names.get(value)  # -1 says that the label is hidden
+                if value is not None and wanted.column.kind == "label":
+                    value = self._known_label(value)
+                elif value is not None and wanted.column.kind == "labels":
+                    value = list(map(self._known_label, value))
                 if value is None and wanted.needed:
                     raise BadValueError(f"missing {wanted.column.kind}")
             except BadValueError as error:
@@ -373,6 +381,11 @@ class RowValidator:
             except BadValueError as error:
                 faults.append(Fault(str(error), self._names[self._choice.name], value))
         return row, faults
+
+    def _known_label(self, name: str) -> str:
+        """The known label that spells the same number: pandas and JSON do not keep how a file spells 1 or true."""
+        value = None if name in self._labels else label_value(name)
+        return name if value is None else self._labels_by_value.get(value, name)
 
     def _after_label_start(self, records: Iterator[Record]) -> Iterator[Record]:
         """The same records, once it is known from what number their labels count choices in columns of their own."""

@@ -29,7 +29,15 @@ from bert_tasks.distributed import broadcast_from_main, main_process_first, make
 from bert_tasks.encoder.threads import map_batches
 from bert_tasks.errors import BertTasksError, DataError, GivenUpError, UsageError
 from bert_tasks.metrics.tables import LOSS, merged, untuned
-from bert_tasks.model.inputs import Data, as_trained, load_table, load_trained, tokenized
+from bert_tasks.model.inputs import (
+    Data,
+    as_trained,
+    load_table,
+    load_trained,
+    tokenized,
+    unknown_tokens,
+    vocabulary_name,
+)
 from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import ForwardFn, TaskModel
@@ -327,6 +335,7 @@ def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: 
 
     table, samples = main_process_first(accelerator, load)
     if accelerator.is_main_process:
-        for note in model.task.cut_notes(Truncation.of(samples.features, rows=len(table))):
+        unknown = unknown_tokens(samples, model).warnings(vocabulary_name(model))
+        for note in (*model.task.cut_notes(Truncation.of(samples.features, rows=len(table))), *unknown):
             _log.warning("%s: %s", table.source, note)
     return evaluate_samples(model, samples, table, accelerator, run=run)

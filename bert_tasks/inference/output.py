@@ -12,17 +12,20 @@ import os
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from itertools import combinations
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from itertools import chain, combinations
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Literal, get_args
+
+import numpy as np
 
 from bert_tasks.checkpoints.load import tensors_digest
 from bert_tasks.data.columns import FAULT, PASSTHROUGH, PassthroughColumns, Row
 from bert_tasks.data.problems import counted, first_few
 from bert_tasks.data.records import is_encodable
 from bert_tasks.data.table import RowTable, read_batches, tokenizer_content
+from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.data.validator import plain
 from bert_tasks.data.writers import (
     DELIMITERS,
@@ -154,6 +157,7 @@ class Predicted:
     Attributes:
         rows: the number of rows that were predicted. ``truncated`` of them were not read as a whole; ``cuts`` are the
             messages on this.
+        unknown: the number of unknown tokens; ``warnings`` are the messages on this.
         rejected: the number of rows that were left out; ``rejects`` is the file that says why.
         resumed: the number of rows that an earlier attempt had completed.
         notes: what else was skipped when the rows were read, and what the output's format cannot hold.
@@ -166,6 +170,8 @@ class Predicted:
     resumed: int = 0
     cuts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unknown: UnknownTokens = field(default_factory=UnknownTokens)
+    warnings: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """The messages beside the number of rows."""
@@ -174,7 +180,7 @@ class Predicted:
             lines.append(f"{self.resumed} of {counted(self.rows, 'row')} had been completed by an earlier attempt")
         if self.rejects is not None:
             lines.append(f"{self.rejected} of {counted(self.rows + self.rejected, 'row')} left out: {self.rejects}")
-        return [*lines, *self.cuts]
+        return [*lines, *self.cuts, *self.warnings]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,6 +357,7 @@ class Chunk:
     content: bytes
     rows: int
     truncated: int
+    unknown: UnknownTokens
     rejected: int
 
 
@@ -361,6 +368,7 @@ class ChunkResult:
     rows: list[Row]
     predictions: list[Prediction]
     truncated: int
+    unknown: UnknownTokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,7 +396,9 @@ class Predictor:
         asked = {"logits": self.writing.logits, "explain": self.writing.explain}
         predictions = list(self.model.predict_rows(usable, run=self.run, first=first, note=seen.append, **asked))
         cut = [{feature["row"] for feature in features if feature.get("lost_tokens", 0) > 0} for features in seen]
-        return ChunkResult(rows=usable, predictions=predictions, truncated=sum(map(len, cut)))
+        ids = (np.fromiter(chain.from_iterable(one["input_ids"] for one in features), np.int64) for features in seen)
+        unknown = UnknownTokens.of(ids, self.model.tokenizer)
+        return ChunkResult(rows=usable, predictions=predictions, truncated=sum(map(len, cut)), unknown=unknown)
 
     def output_chunk(self, first: int, rows: Sequence[Row]) -> Chunk:
         """Predicts some rows, and makes their output: of each row the columns to keep, then the prediction.
@@ -423,6 +433,7 @@ class Predictor:
             content="".join(lines).encode(),
             rows=len(result.rows),
             truncated=result.truncated,
+            unknown=result.unknown,
             rejected=len(rows) - len(result.rows),
         )
 
@@ -436,6 +447,7 @@ class _ChunkEntry:
     rows: int
     truncated: int
     rejected: int
+    unknown: Sequence[int]  # of UnknownTokens
 
 
 def unfinished_folder(output: Path) -> Path:
@@ -468,6 +480,7 @@ class UnfinishedOutput:
                 sha256=sha256(chunk.content),
                 rows=chunk.rows,
                 truncated=chunk.truncated,
+                unknown=chunk.unknown,
                 rejected=chunk.rejected,
             )
             try:

@@ -24,6 +24,7 @@ from bert_tasks.data.columns import FAULT, PassthroughColumns
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import RowTable, Truncation
+from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.data.writers import whole_file
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.environment import installed_version
@@ -57,7 +58,7 @@ from bert_tasks.inference.streams import (
 )
 from bert_tasks.model import task_model
 from bert_tasks.model.explanation import explainable_task
-from bert_tasks.model.inputs import Data, as_trained, in_memory, load_table, load_trained
+from bert_tasks.model.inputs import Data, as_trained, in_memory, load_table, load_trained, vocabulary_name
 from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import PredictionT, Task
@@ -243,7 +244,8 @@ def predict_file(
             else:
                 predicted = run.predict(stored, detected(options, stored, loaded), STDIN_NAME)
     cuts = loaded.task.cut_notes(Truncation(rows=predicted.rows, cut_rows=predicted.truncated))
-    return replace(predicted, rejects=destination.rejects, cuts=cuts)
+    warnings = predicted.unknown.warnings(vocabulary_name(loaded))
+    return replace(predicted, rejects=destination.rejects, cuts=cuts, warnings=warnings)
 
 
 Result = TypeVar("Result")
@@ -331,19 +333,21 @@ class _TableRun:
         """The first process writes chunks as they come, in row order."""
         writer = StreamWriter(stream, form=self.destination.form, raw=self.predictor.writing.csv_raw)
         rows = truncated = 0
+        unknown = UnknownTokens()
 
         def write(chunks: Sequence[Chunk]) -> None:
-            nonlocal rows, truncated
+            nonlocal rows, truncated, unknown
             for chunk in chunks:
                 writer.write(chunk.content)
                 rows, truncated = rows + chunk.rows, truncated + chunk.truncated
+                unknown = UnknownTokens.total([unknown, chunk.unknown])
                 self.progress(rows, len(table))
 
         if self.destination.rejects is not None:
             broadcast_from_main(self.accelerator, partial(write_rejects, table, self.destination.rejects))
         self.progress(0, len(table))
         map_chunks_distributed(self.accelerator, table, size=size, work=self.predictor.output_chunk, take=write)
-        return Predicted(rows=rows, truncated=truncated, rejected=len(table) - rows)
+        return Predicted(rows=rows, truncated=truncated, rejected=len(table) - rows, unknown=unknown)
 
     def _to_file(self, table: RowTable, size: int, path: Path) -> Predicted:
         """The first process keeps completed chunks beside the output until all of them are there."""
@@ -397,6 +401,7 @@ class _TableRun:
                     truncated=sum(entry.truncated for entry in unfinished.entries),
                     rejected=sum(entry.rejected for entry in unfinished.entries),
                     resumed=unfinished.resumed,
+                    unknown=UnknownTokens.total(entry.unknown for entry in unfinished.entries),
                 )
 
             return broadcast_from_main(accelerator, finalize)
@@ -429,6 +434,8 @@ class _TableRun:
                 with whole_file(sibling_output(path, name) if name else path) as file:
                     file.write(files[name])
             truncated = sum(result.truncated for result in results)
-            return Predicted(rows=len(rows), truncated=truncated, rejected=len(table) - len(rows), notes=notes)
+            unknown = UnknownTokens.total(result.unknown for result in results)
+            rejected = len(table) - len(rows)
+            return Predicted(rows=len(rows), truncated=truncated, rejected=rejected, notes=notes, unknown=unknown)
 
         return broadcast_from_main(self.accelerator, write)

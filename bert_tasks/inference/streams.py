@@ -22,6 +22,7 @@ from bert_tasks.data.problems import BadRowsError, Problems
 from bert_tasks.data.readers import ReadOptions, file_records, known_names, peeked, with_columns, with_file_options
 from bert_tasks.data.records import detected_format, detected_records
 from bert_tasks.data.table import cache_folder
+from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.errors import BertTasksError, DataError
 from bert_tasks.inference.output import (
@@ -107,6 +108,7 @@ def predict_stream(
     if predictor.model.task.needs_document_context:
         most = None
     rows = truncated = rejected = 0
+    unknown = UnknownTokens()
     with nullcontext() if rejects is None else rejects.open("w", encoding="utf-8") as file:
         while chunk := reader.chunk(most):
             faulty = [row for row in chunk if row.get(FAULT) is not None]
@@ -114,6 +116,7 @@ def predict_stream(
             made = replace(predictor, names=reader.names).output_chunk(rows, usable)
             writer.write(made.content)
             rows, truncated, rejected = rows + made.rows, truncated + made.truncated, rejected + made.rejected
+            unknown = UnknownTokens.total([unknown, made.unknown])
             progress(rows, None)
             if faulty and not skips:
                 problems = Problems(source=STDIN_NAME)
@@ -124,7 +127,7 @@ def predict_stream(
                 file.writelines(reject_line(row[FAULT]) for row in faulty)
                 file.flush()
     reader.check()
-    return Predicted(rows=rows, truncated=truncated, rejected=rejected)
+    return Predicted(rows=rows, truncated=truncated, rejected=rejected, unknown=unknown)
 
 
 class _Reader:

@@ -24,7 +24,8 @@ from bert_tasks.data.readers import (
     reading_of_file,
     rows_in_memory,
 )
-from bert_tasks.data.table import RowTable, Samples, cached_features
+from bert_tasks.data.table import RowTable, Samples, Truncation, cached_features
+from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.data.validator import unknown_column
 from bert_tasks.environment import installed_version
 from bert_tasks.errors import DataError, UsageError
@@ -254,6 +255,23 @@ def load_table(
         skip_faulty=skip_faulty,
         name=None if name == "rows" else name,
     )
+
+
+def vocabulary_name(model: TaskModel) -> str:
+    """Returns the name under which people know a model's vocabulary: that of the model, or of the tokenizer."""
+    tokenizer = str(model.require_tokenizer().name_or_path)
+    return model.origin.name if model.origin is not None else tokenizer if tokenizer else "the tokenizer"
+
+
+def unknown_tokens(samples: Samples, model: TaskModel) -> UnknownTokens:
+    """Counts the unknown tokens of a table's features."""
+    return UnknownTokens.of_features(samples.features, model.require_tokenizer())
+
+
+def input_notes(samples: Samples, model: TaskModel, *, rows: int) -> tuple[str, ...]:
+    """Returns lines for people about what the model does not read of a table: what is truncated, and unknown tokens."""
+    cuts = model.task.cut_notes(Truncation.of(samples.features, rows=rows))
+    return (*cuts, *unknown_tokens(samples, model).notes(vocabulary_name(model)))
 
 
 def tokenized(table: RowTable, task: Task, model: TaskModel) -> Samples:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bert_tasks.data.columns import ENCODING_EXAMPLE
 from bert_tasks.data.formats import FORMATS, Format, file_format
 from bert_tasks.data.problems import shortened
 from bert_tasks.data.readers import ReadOptions, existing_file, file_records
@@ -91,7 +92,7 @@ def read_source(path: Path, given: ReadOptions) -> Source:
             if not is_encodable(name) or _UNKNOWN_BYTE.search(str(value)):
                 raise DataError(
                     f"{path}: column {name!r} has bytes that are not {'utf-8' if encoding is None else encoding}; "
-                    "name the file's encoding, such as --encoding latin-1"
+                    f"name the file's encoding with --encoding, {ENCODING_EXAMPLE}"
                 )
     return replace(source, is_given=given.format is not None)
 

@@ -3,12 +3,12 @@
 Owns the types and the small readers of cells that the rules of several tasks share. Each task has its rules beside it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bert_tasks.data.columns import LABEL_SEPARATOR, BadValueError, Kind, canonical
-from bert_tasks.data.profile import pieces
+from bert_tasks.data.profile import ColumnProfile, pieces
 
 COMPARED_ROWS = 1000  # where two columns must fit together
 
@@ -104,6 +104,22 @@ def cell_value(row: Mapping[str, Any], column: str, kind: Kind) -> Any:
         return canonical(row.get(column), kind)
     except BadValueError:
         return None
+
+
+def other_columns(
+    columns: Mapping[str, str], others: Iterable[Mapping[str, str]], profiles: Sequence[ColumnProfile]
+) -> tuple[str, ...]:
+    """Returns alternatives, as ``TaskGuess`` has them, for columns that match as well as the chosen ones.
+
+    Args:
+        columns: The task's columns -> the chosen ones.
+        others: Other choices. Those that differ from the chosen one in a single column are reported.
+        profiles: The profiles of all columns.
+    """
+    described = {column.name: column.described() for column in profiles}
+    changes = [other.items() - columns.items() for other in others if other.keys() == columns.keys()]
+    single = dict.fromkeys(item for change in changes if len(change) == 1 for item in change)
+    return tuple(f'{task} = "{name}"' + (f" ({described[name]})" if name in described else "") for task, name in single)
 
 
 def count_pieces(row: Mapping[str, Any], columns: Sequence[str]) -> int:

@@ -28,7 +28,15 @@ from bert_tasks.metrics.classification import calibration
 from bert_tasks.metrics.formulas import accuracy_measure
 from bert_tasks.tasks.averaging import mean_softmax
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
-from bert_tasks.tasks.detection import COMPARED_ROWS, LABEL_NAMES, QUESTION_NAMES, TaskGuess, UserHints, count_pieces
+from bert_tasks.tasks.detection import (
+    COMPARED_ROWS,
+    LABEL_NAMES,
+    QUESTION_NAMES,
+    TaskGuess,
+    UserHints,
+    count_pieces,
+    other_columns,
+)
 from bert_tasks.tasks.distillation import DISTILLATION, NO_LOGIT, softmax_divergence
 from bert_tasks.tasks.explanation import (
     Explainable,
@@ -324,11 +332,11 @@ class MultipleChoice(Explainable, Task[ChoicePrediction]):
     @classmethod
     def detect(cls, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> TaskGuess | None:
         """See ``Task.detect``: there are lists or numbered columns of choices, and a column that names one of them."""
-        for columns in _choice_columns(profiles, hints):
-            known = list(_read_choices(rows[:COMPARED_ROWS], columns))
-            if known and all(choices is not None for choices in known):
-                return _guess(cls.name, columns, rows)
-        return None
+        fitting = [columns for columns in _choice_columns(profiles, hints) if _are_read(rows, columns)]
+        if not fitting:
+            return None
+        alternatives = other_columns(fitting[0], fitting[1:], profiles)
+        return replace(_guess(cls.name, fitting[0], rows), alternatives=alternatives)
 
 
 def _ending(question: str | None, choice: str) -> str:
@@ -446,6 +454,11 @@ def _read_choices(rows: Sequence[Row], columns: Mapping[str, str]) -> Iterator[l
                 yield choices
         except BadValueError:
             yield None
+
+
+def _are_read(rows: Sequence[Row], columns: Mapping[str, str]) -> bool:
+    known = list(_read_choices(rows[:COMPARED_ROWS], columns))
+    return len(known) > 0 and all(choices is not None for choices in known)
 
 
 def _guess(task: str, columns: Mapping[str, str], rows: Sequence[Row]) -> TaskGuess:

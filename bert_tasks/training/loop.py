@@ -21,7 +21,7 @@ from torch import nn
 
 from bert_tasks.data.checks import named_splits
 from bert_tasks.data.splits import Splits
-from bert_tasks.data.table import Truncation, tokenizer_content
+from bert_tasks.data.table import tokenizer_content
 from bert_tasks.distributed import (
     StopSignals,
     broadcast_from_main,
@@ -36,7 +36,7 @@ from bert_tasks.encoder.attention import attention_backend
 from bert_tasks.environment import keep_freed_memory, return_freed_memory, slow_bfloat16
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.metrics.tables import SEPARATOR, metric_key, metrics_by_set, split_key
-from bert_tasks.model.inputs import tokenized
+from bert_tasks.model.inputs import input_notes, tokenized
 from bert_tasks.model.pretrained import CheckpointFolder, folder_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection, RunSection
@@ -343,7 +343,7 @@ class Trainer:
         for name, table in {"train": self.splits.train, **tables}.items():
             for text in table.notes:
                 note(f"{name}: {text}")
-        for text in model.task.cut_notes(Truncation.of(self.steps.samples.features, rows=len(self.splits.train))):
+        for text in input_notes(self.steps.samples, model, rows=len(self.splits.train)):
             note(f"train: {text}")
 
     def _resume(self, existing: ExistingRun, metadata: Mapping[str, Any]) -> dict[str, Any]:

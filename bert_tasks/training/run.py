@@ -16,7 +16,7 @@ from bert_tasks.data.splits import Splits, load_splits, load_tables, stored_read
 from bert_tasks.data.table import Truncation
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import CheckpointError, RecipeError
-from bert_tasks.model.inputs import tokenized
+from bert_tasks.model.inputs import input_notes, tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import FoldsSection, Recipe, TeacherSection, build_task, load_recipe, resolved_toml
 from bert_tasks.run_dir import files as outputs
@@ -224,7 +224,8 @@ def _data_report(trainer: Trainer) -> DataReport:
     for name, table in named_splits(splits):
         samples = tokenized(table, task, model)
         cuts = Truncation.of(samples.features, rows=len(table))
-        tokens[name] = TokenCounts(lengths=samples.tokens, cuts=cuts, notes=task.cut_notes(cuts))
+        notes = input_notes(samples, model, rows=len(table))
+        tokens[name] = TokenCounts(lengths=samples.tokens, cuts=cuts, notes=notes)
     return data_report(splits, tokens, columns=task.columns, labels=task.labels)
 
 

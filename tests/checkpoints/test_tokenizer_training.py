@@ -88,6 +88,33 @@ def test_lower_case_is_stated(corpus: Path, type: Any) -> None:
         trained(corpus, type="bpe", lowercase=True)
 
 
+def chinese(folder: Path, count: int, *, other: str = "") -> tuple[Path, list[str]]:
+    """A corpus of different Chinese characters, the first ones more frequent, and the characters."""
+    characters = [chr(0x4E00 + number) for number in range(count)]
+    path = folder / "chinese.txt"
+    path.write_text("\n\n".join(["".join(characters[:length]) for length in (count // 2, count)] + [other]), "utf-8")
+    return path, characters
+
+
+def test_a_character_of_the_corpus_has_a_token_as_long_as_the_vocabulary_has_room(tmp_path: Path) -> None:
+    path, characters = chinese(tmp_path, 3000, other="zh \u0e01\u0e02\u0e03 \u3042\u3044")
+    made = trained(path, vocab_size=3200)
+    opened = AutoTokenizer.from_pretrained(made.folder)
+    assert made.vocab_size <= 3200
+    assert opened.tokenize("".join(characters)) == characters
+    for text in ("hz", "\u0e03\u0e02\u0e01", "\u3044\u3042"):  # other words of the same characters
+        assert "[UNK]" not in opened.tokenize(text)
+
+
+def test_a_small_vocabulary_has_the_most_frequent_characters(tmp_path: Path) -> None:
+    path, characters = chinese(tmp_path, 400, other="1 1 1")
+    made = trained(path, vocab_size=5 + 2 + 200)
+    opened = AutoTokenizer.from_pretrained(made.folder)
+    assert made.vocab_size == 207
+    assert opened.tokenize("".join(characters)) == [*characters[:200], *["[UNK]"] * 200]
+    assert made.unknown == pytest.approx(200 / 603)
+
+
 def test_the_corpus_is_read_as_training_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"parts": [line, line.upper()]}) + "\n" for line in LINES))

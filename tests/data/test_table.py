@@ -29,7 +29,7 @@ def test_rows_with_columns_are_canonical() -> None:
 
 def test_bad_rows_are_all_named() -> None:
     with pytest.raises(BadRowsError) as error:
-        RowTable.from_rows([{"text": None}, {"text": 3}, {"text": "a", "label": 0.5}], "mine", COLUMNS)
+        RowTable.from_rows([{"text": None}, {"text": 3}, {"text": "a", "label": []}], "mine", COLUMNS)
     assert [line.split(": ")[0] for line in str(error.value).splitlines()[1:]] == ["  mine:1", "  mine:2", "  mine:3"]
 
 

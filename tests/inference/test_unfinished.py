@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.inference.output import LOG, ROWS, Chunk, unfinished_folder, unfinished_output
 
 FACTS = {"input": "x"}
 
 
 def part(number: int) -> Chunk:
-    return Chunk(content=b'{"row": %d}\n' % number, rows=1, truncated=0, rejected=0)
+    return Chunk(content=b'{"row": %d}\n' % number, rows=1, truncated=0, rejected=0, unknown=UnknownTokens())
 
 
 def on_disk(output: Path) -> tuple[int, int]:

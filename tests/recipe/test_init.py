@@ -22,7 +22,7 @@ from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.recipe import source as recipe_source
 from bert_tasks.recipe.init import EMBEDDED_MODEL, USUAL_MODEL, RecipeDraft, _commands, guess_task, init_recipe
 from bert_tasks.recipe.schema import build_task, load_recipe
-from bert_tasks.tasks.detection import TaskGuess
+from bert_tasks.tasks.detection import TaskGuess, UserHints
 from bert_tasks.training.run import check
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES
@@ -156,13 +156,13 @@ def test_a_format_that_is_stated(tmp_path: Path, base: str) -> None:
 
 
 def test_another_encoding(tmp_path: Path, base: str) -> None:
-    rows = [{**row, "text": f"café {row['text']}"} for row in labelled()]
+    rows = [{**row, "text": f"“café” {row['text']}"} for row in labelled()]
     path = write_csv(tmp_path / "rows.csv", rows)
-    path.write_bytes(path.read_text("utf-8").encode("latin-1"))
-    with pytest.raises(DataError, match=r"column 'text' has bytes that are not utf-8; .* --encoding latin-1"):
+    path.write_bytes(path.read_text("utf-8").encode("cp1252"))
+    with pytest.raises(DataError, match=r"'text' has bytes that are not utf-8; .* with --encoding, such as 'cp1252'"):
         draft_of(path, tmp_path)
-    draft = draft_of(path, tmp_path, model=base, encoding="latin-1")
-    assert load_recipe(draft.path).data.encoding == "latin-1"
+    draft = draft_of(path, tmp_path, model=base, encoding="cp1252")
+    assert load_recipe(draft.path).data.encoding == "cp1252"
     check(load_recipe(draft.path))
 
 
@@ -326,6 +326,70 @@ def test_ids_dates_and_constants_are_no_targets() -> None:
     ]
     guess = guess_task(rows)
     assert guess.columns == {"text": "text", "label": "mood"}
+    assert guess.alternatives == ()
+
+
+ADJECTIVES, NOUNS = ("old", "green", "narrow", "quiet", "steep"), ("harbour", "ferry", "garden", "station", "bridge")
+QUESTIONS = [
+    {
+        "asked": f"What is it like at place {i} in the town?",
+        "review": f"We went out early and the {ADJECTIVES[i % 5]} {NOUNS[i % 5]} number {i} was the best of all.",
+        "adjective": f"{ADJECTIVES[i % 5]} {NOUNS[i % 5]} number {i}",
+        "span": f"{NOUNS[i % 5]} number {i}",
+    }
+    for i in range(40)
+]
+EXAMS = [
+    {"story": text, "moral": f"{text} It was told {i} times.", "options": ["yes", "no"], "gold": i % 2, "answer": i % 2}
+    for i, text in enumerate(LINES)
+]
+LISTS = [
+    {"plain": text.split(), "lower": text.lower().split(), "pos": ["XY"[len(w) % 2] for w in text.split()]}
+    for text in LINES
+]
+
+
+def without(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != name} for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("rows", "hints", "chosen", "other"),
+    [
+        (QUESTIONS, UserHints(task="span-extraction"), ("answers", "adjective"), ("answers", "span")),
+        (
+            [{**row, "adjective": "", "also": f"And what did you like at {i}?"} for i, row in enumerate(QUESTIONS)],
+            UserHints(task="span-extraction", label="span"),
+            ("question", "asked"),
+            ("question", "also"),
+        ),
+        (EXAMS, UserHints(task="multiple-choice", texts=("story",)), ("label", "gold"), ("label", "answer")),
+        (LISTS, UserHints(), ("words", "plain"), ("words", "lower")),
+        (
+            [{"text": f"{text} {i}", "title": text, "label": MOODS[i % 3]} for i, text in enumerate(LINES)],
+            UserHints(task="sequence-classification"),
+            ("text", "text"),
+            ("text", "title"),
+        ),
+    ],
+)
+def test_of_columns_that_match_equally_both_are_named(
+    rows: list[dict[str, Any]], hints: UserHints, chosen: tuple[str, str], other: tuple[str, str]
+) -> None:
+    guess = guess_task(rows, hints)
+    names = [chosen[1], other[1]]
+    assert guess.columns[chosen[0]] in names
+    names.remove(guess.columns[chosen[0]])
+    assert [text for text in guess.alternatives if text.startswith(f'{other[0]} = "{names[0]}" (')]
+    left = guess_task(without(rows, names[0]), hints)
+    assert left.columns == guess.columns
+    assert not [text for text in left.alternatives if text.startswith(f"{other[0]} = ")]
+
+
+def test_a_column_with_a_usual_name_matches_better() -> None:
+    rows = [{**row, "answer": row["span"], "question": row["asked"], "context": row["review"]} for row in QUESTIONS]
+    guess = guess_task([{key: row[key] for key in ("adjective", "question", "context", "answer")} for row in rows])
+    assert guess.columns == {"question": "question", "context": "context", "answers": "answer"}
     assert guess.alternatives == ()
 
 

@@ -273,7 +273,7 @@ UNUSABLE: dict[str, Mapping[str, Any]] = {
     "no text": {"text": None, "label": "glad"},
     "spaces around the label": {"text": "a", "label": " glad"},
     "half a character": {"text": "\ud800", "label": "glad"},
-    "a label of another kind": {"text": "a", "label": 0.5},
+    "a text of another kind": {"text": 5, "label": "glad"},
 }
 
 

@@ -64,6 +64,26 @@ def test_the_form_of_the_rows_changes_nothing(checkpoint, tmp_path, plain, form)
     assert evaluate(saved, validation) == result.metrics
 
 
+@pytest.mark.parametrize("names", [("False", "True"), ("0.5", "1.0"), ("0", "1")])
+@pytest.mark.parametrize("form", ["frame", "records"])
+def test_labels_that_pandas_reads_as_numbers_are_those_of_the_file(checkpoint, tmp_path, names, form):
+    for name, rows in (("train", ROWS), ("dev", OTHERS)):
+        named = [{**row, "label": names[LABELS.index(row["label"])]} for row in rows]
+        pd.DataFrame(named).to_csv(tmp_path / f"{name}.csv", index=False)
+    files = [tmp_path / "train.csv", tmp_path / "dev.csv"]
+    frames = [pd.read_csv(file) for file in files]
+    if names == ("0", "1"):  # as after dropna
+        frames = [frame.astype({"label": float}) for frame in frames]
+    data = frames if form == "frame" else [frame.to_dict("records") for frame in frames]
+    fitted, metrics = [], []
+    for number, (train, dev) in enumerate((files, data)):
+        model = TaskModel.from_pretrained(checkpoint, task="sequence-classification", labels=names, max_length=40)
+        metrics.append(fit(model, train, dev, output_dir=tmp_path / str(number), **QUICK).metrics)
+        fitted.append(model)
+    assert metrics[0] == metrics[1] == evaluate(fitted[0], data[1]) == evaluate(fitted[1], files[1])
+    assert predict(fitted[0], data[1]) == predict(fitted[0], files[1])
+
+
 def test_missing_values_of_a_frame_are_missing(checkpoint, tmp_path):
     frame = pd.DataFrame([*ROWS, {"text": float("nan"), "label": "positive"}])
     with pytest.raises(DataError, match="train:17: column 'text'"):

@@ -41,11 +41,9 @@ def detect_texts(
             texts = [column for name in hints.texts for column in profiles if column.name == name]
         else:
             texts = _text_columns([column for column in profiles if column is not label])
-        if hints.task is not None and count == 1:
-            texts = sorted(texts, key=lambda column: -column.words)[:1]
         if not texts or (hints.task is not None and len(texts) < count):
             continue
-        longest = sorted(texts, key=lambda column: -column.words)[:2]
+        longest = sorted(texts, key=lambda column: -column.words)[: 2 if hints.task is None else count]
         chosen = [column for column in texts if column in longest]  # in the order of the file, or of the pair's names
         if len(chosen) != count:
             return None
@@ -146,6 +144,11 @@ def _alternatives(
     if len(chosen) == 2 and names not in _PAIR_NAMES and not hints.texts and hints.task is None:
         for column in texts:
             yield f'task = "sequence-classification" with text = "{column.name}"'
+    if hints.task is not None and not hints.texts:
+        for column in texts:
+            if column not in chosen:
+                name = "text" if len(chosen) == 1 else "text_pair"
+                yield f'{name} = "{column.name}" ({column.described()})'
     if label.is_number and label.is_classes and label.distinct > 2:
         yield 'settings.problem_type = "regression", if the numbers are amounts'
     if label.is_amount and not label.decimals and label.is_repeated:

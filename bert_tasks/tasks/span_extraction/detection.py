@@ -4,7 +4,15 @@ from collections.abc import Iterator, Sequence
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.profile import ColumnProfile, percentile
-from bert_tasks.tasks.detection import COMPARED_ROWS, QUESTION_NAMES, TaskGuess, UserHints, cell_value, count_pieces
+from bert_tasks.tasks.detection import (
+    COMPARED_ROWS,
+    QUESTION_NAMES,
+    TaskGuess,
+    UserHints,
+    cell_value,
+    count_pieces,
+    other_columns,
+)
 
 _LEAST_CONTEXT = 10  # words on average
 _FOUND = 0.9  # share of the answers that must be in their context
@@ -15,6 +23,8 @@ _FOUND_IF_STATED = 0.0  # where the user says so; one at least
 _CONTEXTS = ("context", "passage", "paragraph")
 _ANSWERS = ("answers", "answer", "answer_text")
 
+_Spans = tuple[ColumnProfile, ColumnProfile, ColumnProfile]  # question, context, answers
+
 
 def detect_spans(
     name: str, profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints
@@ -24,10 +34,12 @@ def detect_spans(
     Args:
         name: of the task.
     """
-    found = next(_span_columns(profiles, rows[:COMPARED_ROWS], hints), None)
-    if found is None:
+    candidates = list(_span_columns(profiles, rows[:COMPARED_ROWS], hints))
+    if not candidates:
         return None
-    question, context, answers = found
+    best, *others = candidates
+    columns = _names(best)
+    question, context, answers = columns.values()
     texts = [cell_value(row, answers, "answers") for row in rows]
     none = sum(given is not None and not given["text"] for given in texts)
     bad = sum(
@@ -44,17 +56,29 @@ def detect_spans(
     reasons += [f"{answers}: {none} of {len(rows)} are empty -> questions without an answer"] if none else []
     return TaskGuess(
         task=name,
-        columns={"question": question, "context": context, "answers": answers},
+        columns=columns,
         words=percentile([count_pieces(row, (question, context)) for row in rows]),
         precedence=1,
         settings={"version_2_with_negative": none > 0},
         reasons=tuple(reasons),
+        alternatives=other_columns(columns, [_names(o) for o in others if _matches_as_well(o, best)], profiles),
     )
 
 
-def _span_columns(
-    profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints
-) -> Iterator[tuple[str, str, str]]:
+def _names(spans: _Spans) -> dict[str, str]:
+    return dict(zip(("question", "context", "answers"), (column.name for column in spans), strict=True))
+
+
+def _matches_as_well(other: _Spans, best: _Spans) -> bool:
+    """Returns True if neither has more usual names; of contexts without one the longest matches best."""
+    usual = (QUESTION_NAMES, _CONTEXTS, _ANSWERS)
+    other_named, best_named = (
+        [column.known in names for column, names in zip(spans, usual, strict=True)] for spans in (other, best)
+    )
+    return other_named == best_named and (other[1] is best[1] or best_named[1])
+
+
+def _span_columns(profiles: Sequence[ColumnProfile], rows: Sequence[Row], hints: UserHints) -> Iterator[_Spans]:
     """Columns that may be question, context and answers, best first."""
     asked, read = hints.texts if len(hints.texts) == 2 else (None, *hints.texts, None)[:2]
     longest = sorted(profiles, key=lambda column: (column.known not in _CONTEXTS, -column.words))
@@ -65,9 +89,9 @@ def _span_columns(
         questions = sorted(asking, key=lambda column: column.known not in QUESTION_NAMES)
         learnt = [column for column in others if hints.label in (None, column.name)]
         for answers in sorted(learnt, key=lambda column: column.known not in _ANSWERS):
-            question = next((column for column in questions if column is not answers), None)
-            if question is not None and _is_answered(context, answers, rows, hints):
-                yield question.name, context.name, answers.name
+            asked_by = [column for column in questions if column is not answers]
+            if asked_by and _is_answered(context, answers, rows, hints):
+                yield from ((question, context, answers) for question in asked_by)
 
 
 def _is_answered(context: ColumnProfile, answers: ColumnProfile, rows: Sequence[Row], hints: UserHints) -> bool:

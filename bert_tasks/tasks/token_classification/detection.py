@@ -6,7 +6,7 @@ from itertools import permutations
 from bert_tasks.data.columns import Kind, Row
 from bert_tasks.data.conll import detect_scheme, entities, to_iob2
 from bert_tasks.data.profile import ColumnProfile, listed, percentile, pieces
-from bert_tasks.tasks.detection import COMPARED_ROWS, TaskGuess, UserHints, cell_value
+from bert_tasks.tasks.detection import COMPARED_ROWS, TaskGuess, UserHints, cell_value, other_columns
 
 _MOST_TAGS = 200
 
@@ -33,10 +33,15 @@ def detect_tags(
             for words, tags in _word_columns(profiles)
             if hints.texts in ((), (words,)) and hints.label in (None, tags)
         ]
-    pair = next((pair for pair in tried if _are_tagged(some, *pair, is_stated=named)), None)
-    if pair is None:
+    pairs = [pair for pair in tried if _are_tagged(some, *pair, is_stated=named)]
+    if not pairs:
         return None
-    words, tags = pair
+    words, tags = pairs[0]
+    spare = tuple(_other_tags(profiles, some, words, tags))
+    # Rows of tags are rows of words for coarser tags, but not if they are tags of the chosen words.
+    unlike = {words, *(column for _, column, _ in spare)}
+    same = [w for w, t in pairs if t == tags and w not in unlike and _is_word_name(w) == _is_word_name(words)]
+    others = [{"words": other, "tags": tags} for other in same]
     sentences = [cell_value(row, tags, "tags") for row in rows]
     tagged = [names for names in sentences if names is not None]
     labels = tuple(sorted({name for names in tagged for name in to_iob2(names)}))
@@ -56,8 +61,13 @@ def detect_tags(
             f"{tags}: {seen}",
         ),
         precedence=2,
-        spare=tuple(_other_tags(profiles, some, words, tags)),
+        spare=spare,
+        alternatives=other_columns({"words": words, "tags": tags}, others, profiles),
     )
+
+
+def _is_word_name(name: str) -> bool:
+    return name.strip().lower() in _WORDS
 
 
 def _word_columns(profiles: Sequence[ColumnProfile]) -> Iterator[tuple[str, str]]:
@@ -76,7 +86,7 @@ def _are_tagged(rows: Sequence[Row], words: str, tags: str, *, is_stated: bool =
     found = {name for _, names in known for name in names}
     if not found or any(len(sentence) != len(names) for sentence, names in known):
         return False
-    is_named = is_stated or (words.strip().lower() in _WORDS and tags.strip().lower() in _TAGS)
+    is_named = is_stated or (_is_word_name(words) and tags.strip().lower() in _TAGS)
     are_numbers = all(name.isdecimal() for name in found)
     return is_named or (len(found) <= _MOST_TAGS and len(found) < len(vocabulary) and not are_numbers)
 

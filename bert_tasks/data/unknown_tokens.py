@@ -1,0 +1,77 @@
+"""Unknown tokens: what the vocabulary of a model cannot spell.
+
+Owns their number in features, and the note on it. A tokenizer without a token for them, or of bytes, never has any.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_MOST = 0.01  # share without a warning
+_WINDOWS = 10_000
+_RARE = "\U00012000"  # the cuneiform sign A, which only tokenizers of bytes know
+_ADVICE = (
+    "Choose a multilingual model or a model for the language of the texts, or train a vocabulary with `bert-tasks "
+    "tokenizer` and pre-train a new model"
+)
+
+
+class UnknownTokens(NamedTuple):
+    """Number of unknown tokens, and of all tokens but the special ones around a text."""
+
+    unknown: int = 0
+    tokens: int = 0
+
+    @classmethod
+    def of(cls, ids: Iterable[NDArray[np.integer[Any]]], tokenizer: Any) -> "UnknownTokens":
+        """Counts unknown tokens.
+
+        Args:
+            ids: Token ids, in arrays of any length.
+            tokenizer: The tokenizer that made them.
+
+        Returns:
+            The counts; zeros if no text is unknown to the tokenizer.
+        """
+        unk = tokenizer.unk_token_id
+        if unk not in tokenizer(_RARE, add_special_tokens=False)["input_ids"]:
+            return cls()  # in tagging, words without characters have the token nevertheless
+        special = [token for token in tokenizer.all_special_ids if token != unk]
+        counts = [cls(int(np.sum(part == unk)), part.size - int(np.isin(part, special).sum())) for part in ids]
+        return cls.total(counts)
+
+    @classmethod
+    def of_features(cls, features: "Dataset", tokenizer: Any) -> "UnknownTokens":
+        """Counts the unknown tokens of a table's features, which stay in their file."""
+        import pyarrow.compute
+
+        tables = features.select_columns(["input_ids"]).with_format("arrow").iter(batch_size=_WINDOWS)
+        return cls.of((pyarrow.compute.list_flatten(table.column(0)).to_numpy() for table in tables), tokenizer)
+
+    @classmethod
+    def total(cls, counts: Iterable[Sequence[int]]) -> "UnknownTokens":
+        return cls(*(sum(column) for column in zip(*counts, strict=True)))
+
+    def notes(self, vocabulary: str) -> tuple[str, ...]:
+        """Returns a line for people if there are unknown tokens; a warning if there are many.
+
+        Args:
+            vocabulary: The name of the model that has the vocabulary.
+        """
+        if self.unknown == 0:
+            return ()
+        line = f"{self.unknown} of {self.tokens} tokens ({self.unknown / self.tokens:.2%}) are unknown to {vocabulary}"
+        return (f"warning: {line}. {_ADVICE}" if self._are_many else line,)
+
+    def warnings(self, vocabulary: str) -> tuple[str, ...]:
+        """Returns the line of ``notes`` if it is a warning."""
+        return self.notes(vocabulary) if self._are_many else ()
+
+    @property
+    def _are_many(self) -> bool:
+        return self.unknown > _MOST * self.tokens

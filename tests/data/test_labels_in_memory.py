@@ -1,0 +1,120 @@
+"""Labels of DataFrames and of other rows in memory: those of the csv file that pandas read."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from datasets import Dataset
+
+from bert_tasks.data.columns import Column
+from bert_tasks.data.problems import BadRowsError
+from bert_tasks.data.readers import read_table, rows_in_memory
+from bert_tasks.data.table import RowTable
+
+TEXT = Column(name="text", kind="text")
+LABEL = Column(name="label", kind="label", required=False)
+LABELS = Column(name="labels", kind="labels", required=False)
+
+FORMS: dict[str, Callable[[pd.DataFrame], Any]] = {
+    "frame": lambda frame: frame,
+    "records": lambda frame: frame.to_dict("records"),
+    "numpy": lambda frame: [dict(zip(frame, row, strict=True)) for row in frame.astype(object).to_numpy()],
+    "dataset": lambda frame: Dataset.from_pandas(frame, preserve_index=False),
+    "arrow": lambda frame: pa.Table.from_pandas(frame, preserve_index=False),
+}
+
+
+def in_memory(data: Any, labels: tuple[str, ...] = (), column: Column = LABEL) -> list[Any]:
+    rows: Any = list(rows_in_memory(data))
+    table = RowTable.from_rows(rows, columns=[TEXT, column], require_labels=True, labels=labels)
+    return [row[column.name] for row in table]
+
+
+def csv_file(folder: Path, labels: list[str], name: str = "label") -> Path:
+    path = folder / "rows.csv"
+    path.write_text(f"text,{name}\n" + "".join(f"t{number},{label}\n" for number, label in enumerate(labels)))
+    return path
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("labels", "change"),
+    [
+        (["True", "False", "True"], None),
+        (["a", "b", "a"], None),
+        (["a", "b", "a"], "category"),
+        (["2", "0", "2"], None),
+        (["2", "0", "2"], "float64"),
+        (["2", "0", "2"], "Int64"),
+        (["2", "0", "2"], "category"),
+        (["True", "False", "True"], "category"),
+        (["0.5", "1.0", "-2.25"], None),
+        (["2", "", "0", "2"], "dropna"),
+    ],
+)
+def test_labels_are_those_of_the_file(form: str, labels: list[str], change: str | None, tmp_path: Path) -> None:
+    frame = pd.read_csv(csv_file(tmp_path, labels))
+    if change == "dropna":
+        frame = frame.dropna()
+    elif change is not None:
+        frame["label"] = frame["label"].astype(change)  # type: ignore[call-overload]  # a name of any type
+    path = csv_file(tmp_path, [label for label in labels if label])
+    table = read_table(path, columns=[TEXT, LABEL], labels=(), cache_dir=tmp_path)
+    assert in_memory(FORMS[form](frame)) == [row["label"] for row in table]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("known", "spelled", "label"),
+    [
+        (("true", "false"), "false", "false"),
+        (("FALSE", "TRUE"), "TRUE", "TRUE"),
+        (("0", "1"), "True", "1"),  # of a model that learned numbers
+        (("1.0", "2.0"), "2.0", "2.0"),
+        (("1", "2"), "2.0", "2"),
+        (("01", "02"), "02", "02"),
+        (("0.50", "1"), "0.50", "0.50"),
+    ],
+)
+def test_a_number_is_the_known_label_that_spells_it(
+    form: str, known: tuple[str, ...], spelled: str, label: str, tmp_path: Path
+) -> None:
+    path = csv_file(tmp_path, [spelled])
+    assert in_memory(FORMS[form](pd.read_csv(path)), known) == [label]
+    assert [row["label"] for row in read_table(path, columns=[TEXT, LABEL], labels=known, cache_dir=tmp_path)] == [
+        label
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "known", "said"),
+    [
+        (False, ("yes", "no"), "rows:1: column 'label': 'False': expected one of yes, no"),
+        (np.bool_(False), ("yes", "no"), "rows:1: column 'label': 'False': expected one of yes, no"),
+        (2.5, ("yes", "no"), "rows:1: column 'label': '2.5': expected one of yes, no"),
+        (np.int64(3), ("1", "2"), "rows:1: column 'label': '3': expected one of 1, 2"),
+        (1, ("1.0", "01"), "rows:1: column 'label': '1': '1' -> '"),  # either may be meant
+        (float("nan"), ("1", "2"), "rows:1: column 'label': 'nan': missing label"),
+    ],
+)
+def test_messages_show_the_value(value: Any, known: tuple[str, ...], said: str) -> None:
+    with pytest.raises(BadRowsError) as error:
+        in_memory([{"text": "a", "label": value}], known)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sets_of_one_number_each(form: str, tmp_path: Path) -> None:
+    path = csv_file(tmp_path, ["1", "0", "1"], "labels")
+    table = read_table(path, columns=[TEXT, LABELS], labels=(), cache_dir=tmp_path)
+    found = in_memory(FORMS[form](pd.read_csv(path)), column=LABELS)
+    assert found == [row["labels"] for row in table] == [["1"], ["0"], ["1"]]
+
+
+def test_ids_beside_missing_ones_are_whole_numbers() -> None:
+    rows = [{"text": "a", "label": 7.0}]
+    assert in_memory(rows, column=Column(name="label", kind="id")) == ["7"]
