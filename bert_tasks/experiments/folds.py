@@ -79,7 +79,7 @@ class FoldsResult:
         summary: how the rows were divided.
         rows: all rows, in the order of the data, and ``predictions`` for them.
         folds: the fold of each row.
-        task: of the first fold's model.
+        task: of all folds' models, without the values that each fold fitted to its rows.
     """
 
     output_dir: Path
@@ -221,7 +221,7 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
         )
         runs.append(run)
         if number == 1:
-            task, summary = trainer.model.task, trainer.splits.division
+            task, summary = trainer.model.task.drop_fitted_values(), trainer.splits.division
             best = metric_metadata(task, made.run, result.validation_sets)["best"]
     _, metric = split_key(best, runs[0].result.validation_sets)
     rows, folds, predictions = pooled(parts)

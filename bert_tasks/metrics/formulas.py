@@ -27,6 +27,7 @@ Flags = NDArray[np.bool_]
 Number = TypeVar("Number", float, Floats)
 
 _BINS = 256  # of scores, for the area under the curve of many tokens
+_ROUNDING = 1e-12  # of a sum of squares: equal numbers seem to differ by no more
 MOST_LABELS = 200  # the most frequent labels have numbers of their own in a ``MetricFormula``
 
 
@@ -201,7 +202,8 @@ class MetricFormula:
         names: of the M numbers; ``f1\\0NAME`` and the like for those of one label.
         statistics: what each row adds to the sums.
         formula: ``[..., K] -> [..., M]``.
-        labels: the labels whose counts are the sums; empty where the sums count no labels.
+        labels: the labels (or limits of the bins) whose counts are the sums; empty where the sums count no labels.
+            Predictions can be exchanged only between measures with the same labels.
     """
 
     names: tuple[str, ...]
@@ -337,14 +339,18 @@ def _label_measure(
 def regression_measure(labels: Sequence[float], predictions: Sequence[float]) -> MetricFormula:
     """Pearson's correlation, the mean absolute error and the root of the mean squared error."""
     true, predicted = np.asarray(labels, dtype=np.float64), np.asarray(predictions, dtype=np.float64)
-    x, y = true - true.mean(), predicted - predicted.mean()  # centred, so that the sums of squares keep their digits
+    # Centred, so that the sums of squares keep their digits. Both by the mean of the labels: the rows of two models are
+    # mixed in a randomisation test, so they must not be moved by different amounts.
+    x, y = true - true.mean(), predicted - true.mean()
     error = predicted - true
     rows = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y, np.abs(error), error * error], axis=1)
 
     def formula(sums: Floats) -> Floats:
         count, x, y, xx, yy, xy, absolute, squared = np.moveaxis(sums, -1, 0)
-        spread = np.sqrt(np.maximum(count * xx - x * x, 0.0) * np.maximum(count * yy - y * y, 0.0))
-        pearson = np.divide(count * xy - x * y, spread, out=np.full(spread.shape, np.nan), where=spread > 1e-12)
+        spread, others = count * xx - x * x, count * yy - y * y
+        varies = (spread > _ROUNDING * count * xx) & (others > _ROUNDING * count * yy)
+        pearson = np.full(varies.shape, np.nan)
+        np.divide(count * xy - x * y, np.sqrt(np.abs(spread * others)), out=pearson, where=varies)
         return np.stack([np.clip(pearson, -1.0, 1.0), absolute / count, np.sqrt(squared / count)], axis=-1)
 
     names = ("pearson", "mean_absolute_error", "rmse")
@@ -404,7 +410,7 @@ def replaced_token_measure(sizes: Sequence[int], scores: Floats, replaced: Flags
     """How well replaced tokens are told from others by their scores, and how often the original token was drawn.
 
     A resampled area under the curve is that of scores in ``_BINS`` bins; what the bins change over all rows is
-    corrected.
+    corrected. The bins are those of these scores.
 
     Args:
         sizes: the tokens of each row.
@@ -435,7 +441,7 @@ def replaced_token_measure(sizes: Sequence[int], scores: Floats, replaced: Flags
     if math.isfinite(exact):
         correction = exact - float(formula(statistics.total)[0])
     names = ("auc", "precision", "recall", "generator_accuracy")
-    return MetricFormula(names=names, statistics=statistics, formula=formula)
+    return MetricFormula(names=names, statistics=statistics, formula=formula, labels=tuple(map(str, edges.tolist())))
 
 
 def area_under_curve(labels: Flags, scores: Floats) -> float:

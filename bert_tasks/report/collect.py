@@ -216,13 +216,12 @@ def _cross_validation(folder: Path, name: str, metadata: dict[str, Any]) -> Run:
 
 def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str, Task]:
     """The predictions for all rows, each by the model that was trained without it; the fingerprint of these rows; and
-    the first model's task.
+    the models' task without what each fold fitted to its rows.
 
     Raises:
         BertTasksError: a model cannot be loaded, or the rows are not those that it was trained on.
     """
     parts: list[FoldPredictions] = []
-    tasks: list[Task] = []
     for number, home in enumerate(homes, start=1):
         prepared = prepare(load_recipe(home / outputs.RECIPE))
         table, metadata = prepared.splits.held_out, outputs.read_run_metadata(home)
@@ -233,11 +232,11 @@ def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str, Task]:
         if torch.cuda.is_available():
             model.to("cuda")
         parts.append(FoldPredictions(fold=number, table=table, predictions=evaluated_predictions(model, table)))
-        tasks.append(model.task)
     rows, _, predictions = pooled(parts)
     first = parts[0].table
     fingerprint = first.fingerprint if first.part is None else first.part[0].fingerprint
-    return PredictedSet(name="", source=first.source, rows=rows, predictions=predictions), fingerprint, tasks[0]
+    found = PredictedSet(name="", source=first.source, rows=rows, predictions=predictions)
+    return found, fingerprint, model.task.drop_fitted_values()
 
 
 def with_file_columns(run: Run) -> Run:

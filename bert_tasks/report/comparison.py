@@ -118,20 +118,25 @@ def compared(runs: Sequence[Run], results: Sequence[Mapping[str, Results]]) -> l
             rows=first.rows,
             unit=first.sections.unit,
             percent=first.sections.percent,
-            test=MCNEMAR if metric == "accuracy" else RANDOMISATION,
+            test=MCNEMAR if _is_share_of_rows(first, metric) else RANDOMISATION,
             runs=(ComparedRun(run=runs[0].name, value=first.estimates[metric]), *rows),
         )
         comparisons.append(comparison)
     return comparisons
 
 
+def _is_share_of_rows(results: Results, metric: str) -> bool:
+    """Returns True if McNemar's test applies: the accuracy of masked tokens is not the share of correct texts."""
+    return metric == "accuracy" and results.sections.accuracy_of_rows
+
+
 def _against_first(run: str, first: Results, other: Results, metric: str) -> ComparedRun:
-    """Accuracy by McNemar's test; other metrics by swapping predictions, if both runs count the same labels."""
+    """The share of correct rows by McNemar's test; other metrics by swapping predictions, if both count the same."""
     if metric not in other.estimates:
         return ComparedRun(run=run, value=Estimate(value=None), no_p=f"it has no {metric}")
     one, two = first.sections.measure, other.sections.measure
     found = ComparedRun(run=run, value=other.estimates[metric], difference=difference(one, two, metric))
-    if metric == "accuracy":
+    if _is_share_of_rows(first, metric):
         pairs = list(zip(first.sections.results, other.sections.results, strict=True))
         only_first = sum(a.is_correct and not b.is_correct for a, b in pairs)
         only_this = sum(b.is_correct and not a.is_correct for a, b in pairs)

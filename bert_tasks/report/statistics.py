@@ -19,6 +19,7 @@ SEED = 0
 REPLICATES = 1000
 FLIPS = 10_000
 LEVEL = 95  # per cent
+_EQUAL = 1e-12  # of their size: differences that sums in another order give of the same predictions
 _MOST_DRAWS = 20_000_000  # binomial draws of one call: seconds
 _FEWEST_REPLICATES, _FEWEST_FLIPS = 100, 999  # however many draws they are
 _MOST_CELLS = 2_000_000  # numbers of an array: a replicate at least, however long
@@ -107,19 +108,27 @@ def randomisation_test(
         None where the number is not defined.
     """
     paired = PairedStatistics.of(first.statistics, second.statistics)
-    totals = first.statistics.total, second.statistics.total
-    observed = float(second.number(name, totals[1]) - first.number(name, totals[0]))
+    values = [float(measure.number(name, measure.statistics.total)) for measure in (first, second)]
+    observed = abs(values[1] - values[0])
     if not math.isfinite(observed):
         return None
+    lowest = observed - _EQUAL * max(1.0, *map(abs, values))
     draws = _affordable(FLIPS, _FEWEST_FLIPS, len(paired.sizes))
     generator = np.random.default_rng(seed)
     hits = 0
     for size in _blocks(draws, paired.width):
         swapped = generator.binomial(paired.sizes, 0.5, size=(size, len(paired.sizes)))
-        own, other = paired.sums(swapped)  # of the rows that are swapped
-        gaps = second.number(name, totals[1] - other + own) - first.number(name, totals[0] - own + other)
-        hits += int((np.abs(gaps) >= abs(observed) - 1e-12).sum())
+        gaps = swapped_differences(first, second, name, paired, swapped)
+        hits += int((~(np.abs(gaps) < lowest)).sum())  # a swap without a value is no evidence of a difference
     return RandomisationTest((hits + 1) / (draws + 1), draws)
+
+
+def swapped_differences(
+    first: MetricFormula, second: MetricFormula, name: str, paired: PairedStatistics, swapped: Integers
+) -> Floats:
+    """``[R, G] -> [R]``: ``second`` minus ``first`` after ``swapped`` rows of each group exchanged predictions."""
+    kept, moved = paired.sums(paired.sizes - swapped), paired.sums(swapped)
+    return second.number(name, kept[1] + moved[0]) - first.number(name, kept[0] + moved[1])
 
 
 def mcnemar_p(only_first: int, only_second: int) -> float:

@@ -147,8 +147,7 @@ class Task(ABC, Generic[PredictionT]):
         has_dense_labels: a row trains many of its tokens, so that ``init`` suggests a higher learning rate and, for
             many rows, fewer epochs.
         lower_is_better: the keys of ``metrics`` for which lower is better; for all others higher is better.
-        neutral_metrics: the keys of ``metrics`` that count or describe (a number of questions, a threshold): none is a
-            score.
+        neutral_metrics: the keys of ``metrics`` that are no scores (a number of questions, a threshold).
         labels: the names of the classes, which fix their order; without them they are found in the training rows.
         max_length: of the longest window in tokens, special tokens included.
     """
@@ -423,7 +422,7 @@ class Task(ABC, Generic[PredictionT]):
 
     @abstractmethod
     def metrics(self, predictions: Sequence[PredictionT], rows: Sequence[Row]) -> dict[str, float]:
-        """Metrics with the names and scales of Hugging Face's evaluate.
+        """Metrics with the names and scales of Hugging Face's evaluate; of what was decided, without fitted values.
 
         Args:
             predictions: as ``decode`` gave them.
@@ -458,6 +457,10 @@ class Task(ABC, Generic[PredictionT]):
         A task whose fields exclude each other, or follow the labels' order, overrides this.
         """
         return {name: value for name, value in known.items() if name not in given}
+
+    def drop_fitted_values(self) -> Self:
+        """Returns the task with its labels and settings alone, without the values of ``fitted_fields``."""
+        return type(self)(labels=self.labels, **self.settings())
 
     def fit_to_train(self, rows: Iterable[Row]) -> Self:
         """Returns the task with its ``fitted_fields`` computed from the training rows."""
@@ -531,10 +534,7 @@ class Task(ABC, Generic[PredictionT]):
 
     @property
     def example_rows(self) -> Sequence[Row]:
-        """Three rows without labels to try a model with, for the server and model cards.
-
-        They are in plain English, because nothing is known of what the model was trained on.
-        """
+        """Three rows without labels, in plain English, to try a model with, for the server and model cards."""
         columns = [column for column in self.columns if column.required]
         return [
             {column.name: text.split() if column.kind == "words" else text for column in columns}

@@ -285,6 +285,7 @@ class MultipleChoice(Explainable, Task[ChoicePrediction]):
             unit="rows",
             headline=("accuracy",),
             results=results,
+            accuracy_of_rows=True,
             calibration=calibration([one.score for one in results], [one.is_correct for one in results]),
             examples=_confident_mistakes(pairs),
         )

@@ -316,6 +316,7 @@ class ReportSections:
         unit: what a row is called, in the plural: rows, sentences or questions.
         headline: the names of the metrics that are shown first.
         results: of each row that has a label, in row order.
+        accuracy_of_rows: ``accuracy`` is the share of the results that are correct, as McNemar's test assumes.
         percent: metrics are on a scale of 0 to 100 instead of 0 to 1.
         label_word: what a label is: class, label, type or tag; empty where there is no table by label.
         labels: the labels of that table, in order.
@@ -328,6 +329,7 @@ class ReportSections:
     unit: str
     headline: tuple[str, ...]
     results: tuple[RowResult, ...]
+    accuracy_of_rows: bool = False
     percent: bool = False
     label_word: str = ""
     labels: tuple[str, ...] = ()

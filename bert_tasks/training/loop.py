@@ -195,9 +195,8 @@ class Trainer:
             raise UsageError(f"{len(validation)} validation sets, one of them without a name: name each of them")
         for name, table in named_splits(self.splits):
             model.task.check_split(table, f"{name} ({table.source})")
-        # From its settings alone, so that nothing is left of the data that an earlier run was fitted to.
-        unfitted = type(model.task)(labels=model.task.labels, **model.task.settings())
-        model.task = unfitted.fit_to_train(self.splits.train)
+        # Nothing may be left of the data that an earlier run was fitted to.
+        model.task = model.task.drop_fitted_values().fit_to_train(self.splits.train)
         if self.optim.lora_rank is not None:
             freeze_encoder(self.objective, self.optim)
         freeze(model, embeddings=self.optim.freeze_embeddings, layers=self.optim.freeze_layers)

@@ -1,13 +1,17 @@
 """Two or more runs side by side, with results made by hand: numbers, directions, tests and their correction."""
 
+from itertools import product
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from scipy import stats
 
-from bert_tasks.metrics.formulas import class_measure, multilabel_measure
+from bert_tasks.metrics.formulas import class_measure, multilabel_measure, replaced_token_measure
 from bert_tasks.report.comparison import MCNEMAR, RANDOMISATION, compared
 from bert_tasks.report.results import Results
+from bert_tasks.tasks import MaskedLanguageModeling
+from bert_tasks.tasks.masked_language_modeling.task import Candidate, MaskedToken, MaskPrediction
 from bert_tasks.tasks.report_data import ReportSections, RowResult
 from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
 
@@ -25,7 +29,10 @@ def results_of(predictions, *, names=("a", "b"), metric="accuracy"):
         for label, prediction in zip(LABELS, predictions, strict=True)
     ]
     measure = class_measure(LABELS, predictions, names)
-    return Results.of(ReportSections(measure=measure, unit="rows", headline=(metric,), results=tuple(rows)))
+    sections = ReportSections(
+        measure=measure, unit="rows", headline=(metric,), results=tuple(rows), accuracy_of_rows=True
+    )
+    return Results.of(sections)
 
 
 def compare(*results):
@@ -103,3 +110,36 @@ def tagged(task, labels, predictions):
     found = [TokenPrediction(words=words, tags=tags, scores=(0.9,) * 3, entities=()) for tags in predictions]
     rows = [{"words": list(words), "tags": list(tags)} for tags in labels]
     return Results.of(task.report_sections(found, rows))
+
+
+def test_scores_in_other_bins_are_not_exchanged():
+    """The area under the curve is resampled in bins of own scores, and each generator replaces other tokens."""
+    draw = np.random.default_rng(5)
+    replaced = draw.random(40) < 0.4
+    scores = [draw.normal(size=40) + replaced for _ in range(2)]
+    measures = [replaced_token_measure([4] * 10, one, replaced, replaced) for one in (*scores, scores[0])]
+    sections = [ReportSections(measure=one, unit="texts", headline=("auc",), results=()) for one in measures]
+    _, other, same = compare(*map(Results.of, sections)).runs
+    assert (other.p, other.no_p) == (None, "its labels are not those of the first run")
+    assert (same.p, same.difference.value) == (1.0, 0.0)
+
+
+def test_the_accuracy_of_masked_tokens_is_not_that_of_texts():
+    """No text is all correct, so McNemar's test would see no difference."""
+    task, rows = MaskedLanguageModeling(max_length=24), [{"text": "x"}] * 6
+    counts = [[0, 1, 0, 0, 1, 0], [2, 2, 1, 2, 1, 2]]
+
+    def masks(correct):
+        tokens = [0] * correct + [1] * (3 - correct)
+        return tuple(MaskedToken(candidates=(Candidate(score=0.5, token=one),), label=0) for one in tokens)
+
+    predictions = [[MaskPrediction(row_text="x", masks=masks(count)) for count in model] for model in counts]
+    found = compare(*(Results.of(task.report_sections(one, rows), first="accuracy") for one in predictions))
+    assert (found.test, found.metric) == (RANDOMISATION, "accuracy")
+    gaps = [b - a for a, b in zip(*counts, strict=True)]
+    swapped = [
+        abs(sum(sign * gap for sign, gap in zip(signs, gaps, strict=True))) for signs in product((1, -1), repeat=6)
+    ]
+    exact = sum(one >= sum(gaps) for one in swapped) / len(swapped)
+    assert found.runs[1].p == pytest.approx(exact, abs=0.01)
+    assert found.runs[1].only_first is None

@@ -3,6 +3,8 @@
 Shape legend: S samples, L labels.
 """
 
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -210,10 +212,37 @@ class TestFitting:
         )
         assert task.fit_to_train(rows).balanced_weights == (1.0, 3.0, 3.0)
 
-    def test_a_label_without_rows_has_no_weight(self) -> None:
-        task = SequenceClassification(labels=LABELS, class_weights="balanced")
-        with pytest.raises(DataError, match="no training row has the label 'positive'"):
-            task.fit_to_train([{"label": "negative"}, {"label": "neutral"}])
+    @pytest.mark.parametrize(
+        ("problem_type", "values", "message"),
+        [
+            (
+                None,
+                ["negative", "neutral"],
+                "no training row has the label 'positive', so its weight would be infinite",
+            ),
+            (None, [], "no training row has the label 'negative', so its weight would be infinite"),
+            (
+                SEVERAL.problem_type,
+                [["negative"], ["negative", "neutral"], None],
+                "every training row has the label 'negative', so its weight would be 0. Add rows without it, remove "
+                "the label, or set class_weights to one number per label",
+            ),
+            (
+                SEVERAL.problem_type,
+                [["neutral"], ["neutral", "positive"], []],
+                "no training row has the label 'negative', so its weight would be infinite. Add rows with it, remove ",
+            ),
+        ],
+    )
+    def test_a_label_without_a_balanced_weight_is_named(
+        self, problem_type: Any, values: list[Any], message: str
+    ) -> None:
+        """Of one label in each row the weight cannot be 0."""
+        column, stated = ("label", {}) if problem_type is None else ("labels", {"problem_type": problem_type})
+        task = SequenceClassification(labels=LABELS, class_weights="balanced", **stated)
+        with pytest.raises(DataError, match=re.escape(message)):
+            task.fit_to_train([{column: value} for value in values])
+        assert SINGLE.fit_to_train([{"label": "negative"}]) is SINGLE
 
     def test_thresholds_raise_f1_on_the_rows_they_are_chosen_on(self) -> None:
         predictions = [several(0.4, 0.9, 0.1), several(0.35, 0.8, 0.2), several(0.2, 0.7, 0.1), several(0.1, 0.2, 0.3)]
@@ -260,7 +289,9 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"long_texts": "windows", "max_length": 16, "doc_stride": 14}, "can overlap by 0 to 13"),
     ({"long_texts": "windows", "doc_stride": -1}, "doc_stride is -1"),
     ({"labels": ("a", "b"), "class_weights": (1.0,)}, "class_weights holds 1 weights for 2 labels"),
-    ({"labels": ("a", "b"), "class_weights": (1.0, -1.0)}, "must not be negative"),
+    ({"labels": ("a", "b"), "class_weights": (1.0, -1.0)}, "none of them negative"),
+    ({"labels": ("a", "b"), "class_weights": (1.0, math.inf)}, "class_weights must be finite numbers"),
+    ({"labels": ("a", "b"), "class_weights": (math.nan, 1.0)}, "class_weights must be finite numbers"),
     ({"labels": ("a", "b"), "class_weights": (0.0, 0.0)}, "not all 0"),
     ({"labels": ("a", "b"), "balanced_weights": (1.0, 2.0)}, "where class_weights = 'balanced'"),
     (

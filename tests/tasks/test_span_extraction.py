@@ -303,7 +303,7 @@ class TestMetrics:
         del rows[3]["answers"]
         assert V1.metrics(guesses, rows) == pytest.approx({"exact_match": 200 / 3, "f1": 200 / 3})
 
-    def test_second_version_scores_the_best_spans_against_the_threshold(self) -> None:
+    def test_second_version_scores_the_answers_whatever_the_threshold(self) -> None:
         guesses = [
             predicted("harbour", null_odds=-2.0),
             predicted("ferry", null_odds=1.0, answer=""),
@@ -317,7 +317,10 @@ class TestMetrics:
         assert (metrics["best_f1"], metrics["best_f1_thresh"]) == (100.0, 1.0)
         fitted_fields = V2.tune_on_validation(guesses, rows)
         assert fitted_fields.null_threshold == 1.5  # the middle between the odds of a right answer and of a wrong one
-        assert fitted_fields.metrics(guesses, rows)["f1"] == metrics["best_f1"]
+        assert fitted_fields.metrics(guesses, rows) == metrics
+        decided = [guesses[0], predicted("ferry", null_odds=1.0), *guesses[2:]]  # as the tuned threshold does
+        assert V2.metrics(decided, rows)["f1"] == metrics["best_f1"]
+        assert fitted_fields.drop_fitted_values() == V2
         assert fitted_fields.settings() == V2.settings()
         assert V1.tune_on_validation(guesses, rows) is V1
         assert V2.tune_on_validation(guesses[:1], [{"question": "", "context": ""}]) is V2

@@ -48,6 +48,7 @@ def class_sections(pairs: Pairs, names: tuple[str, ...]) -> ReportSections:
         unit="rows",
         headline=("accuracy", "macro_f1"),
         results=results,
+        accuracy_of_rows=True,
         label_word="class",
         labels=names,
         confusion=Confusion.of(labels, predictions, names, "rows"),

@@ -9,6 +9,7 @@ Shape legend: B sequences (windows), S samples (rows), L labels.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from statistics import fmean, pstdev
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, Self
@@ -168,8 +169,8 @@ class TextClassification(Explainable, Task[SequencePrediction]):
             if isinstance(weights, tuple) and (weights or name == "class_weights"):
                 if len(weights) != len(self.labels):
                     raise ValueError(f"{name} holds {len(weights)} weights for {len(self.labels)} labels")
-                if min(weights) < 0 or max(weights) == 0:
-                    raise ValueError(f"{name} must not be negative, and not all 0")
+                if not all(map(isfinite, weights)) or min(weights) < 0 or max(weights) == 0:
+                    raise ValueError(f"{name} must be finite numbers, none of them negative, and not all 0")
         if self.thresholds and (self.problem_type != _MULTI_LABEL or len(self.thresholds) != len(self.labels)):
             raise ValueError("thresholds: one per label, for multi-label classification only")
         if len(self.texts) == 2 and self.max_length < 5:
@@ -386,21 +387,24 @@ class TextClassification(Explainable, Task[SequencePrediction]):
         """Computes what ``balanced`` class weights come to on these rows.
 
         Raises:
-            DataError: a label has no training row, so that its weight would be infinite.
+            DataError: a label has no training row, so that its weight would be infinite, or of several labels one has
+                all of them, so that its weight would be 0.
         """
         if self.class_weights != "balanced":
             return self
-        given = (row.get(_LABEL_COLUMNS[self.problem_type].name) for row in rows)
-        values = [value for value in given if value is not None]
-        is_multi_label = self.problem_type == _MULTI_LABEL
+        column, is_multi_label = _LABEL_COLUMNS[self.problem_type].name, self.problem_type == _MULTI_LABEL
+        values = [value for row in rows if (value := row.get(column)) is not None]
         counts = Counter(label for value in values for label in (value if is_multi_label else [value]))
-        absent = [label for label in self.labels if not counts[label]]
-        if absent:
-            raise DataError(f"class_weights = 'balanced': no training row has the label {absent[0]!r}")
+        for label in self.labels:
+            if not counts[label] or (is_multi_label and counts[label] == len(values)):
+                share, weight, remedy = ("every", "0", "without") if counts[label] else ("no", "infinite", "with")
+                raise DataError(
+                    f"class_weights = 'balanced': {share} training row has the label {label!r}, so its weight would be "
+                    f"{weight}. Add rows {remedy} it, remove the label, or set class_weights to one number per label"
+                )
         if is_multi_label:
             return replace(self, balanced_weights=tuple((len(values) - counts[n]) / counts[n] for n in self.labels))
-        share = len(values) / len(self.labels)
-        return replace(self, balanced_weights=tuple(share / counts[name] for name in self.labels))
+        return replace(self, balanced_weights=tuple(len(values) / len(self.labels) / counts[n] for n in self.labels))
 
     def decode(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
@@ -435,9 +439,7 @@ class TextClassification(Explainable, Task[SequencePrediction]):
     def metrics(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> dict[str, float]:
         pairs = self._labelled_pairs(predictions, rows)
         if self.problem_type == _REGRESSION:
-            return regression_metrics(
-                [float(value) for _, value in pairs], [prediction.score for prediction, _ in pairs]
-            )
+            return regression_metrics([float(value) for _, value in pairs], [one.score for one, _ in pairs])
         if self.problem_type == _MULTI_LABEL:
             labels = [[label in value for label in self.labels] for _, value in pairs]
             chosen = [[label in _chosen(one) for label in self.labels] for one, _ in pairs]

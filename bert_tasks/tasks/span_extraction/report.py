@@ -41,15 +41,17 @@ class _Question(NamedTuple):
     f1: float
 
 
-def answer_sections(pairs: Sequence[tuple[Row, SpanPrediction]], null_threshold: float | None) -> ReportSections:
+def answer_sections(
+    pairs: Sequence[tuple[Row, SpanPrediction]], null_threshold: float | None, *, version_2: bool
+) -> ReportSections:
     """Exact match and F1 of questions.
 
     Args:
         pairs: the labelled rows and their predictions.
-        null_threshold: "no answer" is predicted where the null odds exceed it; None if every question has an answer
-            (SQuAD 1.1).
+        null_threshold: "no answer" was predicted where the null odds exceed it; None if it is not the same for all
+            predictions.
+        version_2: questions may have no answer (SQuAD 2.0).
     """
-    version_2 = null_threshold is not None
     labels = [row["answers"]["text"] for row, _ in pairs]
     scores = answer_scores(labels, [one.answer for _, one in pairs], version_2=version_2)
     questions = [
@@ -60,7 +62,7 @@ def answer_sections(pairs: Sequence[tuple[Row, SpanPrediction]], null_threshold:
     groups: dict[str, MetricFormula] = {}
     charts: tuple[Chart, ...] = ()
     figures: Mapping[str, Any] = {}
-    if null_threshold is not None:
+    if version_2:
         for name, answerable in (("with an answer", True), ("without an answer", False)):
             group = [one for one in questions if bool(one.labels) is answerable]
             if group:
@@ -116,10 +118,10 @@ def _threshold_scores(questions: Sequence[_Question]) -> list[tuple[float, float
     ]
 
 
-def _threshold_chart(points: Sequence[tuple[float, float, float]], chosen: float) -> Chart:
+def _threshold_chart(points: Sequence[tuple[float, float, float]], chosen: float | None) -> Chart:
     exact = [(threshold, score) for threshold, score, _ in points]
     f1 = [(threshold, score) for threshold, _, score in points]
-    ends = [points[0][0], points[-1][0], chosen]
+    ends = [points[0][0], points[-1][0], *([] if chosen is None else [chosen])]
     best = max(points, key=lambda point: point[2])
     return Chart(
         title="Threshold of “no answer”",
@@ -132,7 +134,7 @@ def _threshold_chart(points: Sequence[tuple[float, float, float]], chosen: float
             Line(name="F1", points=f1, style=0, marked=False),
             Line(name="exact match", points=exact, style=1, marked=False),
         ),
-        rule=(chosen, f"chosen: {chosen:.2f}"),
+        rule=None if chosen is None else (chosen, f"chosen: {chosen:.2f}"),
         note="Above the threshold “no answer” is predicted",
         is_fitted=True,
     )

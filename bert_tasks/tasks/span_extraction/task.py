@@ -137,7 +137,7 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
         n_best_size: answers per question; also how many starts and ends of a window are paired.
         max_answer_length: in tokens.
         version_2_with_negative: questions may have no answer (SQuAD 2.0).
-        null_threshold: "no answer" is given where the null odds exceed this; chosen on validation.
+        null_threshold: "no answer" is given where the null odds exceed this; chosen on validation. None: not chosen, 0.
     """
 
     name: ClassVar[str] = "span-extraction"
@@ -158,7 +158,7 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
     n_best_size: int = 20
     max_answer_length: int = 30
     version_2_with_negative: bool = False
-    null_threshold: float = 0.0
+    null_threshold: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -167,7 +167,7 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
         for name in ("max_query_length", "n_best_size", "max_answer_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
-        if not isfinite(self.null_threshold):
+        if self.null_threshold is not None and not isfinite(self.null_threshold):
             raise ValueError(f"null_threshold is {self.null_threshold}, expected a finite number")
         problem = self._no_room(FEWEST_SPECIAL_TOKENS)
         if problem is not None:
@@ -377,9 +377,9 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
             n_best=self.n_best_size,
             with_null=self.version_2_with_negative,
         )
-        predictions = []
+        predictions, threshold = [], 0.0 if self.null_threshold is None else self.null_threshold
         for found, row in zip(ranked, rows, strict=True):
-            answer, null = found.answer(self.null_threshold), found.null
+            answer, null = found.answer(threshold), found.null
             predictions.append(
                 SpanPrediction(
                     id=row.get("id"),
@@ -411,16 +411,20 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
     def metrics(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> dict[str, float]:
         """SQuAD's, 0 to 100: 2.0's with ``version_2_with_negative``, else 1.1's.
 
+        The scores are those of the answers, whatever threshold decided about each. ``best_f1`` and the like are those
+        of the best spans with one threshold for all.
+
         Raises:
             DataError: a question has no answer and the settings do not expect that, or no row has answers.
         """
         answered, labels = _answered_rows(predictions, rows)
+        answers = [one.answer for one in answered]
         if self.version_2_with_negative:
             spans, odds = [one.best.text for one in answered], list(map(_null_odds, answered))
-            return squad_v2_metrics(labels, spans, odds, threshold=self.null_threshold)
+            return {**squad_v2_metrics(labels, spans, odds), **squad_v2_metrics(labels, answers, None)}
         for number, row in enumerate(rows):
             _refuse_unanswerable(number, row)
-        return squad_v1_metrics(labels, [one.answer for one in answered])
+        return squad_v1_metrics(labels, answers)
 
     def metric_table(self, metrics: Mapping[str, float]) -> MetricTable:
         """With ``version_2_with_negative`` a row for questions with an answer and one for those without."""
@@ -436,7 +440,7 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
     def report_sections(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> ReportSections:
         """See ``Task``; with ``version_2_with_negative`` the scores by threshold, too."""
         pairs = labelled(rows, predictions, "answers")
-        return report.answer_sections(pairs, self.null_threshold if self.version_2_with_negative else None)
+        return report.answer_sections(pairs, self.null_threshold, version_2=self.version_2_with_negative)
 
     def confidence(self, prediction: SpanPrediction) -> float | None:
         return prediction.score
