@@ -79,5 +79,17 @@ class ClosedPipeError(BertTasksError):
     collective = True
 
 
+_NO_MEMORY = ("allocate memory", "not enough memory", "out of memory", "bad_alloc", "alloc_failed")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, the system or a library could not get memory; torch and others raise errors of their own."""
+    if isinstance(error, MemoryError):
+        return True
+    # Errors about values may quote any text.
+    is_other = isinstance(error, BertTasksError | ValueError | LookupError | TypeError)
+    return not is_other and any(sign in str(error).lower() for sign in _NO_MEMORY)
+
+
 class GivenUpError(Exception):
     """An evaluation that was asked to stop before its end. The caller catches it; it never leaves the package."""

@@ -7,8 +7,7 @@ Shape legend: N tokens, B sequences, L labels, R rows that a head reads.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.metadata import version
@@ -50,10 +49,9 @@ from bert_tasks.storage import (
     check_writable,
     exists,
     is_folder,
-    locked,
+    locked_workspace,
     resolved,
     sha256,
-    sibling_path,
     weights_write_error,
 )
 from bert_tasks.tasks.base import Feature, Prediction, Task
@@ -157,7 +155,7 @@ def export(
     check_libraries()
     target = Path(output)
     _check_output(target, overwrite=overwrite)
-    with _locked_workspace(target) as workspace:
+    with locked_workspace(target, suffix=".exporting") as workspace:
         how = ReadOptions(
             **{name: arguments[name] for name in arguments.keys() & {f.name for f in fields(ReadOptions)}}
         )
@@ -210,21 +208,6 @@ def _check_output(target: Path, *, overwrite: bool) -> None:
     if existing and not overwrite:
         raise UsageError(f"{target} already holds an export: choose another folder, or replace it with --overwrite")
     check_writable(target.absolute().parent)
-
-
-@contextmanager
-def _locked_workspace(target: Path) -> Iterator[Path]:
-    """A folder beside the target that one process at a time works in; it is removed at the end.
-
-    A killed export leaves at most this folder behind; the next export to the same target uses it.
-    """
-    workspace = sibling_path(resolved(target), prefix=".", suffix=".exporting")
-    try:
-        with locked(workspace):
-            yield workspace
-    finally:
-        with suppress(OSError):  # another process holds it, or has just come
-            workspace.rmdir()
 
 
 def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], target: Path, workspace: Path) -> None:

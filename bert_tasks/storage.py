@@ -83,6 +83,28 @@ def atomic_folder(target: Path, *, staging: Path, replaced: Path) -> Iterator[Pa
         shutil.rmtree(replaced, ignore_errors=True)
 
 
+@contextmanager
+def locked_workspace(target: Path, *, suffix: str) -> Iterator[Path]:
+    """A hidden folder beside the target that one process at a time works in; it is removed at the end.
+
+    A killed process leaves at most this folder behind. The next process with the same target uses and removes it.
+
+    Args:
+        target: what the work is for.
+        suffix: the end of the folder's name, which says who works in it.
+
+    Raises:
+        UsageError: another process works for the same target, or the folder cannot be created.
+    """
+    workspace = sibling_path(resolved(target), prefix=".", suffix=suffix)
+    try:
+        with locked(workspace):
+            yield workspace
+    finally:
+        with suppress(OSError):  # another process holds it, or has just come
+            workspace.rmdir()
+
+
 def flush_files(folder: Path) -> None:
     """Flushes the files of a folder to the disk, with the mode that the umask asks for.
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bert_tasks.checkpoints.hub import is_model_file, resolve
 from bert_tasks.checkpoints.load import (
     LoadReport,
+    expected_shapes,
     label_names,
     match_weights,
     read_config,
@@ -134,8 +135,11 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     kind = head_kind(hf_config)
     head = "base" if kind is None else kind
     labels = _labels(hf_config, head)
-    tensors = read_weights(folder)
-    shapes, names = _expected(family, config, head, tensors, num_labels=len(labels))
+    shapes, names = _expected(family, config, head, num_labels=len(labels))
+    tensors = read_weights(folder, expected_shapes(names, shapes, family))
+    if not pooler_is_there(family, tensors):
+        names = {key: sources for key, sources in names.items() if not key.startswith("pooler.")}
+        shapes = {key: shapes[key] for key in names}
     matched = match_weights(tensors, names, shapes=shapes, family=family, copy=False, strict=False)
     head_tensors = read_head_tensors(folder)
     tokenizer, refusals, vocabulary = None, [], None
@@ -181,10 +185,10 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
 
 
 def _expected(
-    family: Family, config: EncoderConfig, head: str, tensors: Mapping[str, Tensor], *, num_labels: int
+    family: Family, config: EncoderConfig, head: str, *, num_labels: int
 ) -> tuple[dict[str, torch.Size], dict[str, tuple[str, ...]]]:
-    """Shapes and Hugging Face names of the parameters that the folder should hold."""
-    pooler = head == "base" and pooler_is_there(family, tensors)
+    """Shapes and Hugging Face names of the parameters that the folder should hold, a base model's pooler included."""
+    pooler = head == "base" and family.pooler is not None
     with torch.device("meta"):
         model = nn.ModuleDict({"encoder": TransformerEncoder(config)})
         if pooler:

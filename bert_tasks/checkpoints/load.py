@@ -10,6 +10,7 @@ import os
 import pickle
 import struct
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, checked_file, read_json, refuse
 from bert_tasks.checkpoints.tf1 import TF1Checkpoint, find_index, open_google, tf1_config, tf1_weights
-from bert_tasks.errors import CheckpointError, PathError
+from bert_tasks.errors import CheckpointError, PathError, is_out_of_memory
 from bert_tasks.families import CONFIG_KEY, copies_of_tied, current_name, split_unused
 from bert_tasks.families.base import Family
 from bert_tasks.storage import exists, is_file, lexists, resolved, sha256
@@ -33,7 +34,7 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 # What a damaged pickle or archive makes torch.load raise, apart from UnpicklingError.
 _BROKEN_PICKLE = (
     *(RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError, TypeError, AssertionError),
-    *(OverflowError, MemoryError, struct.error),
+    *(OverflowError, MemoryError, struct.error, zipfile.BadZipFile),
 )
 _NOT_FINITE = (
     "{name} holds NaN or infinite values, or values too large for {dtype}: the checkpoint is damaged or training "
@@ -107,13 +108,48 @@ def label_names(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
         raise CheckpointError("config.json: the keys of id2label are not numbers") from None
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
+def expected_shapes(
+    names: Mapping[str, tuple[str, ...]], shapes: Mapping[str, torch.Size], family: Family
+) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor that ``match_weights`` may read, by its full name in Hugging Face's files.
+
+    Args:
+        names, shapes, family: see ``match_weights``.
+    """
+    expected = {
+        source: (shapes[parameter][0] // len(sources), *shapes[parameter][1:])
+        for parameter, sources in names.items()
+        for source in sources
+    }
+    return expected | {copy: expected[name] for copy, name in copies_of_tied(family, names).items()}
+
+
+def read_weights(folder: Path, expected: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, Tensor]:
     """All tensors of a folder by the file's names, on the CPU, in the file's dtypes; safetensors win over ``.bin``,
     and these over TensorFlow's checkpoints.
 
+    Args:
+        folder: the model's folder.
+        expected: shapes by names (``expected_shapes``). The values of a TensorFlow checkpoint's other tensors are not
+            read; they are tensors of the device ``meta``, with the shape in the file. None: all are read.
+
     Raises:
-        CheckpointError: there are none, or a file is damaged, incomplete or holds anything but tensors.
+        CheckpointError: there are none, or a file is damaged, incomplete, larger than the memory or holds anything but
+            tensors.
     """
+    try:
+        return _read_weights(folder, expected)
+    except (MemoryError, RuntimeError, OSError, SafetensorError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0][:200]
+        raise CheckpointError(
+            f"{folder}: out of memory while the weights were read ({reason}). Choose a smaller model or a larger "
+            "machine. If the files are not that large, they are damaged: download them again"
+        ) from error
+
+
+def _read_weights(folder: Path, expected: Mapping[str, tuple[int, ...]] | None) -> dict[str, Tensor]:
     for name, read in _FORMATS.items():
         if lexists(folder / name):
             return read(checked_file(folder, name))
@@ -121,7 +157,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             return _read_shards(folder, f"{name}.index.json", read)
     checkpoint = tf1_checkpoint(folder)
     if checkpoint is not None:
-        return tf1_weights(checkpoint)
+        return tf1_weights(checkpoint, expected)
     looked_for = ", ".join(file for name in _FORMATS for file in (name, f"{name}.index.json"))
     if lexists(folder / "model.onnx"):
         raise CheckpointError(
@@ -160,6 +196,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         refuse(path, f"damaged ({error}); download it again")
     if stated is not None and stated != tensors_digest(tensors):
         refuse(
@@ -218,6 +256,11 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tens
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     """A ``pytorch_model.bin``, read by torch's restricted unpickler: no code of the file ever runs."""
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                size = sum(entry.file_size for entry in archive.infolist())
+            if size > path.stat().st_size:
+                refuse(path, f"compressed, which torch.save never does: it expands to {size} bytes; save it again")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the pickle's protocol; the outcome is judged below
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
@@ -227,6 +270,8 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
             refuse(path, "refused to load: it contains Python code, not only tensors")
         refuse(path, "refused to load: damaged, or it contains Python code; expected tensors only")
     except _BROKEN_PICKLE as error:
+        if is_out_of_memory(error):
+            raise
         reason = str(error).partition("\n")[0][:160]
         refuse(path, f"damaged or truncated ({type(error).__name__}: {reason}); download it again")
     if not isinstance(content, dict):

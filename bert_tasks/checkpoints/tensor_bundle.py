@@ -68,16 +68,24 @@ class TensorBundle:
         stem = self.path.name.removesuffix(INDEX)
         return self.path.with_name(f"{stem}.data-{number:05d}-of-{self.num_shards:05d}")
 
+    def dtype(self, name: str) -> torch.dtype:
+        """The type of a tensor's numbers.
+
+        Raises:
+            CheckpointError: it holds something else.
+        """
+        number = self.entries[name].dtype
+        if number not in _DTYPES:
+            refuse(self.path, f"the variable {name} has TensorFlow's type {number}, expected numbers")
+        return _DTYPES[number]
+
     def read(self, name: str) -> Tensor:
         """A tensor, after comparing its checksum.
 
         Raises:
             CheckpointError: a data file is missing, truncated or damaged, or the tensor is of an unknown kind.
         """
-        entry = self.entries[name]
-        dtype = _DTYPES.get(entry.dtype)
-        if dtype is None:
-            refuse(self.path, f"the variable {name} has TensorFlow's type {entry.dtype}, expected numbers")
+        entry, dtype = self.entries[name], self.dtype(name)
         if entry.is_partitioned:
             refuse(self.path, f"the variable {name} is partitioned, which is not supported: save it in one part")
         if math.prod(entry.shape) * dtype.itemsize != entry.size:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, checked_file, read_json, refuse
@@ -187,14 +188,22 @@ def tf1_config(checkpoint: TF1Checkpoint) -> dict[str, Any]:
     return found
 
 
-def tf1_weights(checkpoint: TF1Checkpoint) -> dict[str, Tensor]:
+def tf1_weights(checkpoint: TF1Checkpoint, expected: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, Tensor]:
     """The tensors of a model under the names of Hugging Face, after comparing their checksums.
+
+    Args:
+        checkpoint: the checkpoint.
+        expected: see ``read_weights``.
 
     Raises:
         CheckpointError: a data file is missing, truncated or damaged.
     """
     tensors = {}
     for parameter, (variable, transposed) in checkpoint.parameters.items():
+        shape = checkpoint.shape(parameter)
+        if expected is not None and expected.get(parameter) != shape:  # it may be of any size, so it takes no memory
+            tensors[parameter] = torch.empty(shape, dtype=checkpoint.bundle.dtype(variable), device="meta")
+            continue
         tensor = checkpoint.bundle.read(variable)
         tensors[parameter] = tensor.t().contiguous() if transposed and tensor.dim() == 2 else tensor
     return tensors

@@ -6,7 +6,7 @@ that the configurations of its family expect, and the trainer of the library ``t
 
 import json
 import os
-import tempfile
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +24,15 @@ from bert_tasks.data.columns import Column
 from bert_tasks.data.problems import counted, shortened
 from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.errors import CheckpointError, DataError, UsageError
-from bert_tasks.storage import atomic_folder, check_writable, exists, is_folder
+from bert_tasks.storage import (
+    atomic_folder,
+    check_writable,
+    exists,
+    is_folder,
+    locked_workspace,
+    os_error_message,
+    resolved,
+)
 
 TokenizerType = Literal["wordpiece", "bpe", "unigram"]
 
@@ -142,7 +150,8 @@ def train_tokenizer(
     Raises:
         DataError: a file cannot be used, or holds too little text.
         UsageError: the folder is not empty, or the options do not fit together.
-        CheckpointError: stock transformers does not open the tokenizer, which is then not saved.
+        CheckpointError: the folder cannot be written, or stock transformers does not open the tokenizer, which is then
+            not saved.
     """
     if type not in _KINDS:
         raise UsageError(f"type = {type!r}: expected one of {', '.join(_KINDS)}")
@@ -163,12 +172,20 @@ def train_tokenizer(
     with _one_thread():
         vocabulary = _trained(type, texts, vocab_size=vocab_size, lowercase=lowercase)
     tokenizer = kind.make(vocabulary, lowercase=lowercase)
-    target.absolute().parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.absolute().parent))
-    with atomic_folder(target, staging=staging, replaced=staging.with_name(f"{staging.name}.old")) as folder:
-        save_tokenizer(tokenizer, folder)
-        opened = load_tokenizer(folder, vocab_size=_MOST_TOKENS)
-        found = _read_back(opened, tokenizer, texts(), kind)
+    try:
+        with (
+            locked_workspace(target, suffix=".training") as workspace,
+            atomic_folder(resolved(target), staging=workspace / "new", replaced=workspace / "replaced") as folder,
+        ):
+            save_tokenizer(tokenizer, folder)
+            opened = load_tokenizer(folder, vocab_size=_MOST_TOKENS)
+            found = _read_back(opened, tokenizer, texts(), kind)
+    except OSError as error:
+        free = shutil.disk_usage(target.absolute().parent).free
+        raise CheckpointError(
+            f"{target}: the tokenizer cannot be written: {os_error_message(error)} ({free} bytes free). Free space, "
+            "or choose another output folder"
+        ) from error
     return TrainedTokenizer(folder=target, type=type, vocab_size=len(tokenizer), texts=sum(map(len, tables)), **found)
 
 

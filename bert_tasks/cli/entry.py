@@ -21,12 +21,23 @@ from bert_tasks.environment import (
     masked,
     masked_arguments,
 )
-from bert_tasks.errors import BertTasksError, ClosedPipeError, StoppedError, UsageError
+from bert_tasks.errors import (
+    BertTasksError,
+    CheckpointError,
+    ClosedPipeError,
+    StoppedError,
+    UsageError,
+    is_out_of_memory,
+)
 from bert_tasks.storage import os_error_message
 from bert_tasks.terminal import printable
 
 # Parts of what gloo and nccl report when another process has ended or does not respond.
-_LOST = ("closed by peer", "reset by peer", "onnection refused", "Timed out", "timed out", "Broken pipe")
+_TRAINING = ("train", "search", "reproduce")
+_LOST = (
+    *("closed by peer", "reset by peer", "onnection refused", "imed out", "Broken pipe", "pair closure"),
+    *("likely closed", "likely been closed"),
+)
 
 
 def main() -> None:
@@ -43,7 +54,7 @@ def main() -> None:
         except SystemExit as end:
             _end(end.code)
         except Exception as error:  # outer boundary: the command line
-            _end(_report_error(error, debug=debug))
+            _end(_report_error(_memory_error(error) if is_out_of_memory(error) else error, debug=debug))
 
 
 def _end(code: str | int | None) -> None:
@@ -52,17 +63,37 @@ def _end(code: str | int | None) -> None:
     raise SystemExit(code) from None
 
 
+def _memory_error(error: Exception) -> CheckpointError:
+    """What the user can do if memory is used up. The notes of the error say during which work."""
+    work = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+    reason = masked(str(error)).partition("\n")[0][:200]
+    smaller = "Choose a smaller model, or shorter texts (settings.max_length)."
+    if any(argument in _TRAINING for argument in sys.argv[1:]):
+        smaller = f"Lower optim.micro_batch_tokens. {smaller}"
+    elif "serve" in sys.argv[1:]:
+        smaller = f"Lower --batch-tokens. {smaller}"
+    result = CheckpointError(f"out of memory{work}{f' ({reason})' if reason else ''}. {smaller}")
+    result.__cause__ = error
+    return result
+
+
 def _report_error(error: Exception, *, debug: bool) -> int:
     """Prints what the user needs to know, and returns the exit code."""
     if isinstance(error, ClosedPipeError | BrokenPipeError):
         discard_output(1)
         return ClosedPipeError.exit_code
-    if debug or (process_count() > 1 and not isinstance(error, BertTasksError)):
+    if debug or (process_count() > 1 and not isinstance(error, BertTasksError) and not _is_lost_connection(error)):
         sys.stderr.write(printable(masked("".join(traceback.format_exception(error)))))
     sys.stderr.write(printable(_message(error, debug=debug)))
     if isinstance(error, BertTasksError):
         return error.exit_code
     return UsageError.exit_code if isinstance(error, OSError) else 1  # an unusable file is no defect of the package
+
+
+def _is_lost_connection(error: Exception) -> bool:
+    """Whether another process ended or does not respond, so that its error is the cause."""
+    is_of_torch = process_count() > 1 and isinstance(error, RuntimeError)
+    return is_of_torch and any(sign in str(error) for sign in _LOST)
 
 
 def _message(error: Exception, *, debug: bool) -> str:
@@ -79,8 +110,9 @@ def _message(error: Exception, *, debug: bool) -> str:
             return f"error: {error}\n"
         return "" if error.collective else f"{prefix}error: {error}\n"
     reason = masked(str(error)).partition("\n")[0][:500]
-    if several and any(sign in str(error) for sign in _LOST):
-        return f"{prefix}lost the connection to the other processes ({reason}); the process that failed says why\n"
+    if _is_lost_connection(error):
+        other = f"process {1 - rank}" if process_count() == 2 else "another process"
+        return f"{prefix}lost the connection to {other}, which failed first or does not respond ({reason})\n"
     if isinstance(error, OSError):
         return f"{prefix}error: {masked(os_error_message(error))[:500]}\n"
     hint = "" if debug or several else "  --debug shows where; please report it\n"

@@ -290,6 +290,8 @@ def tokenizer(
     """
     from bert_tasks.checkpoints.tokenizer_training import train_tokenizer
 
+    if not is_printing_process():
+        return  # the first of several processes trains the tokenizer
     if lowercase is None and type != "bpe":
         raise UsageError(f"{type}: say --lowercase or --cased")
     reading = read_options(format=format, column=column, delimiter=delimiter, encoding=encoding)

@@ -280,7 +280,7 @@ def conll_rows(lines: Iterable[str], path: Path, encoding: str | None) -> Iterat
         found = _Columns()
         if is_file(path):
             with open_text(path, encoding=encoding, newline="\n") as lines:
-                for _ in found.records(lines):
+                for _ in lines.rows(found.records(lines)):
                     pass
         return found
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, get_args
 
@@ -50,6 +50,7 @@ from bert_tasks.data.table import (
     HubSplit,
     RowTable,
     cache_folder,
+    row_batches,
     store,
     table_schema,
     without_absent,
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
 
 GivenRow = TypeVar("GivenRow")  # a row as the caller wrote it: a dict, a text, a tuple of texts
 
-_BATCH = 1000
 _LARGEST_CELL = 2**31 - 1
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _VERSION = 4  # part of the cache's key and of the fingerprint: raise it when reading changes
@@ -232,7 +232,11 @@ def read_table(
     further = [] if passthrough == "none" and not skip_faulty else [passthrough, skip_faulty]
     fingerprint = sha256_json(digest, how, read, labels, *further)
     records = file_records(path, layout, options, wanted=None if carried == "all" or has_choices else wanted)
-    stored = store(cache_folder(cache_dir, "tables"), fingerprint, partial(_write_rows, records, mapping))
+    try:
+        stored = store(cache_folder(cache_dir, "tables"), fingerprint, partial(_write_rows, records, mapping))
+    except MemoryError as error:
+        error.add_note(f"while {name} was read")
+        raise
     rows = without_absent(stored.rows, columns)
     return RowTable(rows=rows, source=mapping.source, fingerprint=fingerprint, notes=stored.notes, file=stored.path)
 
@@ -295,7 +299,7 @@ def _write_rows(source: AbstractContextManager[Records], mapping: ColumnMapping,
     with source as records, pyarrow.OSFile(str(target), "wb") as file, pyarrow.ipc.new_stream(file, schema) as stream:
         validator = RowValidator(mapping, records.columns)
         rows = validator.rows(records.rows)
-        while batch := list(islice(rows, _BATCH)):
+        for batch in row_batches(rows):
             stream.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema=schema))
     return validator.notes
 
@@ -415,19 +419,19 @@ def file_records(
         with open_text(path, encoding=options.encoding, newline="" if is_csv else "\n") as lines:
             match layout.name:
                 case "jsonl":
-                    yield Records(None, json_rows(lines, path))
+                    yield Records(None, lines.rows(json_rows(lines, path)))
                 case "squad":
                     yield Records(None, squad_rows(lines, path))
                 case "text":
                     has_sentences = options.document in ("blank-line", "file")
                     columns = (TEXT, SENTENCES) if has_sentences else (TEXT,)
-                    yield Records(columns, text_rows(lines, options.document))
+                    yield Records(columns, lines.rows(text_rows(lines, options.document)))
                 case "conll":
-                    yield Records(None, conll_rows(lines, path, options.encoding))
+                    yield Records(None, lines.rows(conll_rows(lines, path, options.encoding)))
                 case "conllu":
-                    yield Records(None, conllu_rows(lines))
+                    yield Records(None, lines.rows(conllu_rows(lines)))
                 case _:
-                    yield table_records(
+                    table = table_records(
                         lines,
                         path,
                         delimiter=str(delimiter),
@@ -436,6 +440,7 @@ def file_records(
                         headless=layout.headless,
                         skips_short_rows=layout.skips_short_rows,
                     )
+                    yield table._replace(rows=lines.rows(table.rows))
     finally:
         csv.field_size_limit(limit)
 

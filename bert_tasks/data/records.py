@@ -1,7 +1,8 @@
 """Records: the rows of a source as they are in it, before any value is validated.
 
 Owns the parsers of csv, tsv, text, JSON, SQuAD and parquet files (those of CoNLL files are in ``conll``), and the
-opening of text files: byte order marks, encodings, gzip.
+opening of text files: byte order marks, encodings, gzip, and how much one row may hold. A small compressed file can
+expand to more than the memory holds, so rows are limited. Files are not, because they are read row by row.
 """
 
 import codecs
@@ -11,11 +12,12 @@ import io
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from bert_tasks.data.columns import ENCODING_EXAMPLE, Document
 from bert_tasks.data.problems import counted
@@ -24,6 +26,8 @@ from bert_tasks.errors import DataError, UsageError
 _GZIP = b"\x1f\x8b"
 _UTF8 = "utf-8-sig"  # it reads files without a mark, too
 _LOOKED_AT = 400
+LARGEST_ROW = 64 * 2**20  # characters of one row
+LARGEST_JSON = 4 * LARGEST_ROW  # characters of a file that is one JSON value; the largest of SQuAD has 42 million
 _MANY_ZEROS, _FEW_ZEROS = 0.4, 0.1  # shares of zero bytes
 # Longer marks first: that of UTF-32 begins as that of UTF-16 does.
 _MARKS = (
@@ -62,8 +66,58 @@ class Records(NamedTuple):
     rows: Iterator[Record]
 
 
+class BoundedText(io.TextIOWrapper):
+    """A text file that rejects a row which is too large, before the row is in memory.
+
+    The lines since the last record of ``rows`` are a row. An array of JSON is read as a whole, as if it were one row.
+    """
+
+    def __init__(self, content: io.BufferedReader, path: Path, *, encoding: str, newline: str, is_array: bool) -> None:
+        super().__init__(content, encoding=encoding, errors="surrogateescape", newline=newline)
+        self._path, self._limit = path, LARGEST_JSON if is_array else LARGEST_ROW
+        self._line = self._first_line = 1
+        self._characters = 0  # of the row
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]  # its bases disagree
+        """Returns the next line as a whole, whatever ``size`` is. Iteration calls it.
+
+        Raises:
+            DataError: the row is too large.
+        """
+        line = super().readline(self._limit + 1 - self._characters)
+        self._characters += len(line)
+        if self._characters > self._limit:
+            raise _too_large(f"{self._path}:{self._first_line}: the row that begins here", self._limit)
+        self._line += 1
+        return line
+
+    def rows(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Yields the records that a parser reads from the lines."""
+        for record in records:
+            self._limit, self._characters, self._first_line = LARGEST_ROW, 0, self._line
+            yield record
+
+    def whole(self) -> str:
+        """Returns the text from here to its end.
+
+        Raises:
+            DataError: it is too large.
+        """
+        text = self.read(LARGEST_JSON + 1)
+        if len(text) > LARGEST_JSON:
+            raise _too_large(f"{self._path}: the file", LARGEST_JSON)
+        return text
+
+
+def _too_large(subject: str, limit: int) -> DataError:
+    advice = "split it into rows, such as one JSON object per line"
+    if limit == LARGEST_ROW:
+        advice = "close its quotes, split its texts, or separate documents by blank lines"
+    return DataError(f"{subject} has more than {limit:,} characters: {advice}")
+
+
 @contextmanager
-def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[TextIO]:
+def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[BoundedText]:
     """The file as text without its byte order mark; undecodable bytes become surrogates, to be reported.
 
     A byte order mark decides the encoding, whatever ``encoding`` says; without both it is utf-8. A file that is
@@ -82,9 +136,10 @@ def open_text(path: Path, *, encoding: str | None, newline: str) -> Iterator[Tex
             content = file  # it looks ahead instead of seeking, as standard input cannot
             if file.peek(2).startswith(_GZIP):
                 content = io.BufferedReader(gzip.GzipFile(fileobj=file, mode="rb"))
-            start = content.peek(4)
+            start = content.peek(_LOOKED_AT)
             codec = next((name for mark, name in _MARKS if start.startswith(mark)), codec)
-            with io.TextIOWrapper(content, encoding=codec, errors="surrogateescape", newline=newline) as lines:
+            is_array = start.lstrip(b"".join(mark for mark, _ in _MARKS) + b" \t\r\n").startswith(b"[")
+            with BoundedText(content, path, encoding=codec, newline=newline, is_array=is_array) as lines:
                 yield lines
     except UnicodeError as error:
         raise DataError(f"{path}: not a text in {codec!r} ({error}); state the file's encoding") from error
@@ -117,7 +172,7 @@ def found_encoding(path: Path, stated: str | None) -> str | None:
     """
     try:
         with open_text(path, encoding=stated, newline="") as text:
-            start, encoding = text.buffer.read(_LOOKED_AT), text.encoding
+            start, encoding = bytes(text.buffer.read(_LOOKED_AT)), text.encoding
     except OSError as error:
         raise DataError(f"{path}: the file cannot be read: {error}") from error
     marked = next((name for mark, name in _MARKS if start.startswith(mark)), None)
@@ -184,6 +239,9 @@ def _object_record(number: int, value: Any, raw: str) -> Record:
     return Record(number, {}, f'expected an object such as {{"text": "..."}}, not {value!r:.60}', raw=raw)
 
 
+_PARQUET_BATCH = 1000  # rows
+
+
 @contextmanager
 def parquet_records(path: Path, *, wanted: Sequence[str] | None = None) -> Iterator[Records]:
     """Rows of a parquet file with the wanted columns; None: all.
@@ -198,13 +256,46 @@ def parquet_records(path: Path, *, wanted: Sequence[str] | None = None) -> Itera
         with parquet.ParquetFile(path) as file:
             columns = tuple(file.schema_arrow.names)
             present = [name for name in columns if wanted is None or name in wanted]
-            batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=1000, columns=present))
+            largest = max(map(_mean_row_bytes, map(file.metadata.row_group, range(file.num_row_groups))), default=0)
+            if largest > LARGEST_ROW:
+                raise _too_large(f"{path}: a row of the parquet file", LARGEST_ROW)
+            size = max(1, min(_PARQUET_BATCH, LARGEST_ROW // max(1, largest)))
+            batches = _small_batches(file.iter_batches(batch_size=size, columns=present), path)
             metadata = file.schema_arrow.metadata
             has_names = metadata is not None and b"huggingface" in metadata
             class_names = _class_names(Features.from_arrow_schema(file.schema_arrow)) if has_names else {}
             yield Records(columns, _numbered(batches, class_names))
+    except MemoryError:  # of Arrow, too
+        raise
     except pyarrow.ArrowException as error:
         raise DataError(f"{path}: not a parquet file that can be read ({str(error).splitlines()[0]})") from error
+
+
+def _mean_row_bytes(group: Any) -> int:
+    """The mean size of a row of a group of rows in a parquet file, decompressed."""
+    return int(group.total_byte_size) // max(1, int(group.num_rows))
+
+
+def _small_batches(batches: Iterable[Any], path: Path) -> Iterator[list[dict[str, Any]]]:
+    """The rows of Arrow batches as Python values, of large rows one at a time."""
+    number = 0
+    for batch in batches:
+        step = 1 if batch.nbytes > LARGEST_ROW else max(1, batch.num_rows)
+        for start in range(0, batch.num_rows, step):
+            rows = batch.slice(start, step).to_pylist()
+            number += len(rows)
+            if step == 1 and size_of(rows) > LARGEST_ROW:
+                raise _too_large(f"{path}: row {number}", LARGEST_ROW)
+            yield rows
+
+
+def size_of(value: Any) -> int:
+    """The number of characters in a value, and in the values that it holds."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(size_of, value.values()))
+    return sum(map(size_of, value)) if isinstance(value, list | tuple) else 0
 
 
 def dataset_records(rows: Any) -> Records:
@@ -283,9 +374,9 @@ def detected_records(path: Path, *, encoding: str | None, headers: Collection[st
     with open_text(path, encoding=encoding, newline="\n") as lines:
         first = next(lines, "")
         if _format_of(first, headers, name) == "jsonl":
-            yield Records(None, json_rows(chain([first], lines), path))
+            yield Records(None, lines.rows(json_rows(chain([first], lines), path)))
         else:
-            yield Records((TEXT,), text_rows(chain([first] if first else [], lines)))
+            yield Records((TEXT,), lines.rows(text_rows(chain([first] if first else [], lines))))
 
 
 def detected_format(path: Path, *, encoding: str | None, headers: Collection[str], name: str) -> str:
@@ -366,7 +457,7 @@ def table_records(
                 f"{path}:1: the column name {undecodable!r} has bytes that are not valid in the encoding; state the "
                 f"file's encoding (--encoding), {ENCODING_EXAMPLE}"
             )
-        twice = sorted({repr(name) for name in cells if name != "" and cells.count(name) > 1})
+        twice = sorted(repr(name) for name, count in Counter(cells).items() if name != "" and count > 1)
         if twice:
             names = ", ".join(twice)
             raise DataError(f"{path}:1: the header names {names} more than once; give each column its own name")
@@ -438,7 +529,7 @@ def looks_like_squad(path: Path) -> bool:
     return _START.match(start) is not None
 
 
-def squad_rows(file: TextIO, path: Path) -> Iterator[Record]:
+def squad_rows(file: BoundedText, path: Path) -> Iterator[Record]:
     """One record a question: id, title, question, context and answers, numbered from 1 in file order.
 
     Questions without ``answers`` (test data) have none. Those that are impossible have an empty list.
@@ -447,11 +538,13 @@ def squad_rows(file: TextIO, path: Path) -> Iterator[Record]:
         DataError: naming the place in the file where the nesting is not SQuAD's.
     """
     try:
-        content = json.load(file)
+        content = json.loads(file.whole())
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}: not valid JSON at column {error.colno}: {error.msg}") from error
     except RecursionError as error:
         raise DataError(f"{path}: nested too deeply to be SQuAD's JSON") from error
+    except ValueError as error:  # a number with too many digits
+        raise DataError(f"{path}: JSON that cannot be read: {error}") from error
     number = 0
     for article, place in _members(content, "data", path, ""):
         for paragraph, inside in _members(article, "paragraphs", path, place):

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bert_tasks.data.columns import FAULT, Column
 from bert_tasks.data.problems import counted, first_few
-from bert_tasks.data.records import Record, rows_of
+from bert_tasks.data.records import LARGEST_ROW, Record, rows_of, size_of
 from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.errors import DataError
 from bert_tasks.storage import atomic_path, exists, sha256_file, sha256_json
@@ -102,6 +102,19 @@ def _not_writable(folder: Path, error: OSError) -> DataError:
     return DataError(
         f"{folder}: the cache cannot be written ({error}); set HF_DATASETS_CACHE to a folder with enough space"
     )
+
+
+def row_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """Lists of 1,000 rows, and of fewer if the rows are large."""
+    batch, size = list[Mapping[str, Any]](), 0
+    for row in rows:
+        batch.append(row)
+        size += size_of(row)
+        if len(batch) == _BATCH or size > LARGEST_ROW:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def read_batches(path: Path, columns: Sequence[str]) -> Iterator[list[dict[str, Any]]]:

@@ -195,7 +195,7 @@ class _Reader:
                 for row in validator.rows(records.rows):
                     self._rows.put(row)
             self._complete = True
-        except (BertTasksError, OSError) as error:
+        except (BertTasksError, OSError, MemoryError) as error:
             self._failure = error
         finally:
             self._rows.put(None)

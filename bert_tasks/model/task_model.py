@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.checkpoints.hub import Origin, origin, resolve
-from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, match_weights, read_weights
+from bert_tasks.checkpoints.load import CheckpointMatch, checked_tensors, expected_shapes, match_weights, read_weights
 from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_folder
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.columns import Row, as_rows
@@ -314,10 +314,11 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
                 f"{type(self.task).__name__}: hf_head is {kind!r}, but the head has no {first_few(unknown, 3)}; "
                 "hf_head is None for a head that is not one of transformers"
             )
+        shapes = {key: state[key].shape for key in names}
         matched = match_weights(
-            read_weights(folder.path),
+            read_weights(folder.path, expected_shapes(names, shapes, family)),
             names,
-            shapes={key: state[key].shape for key in names},
+            shapes=shapes,
             family=family,
             head_may_be_new=head_may_be_new,
             ignore_head=folder.head != kind and not self.head.reads_embeddings,  # whose keys no other head has
@@ -336,9 +337,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
             elif head_may_be_new:
                 report = replace(report, new=tuple(sorted([*report.new, *own])))
             else:
-                raise CheckpointError(
-                    f"{folder.path}: task_head.safetensors is missing or does not fit the stored task"
-                )
+                raise CheckpointError(f"{folder.path}: task_head.safetensors is missing or does not fit the task")
         matched = CheckpointMatch(tensors=tensors, report=report)
         return with_label_order(matched, folder.labels, self.task.labels, self.head.label_dims, names)
 

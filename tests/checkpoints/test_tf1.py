@@ -5,7 +5,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -268,6 +268,36 @@ def put_index(folder: Path, monkeypatch: pytest.MonkeyPatch, shapes: Mapping[str
     """Makes the folder's index one with these variables."""
     bundle = replace(bundle_of(shapes), path=folder / "model.ckpt.index")
     monkeypatch.setattr(tf1, "open_bundle", lambda path: bundle)
+
+
+def inspect_strictly(folder: Path) -> None:
+    raise CheckpointError("; ".join(inspect_checkpoint(folder).problems))
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        Encoder.from_pretrained,
+        lambda folder: TaskModel.from_pretrained(folder, task="masked-language-modeling"),
+        inspect_strictly,
+    ],
+)
+def test_a_variable_of_another_shape_is_not_read(
+    load: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = bert_folder(tmp_path)
+    (folder / "bert_config.json").write_text(json.dumps({**BERT, "vocab_size": 45}))
+    read, names = TensorBundle.read, list[str]()
+
+    def noted(self: TensorBundle, name: str) -> torch.Tensor:
+        names.append(name)
+        return read(self, name)
+
+    monkeypatch.setattr(TensorBundle, "read", noted)
+    with pytest.raises(CheckpointError, match=r"word_embeddings.weight has shape \[40, 16\], expected \[45, 16\]"):
+        load(folder)
+    assert "bert/embeddings/position_embeddings" in names
+    assert "bert/embeddings/word_embeddings" not in names
 
 
 def test_variables_of_tensorflow_hub_have_the_same_names(monkeypatch: pytest.MonkeyPatch) -> None:

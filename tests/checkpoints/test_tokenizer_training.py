@@ -1,6 +1,10 @@
 """Tokenizers that are trained: what stock transformers opens, the same files each time, and what is refused."""
 
+import errno
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +150,37 @@ def test_a_tokenizer_that_does_not_read_back_is_not_saved(corpus: Path, monkeypa
     with pytest.raises(CheckpointError, match="when it is read back"):
         trained(corpus)
     assert [path.name for path in corpus.parent.iterdir() if path != corpus and path.name != "cache"] == []
+
+
+def test_a_full_disk_names_the_folder(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bert_tasks.checkpoints import tokenizer_training
+
+    def fail(tokenizer: object, folder: Path) -> None:
+        (folder / "tokenizer.json").touch()
+        raise OSError(errno.ENOSPC, "No space left on device (os error 28)")
+
+    monkeypatch.setattr(tokenizer_training, "save_tokenizer", fail)
+    with pytest.raises(CheckpointError, match=r"/tok: the tokenizer cannot be written: No space .* \(\d+ bytes free\)"):
+        trained(corpus)
+    assert not (corpus.parent / "tok").exists()
+    assert not list(corpus.parent.glob(".*"))
+
+
+KILLED = """
+import os, signal, sys
+from bert_tasks.checkpoints import tokenizer_training
+tokenizer_training._read_back = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+tokenizer_training.train_tokenizer([sys.argv[1]], sys.argv[2], type="bpe", vocab_size=400)
+"""
+
+
+def test_the_next_training_removes_what_a_killed_one_left(corpus: Path) -> None:
+    command = [sys.executable, "-c", KILLED, corpus, corpus.parent / "tok"]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert not (corpus.parent / "tok").exists()
+    assert list(corpus.parent.glob(".*"))
+    assert trained(corpus, type="bpe").folder.is_dir()
+    assert not list(corpus.parent.glob(".*"))
 
 
 def test_a_corpus_without_text_is_refused(tmp_path: Path) -> None:

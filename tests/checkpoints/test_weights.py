@@ -1,9 +1,11 @@
 """Files of a model folder: what is read, and how each kind of damage is named."""
 
+import errno
 import io
 import json
 import os
 import pickle
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -153,6 +155,42 @@ LARGE = {"a": torch.ones(2000)}
 def test_damaged_bin(content: bytes, reason: str, tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(content)
     with pytest.raises(CheckpointError, match=rf"pytorch_model\.bin: .*{reason}"):
+        read_weights(tmp_path)
+
+
+def test_a_compressed_bin_is_not_expanded(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(torch_bytes({"a": torch.zeros(10_000)}))) as whole,
+        zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in whole.namelist():
+            packed.writestr(entry, whole.read(entry))
+    (tmp_path / "pytorch_model.bin").write_bytes(content.getvalue())
+    with pytest.raises(CheckpointError, match=r"compressed, which torch.save never does: it expands to 4\d{4} bytes"):
+        read_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("model.safetensors", "load.load_file"), ("pytorch_model.bin", "load.torch.load")]
+)
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("std::bad_alloc"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+)
+def test_weights_that_need_more_memory(
+    name: str, place: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    (tmp_path / name).write_bytes(save(TENSORS) if name == "model.safetensors" else torch_bytes(TENSORS))
+    monkeypatch.setattr(f"bert_tasks.checkpoints.{place}", fail)
+    with pytest.raises(CheckpointError, match=r": out of memory while the weights were read \(.*alloc"):
         read_weights(tmp_path)
 
 

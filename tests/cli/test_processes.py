@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from bert_tasks.cli import app, entry
+
 HEAVY = """
 import sys
 from bert_tasks.cli import main
@@ -63,3 +65,40 @@ def test_module_and_console_script(tmp_path: Path) -> None:
     shown = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=60, check=True)
     assert shown.stdout == f"bert-tasks {version('bert-tasks')}\n"
     assert shown.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "traced"),
+    [
+        (RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1"), "lost the connection to process 0,", False),
+        (RuntimeError("Timed out waiting 8000ms for recv"), "lost the connection to process 0,", False),
+        (ArithmeticError("the barometer fell"), "internal error: ArithmeticError: the barometer fell", True),
+        (TimeoutError("timed out"), "error: timed out", True),
+        (MemoryError(), "error: out of memory.", False),
+    ],
+)
+def test_only_the_process_that_failed_prints_a_traceback(
+    error: Exception, said: str, traced: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(arguments: list[str]) -> None:
+        raise error
+
+    monkeypatch.setattr(entry, "app", fail)
+    monkeypatch.setattr(entry, "write_crash_file", lambda error: None)
+    monkeypatch.setattr(entry, "exit_without_shutdown", sys.exit)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit):
+        entry.main()
+    shown = capfd.readouterr().err
+    assert f"process 1 of 2: {said}" in shown
+    assert ("Traceback" in shown) == traced
+    assert len(shown.splitlines()) == 1 or traced
+
+
+def test_one_of_several_processes_trains_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "corpus.txt").write_text("the birds sang\n")
+    monkeypatch.setenv("RANK", "1")
+    options = ["--type", "bpe", "--vocab-size", "270", "--output", str(tmp_path / "tok")]
+    app.app(["tokenizer", str(tmp_path / "corpus.txt"), *options], standalone_mode=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]

@@ -50,6 +50,19 @@ def test_a_disk_that_fills_up_keeps_what_was_saved(recipe: Path, straight: Path,
     assert runs.digests(small_disk / "run") == runs.digests(straight)
 
 
+def test_a_tokenizer_on_a_full_disk(small_disk: Path) -> None:
+    (small_disk / "ballast").write_bytes(bytes(3 * 2**20 - 20_000))
+    corpus = small_disk.parent / "corpus.txt"
+    corpus.write_text("\n".join(f"{number} birds sang" for number in range(999)), "utf-8")
+    options = ["--type", "bpe", "--vocab-size", "1000", "--output", small_disk / "tok"]
+    ended = runs.run([*runs.CONSOLE, "tokenizer", corpus, *options], folder=small_disk.parent)
+    assert (ended.code, f"error: {small_disk / 'tok'}: the tokenizer cannot be written: No space" in ended.err) == (
+        4,
+        True,
+    )
+    assert [path.name for path in small_disk.iterdir()] == ["ballast"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
 def test_every_file_of_a_run_has_the_mode_that_the_umask_gives(recipe: Path, mask: int, mode: int) -> None:

@@ -1,0 +1,129 @@
+"""Rows that would fill the memory, as a small compressed file can hold them: rejected in time; many rows are read."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from bert_tasks.data import records, table
+from bert_tasks.data.columns import Column
+from bert_tasks.data.table import RowTable, row_batches
+from bert_tasks.errors import DataError
+from support import runs
+
+ROW, JSON = 1000, 4000  # characters
+TEXT = (Column(name="text", kind="text"),)
+WORDS = (Column(name="words", kind="words"),)
+SPANS = (Column(name="context", kind="text"), Column(name="question", kind="text"))
+Read = Callable[..., RowTable]
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "LARGEST_ROW", ROW)
+    monkeypatch.setattr(records, "LARGEST_JSON", JSON)
+
+
+def squad(context: str) -> str:
+    questions = [{"id": "1", "question": "Who?", "answers": []}]
+    return json.dumps({"data": [{"title": "t", "paragraphs": [{"context": context, "qas": questions}]}]})
+
+
+ROW_SAID = "the row that begins here has more than 1,000 characters: close its quotes, split its texts"
+JSON_SAID = "has more than 4,000 characters: split it into rows, such as one JSON object per line"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "options", "said"),
+    [
+        ("rows.csv", "text\na\n" + "b" * 1001 + "\n", TEXT, {}, f"rows.csv:3: {ROW_SAID}"),
+        ("rows.csv", 'text\na\n"' + "b\n" * 600, TEXT, {}, f"rows.csv:3: {ROW_SAID}"),
+        ("rows.csv", "text\na\n" + '"\n",' * 600, TEXT, {}, f"rows.csv:3: {ROW_SAID}"),
+        ("rows.csv", "b" * 1001, TEXT, {}, f"rows.csv:1: {ROW_SAID}"),
+        ("rows.tsv", "text\na\n" + "b" * 1001, TEXT, {"format": "tsv/plain"}, f"rows.tsv:3: {ROW_SAID}"),
+        ("rows.jsonl", '{"text": "a"}\n{"text": "' + "b" * 1001 + '"}', TEXT, {}, f"rows.jsonl:2: {ROW_SAID}"),
+        ("rows.json", json.dumps([{"text": "b" * 400}] * 10), TEXT, {}, f"rows.json:1: the row .* {JSON_SAID}"),
+        ("rows.json", json.dumps([{"text": "b"}] * 400, indent=1), TEXT, {}, f"rows.json:1: the row .* {JSON_SAID}"),
+        ("rows.json", squad("b" * 4001), SPANS, {}, f"rows.json: the file {JSON_SAID}"),
+        ("rows.txt", "a\n" + "b" * 1001, TEXT, {"document": "line"}, f"rows.txt:2: {ROW_SAID}"),
+        ("rows.txt", "a\n\n" + "b b\n" * 300, TEXT, {}, "rows.txt:3: .*separate documents by blank lines"),
+        ("rows.conll", "a O\n\n" + "b O\n" * 300, WORDS, {}, f"rows.conll:3: {ROW_SAID}"),
+        ("rows.conll", "a O\n\n# b O\n" + "b" * 1001 + " O\n", WORDS, {}, f"rows.conll:.: {ROW_SAID}"),
+        ("rows.conllu", "# " + "b" * 1001, WORDS, {}, f"rows.conllu:1: {ROW_SAID}"),
+    ],
+)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_row_that_is_too_large_is_named(
+    read: Read,
+    name: str,
+    content: str,
+    columns: tuple[Column, ...],
+    options: dict[str, str],
+    said: str,
+    compressed: bool,
+) -> None:
+    data = gzip.compress(content.encode()) if compressed else content.encode()
+    said = said.replace(name, f"{name}.gz") if compressed else said
+    with pytest.raises(DataError, match=said):
+        read(data, f"{name}.gz" if compressed else name, columns=columns, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "first", "columns", "options"),
+    [
+        ("rows.csv", "b" * 90 + "\n", "text\n", TEXT, {}),
+        ("rows.csv", f'"{"b" * 45}\n{"b" * 44}"\n', "text\n", TEXT, {}),
+        ("rows.jsonl", json.dumps({"text": "b" * 90}) + "\n", "", TEXT, {}),
+        ("rows.txt", "b" * 90 + "\n\n", "", TEXT, {}),
+        ("rows.conll", "b O\n" * 20 + "\n", "# comment\n", WORDS, {}),
+    ],
+)
+def test_a_file_of_many_rows_may_have_any_size(
+    read: Read, name: str, row: str, first: str, columns: tuple[Column, ...], options: dict[str, str]
+) -> None:
+    content = gzip.compress((first + row * 300).encode())
+    assert len(read(content, f"{name}.gz", columns=columns, **options)) == 300
+
+
+def test_json_that_is_read_as_a_whole_may_be_larger_than_a_row(read: Read) -> None:
+    assert len(read(json.dumps([{"text": "b" * 100}] * 30), "rows.json", columns=TEXT)) == 30
+    assert len(read("\n" + json.dumps([{"text": "b"}] * 99, indent=1), "rows.json", columns=TEXT)) == 99
+    assert len(read(squad("b" * 3000), "squad.json", columns=SPANS)) == 1
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["b" * 3000], "a row of the parquet file has more than 1,000 characters"),
+        (["b"] * 50 + ["c" * 1001] + ["b"] * 50, "rows.parquet: row 51 has more than 1,000 characters"),
+    ],
+)
+def test_a_large_row_of_a_parquet_file(read: Read, tmp_path: Path, texts: list[str], said: str) -> None:
+    path = tmp_path / "made.parquet"
+    parquet.write_table(pyarrow.table({"text": texts}), path)
+    with pytest.raises(DataError, match=said):
+        read(path.read_bytes(), "rows.parquet", columns=TEXT)
+    parquet.write_table(pyarrow.table({"text": ["b" * 500] * 300}), path)
+    assert len(read(path.read_bytes(), "rows.parquet", columns=TEXT)) == 300
+
+
+def test_large_rows_are_stored_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "LARGEST_ROW", ROW)
+    rows = [{"words": ["b" * 300, "c" * 300], "line": 1}] * 5
+    assert list(map(len, row_batches(rows))) == [2, 2, 1]
+    assert list(map(len, row_batches([{"text": "b"}] * 2400))) == [1000, 1000, 400]
+
+
+@pytest.mark.parametrize(("name", "start"), [("rows.csv.gz", 'text\n"'), ("rows.json.gz", '[{"text": "')])
+def test_a_bomb_ends_the_command_before_it_fills_the_memory(tmp_path: Path, name: str, start: str) -> None:
+    """3 GB in 3 MB; the address space has room for the command and a row."""
+    zeros = gzip.compress(b"0" * 2**26, 1)
+    (tmp_path / name).write_bytes(gzip.compress(start.encode()) + zeros * 48)
+    options = "--type bpe --vocab-size 300 --output made"
+    script = f"ulimit -v 5000000; exec {runs.CONSOLE[0]} tokenizer {name} {options}"
+    ended = runs.run(["sh", "-c", f"cd {tmp_path} && {script}"], folder=tmp_path, HF_DATASETS_CACHE=str(tmp_path / "c"))
+    assert (ended.code, "characters: " in ended.err) == (3, True), ended.err
