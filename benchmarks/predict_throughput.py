@@ -31,7 +31,8 @@ from pathlib import Path
 import torch
 from predict_sides import CLOCKS, SIDES, count_tokens, measured, train
 
-from bert_tasks.environment import cpu_name, matmul_library
+from bert_tasks.encoder.cpu import matmul_library
+from bert_tasks.environment import cpu_name
 
 OURS, BF16, INT8 = "bert_tasks", "bert_tasks bf16", "bert_tasks int8"
 INSTALLED = [name for name in SIDES if "openvino" not in name or find_spec("openvino") is not None]

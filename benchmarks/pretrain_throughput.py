@@ -33,7 +33,6 @@ from train_throughput import CLOCKS, Options, timed_fit, timed_trainer
 
 from bert_tasks import TaskModel
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.environment import limit_spinning
 from bert_tasks.run_dir.files import environment
 from bert_tasks.training.step import OptimizerSteps
 
@@ -115,7 +114,7 @@ def _products(share: float, options: Options) -> tuple[int, Products]:
         with recorder:
             return accumulate(*arguments)
 
-    in_mkl = patch("bert_tasks.encoder.linear.matmul_library", return_value="mkl")  # which the recorder sees
+    in_mkl = patch("bert_tasks.encoder.cpu.matmul_library", return_value="mkl")  # which the recorder sees
     with in_mkl, patch.object(OptimizerSteps, "accumulate", recorded):
         tokens, _ = train_ours(share, options)
     return tokens, Products(recorder.products, options.device)
@@ -195,7 +194,6 @@ def main() -> None:
         clock=chosen.clock,
     )
     torch.set_num_threads(options.threads)
-    limit_spinning()  # as the command line does; for all sides
     machine = environment()
     print(f"{machine['cpu']}, {machine['threads']} threads, float32 matrix library {machine['matmul_library']}")
     found = measure(chosen.side if chosen.side is not None else list(SIDES), options)

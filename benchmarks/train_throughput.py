@@ -39,8 +39,8 @@ from train_workloads import SHAPES, WORKLOADS, Predictor, prepared, trainer_data
 
 from bert_tasks import TaskModel, fit
 from bert_tasks.data.columns import Row
+from bert_tasks.encoder.cpu import matmul_library
 from bert_tasks.encoder.linear import Linear
-from bert_tasks.environment import limit_spinning, matmul_library
 from bert_tasks.run_dir.files import environment
 from bert_tasks.tasks.features import collate
 from bert_tasks.training.progress import Clock
@@ -206,7 +206,7 @@ def products_alone(work: Predictor, options: Options) -> float:
 def _products(work: Predictor, options: Options) -> Products:
     model = work.model().to(options.device).train()
     lengths = [len(feature["input_ids"]) for feature in work.features]
-    with patch("bert_tasks.encoder.linear.matmul_library", return_value="mkl"), Recorder() as recorder:
+    with patch("bert_tasks.encoder.cpu.matmul_library", return_value="mkl"), Recorder() as recorder:
         for batch in epoch_batches(lengths, BatchSize(samples=work.workload.batch_size), seed=0, epoch=0):
             features = [work.features[i] for i in batch]
             packed = collate(features, position_offset=model.config.position_offset).to(options.device)
@@ -310,7 +310,6 @@ def main() -> None:
         clock=chosen.clock,
     )
     torch.set_num_threads(options.threads)
-    limit_spinning()  # as the command line does; for all sides
     machine = environment()
     print(f"{machine['cpu']}, {machine['threads']} threads, float32 matrix library {machine['matmul_library']}")
     found = []

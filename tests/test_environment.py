@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import platform
 import string
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from bert_tasks.cli import entry as crash
 from bert_tasks.environment import (
     environment,
     environment_lines,
-    limit_spinning,
     masked,
     masked_arguments,
     shown_variables,
@@ -215,117 +213,3 @@ def test_an_internal_error_leaves_a_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert [word for word in ("hf_abc", "hf_mine", "pendulum@", "not shown: hunter2\n") if word in text] == []
     monkeypatch.setattr(crash.tempfile, "tempdir", str(tmp_path / "not" / "there"))
     assert crash.write_crash_file(ValueError("x")) is None
-
-
-_FREED = """
-import json, resource
-from pathlib import Path
-from bert_tasks.environment import keep_freed_memory
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    len(b"x" * 2**27)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-def heap_flags():
-    maps = Path("/proc/self/smaps").read_text().split("[heap]")[1:]
-    return [one.split("VmFlags:")[1].splitlines()[0].split() for one in maps]
-
-found = {}
-faults()
-found["before"] = faults()
-with keep_freed_memory():
-    faults()
-    found["kept"], found["kept_bytes"], found["flags"] = faults(), resident(), heap_flags()
-found["returned_bytes"] = resident()
-faults()
-found["after"] = faults()
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc has these parameters")
-def test_freed_memory_is_used_again_and_returned_afterwards() -> None:
-    run = subprocess.run([sys.executable, "-c", _FREED], capture_output=True, text=True, check=True)
-    found = json.loads(run.stdout)
-    assert found["kept"] < 8
-    assert found["kept_bytes"] - found["returned_bytes"] > 2**26
-    assert found["before"] == pytest.approx(found["after"], abs=8)
-    if Path("/sys/kernel/mm/transparent_hugepage/enabled").is_file():
-        assert "hg" in found["flags"][-1]
-    else:
-        assert found["before"] > 1000
-
-
-_HEAPS = """
-import ctypes, threading
-from pathlib import Path
-from bert_tasks.environment import keep_freed_memory
-
-allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(("malloc", ctypes.CDLL(None)))
-together, addresses = threading.Barrier(2, timeout=60), []
-
-def work():
-    addresses.append(allocate(2**16))
-    together.wait()  # the heap of a thread that has ended would be used again
-
-with keep_freed_memory():
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-heaps = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if "[heap]" in line]
-print(sum(any(int(start, 16) <= one < int(end, 16) for start, end in heaps) for one in addresses))
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc has these parameters")
-def test_of_two_threads_one_allocates_from_the_main_heap() -> None:
-    run = subprocess.run([sys.executable, "-c", _HEAPS], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["1"], "of the two threads, those in the main heap"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")
-def test_too_few_addresses_for_huge_pages_are_no_error() -> None:
-    lines = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))\n" + _FREED
-    run = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-
-
-@pytest.mark.parametrize(
-    ("found", "limit", "reason"),
-    [
-        ({"avx512_bf16": True, "amx_bf16": False}, None, None),
-        ({"avx512_bf16": False, "amx_bf16": True}, "ALL", None),
-        ({"avx512_bf16": True}, "AVX512_CORE_BF16", None),
-        ({"architecture": "aarch64"}, None, None),
-        ({"avx512_bf16": False, "amx_bf16": False}, None, "this processor lacks"),
-        ({"avx512_bf16": True, "amx_bf16": True}, "avx2", "ONEDNN_MAX_CPU_ISA=AVX2 excludes"),
-    ],
-)
-def test_where_bfloat16_is_slower_a_note_says_why(monkeypatch, found, limit, reason):
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    if limit is not None:
-        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"architecture": "x86_64", **found})
-    note = module.slow_bfloat16()
-    assert note is None if reason is None else reason in note
-
-
-@pytest.mark.parametrize(
-    ("cores", "given", "expected"),
-    [(2, {}, "10000"), (3, {}, None), (1, {"GOMP_SPINCOUNT": "7"}, "7"), (2, {"OMP_WAIT_POLICY": "active"}, None)],
-)
-def test_threads_of_openmp_wait_less_where_cores_are_few(monkeypatch, cores, given, expected):
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.setenv(name, "unset")  # so that it is restored
-        monkeypatch.delenv(name)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    limit_spinning()
-    assert os.environ.get("GOMP_SPINCOUNT") == expected

@@ -13,11 +13,8 @@ import traceback
 
 from bert_tasks.cli.app import app, discard_output, exit_without_shutdown, process_count, standard_streams
 from bert_tasks.environment import (
-    disable_telemetry,
     environment,
     environment_lines,
-    limit_primitive_caches,
-    limit_spinning,
     masked,
     masked_arguments,
 )
@@ -31,6 +28,7 @@ from bert_tasks.errors import (
 )
 from bert_tasks.storage import os_error_message
 from bert_tasks.terminal import printable
+from bert_tasks.variables import disable_telemetry, limit_primitive_caches
 
 # Parts of what gloo and nccl report when another process has ended or does not respond.
 _TRAINING = ("train", "search", "reproduce")
@@ -43,7 +41,6 @@ _LOST = (
 def main() -> None:
     """The console script. ``--debug`` may be given before or after the command."""
     limit_primitive_caches()  # torch's own GELU fills them, too; in the process of another program it may
-    limit_spinning()
     disable_telemetry()
     given = sys.argv[1:]
     arguments = [argument for argument in given if argument != "--debug"]

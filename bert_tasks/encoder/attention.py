@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bert_tasks.encoder.dropout import drop, keep_mask, keep_scale, random_bits, uses_random_bits
+from bert_tasks.encoder.cpu import keep_mask, keep_scale, random_bits, uses_random_bits
+from bert_tasks.encoder.dropout import drop
 from bert_tasks.encoder.packing import Packed, Padded
 from bert_tasks.encoder.positions import Scores
 

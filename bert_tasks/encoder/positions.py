@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from bert_tasks.encoder.config import DisentangledConfig, EncoderConfig
+from bert_tasks.encoder.cpu import is_eager_on_cpu
 from bert_tasks.encoder.dropout import Dropout
-from bert_tasks.encoder.linear import is_eager_on_cpu
 from bert_tasks.encoder.packing import Layout, Packed
 from bert_tasks.errors import CheckpointError
 

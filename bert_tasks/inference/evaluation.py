@@ -26,7 +26,7 @@ from bert_tasks.data.columns import Document, Row
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import RowTable, Samples, Truncation, longest_first
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
-from bert_tasks.encoder.threads import map_batches
+from bert_tasks.encoder.cpu import map_batches
 from bert_tasks.errors import BertTasksError, DataError, GivenUpError, UsageError
 from bert_tasks.metrics.tables import LOSS, merged, untuned
 from bert_tasks.model.inputs import (

@@ -34,13 +34,13 @@ from bert_tasks.data.problems import shortened
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import CRFHead, Head
 from bert_tasks.encoder.packing import PackedBatch, group_rows
-from bert_tasks.environment import disable_telemetry
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.fixed import FixedModel
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import is_file, os_error_message, sha256, with_home
 from bert_tasks.tasks.base import PredictionT, Task
+from bert_tasks.variables import disable_telemetry
 
 if TYPE_CHECKING:
     import onnx

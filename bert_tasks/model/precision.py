@@ -10,8 +10,8 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from bert_tasks.encoder.cpu import slow_bfloat16
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.environment import slow_bfloat16
 from bert_tasks.errors import UsageError
 from bert_tasks.model.ensemble import EnsembleModel
 from bert_tasks.model.onnx import GraphModel, check_int8, check_weights, exported_graph, quantized_graph

@@ -29,11 +29,10 @@ from bert_tasks.data.problems import first_few
 from bert_tasks.data.readers import ReadOptions, known_names
 from bert_tasks.data.table import filled_batches, filling_order
 from bert_tasks.data.validator import valid_rows
+from bert_tasks.encoder.cpu import map_batches
 from bert_tasks.encoder.heads import CRFHead
 from bert_tasks.encoder.layers import initialize
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.encoder.threads import map_batches
-from bert_tasks.environment import return_freed_memory
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families import converted_config, family_of, new_hf_config, parameter_map
 from bert_tasks.model.explanation import explainable_task, explained
@@ -51,8 +50,6 @@ CHUNK_ROWS = 1024
 EXPLAINED_ROWS = 32  # of a chunk: an explanation takes as long as a hundred predictions
 BATCH_TOKENS = 16384
 CPU_BATCH_TOKENS = 1024  # the activations of two such batches stay in a processor's cache
-# Freed activations leave gaps in the heap, and each batch touches others. After so many tokens they are returned.
-_TRIM_TOKENS = 16384
 _BATCH_LOGITS = 2**25
 _MOST_TOKENS = 2**31 - 1
 
@@ -521,8 +518,6 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         remaining, number, most = iter(rows), first, EXPLAINED_ROWS if explain else CHUNK_ROWS
         while chunk := list(remaining if task.needs_document_context else islice(remaining, most)):
             read = valid_rows(chunk, columns, first=number, names=names)
-            if number:
-                return_freed_memory()
             number += len(chunk)
             features = checked_features(task, read, tokenizer, self.config)
             note(features)
@@ -552,19 +547,14 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         inputs = ((i, one) for i in order for one in self.task.inputs_of(features[i], tokenizer))
         batches = filled_batches(inputs, lambda pair: len(pair[1]["input_ids"]), max_tokens=most)
         found: dict[int, list[Tensor]] = {}
-        tokens = 0
 
         def compact(batch: Sequence[tuple[int, Feature]]) -> Iterator[tuple[tuple[int, Feature], Tensor]]:
             return zip(batch, self.forward_batch([one for _, one in batch], run=run), strict=True)
 
         with self.in_evaluation():
             for results in map_batches(compact, batches, device=self.device):
-                for (i, one), part in results:
+                for (i, _), part in results:
                     found.setdefault(i, []).append(part)
-                    tokens += len(one["input_ids"])
-                if tokens > _TRIM_TOKENS:
-                    return_freed_memory()
-                    tokens = 0
         return [one[0] if len(one) == 1 else torch.cat(one) for one in map(found.__getitem__, range(len(features)))]
 
     def forward_batch(self, features: Sequence[Feature], *, run: ForwardFn | None = None) -> tuple[Tensor, ...]:

@@ -22,7 +22,8 @@ from bert_tasks.checkpoints.hub import RUN_MODEL, RUN_SUMMARY
 from bert_tasks.checkpoints.save import remove_saved
 from bert_tasks.data.checks import named_splits
 from bert_tasks.data.splits import Splits
-from bert_tasks.environment import cpu_name, installed_version, matmul_library
+from bert_tasks.encoder.cpu import matmul_library
+from bert_tasks.environment import cpu_name, installed_version
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.run_dir import checkpoints as checkpointing

@@ -16,11 +16,10 @@ from typing import Any, Self
 
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.packing import PackedBatch
-from bert_tasks.environment import return_freed_memory
 from bert_tasks.errors import GivenUpError, UsageError
 from bert_tasks.model.explanation import explainable_task, explained
 from bert_tasks.model.pretrained_module import finite
-from bert_tasks.model.task_model import CHUNK_ROWS, ForwardFn, TaskModel
+from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.serving.connections import Batching
 from bert_tasks.tasks.base import Feature, Prediction
 from bert_tasks.tasks.explanation import Explainable, ExplainedLogit, TokenSpans, with_explanations
@@ -94,7 +93,6 @@ class Batcher:
         self._arrived = asyncio.Event()
         self._explanations = 0  # requests for them that are not answered yet, which have a limit of their own
         self._closed = False
-        self._rows_since_trim = 0  # rows run since freed memory was returned; used by the model's thread only
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
         self._running = ThreadPoolExecutor(1, "model")
         self._explaining, self._explanation_turn = ThreadPoolExecutor(1, "explanations"), asyncio.Lock()
@@ -250,10 +248,6 @@ class Batcher:
             found = self._run(batch)
             return finite(found) if any(request.spans is not None for request in requests) else found
 
-        self._rows_since_trim += sum(len(request.rows) for request in requests)
-        if self._rows_since_trim >= CHUNK_ROWS:
-            self._rows_since_trim = 0
-            return_freed_memory()
         features = [feature for request in requests for feature in request.features]
         room = max(self._tokens, self._model.batch_tokens)
         found = iter(self._model.forward_windows(features, max_tokens=room, run=logits))

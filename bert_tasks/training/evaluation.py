@@ -12,7 +12,6 @@ from typing import Any
 from accelerate import Accelerator
 
 from bert_tasks.data.table import RowTable, Samples
-from bert_tasks.environment import return_freed_memory
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import evaluate_samples
 from bert_tasks.metrics.tables import LOSS, metric_key, split_key, untuned
@@ -52,7 +51,6 @@ def evaluate_all(
     Raises:
         GivenUpError: see ``evaluate_samples``. The model's task is then the one it came with.
     """
-    return_freed_memory()  # of the steps, whose gaps would not fit these batches
     plain, task = model.task, model.task
     metrics: dict[str, float] = {}
     collapses: dict[str, str | None] = {}

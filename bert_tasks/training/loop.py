@@ -33,7 +33,7 @@ from bert_tasks.distributed import (
     thread_hint,
 )
 from bert_tasks.encoder.attention import attention_backend
-from bert_tasks.environment import keep_freed_memory, return_freed_memory, slow_bfloat16
+from bert_tasks.encoder.cpu import slow_bfloat16
 from bert_tasks.errors import CheckpointError, DivergedError, GivenUpError, StoppedError, UsageError
 from bert_tasks.metrics.tables import SEPARATOR, metric_key, metrics_by_set, split_key
 from bert_tasks.model.inputs import input_notes, tokenized
@@ -240,7 +240,7 @@ class Trainer:
 
         Args:
             existing: the run in the folder, if it is to be resumed.
-            stack: ends the display, the trackers, the handling of signals, and the keeping of freed memory.
+            stack: ends the display, the trackers, and the handling of signals.
             progress: see ``train``.
 
         Raises:
@@ -256,8 +256,6 @@ class Trainer:
         )
         main_process_first(self.accelerator, lambda: self.objective.begin(samples.features, self.accelerator.device))
         model.encoder.gradient_checkpointing = self.model_settings.get("gradient_checkpointing", False)
-        if self.accelerator.device.type == "cpu":
-            stack.enter_context(keep_freed_memory())
         self.steps = OptimizerSteps(
             objective=self.objective, samples=samples, optim=self.optim, seed=run.seed, accelerator=self.accelerator
         )
@@ -507,7 +505,6 @@ class Trainer:
         """Loads the best weights into the model and writes the summary, which makes the run a finished one."""
         state, sets = self.state, tuple(self.splits.validation)
         self.steps.release()
-        return_freed_memory()  # else it is resident beside the file that the best weights are read from
         self._load_best()
         self.model.task = state.task
         agreement = self.objective.agreement(self.validation, self.accelerator)

@@ -31,11 +31,12 @@ from accelerate.tracking import (
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bert_tasks.environment import disable_telemetry, masked
+from bert_tasks.environment import masked
 from bert_tasks.errors import UsageError
 from bert_tasks.run_dir import files as outputs
 from bert_tasks.terminal import message_stream, printable, write_message
 from bert_tasks.training.step import StepLog
+from bert_tasks.variables import disable_telemetry
 
 _LOGGER = logging.getLogger("bert_tasks")
 # Trackers get the curves, not the machine, the command line or the code. W&B's own variables still apply.

@@ -165,7 +165,7 @@ def learning_rate_factor(
     return max(0.0, min(1.0, left / (after_warmup if schedule == "linear" else max(1, min(decay_steps, after_warmup)))))
 
 
-def step_seed(seed: int, step: int, rank: int, *parts: int) -> int:
-    """A seed for the random numbers of one step on one rank, or of a part of it; well mixed and below 2**63."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(step, rank, *parts))
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """A seed for the random numbers of one step on one rank; well mixed and below 2**63."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(step, rank))
     return int(sequence.generate_state(1, np.uint64)[0]) >> 1

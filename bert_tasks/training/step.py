@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any, Self, cast
 
@@ -20,22 +19,16 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from bert_tasks.data.table import Samples, token_batches
-from bert_tasks.encoder.dropout import use_generator
-from bert_tasks.encoder.linear import constant_weights
+from bert_tasks.encoder.cpu import constant_weights
 from bert_tasks.encoder.lora import Adapters
-from bert_tasks.encoder.threads import map_batches, parallel_batches
 from bert_tasks.errors import DivergedError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection
-from bert_tasks.tasks import TASKS
 from bert_tasks.tasks.base import Feature, FeatureKeys
 from bert_tasks.training.objectives import Objective
 from bert_tasks.training.sampling import BatchSize, SampleOrder, learning_rate_factor, rank_share, step_seed
 from bert_tasks.training.vocabulary import TrainedVocabulary
 
-# The halves of a batch with fewer tokens are not computed at the same time: writing and adding their gradients, each as
-# large as what is trained, takes longer than is saved.
-_LEAST_DIVIDED_TOKENS = 700
 # With fp16 an overflow lowers the loss scale and skips the step, which is normal; this many in a row are not.
 MOST_OVERFLOWS = 20
 # 0.999999^(2^23) is 0.0002; float32, in which AdamW counts, holds as many further steps.
@@ -186,10 +179,6 @@ class OptimizerSteps:
         windows = [list(islice(prepared, int(samples.starts[i + 1] - samples.starts[i]))) for i in chosen]
         lengths = [sum(len(feature["input_ids"]) for feature in one) for one in windows]
         parts = token_batches(range(len(windows)), lengths, max_tokens=self.optim.micro_batch_tokens)
-        at_once = len(parts) == 1 and self._computes_two_at_once(tokens=sum(lengths))
-        if at_once and len(windows) > 1:
-            # The longest first; of four in a row one half gets the outer two, so that both have as many tokens.
-            parts = [[one for i, one in enumerate(parts[0]) if (i % 4 in (0, 3)) is outer] for outer in (True, False)]
         micro_batches = [[feature for one in part for feature in windows[one]] for part in parts]
 
         ratios = None  # [K] the reference count over the count of each term, over all processes; 0 without a count
@@ -199,32 +188,16 @@ class OptimizerSteps:
             total = accelerator.reduce(own.to(accelerator.device, non_blocking=True), reduction="sum")
             ratios = torch.where(total > 0, _reference_count(total) / total, 0.0)
 
-        def gradients(number: int) -> Tensor:
-            last = number == len(micro_batches) - 1
-            exchange = nullcontext() if last else accelerator.no_sync(self.prepared)
-            drawing = use_generator(step_seed(self.seed, step, rank, number)) if at_once else nullcontext()
-            with exchange, drawing:
-                return self._gradients(micro_batches[number], weight / len(batch), ratios)
-
-        run = partial(map_batches, device=accelerator.device) if at_once else map
+        sums = []
         with self._trained_parameters():  # the backward pass, too, may run layers
-            sums = torch.stack([*run(gradients, range(len(micro_batches)))]).sum(dim=0) * weight
+            for features in micro_batches:
+                is_last = features is micro_batches[-1]
+                with nullcontext() if is_last else accelerator.no_sync(self.prepared):
+                    sums.append(self._gradients(features, weight / len(batch), ratios))
         for parameter in self.parameters:
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.coalesce()  # each row once
-        return sums
-
-    def _computes_two_at_once(self, *, tokens: int) -> bool:
-        """Whether the halves of a batch of so many tokens are computed at the same time on a CPU.
-
-        Not where random numbers could be drawn from the generator that all threads share, in any order: by layers that
-        are computed again, or by the head of a task that is not built in. A batch of several micro-batches is not
-        divided either: the sum of more than two gradients depends on their order.
-        """
-        model = self.objective.model
-        is_known = type(model.task) in TASKS.values() and not model.encoder.gradient_checkpointing
-        is_alone = self.accelerator.num_processes == 1 and parallel_batches(self.accelerator.device) == 2
-        return is_known and is_alone and tokens >= _LEAST_DIVIDED_TOKENS
+        return torch.stack(sums).sum(dim=0) * weight
 
     def _gradients(self, features: Sequence[Feature], scale: float, ratios: Tensor | None) -> Tensor:
         """Adds the gradients of a batch, each loss term's multiplied by ``scale`` and its ratio, to the parameters'.

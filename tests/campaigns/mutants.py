@@ -75,6 +75,7 @@ NEIGHBOURS: dict[str, tuple[str, ...]] = {
     "tasks": ("inference/test_files.py", "serving/test_app.py", "report/test_build.py", "recipe/test_init.py"),
     "terminal": ("cli/test_terminal.py",),
     "training": ("run_dir", "experiments"),
+    "variables": ("faults/test_network.py",),
 }
 
 # Tests that measure time are left out: on a busy machine they fail without a fault.

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from bert_tasks.encoder import dropout
-from bert_tasks.encoder.dropout import Dropout, keep_mask, keep_scale, random_bits, uses_random_bits
+from bert_tasks.encoder.cpu import keep_mask, keep_scale, random_bits, uses_random_bits
+from bert_tasks.encoder.dropout import Dropout
 
 PROBABILITIES = (0.1, 0.25, 1 / 3, 0.5, 0.9)
 

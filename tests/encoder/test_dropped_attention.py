@@ -7,7 +7,7 @@ from torch import Tensor
 from bert_tasks.encoder import attention
 from bert_tasks.encoder import attention as module
 from bert_tasks.encoder.attention import attend, attention_with_dropout
-from bert_tasks.encoder.dropout import keep_mask, keep_scale, random_bits
+from bert_tasks.encoder.cpu import keep_mask, keep_scale, random_bits
 from bert_tasks.encoder.packing import pack
 
 BATCH, HEADS, SIZE = 5, 3, 4

@@ -13,10 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from bert_tasks import environment
+from bert_tasks.encoder import cpu
 from bert_tasks.encoder import linear as linear_module
 from bert_tasks.encoder.config import Activation
+from bert_tasks.encoder.cpu import linear_on_cpu, matmul_library
 from bert_tasks.encoder.linear import ACTIVATIONS, Linear, linear, linear_activation
-from bert_tasks.environment import matmul_library
 from bert_tasks.errors import UsageError
 
 SHAPES = [(1, 3, 5), (7, 32, 32), (200, 48, 16), (130, 16, 64)]
@@ -93,8 +94,8 @@ def test_an_activation_without_gradients_is_that_of_torch(
         calls.append(arguments)
         return product(*arguments)
 
-    product = linear_module._product
-    monkeypatch.setattr(linear_module, "_product", recorded)
+    product = cpu._product
+    monkeypatch.setattr(cpu, "_product", recorded)
     with torch.no_grad():
         found = linear_activation(layer, x, activation)
     assert len(calls[0]) == (5 if "gelu" in activation else 3)  # GELU is part of the product
@@ -117,10 +118,11 @@ def test_an_activation_without_gradients_overwrites_the_product(
     layer, x, products = Linear(8, 5, dtype=dtype), torch.randn(70, 8, dtype=dtype), []
 
     def recorded(*arguments: Any) -> torch.Tensor:
-        products.append(linear(*arguments))
+        products.append(linear_on_cpu(*arguments))
         return products[-1]
 
-    monkeypatch.setattr(linear_module, "linear", recorded)
+    monkeypatch.setattr(cpu, "linear_on_cpu", recorded)
+    monkeypatch.setattr(linear_module, "linear_on_cpu", recorded)
     with torch.autocast("cpu", torch.bfloat16, enabled=kind == "bfloat16"):
         expected = linear_activation(layer, x, activation)
         with torch.no_grad():
@@ -159,7 +161,7 @@ def test_frozen_parameters_get_no_gradient(onednn: None) -> None:
 def test_bfloat16_under_autocast_is_near_and_gradients_of_weights_are_float32(
     shape: tuple[int, ...], outputs: int, bias: bool, multiple: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear_module, "_MULTIPLE", multiple)
+    monkeypatch.setattr(cpu, "_MULTIPLE", multiple)
     torch.manual_seed(0)
     layer = Linear(24, outputs, bias=bias)
     x = torch.randn(shape, requires_grad=True)
@@ -179,9 +181,9 @@ def test_bfloat16_under_autocast_is_near_and_gradients_of_weights_are_float32(
 @pytest.mark.parametrize("multiple", [64, 128])
 @pytest.mark.parametrize("rows", [1, 64, 127, 128, 129, 511, 512, 513, 1024, 1153, 3000])
 def test_blocks_have_few_sizes_and_hold_all_rows(rows: int, multiple: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_module, "_MULTIPLE", multiple)
+    monkeypatch.setattr(cpu, "_MULTIPLE", multiple)
     numbers = torch.arange(1, rows + 1).view(rows, 1)
-    blocks = list(linear_module._blocks(numbers))
+    blocks = list(cpu._blocks(numbers))
     assert {len(block) for block in blocks} <= set(range(multiple, 513, multiple))
     joined = torch.cat(blocks)
     assert torch.equal(joined[:rows], numbers)
@@ -193,16 +195,16 @@ def test_a_weight_is_converted_once_while_it_is_constant(monkeypatch: pytest.Mon
     converted: list[torch.Tensor] = []
     layer, x = Linear(8, 6), torch.randn(5, 8)
     optimizer = torch.optim.AdamW(layer.parameters(), lr=0.5, fused=True)  # it does not count as a change in torch 2.13
-    apply = linear_module._bfloat16
+    apply = cpu._bfloat16
 
     def recorded(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
         converted.append(copy)
         return apply(rows, weight, bias, copy)
 
-    monkeypatch.setattr(linear_module, "_bfloat16", recorded)
+    monkeypatch.setattr(cpu, "_bfloat16", recorded)
     with torch.autocast("cpu", torch.bfloat16):
         for _ in range(2):
-            with linear_module.constant_weights():
+            with cpu.constant_weights():
                 layer(x).sum().backward()
                 layer(x).sum().backward()
             optimizer.step()
@@ -268,7 +270,7 @@ def test_processor_and_variables_decide(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(environment, "cpu_name", lambda _: vendor)
+    monkeypatch.setattr(cpu, "_is_intel", lambda: "GenuineIntel" in vendor)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
     assert matmul_library() == library
 
@@ -306,3 +308,23 @@ def test_an_unknown_library_is_refused(undecided: None, monkeypatch: pytest.Monk
         matmul_library()
     report = environment.environment()["torch"]["matmul_library"]  # for a bug report
     assert "BERT_TASKS_MATMUL is 'blas'" in report
+
+
+@pytest.mark.parametrize(
+    ("found", "limit", "reason"),
+    [
+        ({"avx512_bf16": True, "amx_bf16": False}, None, None),
+        ({"avx512_bf16": False, "amx_bf16": True}, "ALL", None),
+        ({"avx512_bf16": True}, "AVX512_CORE_BF16", None),
+        ({"architecture": "aarch64"}, None, None),
+        ({"avx512_bf16": False, "amx_bf16": False}, None, "this processor lacks"),
+        ({"avx512_bf16": True, "amx_bf16": True}, "avx2", "ONEDNN_MAX_CPU_ISA=AVX2 excludes"),
+    ],
+)
+def test_where_bfloat16_is_slower_a_note_says_why(monkeypatch, found, limit, reason):
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    if limit is not None:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: {"architecture": "x86_64", **found})
+    note = cpu.slow_bfloat16()
+    assert note is None if reason is None else reason in note

@@ -216,7 +216,7 @@ def test_each_adapter_drops_its_inputs_by_a_mask_of_its_own() -> None:
 def test_frozen_layers_compute_no_gradients_of_weights_and_keep_no_rows(
     monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
-    monkeypatch.setattr("bert_tasks.encoder.linear.matmul_library", lambda: library)
+    monkeypatch.setattr("bert_tasks.encoder.cpu.matmul_library", lambda: library)
     rows, layer = torch.randn(7, 5, requires_grad=True), Linear(5, 3).requires_grad_(False)
     for autocast in (False, True):
         kept: list[Tensor] = []

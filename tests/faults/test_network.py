@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_tasks.environment import TELEMETRY_OFF, disable_telemetry
+from bert_tasks.variables import TELEMETRY_OFF, disable_telemetry
 from support import network, runs
 from support.hub_commands import run_commands
 

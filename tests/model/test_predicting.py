@@ -114,21 +114,22 @@ def test_logits_come_in_feature_order_without_a_graph(model: TaskModel) -> None:
         assert not alone.requires_grad
 
 
+def test_logits_do_not_depend_on_the_threads(model: TaskModel) -> None:
+    features = model.task.features([{"text": line} for line in LINES], model.require_tokenizer())
+    alone = model.forward_windows(features, max_tokens=30)
+    torch.set_num_threads(2)
+    try:
+        together = model.forward_windows(features, max_tokens=30)
+    finally:
+        torch.set_num_threads(1)
+    torch.testing.assert_close(together, alone)
+    assert not model.training
+
+
 def test_a_model_without_tokenizer(model: TaskModel) -> None:
     bare = TaskModel(model.hf_config, model.task)
     with pytest.raises(UsageError, match="the model has no tokenizer"):
         bare.predict([{"text": "a"}])
-
-
-def test_the_heap_is_closed_between_chunks_only(model: TaskModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_model, "CHUNK_ROWS", 4)
-    calls: list[int] = []
-    monkeypatch.setattr(task_model, "return_freed_memory", lambda: calls.append(1))
-    rows = [{"text": line} for line in LINES]
-    model.predict(rows[:4])
-    assert not calls, "one chunk, as when serving, does not pay for it"
-    model.predict(rows[:12])
-    assert len(calls) == 2
 
 
 def test_scores_that_are_no_numbers_are_no_answer(model: TaskModel) -> None:

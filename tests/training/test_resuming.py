@@ -14,7 +14,7 @@ import torch
 
 from bert_tasks import api as runs
 from bert_tasks import fit
-from bert_tasks.environment import MatmulLibrary, matmul_library
+from bert_tasks.encoder.cpu import MatmulLibrary, matmul_library
 from bert_tasks.errors import CheckpointError, StoppedError, UsageError
 from bert_tasks.run_dir.checkpoints import read_weights
 from bert_tasks.training import loop, sampling
@@ -74,7 +74,7 @@ def test_a_stopped_run_ends_with_the_same_bits(straight, dropout_checkpoint, tmp
 def test_either_matrix_library_ends_with_the_same_bits(straight, dropout_checkpoint, tmp_path, monkeypatch, library):
     """Each against itself; against the other within rounding, which shows that both were there."""
     default, _ = straight("single")
-    monkeypatch.setattr("bert_tasks.encoder.linear.matmul_library", lambda: library)
+    monkeypatch.setattr("bert_tasks.encoder.cpu.matmul_library", lambda: library)
     run(tmp_path / "whole", dropout_checkpoint)
     stopped(4, tmp_path / "run", dropout_checkpoint)
     run(tmp_path / "run", dropout_checkpoint)
@@ -94,6 +94,14 @@ def test_a_stopped_run_in_bfloat16_ends_with_the_same_bits(dropout_checkpoint, t
     run(tmp_path / "run", dropout_checkpoint, head_seed=5, **half)
     assert digests(tmp_path / "run") == digests(tmp_path / "whole")
     assert events(tmp_path / "run") == events(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["single", "masked"])
+def test_a_stopped_run_with_two_threads_ends_with_the_same_bits(dropout_checkpoint, tmp_path, two_threads, kind):
+    run(tmp_path / "whole", dropout_checkpoint, kind)
+    stopped(4, tmp_path / "run", dropout_checkpoint, kind)
+    run(tmp_path / "run", dropout_checkpoint, kind, head_seed=5)
+    assert digests(tmp_path / "run") == digests(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("step", [4, 10])

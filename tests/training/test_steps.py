@@ -7,14 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bert_tasks import TaskModel
 from bert_tasks.errors import DivergedError
 from bert_tasks.tasks.base import LossTerm
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.sampling import learning_rate_factor
 from bert_tasks.training.step import MOST_OVERFLOWS, StepPlan, StepResult, read_step_metrics, set_sparse_gradients
+from support.hf_models import FAMILIES, hf_config
+from support.small_checkpoints import tokenizer_of
 from support.training_runs import (
     LABELS,
+    TASK,
     TWENTY_STEPS,
     UNLABELLED,
     WEIGHTED_TASK,
@@ -46,6 +50,25 @@ def trained(checkpoint, *, micro_batch_tokens, dtype=torch.float64, task=WEIGHTE
     assert len(logs) == 20
     assert sorted(steps.samples.seen) == sorted(list(range(37)) * 4)
     return weights_of(model), [log.loss for log in logs]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_of_two_threads_are_the_same_bits_each_time(by_kind, two_threads, family):
+    """With dropout wherever a family has it: embeddings, attention of every kind, feed-forward, heads."""
+    tokenizer = tokenizer_of(family, by_kind)
+    known = hf_config(family, vocab_size=len(tokenizer)).to_dict()
+    known |= {name: 0.3 for name, value in known.items() if "dropout" in name and isinstance(value, float)}
+
+    def gradients(seed=0):
+        torch.manual_seed(0)
+        model = TaskModel(known, TASK, tokenizer=tokenizer)
+        steps = make_steps(model, make_rows(24), batch_size=24, vocabulary_rows="all", seed=seed)
+        sums = steps.accumulate(0, next(batches(steps)))
+        return [sums, *(parameter.grad.to_dense() for parameter in model.parameters())]
+
+    first = gradients()
+    assert all(torch.equal(one, other) for one, other in zip(first, gradients(), strict=True))
+    assert not torch.equal(first[0], gradients(seed=1)[0])
 
 
 def test_the_steps_of_an_epoch_and_of_the_warm_up_are_rounded_up(wide_checkpoint):

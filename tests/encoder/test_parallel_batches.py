@@ -8,9 +8,8 @@ from contextvars import ContextVar
 import pytest
 import torch
 
-from bert_tasks.encoder import threads
-from bert_tasks.encoder.dropout import Dropout, use_generator
-from bert_tasks.encoder.threads import map_batches, parallel_batches
+from bert_tasks.encoder import cpu
+from bert_tasks.encoder.cpu import map_batches
 
 CPU = torch.device("cpu")
 NAME: ContextVar[str] = ContextVar("NAME", default="none")
@@ -21,13 +20,6 @@ def four_threads() -> Iterator[None]:
     torch.set_num_threads(4)
     yield
     torch.set_num_threads(1)
-
-
-def test_two_batches_at_once_where_the_threads_can_be_divided(two_threads: None) -> None:
-    assert parallel_batches(CPU) == 2
-    assert parallel_batches(torch.device("meta")) == parallel_batches(torch.device("cuda")) == 1
-    torch.set_num_threads(3)
-    assert parallel_batches(CPU) == 1
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 40])
@@ -54,7 +46,7 @@ def test_two_batches_are_computed_at_the_same_time_with_half_of_the_threads(four
 
 
 def test_later_threads_begin_with_all_of_torchs_threads(four_threads: None) -> None:
-    threads._pool.cache_clear()  # so that the workers begin now
+    cpu._pool.cache_clear()  # so that the workers begin now
     list(map_batches(torch.neg, torch.zeros(4).unbind(), device=CPU))
     seen: list[int] = []
     later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
@@ -68,8 +60,13 @@ def test_a_single_batch_has_all_threads(two_threads: None) -> None:
     assert found == (2, threading.current_thread())
 
 
-def test_one_thread_of_torch_computes_one_batch_after_the_other() -> None:
-    assert {*map_batches(lambda _: threading.current_thread(), range(3), device=CPU)} == {threading.current_thread()}
+@pytest.mark.parametrize(("count", "device"), [(1, "cpu"), (3, "cpu"), (2, "meta"), (2, "cuda")])
+def test_threads_that_cannot_be_divided_compute_one_batch_after_the_other(
+    two_threads: None, count: int, device: str
+) -> None:
+    torch.set_num_threads(count)
+    used = {*map_batches(lambda _: threading.current_thread(), range(3), device=torch.device(device))}
+    assert used == {threading.current_thread()}
 
 
 def test_batches_are_read_a_few_ahead(two_threads: None) -> None:
@@ -135,29 +132,12 @@ def test_a_process_that_was_forked_has_its_own_threads(two_threads: None) -> Non
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_generator_of_its_own_makes_dropout_independent_of_torchs() -> None:
-    rows, module = torch.ones(100), Dropout(0.5).train()
-
-    def dropped(seed: int) -> torch.Tensor:
-        with use_generator(seed):
-            return module(rows)
-
-    state = torch.get_rng_state()
-    first = dropped(1)
-    assert torch.equal(torch.get_rng_state(), state)
-    module(rows)
-    assert torch.equal(dropped(1), first)
-    assert not torch.equal(dropped(2), first)
-    torch.manual_seed(1)
-    assert torch.equal(module(rows), first), "the same numbers as torch's generator with this seed"
-
-
 def test_a_worker_keeps_its_threads_whatever_is_set_before_it_computes(four_threads: None) -> None:
     """torch sets the number of a thread when that first uses it."""
     has_begun, is_reset, seen = threading.Event(), threading.Event(), []
 
     def work() -> None:
-        threads._begin(2)
+        cpu._begin(2)
         has_begun.set()
         assert is_reset.wait(60)
         torch.ones(300, 300).sum(0)

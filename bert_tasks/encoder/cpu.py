@@ -1,0 +1,340 @@
+"""What is particular to a CPU: libraries of matrix products, dropout from random bits, two batches at the same time.
+
+**float32.** ``F.linear`` takes MKL, whose code for processors of other makers than Intel stops at AVX2. oneDNN, which
+torch carries too, uses AVX-512 there and is up to twice as fast, with the same rounding error. ``matmul_library``
+decides.
+
+**bfloat16.** Under autocast every product is oneDNN's, and two costs come close to that of the products. oneDNN
+compiles code for each number of rows, which takes longer than running it: rows are cut into blocks of few sizes
+(``_blocks``). And weights are converted: while ``constant_weights`` is open, each is converted once. The copies belong
+to the open context and to no parameter, because optimizers change parameters without telling.
+
+**Dropout.** torch draws one random float per element, which costs several times as much as the rest of dropout. Here
+four elements share one 64-bit draw of torch's generator, so ``torch.manual_seed`` fixes the masks as usual. A
+probability is rounded to a multiple of 1/65536, and kept elements are scaled by exactly the rounded one.
+
+**Two batches at the same time**, in evaluation and prediction: in two Python threads, each with half of torch's
+threads. When one batch has all of torch's threads, they wait for each other at the end of every operation, and what is
+not divided (compiling a product for a new shape, Python itself) uses one of them. Two batches wait for each other at
+their end only.
+
+Shape legend: N rows, I inputs, O outputs.
+"""
+
+import os
+import platform
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar, copy_context
+from functools import cache
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.jit._trace import is_tracing
+from torch.nn import functional as F
+
+from bert_tasks.errors import UsageError
+from bert_tasks.variables import limit_primitive_caches
+
+MatmulLibrary = Literal["mkl", "onednn"]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# Rows of a product in bfloat16: of a block, and what the rows of the last block are padded to a multiple of. With AMX
+# there are fewer sizes, because compiling for one more takes many times as long as the product.
+_BLOCK, _MULTIPLE = 512, 128 if torch.cpu.get_capabilities().get("amx_bf16") else 64
+# id of a parameter -> its copy in bfloat16; None while weights may change.
+_COPIES: ContextVar[dict[int, Tensor] | None] = ContextVar("_COPIES", default=None)
+# Values of ONEDNN_MAX_CPU_ISA that leave out the products in bfloat16 of later processors.
+_WITHOUT_BFLOAT16 = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"})
+_VALUES = 2**16  # of 16 random bits
+_WORKERS = 2  # batches that are computed at the same time
+
+
+@cache
+def matmul_library() -> MatmulLibrary:
+    """The library that multiplies float32 matrices on the CPU.
+
+    MKL leaves the AVX-512 instructions of processors that are not Intel's unused, and oneDNN does not; elsewhere both
+    are equally fast. Nothing is timed, so equal machines and variables compute equal results. The variable
+    ``BERT_TASKS_MATMUL`` decides in place of the processor, and ``ONEDNN_MAX_CPU_ISA`` limits the instructions. A torch
+    without oneDNN uses its own library. Where the answer is oneDNN, the first call limits its caches.
+
+    Raises:
+        UsageError: ``BERT_TASKS_MATMUL`` is neither ``mkl`` nor ``onednn``.
+    """
+    chosen = os.environ.get("BERT_TASKS_MATMUL", "")
+    if chosen not in ("", *get_args(MatmulLibrary)):
+        raise UsageError(f"the environment variable BERT_TASKS_MATMUL is {chosen!r}: expected 'mkl' or 'onednn'")
+    if not chosen:
+        limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
+        has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+        is_limited = limit not in ("DEFAULT", "ALL") and not limit.startswith("AVX512")
+        chosen = "onednn" if has_avx512 and not is_limited and not _is_intel() else "mkl"
+    if chosen == "mkl":
+        return "mkl"
+    limit_primitive_caches()
+    try:
+        torch.ops.mkldnn._linear_pointwise(torch.zeros(2, 2), torch.zeros(2, 2), None, "none", [], None)
+    except (AttributeError, NotImplementedError, RuntimeError):  # another version of torch, or one without oneDNN
+        return "mkl"
+    return "onednn"
+
+
+def _is_intel() -> bool:
+    with suppress(OSError):
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    return "GenuineIntel" in platform.processor()
+
+
+def slow_bfloat16() -> str | None:
+    """A note for the user where bfloat16 is slower than float32 on this machine's CPU; else None."""
+    found = torch.cpu.get_capabilities()
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    is_supported = found.get("avx512_bf16") or found.get("amx_bf16") or found.get("architecture") != "x86_64"
+    if is_supported and limit not in _WITHOUT_BFLOAT16:
+        return None
+    reason = f"ONEDNN_MAX_CPU_ISA={limit} excludes" if is_supported else "this processor lacks"
+    return f"bf16 is slower than float32 here, because {reason} the instructions for it (avx512_bf16, AMX)"
+
+
+def is_eager_on_cpu(rows: Tensor) -> bool:
+    """Whether the rows, a matrix on the CPU, are computed now, and neither traced nor compiled."""
+    is_traced = torch.compiler.is_compiling() or is_tracing()  # type: ignore[no-untyped-call]  # torch
+    return rows.device.type == "cpu" and rows.dim() > 1 and not is_traced
+
+
+def linear_on_cpu(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``F.linear`` of rows for which ``is_eager_on_cpu``, by the library that ``matmul_library`` chooses."""
+    if _takes_onednn(rows, weight):
+        return _onednn(rows, weight, bias)
+    if _takes_bfloat16(rows, weight):
+        return _bfloat16(rows.bfloat16(), weight, bias, _bfloat16_copy(weight))
+    return F.linear(rows, weight, bias)
+
+
+def gelu_linear_on_cpu(rows: Tensor, weight: Tensor, bias: Tensor | None, form: str) -> Tensor:
+    """GELU of ``linear_on_cpu`` without gradients: part of oneDNN's product, or written over the product.
+
+    Args:
+        form: "none" (erf) or "tanh".
+    """
+    if _takes_onednn(rows, weight):
+        return _product(rows, weight, bias, "gelu", form)
+    gelu: Tensor = torch.ops.aten.gelu_(linear_on_cpu(rows, weight, bias), approximate=form)
+    return gelu
+
+
+@contextmanager
+def constant_weights() -> Iterator[None]:
+    """While this context is open, weights do not change, so that each is converted to bfloat16 once."""
+    token = _COPIES.set({})
+    try:
+        yield
+    finally:
+        _COPIES.reset(token)
+
+
+def _takes_onednn(rows: Tensor, weight: Tensor) -> bool:
+    is_float32 = rows.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    is_empty = 0 in (rows.numel(), weight.numel())  # oneDNN refuses products over nothing, here or in the gradient
+    return is_float32 and not is_empty and matmul_library() == "onednn"
+
+
+def _takes_bfloat16(rows: Tensor, weight: Tensor) -> bool:
+    if not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") != torch.bfloat16:
+        return False
+    is_cast = {rows.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}
+    return is_cast and rows.numel() > 0
+
+
+@torch.no_grad()
+def _bfloat16_copy(weight: Tensor) -> Tensor:
+    copies = _COPIES.get()
+    if copies is None or not isinstance(weight, nn.Parameter):  # which lives longer than the context
+        return weight.bfloat16()
+    copy = copies.get(id(weight))
+    if copy is None:
+        copy = weight.bfloat16()
+        copies.update({id(weight): copy})
+    return copy
+
+
+def _product(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none", form: str | None = None
+) -> Tensor:
+    """``[..., I], [O, I] -> [..., O]`` by oneDNN, which takes transposed views as well."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, activation, [], form)
+    return product
+
+
+class _OneDNN(torch.autograd.Function):
+    """A linear layer whose three products are oneDNN's."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weight)  # a frozen layer keeps no rows
+        return _product(rows, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        rows, weight = ctx.saved_tensors
+        of_rows, of_weight, of_bias = ctx.needs_input_grad
+        gradient = gradient.contiguous()
+        flat = gradient.flatten(0, -2)  # [N, O]
+        return (
+            _product(gradient, weight.t(), None) if of_rows else None,
+            _weight_gradient(flat, rows.flatten(0, -2)) if of_weight else None,
+            flat.sum(0) if of_bias else None,
+        )
+
+
+def _weight_gradient(gradient: Tensor, rows: Tensor) -> Tensor:
+    """``[N, O], [N, I] -> [O, I]`` by oneDNN.
+
+    The operator copies its first matrix where that is a transposed view, which takes up to a third of a product's time.
+    So the first one is the gradient, or the rows, whose product is transposed: whichever copies less.
+    """
+    (count, outputs), inputs = gradient.shape, rows.shape[1]
+    if count * outputs <= (count + outputs) * inputs:
+        return _product(gradient.t(), rows.t(), None)
+    return _product(rows.t(), gradient.t(), None).t()
+
+
+_onednn: Callable[[Tensor, Tensor, Tensor | None], Tensor] = _OneDNN.apply
+
+
+class _BFloat16(torch.autograd.Function):
+    """A linear layer whose three products are computed in bfloat16; the gradients of weight and bias keep their type.
+
+    ``copy`` is the weight in the products. The weight itself is there for its gradient, summed over blocks in its type.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, copy: Tensor) -> Tensor:
+        ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weight, copy)
+        return _block_product(_blocks(rows), copy.t(), None if bias is None else bias.bfloat16(), rows.shape[:-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        rows, weight, copy = ctx.saved_tensors
+        of_rows, of_weight, of_bias, _ = ctx.needs_input_grad
+        blocks, weight_gradient = tuple(_blocks(gradient)), None
+        if of_weight:
+            products = (left.t() @ right for left, right in zip(blocks, _blocks(rows), strict=True))
+            weight_gradient = next(products).to(weight.dtype)
+            for product in products:
+                weight_gradient += product
+        return (
+            _block_product(blocks, copy, None, gradient.shape[:-1]) if of_rows else None,
+            weight_gradient,
+            gradient.flatten(0, -2).sum(0).to(weight.dtype) if of_bias else None,
+            None,
+        )
+
+
+def _block_product(blocks: Iterable[Tensor], matrix: Tensor, bias: Tensor | None, shape: torch.Size) -> Tensor:
+    """Blocks of ``[..., I]``, ``[I, O] -> [..., O]``; ``shape``: the dimensions before O."""
+    outputs, count = matrix.shape[1], shape.numel()
+    product = matrix.new_empty(count + -count % _MULTIPLE, outputs)
+    for block, out in zip(blocks, torch.split(product, _BLOCK), strict=True):
+        if bias is None:
+            torch.mm(block, matrix, out=out)
+        else:
+            torch.addmm(bias, block, matrix, out=out)
+    return product[:count].view(*shape, outputs)
+
+
+def _blocks(rows: Tensor) -> Iterator[Tensor]:
+    """Blocks of ``[..., I]``: ``[512, I]``, and a last one that is padded to a multiple of 64 rows, or of 128 with AMX.
+
+    So the products of a layer have few shapes, whatever the lengths of the data.
+    """
+    *whole, last = torch.split(rows.flatten(0, -2), _BLOCK)
+    yield from whole
+    yield F.pad(last, (0, 0, 0, -len(last) % _MULTIPLE))
+
+
+_bfloat16: Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor] = _BFloat16.apply
+
+
+def uses_random_bits(hidden: Tensor, p: float) -> bool:
+    """Whether dropout of this tensor with probability ``p`` draws random bits."""
+    is_drawn = 0 < round(p * _VALUES) < _VALUES
+    return is_drawn and hidden.device.type == "cpu" and hidden.dtype in (torch.float32, torch.float64, torch.bfloat16)
+
+
+def random_bits(shape: Sequence[int]) -> Tensor:
+    """``int16`` numbers of the given shape from the CPU's generator, every value equally likely."""
+    count = torch.Size(shape).numel()
+    draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    return draws.view(torch.int16)[:count].view(shape)
+
+
+def keep_mask(bits: Tensor, p: float, *, out: Tensor) -> Tensor:
+    """1 where the bits keep an element, else 0, written into ``out`` of any floating type."""
+    return torch.ge(bits, round(p * _VALUES) - _VALUES // 2, out=out)
+
+
+def keep_scale(p: float) -> float:
+    """The factor of kept elements, which preserves the expected value."""
+    return _VALUES / (_VALUES - round(p * _VALUES))
+
+
+def map_batches(
+    function: Callable[[Item], Result], batches: Iterable[Item], *, device: torch.device
+) -> Generator[Result, None, None]:
+    """``function`` of each batch, in their order; two at the same time on a CPU where torch's threads can be divided.
+
+    Threads know the context variables of the caller, but not torch's modes (inference, autocast), which ``function``
+    sets. A batch that has no other beside it gets all of torch's threads.
+
+    Args:
+        batches: read as they are needed, a few ahead.
+        device: where ``function`` computes.
+
+    Raises:
+        Exception: what ``function`` raises, after the batches that have begun.
+    """
+    threads = torch.get_num_threads()
+    remaining = iter(batches)
+    first = list(islice(remaining, 2))
+    if len(first) < 2 or device.type != "cpu" or threads % _WORKERS != 0:
+        yield from map(function, chain(first, remaining))
+        return
+    pool = _pool(os.getpid(), threads // _WORKERS)
+    pending: deque[Future[Result]] = deque()
+    try:
+        for batch in chain(first, remaining):
+            pending.append(pool.submit(copy_context().run, function, batch))
+            if len(pending) == 2 * _WORKERS:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
+        wait(pending)
+        torch.set_num_threads(threads)  # a worker that has begun meanwhile has changed what later threads begin with
+
+
+@cache
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """The workers of a process, each with so many threads of torch.
+
+    They stay, because oneDNN keeps for each thread what it has prepared. A process that was forked has none of them.
+    """
+    return ThreadPoolExecutor(_WORKERS, "bert_tasks", initializer=_begin, initargs=(threads,))
+
+
+def _begin(threads: int) -> None:
+    torch.get_num_threads()  # first, because the first use in a thread sets the number that all threads begin with
+    torch.set_num_threads(threads)
