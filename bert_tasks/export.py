@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bert_tasks.checkpoints.save import save_folder
 from bert_tasks.data.columns import Document, Row
+from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import token_batches
 from bert_tasks.data.validator import valid_rows
@@ -89,13 +90,14 @@ class Export:
         lines = [
             f"{GRAPH}: {record['bytes']:,} bytes, opset {record['opset']}, {', '.join(record['inputs'])} -> "
             f"{', '.join(record['outputs'])}",
-            f"float32 graph: {parity['sequences']} sequences of {parity['shortest']} to {parity['longest']} tokens in "
-            f"batches of 1 and 7, largest difference {parity['max_difference']:.2g}, allowed {parity['allowed']:.2g}",
+            f"float32 graph: {counted(parity['sequences'], 'sequence')} of {parity['shortest']} to {parity['longest']} "
+            f"tokens in batches of 1 and 7, largest difference {parity['max_difference']:.2g}, "
+            f"allowed {parity['allowed']:.2g}",
         ]
         if "int8" in record:
             int8 = record["int8"]
             lines.append(
-                f"int8 graph: {int8['kept']:.1%} of {int8['answers']} predictions unchanged, required "
+                f"int8 graph: {int8['kept']:.1%} of {counted(int8['answers'], 'prediction')} unchanged, required "
                 f"{int8['required']:.0%}; largest difference of a logit {int8['max_difference']:.2g}"
             )
         return [*lines, f"exported: {self.folder}"]

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bert_tasks.data.formats import named_format
-from bert_tasks.data.problems import missing_path
+from bert_tasks.data.problems import counted, missing_path
 from bert_tasks.data.readers import ReadOptions, read_hub, read_table
 from bert_tasks.data.splits import DataSpec
 from bert_tasks.data.table import RowTable
@@ -83,7 +83,7 @@ class Submission:
 
     def lines(self) -> list[str]:
         """The submission for a terminal."""
-        lines = [f"{name}: {count} rows" for name, count in self.rows.items()]
+        lines = [f"{name}: {counted(count, 'row')}" for name, count in self.rows.items()]
         if self.missing:
             lines.append(
                 f"missing: {', '.join(self.missing)} (the server accepts only a zip with all {len(FILES)} files)"

@@ -150,3 +150,18 @@ def test_public_names_are_imported_when_asked_for() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == ""
     assert all(getattr(bert_tasks, name) is not None for name in bert_tasks.__all__)
+
+
+def test_extras_are_spelled_in_one_way(repository: Path) -> None:
+    """Each file and message says ``pip install '.[export]'``: the package is installed from its repository."""
+    extras = tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    written = re.compile(r"""pip install\b[^\n'"]*(?:["' \n]+)([^\s"']*\[(?:\w+,?)+\].?)""")
+    tops = (*repository.glob("*.md"), *(repository / "recipes").rglob("*.toml"), *(repository / "docs").rglob("*.md"))
+    spellings = set()
+    for path in (*tops, *(repository / "bert_tasks").rglob("*.py")):
+        spellings |= set(written.findall(path.read_text("utf-8")))
+    assert len(spellings) > 5
+    assert [text for text in spellings if not re.fullmatch(r"\.\[[\w,]+\]'", text)] == []
+    assert {name for text in spellings for name in re.findall(r"\w+", text)} <= {*extras, "extra"}
+    others = re.compile(r"bert[-_]tasks\[(?:" + "|".join(extras) + ")")
+    assert [path for path in tops if others.search(path.read_text("utf-8"))] == []

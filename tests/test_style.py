@@ -8,7 +8,7 @@ import pytest
 
 from support.sources import Source, imports, package_sources
 
-MAX_FILE_LINES = 599
+MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 60
 MAX_CONSTRUCTOR_ARGUMENTS = 8
 FORBIDDEN_MODULES = {"utils", "util", "helpers", "helper", "common", "misc"}

@@ -14,7 +14,7 @@ from typing import Any
 from bert_tasks.cards.card import CARD
 from bert_tasks.checkpoints.hub import CONFIG, PICKLES, REFUSED_TOKEN, is_model_file, model_folder
 from bert_tasks.checkpoints.inspect import inspect_checkpoint
-from bert_tasks.data.problems import missing_path
+from bert_tasks.data.problems import counted, missing_path
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.run_dir import files as outputs
@@ -54,7 +54,7 @@ class Push:
     def lines(self) -> list[str]:
         """The files with their sizes and where they go, for a terminal."""
         lines = [f"{size:>14,}  {name}" for name, size in self.files.items()]
-        lines.append(f"{sum(self.files.values()):>14,}  bytes in {len(self.files)} files from {self.folder}")
+        lines.append(f"{sum(self.files.values()):>14,}  bytes in {counted(len(self.files), 'file')} from {self.folder}")
         if self.left_out:
             lines.append(f"left out: {', '.join(self.left_out)}")
         kind = "public" if self.public else "private"

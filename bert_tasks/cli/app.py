@@ -27,6 +27,22 @@ from bert_tasks.terminal import message_stream, printable, printable_json, write
 CUT = "\u2026"  # what rich puts where it cuts a word
 
 
+@contextmanager
+def _escaped_help(command: Any, ctx: Any) -> Iterator[None]:
+    """Escapes brackets in the texts of a help page while rich renders it: rich would read ``[search]`` as markup."""
+    from rich.markup import escape  # which completion does not need
+
+    shown = [command, *command.get_params(ctx), *getattr(command, "commands", {}).values()]
+    texts = [(item, item.help) for item in shown if getattr(item, "help", None)]
+    for item, text in texts:
+        item.help = escape(text)
+    try:
+        yield
+    finally:
+        for item, text in texts:
+            item.help = text
+
+
 class _HelpPage:
     """The help of a command or of the application; a mix-in for typer's classes."""
 
@@ -41,7 +57,7 @@ class _HelpPage:
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Prints the page in boxes, or as plain text if boxes would cut words on a narrow terminal."""
         formats = super().format_help  # type: ignore[misc]  # of the typer class beside it
-        with redirect_stdout(io.StringIO()) as drafted:
+        with redirect_stdout(io.StringIO()) as drafted, _escaped_help(self, ctx):
             formats(ctx, formatter)
         if CUT in drafted.getvalue():
             self.rich_markup_mode = None
@@ -49,7 +65,7 @@ class _HelpPage:
             formatter.write_dl = partial(formatter.write_dl, col_max=max(formatter.width // 4, 6))
             formats(ctx, formatter)
         else:
-            with _write_errors_raised():
+            with _write_errors_raised(), _escaped_help(self, ctx):
                 formats(ctx, formatter)
 
 

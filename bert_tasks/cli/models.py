@@ -134,7 +134,7 @@ def predict(
         result = predict_file(
             model, source, target, progress=progress, writing=writing, reading=reading, dtype=dtype, **vars(loading)
         )
-    _print_rows_result(result, "predictions", output)
+    _print_rows_result(result, "prediction", output)
 
 
 @app.command("embed")
@@ -201,7 +201,7 @@ def embed(
             reading=reading,
             progress=progress,
         )
-    _print_rows_result(result, "embeddings", output)
+    _print_rows_result(result, "embedding", output)
 
 
 def _data_or_pipe(data: str | None, *, missing: str) -> str:
@@ -229,10 +229,12 @@ def _rows_output(output: str, *, quiet: bool) -> Iterator[tuple[Any, Callable[[i
 
 
 def _print_rows_result(result: "Predicted", noun: str, output: str) -> None:
+    from bert_tasks.data.problems import counted
+
     if output == "-":
-        print_err(f"{result.rows} {noun}")
+        print_err(counted(result.rows, noun))
     else:
-        print_notice(f"{result.rows} {noun}: {output}")
+        print_notice(f"{counted(result.rows, noun)}: {output}")
     for line in result.lines():
         print_err(line)
 
@@ -287,7 +289,8 @@ def rows_progress(*, quiet: bool) -> Iterator[Callable[[int, int | None], None]]
             return
         last_shown, (start, before) = now, first
         speed = f", {(rows - before) / (now - start):,.0f} rows/s" if rows > before and now > start else ""
-        text = (f"{rows:,} rows" if total is None else f"{rows:,} of {total:,} rows") + speed
+        noun = "row" if (rows if total is None else total) == 1 else "rows"
+        text = (f"{rows:,} {noun}" if total is None else f"{rows:,} of {total:,} {noun}") + speed
         stream.write("\r" + text.ljust(width))
         stream.flush()
         width = max(width, len(text))

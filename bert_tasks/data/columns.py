@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, TypedDict
 
+from bert_tasks.data.problems import counted
 from bert_tasks.errors import DataError
 
 Row = Mapping[str, Any]
@@ -454,7 +455,8 @@ def _answer_pairs(part: Any) -> list[tuple[Any, Any]]:
         starts = [UNKNOWN_START] * len(texts)
     starts = starts if isinstance(starts, list | tuple) else [starts]
     if len(texts) != len(starts):
-        raise BadValueError(f"{len(texts)} answer texts and {len(starts)} values of answer_start; give one for each")
+        counts = f"{counted(len(texts), 'answer text')} and {counted(len(starts), 'value')}"
+        raise BadValueError(f"{counts} of answer_start; give one for each")
     return list(zip(texts, starts, strict=True))
 
 

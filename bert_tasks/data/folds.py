@@ -99,7 +99,7 @@ def make_folds(table: RowTable, columns: Sequence[Column], *, count: int, seed: 
     """
     missing = [name for module, name in _LIBRARIES.items() if find_spec(module) is None]
     if missing:
-        raise UsageError(f"{' and '.join(missing)} not installed, needed for folds: pip install 'bert-tasks[folds]'")
+        raise UsageError(f"{' and '.join(missing)} not installed, needed for folds: pip install '.[folds]'")
     keys = row_keys(table, columns)["text"].tolist()
     groups, kind = row_groups(table, columns, keys, 1 / count)
     numbered: dict[Hashable, int] = {}

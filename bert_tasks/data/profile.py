@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_tasks.data.columns import label_parts, list_in_cell
+from bert_tasks.data.problems import counted
 
 MOST_CLASSES = 20  # more different numbers than this are amounts
 SEPARATORS = (";", "|", ",")  # of several labels in a cell, in the order in which they are tried
@@ -103,7 +104,8 @@ class ColumnProfile:
             return "lists or objects"
         if self.is_number:
             return f"numbers from {self.low:g} to {self.high:g}, {self.distinct} different"
-        return f"{self.distinct} different values in {self.rows} rows, {self.words:.1f} words on average"
+        values, rows = counted(self.distinct, "different value"), counted(self.rows, "row")
+        return f"{values} in {rows}, {self.words:.1f} words on average"
 
 
 def profile(name: str, values: Sequence[Any], separator: str | None = None) -> ColumnProfile:

@@ -25,7 +25,7 @@ from bert_tasks.data.columns import (
     has_labels,
 )
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
-from bert_tasks.data.problems import SKIP_HINT, BadRowsError, Problems, first_few, missing_path
+from bert_tasks.data.problems import SKIP_HINT, BadRowsError, Problems, counted, first_few, missing_path
 from bert_tasks.data.readers import ReadOptions, hub_splits, read_hub, read_table, training_reading
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import CONTEXT
@@ -58,7 +58,7 @@ def train_validation_split(
         is_class = kind == "text" and column_of(columns, "label", "labels") is not None
         parts = f"{'of one class ' if is_class else ''}{_APART[kind]}"
         raise DataError(
-            f"{table.source}: {len(table)} rows, no two {parts}, are too few to split off validation rows; "
+            f"{table.source}: {counted(len(table), 'row')}, no two {parts}: too few to split off validation rows; "
             "add rows or give data.validation"
         )
     return table.select(train), table.select(validation)

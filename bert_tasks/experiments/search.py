@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bert_tasks.data.problems import counted
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, DivergedError, RecipeError, UsageError
 from bert_tasks.experiments.seeds import SEEDS, SeedsResult, format_number, format_table, train_seeds
@@ -129,7 +130,7 @@ class SearchResult:
         ]
         for study in self.studies:
             score = math.nan if study.best is None or study.best.score is None else study.best.score
-            name = f"{study.sampler}, {len(study.trials)} trials"
+            name = f"{study.sampler}, {counted(len(study.trials), 'trial')}"
             rows.append((name, format_number(score), *_spread_cells(study.fresh, self.metric)))
         if self.baseline is not None:
             rows.append(("the recipe as it is", "-", *_spread_cells(self.baseline, self.metric)))
@@ -333,7 +334,7 @@ class _Search:
                 yield from (*seeds.notes, *(f"{name}: {fault}" for fault in seeds.faults))
         first = studies[0]
         if first.importance and len(first.trials) < _FEW:
-            yield f"importance from {len(first.trials)} trials is a rough guess: {_FEW} or more are better"
+            yield f"importance from {counted(len(first.trials), 'trial')} is a rough guess: {_FEW} or more are better"
         if self.section.fresh_seeds:
             yield (
                 "the score of the best trial is too good on average, because it was chosen for it; expect the mean of "
@@ -448,8 +449,7 @@ class _Search:
 
     def _pruned(self, trial: Trial, folder: Path) -> Trial:
         scores = tuple(self._scores(folder))
-        plural = "s" if len(scores) > 1 else ""
-        return replace(trial, state="pruned", scores=scores, note=f"pruned after {len(scores)} evaluation{plural}")
+        return replace(trial, state="pruned", scores=scores, note=f"pruned after {counted(len(scores), 'evaluation')}")
 
     def _home(self, sampler: Sampler, number: int) -> Path:
         return self.folder / sampler / f"trial-{number:03d}"

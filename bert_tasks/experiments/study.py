@@ -52,7 +52,7 @@ class Trial:
 def check_installed() -> None:
     """Raises UsageError if Optuna is not installed."""
     if importlib.util.find_spec("optuna") is None:
-        raise UsageError("optuna not installed, needed for searches: pip install 'bert-tasks[search]'")
+        raise UsageError("optuna not installed, needed for searches: pip install '.[search]'")
 
 
 class Study:

@@ -416,7 +416,7 @@ def check_libraries(
     """Raises UsageError if a library of an extra is not installed; to run a graph, onnxruntime is enough."""
     missing = [name for name in names if find_spec(name) is None]
     if missing:
-        raise UsageError(f"{', '.join(missing)} not installed, needed for {purpose}: pip install 'bert-tasks[{extra}]'")
+        raise UsageError(f"{', '.join(missing)} not installed, needed for {purpose}: pip install '.[{extra}]'")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from bert_tasks.data.checks import check_splits, named_splits
 from bert_tasks.data.choices import numbered_columns
 from bert_tasks.data.columns import FAULT, LABEL_SEPARATOR, Row
 from bert_tasks.data.formats import GZIP_EXTENSION, uncompressed
-from bert_tasks.data.problems import BadRowsError, did_you_mean
+from bert_tasks.data.problems import BadRowsError, counted, did_you_mean
 from bert_tasks.data.profile import profile
 from bert_tasks.data.readers import ReadOptions, column_names
 from bert_tasks.data.splits import DataSpec, load_splits
@@ -407,7 +407,7 @@ def _hyper_parameters(source: Source, model: str, *, is_dense: bool) -> Iterator
 
 def _findings(source: Source, guess: TaskGuess, trial: Trial) -> Iterator[str]:
     drawn = f", {len(source.rows)} of them sampled" if len(source.rows) < source.count else ""
-    yield f"{source.path.name}: {source.count} rows{drawn}"
+    yield f"{source.path.name}: {counted(source.count, 'row')}{drawn}"
     if source.faults:
         yield f"  {len(source.faults)} more cannot be read ({source.faults[0]})"
     yield f"task: {guess.task}" + (", most likely" if guess.alternatives else "")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bert_tasks.data.problems import counted, is_or_are
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.writers import DELIMITERS, TableWriter, check_place, flat, json_line, whole_file
 from bert_tasks.errors import UsageError
@@ -103,9 +104,10 @@ class Report:
         ]
         compared = [line for comparison in self.comparisons for line in comparison.lines()]
         on_file = [] if self.on_file is None else self.on_file.lines()
-        wrong = [] if self.mistakes is None else [f"{self.mistakes.rows} mistakes: {self.mistakes.path}"]
+        wrong = [] if self.mistakes is None else [f"{counted(self.mistakes.rows, 'mistake')}: {self.mistakes.path}"]
         if self.label_issues is not None:
-            wrong.append(f"{self.label_issues.rows} labels that are probably wrong: {self.label_issues.path}")
+            count = self.label_issues.rows
+            wrong.append(f"{counted(count, 'label')} that {is_or_are(count)} probably wrong: {self.label_issues.path}")
         return [*notes, *tables, *on_file, *compared, *wrong, f"report: {self.output}"]
 
 

@@ -40,7 +40,7 @@ class LabelIssue:
 def check_label_issues() -> None:
     """Raises UsageError if the library is not installed."""
     if find_spec(_LIBRARY) is None:
-        raise UsageError(f"{_LIBRARY} not installed, needed for --label-issues: pip install 'bert-tasks[labels]'")
+        raise UsageError(f"{_LIBRARY} not installed, needed for --label-issues: pip install '.[labels]'")
 
 
 def label_issues(run: Run) -> tuple[LabelIssue, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from bert_tasks.data.columns import FOLD_GROUP, PASSTHROUGH, Column, Row, text_of_words, word_spans
-from bert_tasks.data.problems import did_you_mean, first_few
+from bert_tasks.data.problems import counted, did_you_mean, first_few
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate_data
@@ -392,7 +392,7 @@ def slices_by(
     if len(chosen) > MOST_VALUES:
         others = len(chosen) - (MOST_VALUES - 1)
         rest = sorted(index for _, places in chosen[MOST_VALUES - 1 :] for index in places)
-        chosen = [*chosen[: MOST_VALUES - 1], (f"{others} others", rest)]
+        chosen = [*chosen[: MOST_VALUES - 1], (counted(others, "other"), rest)]
     slices = []
     for text, places in chosen:
         scores = score(places)

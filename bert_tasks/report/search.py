@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_tasks.data.problems import counted
 from bert_tasks.errors import UsageError
 from bert_tasks.experiments.search import SEARCH, shown_value
 from bert_tasks.recipe.schema import load_recipe
@@ -44,7 +45,7 @@ def _page(folder: Path, found: Mapping[str, Any], space: Mapping[str, Space]) ->
     scored = [trial for trial in first["trials"] if trial["score"] is not None]
     slices = [_slice_chart(scored, key, space[key], metric) for key in keys if space[key].choices is None]
     summary = [
-        (f"{study['sampler']}, {len(study['trials'])} trials", _best_score(study), _spread(study["fresh"]))
+        (f"{study['sampler']}, {counted(len(study['trials']), 'trial')}", _best_score(study), _spread(study["fresh"]))
         for study in studies
     ]
     best: Mapping[str, Any] = next((trial["values"] for trial in scored if trial["number"] == first["best"]), {})
@@ -74,7 +75,9 @@ def _ended(study: Mapping[str, Any]) -> str:
     """The number of trials of a sampler, and how many of them have no score."""
     trials = study["trials"]
     missing = sum(trial["score"] is None for trial in trials)
-    return f"{len(trials)} trials of {study['sampler']}" + (f", {missing} of them without a score" if missing else "")
+    return f"{counted(len(trials), 'trial')} of {study['sampler']}" + (
+        f", {missing} of them without a score" if missing else ""
+    )
 
 
 def _trial_table(study: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fastapi.routing import APIRoute
 from prometheus_client import generate_latest
 
 from bert_tasks.data.columns import Row
+from bert_tasks.data.problems import counted
 from bert_tasks.errors import DataError, NotFiniteScoresError
 from bert_tasks.serving.batching import Batcher, QueueFullError, retrieve_exception
 from bert_tasks.serving.connections import Limits
@@ -136,19 +137,25 @@ def _add_predict(app: FastAPI, served: AppState) -> None:
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             return answer
 
-    def predict(body: Any, explain: bool = False) -> None:
+    def predict(body: Any) -> None:
         """Documents the route."""
 
+    def predict_or_explain(body: Any, explain: bool = False) -> None:
+        """With `explain=true` the prediction for one row has an `explanation`."""
+
+    explains = served.batcher.no_explanations is None
+    documented = predict_or_explain if explains else predict
     # The type depends on the task, so the signature cannot state it.
-    predict.__annotations__["body"] = Annotated[
+    documented.__annotations__["body"] = Annotated[
         request_schema(served.task, served.limits, served.columns), Body(openapi_examples=shown)
     ]
     app.router.add_api_route(
         PREDICT,
-        predict,
+        documented,
         methods=["POST"],
         summary="Predict one row, or several",
-        description="With `explain=true` the prediction for one row has an `explanation`, if `/model` says `explains`.",
+        name="predict",
+        description=documented.__doc__ if explains else "",
         response_model=served.task.prediction_schema | answers_schema(served.task),
         responses={status: {"description": text} for status, text in _REFUSALS.items()},
         route_class_override=PredictRoute,
@@ -236,12 +243,12 @@ async def _answers(request: Request, served: AppState, rows: Sequence[Row], *, e
     except NotFiniteScoresError:
         raise NotFiniteError(500, _NOT_FINITE) from None
     except QueueFullError:
-        detail = f"{served.limits.max_queue} requests are already waiting; try again in a moment"
+        detail = f"the queue is full ({counted(served.limits.max_queue, 'request')}); try again in a moment"
         raise HTTPException(429, detail, headers={"Retry-After": "1"}) from None
     finally:
         answer.cancel()
         gone.cancel()
     if gone.done() and not gone.cancelled():
         raise HTTPException(DISCONNECTED, "the client has disconnected")
-    detail = f"no answer within {served.limits.timeout:g} seconds; send fewer or shorter rows, or try later"
+    detail = f"no answer within {served.limits.timeout:g} s; send fewer or shorter rows, or try later"
     raise HTTPException(503, detail, headers={"Retry-After": "5"})

@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from bert_tasks.data.problems import counted, is_or_are
 from bert_tasks.errors import UsageError
 
 _LARGEST = 2**53  # the largest integer that is exact in JSON; GET /model shows the limits
@@ -162,7 +163,8 @@ class Connection(H11Protocol):
             self._request_since = time.monotonic()
             super().connection_made(transport)
         else:
-            self._all.warn(f"{most} connections are open, which is the limit; others are refused (--max-connections)")
+            count = f"{counted(most, 'connection')} {is_or_are(most)}"
+            self._all.warn(f"{count} open, which is the limit; others are refused (--max-connections)")
             transport.write(_REFUSAL)
             transport.close()
 
@@ -177,6 +179,18 @@ class Connection(H11Protocol):
         if self in self._all.open:  # it was not refused
             self._all.open.remove(self)
             super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Waits for the next request of an idle client, whose response tells it to close.
+
+        uvicorn would close at once, and the request that the client is sending would fail.
+        """
+        grace = self.config.timeout_graceful_shutdown
+        seconds = self.timeout_keep_alive if grace is None else min(self.timeout_keep_alive, grace / 2)
+        self.timeout_keep_alive = seconds  # type: ignore[assignment]  # uvicorn only passes it to call_later
+        if self.cycle is None or self.cycle.response_complete:
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def expired(self, now: float) -> bool:
         """Whether the client is too late with its header, or with reading the response."""

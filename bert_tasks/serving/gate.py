@@ -1,12 +1,12 @@
 """The outermost layer of the server: what applies to every request before its body is parsed.
 
 It checks the Host header, limits the size of bodies and the time that they may take, responds while the model is being
-loaded, adds security headers, and counts requests for Prometheus.
+loaded, adds security headers, tells clients to close while the server stops, and counts requests for Prometheus.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -77,11 +77,19 @@ class RequestLimits:
         metrics: counts the requests.
         hosts: names that the Host header may have; None: any. The check stops pages of other sites whose name was made
             to point here (DNS rebinding).
+        draining: returns whether the server has been asked to stop. Every response then closes its connection.
     """
 
-    def __init__(self, *, limits: Limits, metrics: ServerMetrics, hosts: frozenset[str] | None) -> None:
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        metrics: ServerMetrics,
+        hosts: frozenset[str] | None,
+        draining: Callable[[], bool],
+    ) -> None:
         self.app: ASGIApp | None = None
-        self._limits, self._metrics, self._hosts = limits, metrics, hosts
+        self._limits, self._metrics, self._hosts, self._draining = limits, metrics, hosts, draining
         self._free = limits.max_total_body_bytes  # how many more bytes the bodies of all requests may have together
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,7 +103,8 @@ class RequestLimits:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 given = {name.lower() for name, _ in message["headers"]}
-                added = [(name, value) for name, value in _HEADERS.items() if name not in given]
+                headers = _HEADERS | {b"connection": b"close"} if self._draining() else _HEADERS
+                added = [(name, value) for name, value in headers.items() if name not in given]
                 message = {**message, "headers": [*message["headers"], *added]}
             elif no_body:
                 message = {**message, "body": b""}
@@ -173,7 +182,7 @@ class RequestLimits:
                             held = 0
                             parts.clear()
             except TimeoutError:
-                detail = f"the body did not arrive within {limits.timeout:g} seconds"
+                detail = f"the body did not arrive within {limits.timeout:g} s"
                 raise HTTPException(408, detail, {"connection": "close"}) from None
             if refusal is not None:
                 raise refusal

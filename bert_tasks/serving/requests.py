@@ -20,6 +20,7 @@ from pydantic import (
     Discriminator,
     FailFast,
     Field,
+    JsonValue,
     StrictInt,
     StringConstraints,
     Tag,
@@ -204,9 +205,9 @@ def _field(column: Column, limits: Limits) -> tuple[Any, Any]:
     kinds: dict[str, Any] = {
         "id": text | StrictInt,
     }
-    kinds |= dict.fromkeys(
-        ("words", "texts", "choices"),
-        Annotated[list[text], Field(max_length=most), FailFast(), AfterValidator(limited)],
-    )
+    least: dict[str, JsonValue] = {"minItems": 2}  # the row validator checks it
+    for name, schema in (("words", None), ("texts", None), ("choices", least)):
+        parts = Field(max_length=most, json_schema_extra=schema)
+        kinds[name] = Annotated[list[text], parts, FailFast(), AfterValidator(limited)]
     kind = kinds.get(column.kind, text)
     return (kind, ...) if column.required else (kind | None, None)

@@ -1,6 +1,7 @@
 """The server's process: it binds the address, loads the model while /healthz already answers, and stops on a signal.
 
-After a signal no new connection is accepted, accepted requests are answered, and the process ends with code 0.
+After a signal no new connection is accepted, requests on open connections are answered with ``Connection: close``, and
+the process ends with code 0.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import uvicorn
 
+from bert_tasks.data.problems import counted
 from bert_tasks.data.readers import ReadOptions, known_names
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.inputs import load_trained
@@ -95,7 +97,12 @@ async def run_server(
         See ``serving.serve``.
     """
     metrics = ServerMetrics()
-    gate = RequestLimits(limits=limits, metrics=metrics, hosts=address.names(listener.getsockname()[0]))
+    gate = RequestLimits(
+        limits=limits,
+        metrics=metrics,
+        hosts=address.names(listener.getsockname()[0]),
+        draining=lambda: server.should_exit,
+    )
     connections = Connections(limits=limits, most=allowed_connections(limits.max_connections))
     asyncio.get_running_loop().set_exception_handler(connections.handle_exception)
     server = Server(_config(gate, address, connections))
@@ -134,7 +141,7 @@ async def run_server(
             loader.shutdown(wait=False)
             await serving
             closing.cancel()
-    notify(f"stopped; {metrics.answered} requests answered")
+    notify(f"stopped; {counted(metrics.answered, 'request')} answered")
     return False
 
 

@@ -255,9 +255,9 @@ class Task(ABC, Generic[PredictionT]):
 
     def cut_notes(self, cuts: Truncation) -> tuple[str, ...]:
         """Sentences for people about rows of which no window holds everything; none where nothing was cut."""
-        if not cuts.cut_rows:
-            return ()
-        return (f"{cuts.share(cuts.cut_rows)} rows are longer than max_length = {self.max_length} tokens and were cut",)
+        are, were = ("is", "was") if cuts.cut_rows == 1 else ("are", "were")
+        note = f"rows {are} longer than max_length = {self.max_length} tokens and {were} cut"
+        return (f"{cuts.share(cuts.cut_rows)} {note}",) if cuts.cut_rows else ()
 
     # The head, here and in transformers.
 

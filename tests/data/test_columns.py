@@ -132,7 +132,7 @@ def test_answers(value: Any, expected: dict[str, list[Any]] | None) -> None:
         (5, "expected answers such as .*, not a number"),
         ({"answer": "Paris"}, "'text' is missing, there is 'answer'"),
         ({}, "'text' is missing, there is nothing"),
-        ({"text": ["a", "b"], "answer_start": [1]}, "2 answer texts and 1 values of answer_start"),
+        ({"text": ["a", "b"], "answer_start": [1]}, "2 answer texts and 1 value of answer_start"),
         ({"text": ["a"], "answer_start": ["1"]}, "the answer_start of answer 1 is '1', expected a whole number"),
         ({"text": ["a"], "answer_start": [True]}, "the answer_start of answer 1 is True"),
         ({"text": ["a"], "answer_start": [-2]}, "the answer_start of answer 1 is -2"),

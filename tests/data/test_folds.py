@@ -290,9 +290,7 @@ def test_folds_that_cannot_be(labels: str, count: int, message: str) -> None:
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bert_tasks.data.folds.find_spec", lambda module: None if module == "iterstrat" else sys)
     rows = table(LABELLED, [{"text": f"text {n}", "label": "ab"[n % 2]} for n in range(8)])
-    with pytest.raises(
-        UsageError, match=r"^iterative-stratification not installed, .* pip install 'bert-tasks\[folds\]'"
-    ):
+    with pytest.raises(UsageError, match=r"^iterative-stratification not installed, .* pip install '\.\[folds\]'"):
         make_folds(rows, LABELLED, count=2, seed=0)
 
 

@@ -1,13 +1,15 @@
 """What is said of a path where nothing is: the name that was meant, among those of its kind."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_tasks.data.problems import missing_path
+from bert_tasks.data.problems import counted, is_or_are, missing_path
+from support.sources import package_sources
 
 NAMES = st.text("abcdefgh_0123456789", min_size=4, max_size=12)
 
@@ -48,3 +50,18 @@ def test_a_folder_that_may_not_be_listed(tmp_path: Path) -> None:
         assert missing_path(tmp_path / "a" / "dev.csv") == "no such file"
     finally:
         tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 rows are"), (1, "1 row is"), (2, "2 rows are")])
+def test_a_count_agrees_with_its_noun_and_verb(count: int, text: str) -> None:
+    assert f"{counted(count, 'row')} {is_or_are(count)}" == text
+
+
+# Nouns that every message has beside a count which can be 1.
+COUNTED_NOUNS = "predictions|trials|evaluations|requests|connections|mistakes|others|empty cells|distinct values"
+
+
+def test_messages_count_with_the_helper() -> None:
+    pattern = re.compile(rf"\{{[^{{}}]*\}} (?:{COUNTED_NOUNS})\b")
+    matches = {source.name: pattern.findall(source.text) for source in package_sources()}
+    assert {name: texts for name, texts in matches.items() if texts} == {}

@@ -142,7 +142,7 @@ def test_questions_and_sentences_are_set_aside(folder: Path) -> None:
     splits = load(folder, TAGGED, train=str(folder / "train.txt"))
     assert (len(splits.train), len(splits.validation[""])) == (1, 1)
     (folder / "train.json").write_text(SQUAD)
-    with pytest.raises(DataError, match=r"train.json: 1 rows, no two on different contexts, are too few"):
+    with pytest.raises(DataError, match=r"train.json: 1 row, no two on different contexts: too few"):
         load(folder, ASKED, train=str(folder / "train.json"))
 
 

@@ -99,7 +99,7 @@ def test_questions_on_one_context_stay_together() -> None:
     assert len(validation) == 20
     assert sum(row["answers"]["text"] == [] for row in validation) == 5
     assert {row["context"] for row in train} & {row["context"] for row in validation} == set()
-    with pytest.raises(DataError, match=r"train.json: 3 rows, no two on different contexts, are too few"):
+    with pytest.raises(DataError, match=r"train.json: 3 rows, no two on different contexts: too few"):
         train_validation_split(questions("same", "same", "same"), ASKED, 0.1, seed=1)
 
 
@@ -134,7 +134,7 @@ def test_documents_stay_together_where_there_are_enough() -> None:
     assert documents(sentences(*[None] * 40)) == ({None}, {None})
     mixed = documents(sentences(*[None] * 30, *(str(number // 2) for number in range(10))))
     assert mixed[0] & mixed[1] <= {None}
-    with pytest.raises(DataError, match=r"train.conll: 1 rows, no two with different words, are too few"):
+    with pytest.raises(DataError, match=r"train.conll: 1 row, no two with different words: too few"):
         train_validation_split(sentences(None), TAGGED, 0.2, seed=1)
 
 

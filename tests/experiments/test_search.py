@@ -335,7 +335,7 @@ def test_what_a_search_needs(folder, monkeypatch):
     with pytest.raises(RecipeError, match=r"add a section \[search\]"):
         search(plain)
     monkeypatch.setattr(util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"optuna not installed, .* pip install 'bert-tasks\[search\]'"):
+    with pytest.raises(UsageError, match=r"optuna not installed, .* pip install '\.\[search\]'"):
         search(recipe(folder))
 
 

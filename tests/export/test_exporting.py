@@ -456,7 +456,7 @@ class TestCommand:
         monkeypatch.setattr(onnx, "find_spec", lambda name: None if name == "onnxruntime" else name)
         code, _, err = run("export", tmp_path / "absent", "--to", "onnx", *output)  # before the model is looked for
         assert (code, err) == (
-            2, "error: onnxruntime not installed, needed for ONNX graphs and int8: pip install 'bert-tasks[export]'\n"
+            2, "error: onnxruntime not installed, needed for ONNX graphs and int8: pip install '.[export]'\n"
         )  # fmt: skip
         assert not (tmp_path / "out").exists()
 

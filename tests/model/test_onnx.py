@@ -297,7 +297,7 @@ def bare(wordpiece_tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Path:
 def test_a_missing_extra_is_named(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = TaskModel.from_pretrained(bare, task="sequence-classification", labels=LABELS, max_length=40)
     monkeypatch.setattr(onnx, "find_spec", lambda name: None if name == "onnxscript" else name)
-    with pytest.raises(UsageError, match=r"^onnxscript not installed, .*pip install 'bert-tasks\[export\]'"):
+    with pytest.raises(UsageError, match=r"^onnxscript not installed, .*pip install '\.\[export\]'"):
         predict(model, [{"text": "a"}], dtype="int8")
 
 

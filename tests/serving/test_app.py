@@ -353,6 +353,22 @@ def test_the_query_asks_for_an_explanation_of_one_row(model_of: ModelOf, kind: s
     assert "one row can be explained, the request has 2" in several.json()["detail"][0]["msg"]
 
 
+@pytest.mark.parametrize("kind", EXAMPLES | FAMILY_EXAMPLES)
+def test_the_description_offers_what_the_task_accepts(model_of: ModelOf, kind: str) -> None:
+    async def ask(served: Application) -> tuple[dict[str, Any], bool]:
+        described = (await served.client.get("/openapi.json")).json()
+        return described, (await served.client.get("/model")).json()["explains"]
+
+    described, explains = visit(model_of(kind), ask)
+    predict = described["paths"]["/predict"]["post"]
+    assert [parameter["name"] for parameter in predict.get("parameters", [])] == ["explain"] * explains
+    assert ("explain" in predict.get("description", "")) is explains
+    schemas = described["components"]["schemas"].values()
+    columns = [column for schema in schemas for column in schema.get("properties", {}).items()]
+    least = {name: schema["minItems"] for name, schema in columns if "minItems" in schema}
+    assert least == {"inputs": 1} | ({"choices": 2} if "choices" in dict(columns) else {})
+
+
 @pytest.mark.parametrize("path", ["/", "/model", "/healthz", "/readyz", "/metrics", "/openapi.json"])
 def test_head_is_answered_as_get_without_a_body(model_of: ModelOf, path: str) -> None:
     async def ask(served: Application) -> tuple[httpx2.Response, httpx2.Response, int]:
@@ -367,7 +383,7 @@ def test_head_is_answered_as_get_without_a_body(model_of: ModelOf, path: str) ->
 
 def test_while_the_model_is_loaded_only_health_answers() -> None:
     async def ask() -> None:
-        gate = RequestLimits(limits=SLOW, metrics=ServerMetrics(), hosts=None)
+        gate = RequestLimits(limits=SLOW, metrics=ServerMetrics(), hosts=None, draining=lambda: False)
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=gate), base_url="http://any") as client:
             assert (await client.get("/healthz")).status_code == 200
             for path in ("/readyz", "/predict", "/"):

@@ -11,13 +11,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import fields, replace
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx2
 import pytest
 import uvicorn
+from pydantic import TypeAdapter
 
 from bert_tasks import serving
 from bert_tasks.cli import main
@@ -28,11 +30,12 @@ from bert_tasks.serving import server
 from bert_tasks.serving.connections import Batching, Limits
 from bert_tasks.serving.requests import request_schema
 from bert_tasks.serving.server import Address
+from bert_tasks.tasks import TASKS
 from campaigns import serve_soak
 from support.runs import PATIENCE, Program
 from support.servers import SLOW, Serving, listening
 from support.small_checkpoints import copied
-from support.task_examples import EXAMPLES, TEXTS
+from support.task_examples import EXAMPLES, FAMILY_EXAMPLES, TEXTS
 
 FolderOf = Callable[[str], Path]
 
@@ -76,6 +79,46 @@ def test_running_requests_are_answered_after_sigterm_and_nobody_new_is_let_in(
     assert served.answered() == 3
     with pytest.raises(httpx2.ConnectError):
         httpx2.get(served.url)
+
+
+def ask_until_told_to_close(port: int, pause: float, begun: threading.Semaphore) -> None:
+    """Sends requests on one connection until a response says that it closes; any other end is an error."""
+    body, headers = json.dumps({"text": TEXTS[0]}), {"content-type": "application/json"}
+    with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
+        while True:
+            connection.request("POST", "/predict", body, headers)
+            response = connection.getresponse()
+            response.read()
+            assert response.status == 200
+            begun.release()
+            if response.getheader("connection") == "close":
+                return
+            time.sleep(pause)
+
+
+def test_clients_that_keep_their_connection_are_told_to_close_it(folder_of: FolderOf, tmp_path: Path) -> None:
+    served = Serving(folder_of("single"), folder=tmp_path)
+    begun, port = threading.Semaphore(0), int(served.url.rpartition(":")[2])
+    with ThreadPoolExecutor(32) as pool:
+        clients = [pool.submit(ask_until_told_to_close, port, number % 4 / 2, begun) for number in range(32)]
+        for _ in range(100):
+            begun.acquire(timeout=PATIENCE)
+        served.program.send(signal.SIGTERM)
+        failures = [client.exception() for client in clients]
+    ended = served.program.wait()
+    assert failures == [None] * 32
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_idle_clients_do_not_use_up_the_grace(folder_of: FolderOf, tmp_path: Path) -> None:
+    served = Serving(folder_of("single"), "--grace", 1, folder=tmp_path)
+    with httpx2.Client(base_url=served.url, timeout=PATIENCE) as client:
+        assert client.get("/healthz").status_code == 200
+        with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))):
+            assert client.get("/healthz").status_code == 200
+            served.program.send(signal.SIGTERM)
+            ended = served.program.wait()
+    assert (ended.code, ended.err) == (0, "")
 
 
 LOADING_FOR_EVER = """
@@ -160,7 +203,7 @@ def test_a_missing_extra_is_named_before_the_model_is_loaded(
     assert command(monkeypatch, "serve", "no/such-model", *(("--dtype", *option) if option else ())) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {libraries} not installed")
-    assert f"pip install 'bert-tasks[{extra}]'" in error
+    assert f"pip install '.[{extra}]'" in error
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_code_4(
@@ -350,3 +393,19 @@ def test_the_guide_states_the_default_of_every_limit(repository: Path) -> None:
     )
     stated = {name.replace("-", "_").replace("body", "body_bytes"): int(n.replace(",", "")) for name, n in table}
     assert stated == {field.name: getattr(Limits(), field.name) for field in fields(Limits)}
+
+
+def test_the_guide_states_the_columns_and_predictions_of_every_task(repository: Path) -> None:
+    text = (repository / "docs/how_to/serve.md").read_text("utf-8")
+    rows = {
+        name: (row, prediction)
+        for name, row, prediction in re.findall(r"^\| `([a-z-]+)` \| (.*) \| (.*) \|$", text, re.M)
+    }
+    assert set(TASKS) <= set(rows)
+    for example in (EXAMPLES | FAMILY_EXAMPLES).values():
+        row, prediction = rows[example.task.name]
+        for column in example.task.columns:
+            assert f"`{column.name}`" in row or column.is_label or not column.required
+        fields = TypeAdapter(example.task.prediction_schema).json_schema()["properties"]
+        if prediction != "the same":
+            assert [name for name in fields if f"`{name}`" not in prediction and name != "explanation"] == []

@@ -50,7 +50,7 @@ async def application(
     columns: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Application]:
     metrics, draining = ServerMetrics(), list[bool]()
-    gate = RequestLimits(limits=limits, metrics=metrics, hosts=LOOPBACK)
+    gate = RequestLimits(limits=limits, metrics=metrics, hosts=LOOPBACK, draining=lambda: bool(draining))
     async with AsyncExitStack() as stack:
         batcher = await stack.enter_async_context(
             Batcher(

@@ -201,7 +201,7 @@ class TestSplitting:
 
     def test_a_missing_library_is_named_with_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sentences, "find_spec", lambda name: None)
-        with pytest.raises(UsageError, match=r"sentencex not installed, .* pip install 'bert-tasks\[sentences\]'"):
+        with pytest.raises(UsageError, match=r"sentencex not installed, .* pip install '\.\[sentences\]'"):
             task_of("sop", sentence_language="en").check_split([], "train")
         task_of("sop").check_split([], "train")
 

@@ -119,7 +119,7 @@ class TestFeatures:
         assert {word for feature in last for word in feature["word_ids"] or ()} == {0, 1}
         rows_cut = {feature["row"] for feature in features if feature["lost_tokens"]}
         (note,) = task.cut_notes(Truncation(rows=len(rows), cut_rows=len(rows_cut)))
-        assert note.startswith("1 of 3 (33.3%) rows have a word that alone is longer than max_length = 24 tokens")
+        assert note.startswith("1 of 3 (33.3%) rows has a word that alone is longer than max_length = 24 tokens")
         assert task.cut_notes(Truncation(rows=3, cut_rows=0)) == ()
 
     def test_context_is_of_the_same_document(self, bpe_tokenizer: PreTrainedTokenizerBase) -> None:

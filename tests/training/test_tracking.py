@@ -82,9 +82,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_
     check_installed(("tensorboard",))
     recipe = write_recipe(tmp_path, checkpoint)
     (tmp_path / "train.csv").unlink()  # it comes before the data
-    with pytest.raises(
-        UsageError, match=r"wandb and mlflow not installed: pip install 'bert-tasks\[tracking\]'"
-    ) as error:
+    with pytest.raises(UsageError, match=r"wandb and mlflow not installed: pip install '\.\[tracking\]'") as error:
         train_seeds(with_trackers(recipe, "tensorboard", "wandb", "mlflow"), [1])
     assert error.value.exit_code == 2
     with pytest.raises(UsageError, match="wandb not installed"):
@@ -197,7 +195,7 @@ class TestTensorBoard:
 
 def installed(name: str) -> None:
     if name not in map(str, accelerate.tracking.get_available_trackers()):
-        pytest.skip(f"{name} is not installed: pip install 'bert-tasks[tracking]'")
+        pytest.skip(f"{name} is not installed: pip install '.[tracking]'")
 
 
 @pytest.mark.slow
@@ -240,9 +238,9 @@ class TestOthers:
 
     def test_mlflow_in_a_file(self, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         installed("mlflow")
-        mlflow = pytest.importorskip("mlflow", reason="pip install 'bert-tasks[tracking]'")
+        mlflow = pytest.importorskip("mlflow", reason="pip install '.[tracking]'")
         if not hasattr(mlflow, "search_experiments"):
-            pytest.skip("this mlflow is older than accelerate wants: pip install 'bert-tasks[tracking]'")
+            pytest.skip("this mlflow is older than accelerate wants: pip install '.[tracking]'")
         monkeypatch.chdir(tmp_path)
         mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
         self._stopped_and_resumed(checkpoint, tmp_path / "run", "mlflow", monkeypatch)

@@ -94,7 +94,7 @@ def split_sentences(texts: Sequence[str], language: str) -> list[str]:
     if find_spec(SPLITTER) is None:
         raise UsageError(
             f"{SPLITTER} not installed, needed for sentence_language = {language!r}: pip install "
-            "'bert-tasks[sentences]', or give the sentences themselves"
+            "'.[sentences]', or give the sentences themselves"
         )
     from sentencex import segment
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from bert_tasks.data.checks import imbalance_hint
 from bert_tasks.data.columns import LABEL_SEPARATOR, Row
+from bert_tasks.data.problems import counted
 from bert_tasks.data.profile import ColumnProfile, listed, percentile
 from bert_tasks.tasks.detection import LABEL_NAMES, QUESTION_NAMES, TaskGuess, UserHints, count_pieces
 
@@ -104,14 +105,14 @@ def _problem_type(label: ColumnProfile, *, is_joined: bool) -> tuple[str, str]:
     """
     if label.is_sets or is_joined:
         joint = "in a list" if label.lists > 0 else f"in a cell, with {label.separator!r} between them"
-        what = f"{len(label.names)} names, several {joint} ({listed(label.names)})"
+        what = f"{counted(len(label.names), 'name')}, several {joint} ({listed(label.names)})"
         return "multi_label_classification", f"{label.name}: {what} -> any number of labels per row"
     # Class numbers 0, 1, 2, ... without a gap, in a column that is called so.
     are_classes = _is_named(label) and label.low == 0 and label.high == label.distinct - 1
     if label.is_amount and not (label.is_repeated and are_classes):
         kind = "with decimals" if label.decimals else f"{label.distinct} different"
         return "regression", f"{label.name}: numbers from {label.low:g} to {label.high:g}, {kind} -> regression"
-    what = f"{label.distinct} distinct values in {label.rows} rows ({label.counts()})"
+    what = f"{counted(label.distinct, 'distinct value')} in {counted(label.rows, 'row')} ({label.counts()})"
     return "single_label_classification", f"{label.name}: {what} -> one label per row"
 
 
@@ -123,9 +124,9 @@ def _reasons(chosen: Sequence[ColumnProfile], label: ColumnProfile, problem: str
     yield reason
     empty = label.rows - label.filled
     if empty and problem == "multi_label_classification":
-        yield f"{label.name}: {empty} empty cells -> rows without any label"
+        yield f"{label.name}: {counted(empty, 'empty cell')} -> rows without any label"
     elif empty:
-        yield f"{label.name}: {empty} empty cells -> rows without a label, which cannot be trained on"
+        yield f"{label.name}: {counted(empty, 'empty cell')} -> rows without a label, which cannot be trained on"
     hint = imbalance_hint(dict(label.common)) if problem == "single_label_classification" else None
     if hint is not None:
         yield f"{label.name}: {hint}"

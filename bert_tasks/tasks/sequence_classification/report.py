@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from bert_tasks.data.columns import Row
+from bert_tasks.data.problems import counted
 from bert_tasks.metrics.classification import calibration
 from bert_tasks.metrics.formulas import class_measure, multilabel_measure, regression_measure
 from bert_tasks.tasks.report_data import (
@@ -157,7 +158,7 @@ def _regression_charts(labels: Sequence[float], predictions: Sequence[float]) ->
     diagonal = Line(name="prediction equals label", points=((axis.low,) * 2, (axis.high,) * 2), style=7, marked=False)
     scatter = Chart(
         title="Predictions and labels",
-        description=f"Predictions over labels of {len(pairs)} rows.",
+        description=f"Predictions over labels of {counted(len(pairs), 'row')}.",
         x=axis,
         y=replace(axis, name="prediction"),
         lines=(diagonal,),
@@ -168,7 +169,7 @@ def _regression_charts(labels: Sequence[float], predictions: Sequence[float]) ->
     across = Axis.around("prediction", (prediction for prediction, _ in errors))
     residuals = Chart(
         title="Residuals",
-        description=f"Prediction minus label of {len(errors)} rows, at most {widest:.3g} apart.",
+        description=f"Prediction minus label of {counted(len(errors), 'row')}, at most {widest:.3g} apart.",
         x=across,
         y=Axis.around("prediction minus label", (-widest, widest)),
         lines=(Line(name="no error", points=((across.low, 0.0), (across.high, 0.0)), style=7, marked=False),),

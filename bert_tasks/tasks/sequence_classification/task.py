@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
+from bert_tasks.data.problems import counted
 from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import Head, Pooling, PoolingHead, SequenceHead
@@ -168,7 +169,7 @@ class TextClassification(Explainable, Task[SequencePrediction]):
             weights = getattr(self, name)
             if isinstance(weights, tuple) and (weights or name == "class_weights"):
                 if len(weights) != len(self.labels):
-                    raise ValueError(f"{name} holds {len(weights)} weights for {len(self.labels)} labels")
+                    raise ValueError(f"{name} holds {counted(len(weights), 'weight')} for {len(self.labels)} labels")
                 if not all(map(isfinite, weights)) or min(weights) < 0 or max(weights) == 0:
                     raise ValueError(f"{name} must be finite numbers, none of them negative, and not all 0")
         if self.thresholds and (self.problem_type != _MULTI_LABEL or len(self.thresholds) != len(self.labels)):

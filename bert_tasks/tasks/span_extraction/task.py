@@ -484,10 +484,12 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
         notes = []
         if cuts.cut_rows:
             limit = f"max_query_length = {self.max_query_length} tokens"
-            notes.append(f"{cuts.share(cuts.cut_rows)} questions are longer than {limit} and were cut")
+            are, were = ("is", "was") if cuts.cut_rows == 1 else ("are", "were")
+            notes.append(f"{cuts.share(cuts.cut_rows)} questions {are} longer than {limit} and {were} cut")
         if cuts.lost_answers:
+            have = "has" if cuts.lost_answers == 1 else "have"
             notes.append(
-                f"{cuts.share(cuts.lost_answers)} questions have an answer that no window of max_length = "
+                f"{cuts.share(cuts.lost_answers)} questions {have} an answer that no window of max_length = "
                 f"{self.max_length} tokens holds whole: training takes them for questions without an "
                 "answer; raise max_length, or doc_stride to the length of the longest answer"
             )

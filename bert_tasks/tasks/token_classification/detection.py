@@ -5,6 +5,7 @@ from itertools import permutations
 
 from bert_tasks.data.columns import Kind, Row
 from bert_tasks.data.conll import detect_scheme, entities, to_iob2
+from bert_tasks.data.problems import counted
 from bert_tasks.data.profile import ColumnProfile, listed, percentile, pieces
 from bert_tasks.tasks.detection import COMPARED_ROWS, TaskGuess, UserHints, cell_value, other_columns
 
@@ -99,7 +100,7 @@ def _other_tags(
         if column.name in (words, tags) or alike or not _are_tagged(rows, words, column.name):
             continue
         found = sorted({name for row in rows for name in _listed_cell(row, column.name, "tags")})
-        yield "tags", column.name, f"{len(found)} different tags: {listed(found)}"
+        yield "tags", column.name, f"{counted(len(found), 'different tag')}: {listed(found)}"
 
 
 def _listed_cell(row: Row, column: str, kind: Kind) -> list[str]:

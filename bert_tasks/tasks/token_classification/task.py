@@ -488,8 +488,9 @@ class TokenClassification(Task[TokenPrediction]):
         """Rows with words of which only the first sub-words are read; a long sentence has several windows."""
         if not cuts.cut_rows:
             return ()
+        have = "has" if cuts.cut_rows == 1 else "have"
         return (
-            f"{cuts.share(cuts.cut_rows)} rows have a word that alone is longer than max_length = {self.max_length} "
+            f"{cuts.share(cuts.cut_rows)} rows {have} a word that alone is longer than max_length = {self.max_length} "
             "tokens: of such words only the beginning is read; each of them is tagged",
         )
 
