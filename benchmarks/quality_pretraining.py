@@ -20,7 +20,7 @@ import torch
 from pretrain_throughput import BATCH_SIZE, LENGTH, WEIGHTS, blocks, texts, trainer_parts
 
 from bert_tasks import TaskModel, evaluate, fit
-from bert_tasks.run_dir.files import environment
+from bert_tasks.training.files import environment
 
 SIDES = ("bert_tasks", "transformers")
 MARGIN = 0.02

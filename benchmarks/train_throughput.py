@@ -41,8 +41,8 @@ from bert_tasks import TaskModel, fit
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.cpu import matmul_library
 from bert_tasks.encoder.linear import Linear
-from bert_tasks.run_dir.files import environment
 from bert_tasks.tasks.features import collate
+from bert_tasks.training.files import environment
 from bert_tasks.training.progress import Clock
 from bert_tasks.training.sampling import BatchSize, epoch_batches
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from memory import MIB, watched
 
-from bert_tasks.run_dir.files import environment
+from bert_tasks.training.files import environment
 
 Job = Mapping[str, Any]
 Figures = dict[str, float]

@@ -42,9 +42,9 @@ from bert_tasks.recipe.schema import (
 )
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import GivenRows
-from bert_tasks.run_dir.files import MODEL, REPORT
 from bert_tasks.storage import exists, is_folder
 from bert_tasks.training import run as training
+from bert_tasks.training.files import MODEL, REPORT
 from bert_tasks.training.loop import Trainer, prepare_model
 from bert_tasks.training.progress import Callback, check_installed
 from bert_tasks.training.state import FitResult

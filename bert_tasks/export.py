@@ -8,22 +8,22 @@ Shape legend: N tokens, B sequences, L labels, R rows that a head reads.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor
 
 from bert_tasks.checkpoints.save import save_folder
-from bert_tasks.data.columns import Document, Row
+from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
-from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.data.table import token_batches
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.heads import CRFHead, PretrainingOutput, VocabularyOutput
@@ -113,13 +113,7 @@ def export(
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
     overwrite: bool = False,
-    columns: Mapping[str, str] | None = None,
-    format: str | None = None,
-    delimiter: str | None = None,
-    encoding: str | None = None,
-    header: bool | None = None,
-    label_separator: str | None = None,
-    document: Document | None = None,
+    **reading: Unpack[ReadingArguments],
 ) -> Export:
     """Exports a model to ONNX, verifies the graph against the model and writes a folder that predict and evaluate run.
 
@@ -135,8 +129,8 @@ def export(
         settings: fields of the task to change, if ``model`` is loaded here.
         revision: the revision of a name on the hub.
         overwrite: whether to replace an earlier export.
-        columns, format, delimiter, encoding, header, label_separator, document: how ``data`` is read; see
-            ``ReadOptions``.
+        reading: how to read ``data``: ``columns``, ``format``, ``delimiter``, ``encoding``, ``header`` and
+            ``label_separator`` of `ReadOptions`.
 
     Returns:
         The folder and what was measured.
@@ -149,7 +143,7 @@ def export(
         CheckpointError: the model cannot be loaded, the graph differs by more than the tolerance, or the folder cannot
             be written. Nothing is left behind.
     """
-    arguments = locals()
+    how = ReadOptions.from_arguments(export, reading)
     if to not in get_args(ExportFormat):
         raise UsageError(f"to is {to!r}, expected one of {', '.join(map(repr, get_args(ExportFormat)))}")
     if to == "int8" and data is None:
@@ -158,9 +152,6 @@ def export(
     target = Path(output)
     _check_output(target, overwrite=overwrite)
     with locked_workspace(target, suffix=".exporting") as workspace:
-        how = ReadOptions(
-            **{name: arguments[name] for name in arguments.keys() & {f.name for f in fields(ReadOptions)}}
-        )
         loaded = load_trained(model, task=task, settings=settings, data=data, reading=how, revision=revision)
         dtypes = {str(weights.dtype) for weights in loaded.parameters()} - {"torch.float32"}
         if dtypes:

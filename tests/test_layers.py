@@ -18,7 +18,6 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"experiments"}),
     frozenset({"training"}),
     frozenset({"inference"}),
-    frozenset({"run_dir"}),
     frozenset({"recipe"}),
     frozenset({"model"}),
     frozenset({"tasks"}),

@@ -17,8 +17,8 @@ from bert_tasks.checkpoints.inspect import inspect_checkpoint
 from bert_tasks.data.problems import counted, missing_path
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.run_dir import files as outputs
 from bert_tasks.storage import exists, is_file, is_folder, is_link
+from bert_tasks.training import files as outputs
 
 _ACCOMPANYING = (CARD, "LICENSE*", "NOTICE*", "model.onnx", "model.onnx.data")
 _MAIN = "main"

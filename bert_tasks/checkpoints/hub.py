@@ -19,6 +19,7 @@ from bert_tasks.storage import exists, is_folder, resolved, with_home
 PACKAGE = "package:"
 CONFIG = "config.json"
 RUN_MODEL = "model"  # the folder of a run's best model, inside the run's
+RUN_GENERATOR = "generator"  # the folder of a model that is trained beside it, such as ELECTRA's generator
 RUN_SUMMARY = "metrics.json"  # of a run that is finished
 FOLDS = "folds.json"  # of a cross-validation that is finished
 FOLD_RUN = re.compile(r"fold-(\d+)")  # the folder of a fold's run, inside that of the cross-validation

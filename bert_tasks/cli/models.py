@@ -384,6 +384,7 @@ def export(
     from bert_tasks.export import export
 
     options = {**vars(reading), "label_separator": label_separator, **vars(loading)}
+    del options["document"]
     result = export(model, to=to, output=output, data=data, overwrite=overwrite, **options)
     print_result(result.to_json(), result.lines(), as_json=as_json)
 

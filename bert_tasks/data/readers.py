@@ -8,13 +8,14 @@ installed.
 
 import csv
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from inspect import signature
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -32,7 +33,7 @@ from bert_tasks.data.columns import (
 )
 from bert_tasks.data.conll import conll_rows, conllu_rows
 from bert_tasks.data.formats import FORMATS, Format, file_format, named_format, uncompressed
-from bert_tasks.data.problems import first_few, missing_path
+from bert_tasks.data.problems import did_you_mean, first_few, missing_path
 from bert_tasks.data.records import (
     SENTENCES,
     TEXT,
@@ -56,7 +57,7 @@ from bert_tasks.data.table import (
     without_absent,
 )
 from bert_tasks.data.validator import ColumnMapping, RowValidator, make_column_mapping
-from bert_tasks.errors import DataError
+from bert_tasks.errors import DataError, UsageError
 from bert_tasks.storage import exists, is_file, is_folder, sha256_file, sha256_json
 
 if TYPE_CHECKING:
@@ -113,6 +114,17 @@ def rows_in_memory(data: Iterable[GivenRow] | Frame, source: str = "rows") -> It
     )
 
 
+class ReadingArguments(TypedDict, total=False):
+    """The keyword arguments of public functions that say how to read data, as `ReadOptions` describes them."""
+
+    columns: Mapping[str, str] | None
+    format: str | None
+    delimiter: str | None
+    encoding: str | None
+    header: bool | None
+    label_separator: str | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
     """How to read a file.
@@ -145,6 +157,22 @@ class ReadOptions:
             object.__setattr__(self, "delimiter", "\t")
         if self.document is not None and self.document not in get_args(Document):
             raise DataError(f"document = {self.document!r}: expected one of {', '.join(map(repr, get_args(Document)))}")
+
+    @classmethod
+    def from_arguments(
+        cls, function: Callable[..., object], arguments: ReadingArguments, *, document: Document | None = None
+    ) -> "ReadOptions":
+        """Returns the options that a public function got as keyword arguments.
+
+        Raises:
+            UsageError: An argument is unknown. The message suggests a similar one.
+        """
+        options = ReadingArguments.__annotations__
+        unknown = next((name for name in arguments if name not in options), None)
+        if unknown is not None:
+            hint = did_you_mean(unknown, {**signature(function).parameters, **options})
+            raise UsageError(f"{function.__name__}: unknown argument '{unknown}'{hint}")
+        return cls(**arguments, document=document)
 
     def has(self, column: str) -> bool:
         """Whether a column of the task is named here, or by the format."""

@@ -25,10 +25,10 @@ from bert_tasks.inference import evaluate_data
 from bert_tasks.inference.output import INPUT
 from bert_tasks.metrics.tables import split_key
 from bert_tasks.recipe.schema import Recipe, build_task, load_recipe
-from bert_tasks.run_dir import files as outputs
 from bert_tasks.storage import is_file, locked
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.terminal import write_message
+from bert_tasks.training import files as outputs
 from bert_tasks.training.evaluation import metric_metadata
 from bert_tasks.training.run import DryRun, dry_run, trained
 from bert_tasks.training.state import FitResult

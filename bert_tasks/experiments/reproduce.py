@@ -16,9 +16,9 @@ from bert_tasks.data.problems import missing_path
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.recipe.schema import load_recipe
-from bert_tasks.run_dir import files as outputs
 from bert_tasks.storage import exists, is_file, resolved, sha256_file, sibling_path
 from bert_tasks.terminal import write_message
+from bert_tasks.training import files as outputs
 from bert_tasks.training.loop import Trainer
 from bert_tasks.training.objectives import weights_digest
 from bert_tasks.training.run import build_trainer, prepare

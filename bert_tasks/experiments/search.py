@@ -27,10 +27,10 @@ from bert_tasks.metrics.tables import split_key
 from bert_tasks.recipe.schema import Recipe, load_recipe, resolved_toml, with_values
 from bert_tasks.recipe.search import Sampler, SearchSection
 from bert_tasks.recipe.toml import literal
-from bert_tasks.run_dir import files as outputs
 from bert_tasks.storage import LOCK, check_writable, exists, is_file, is_folder, is_link, locked
 from bert_tasks.tasks.base import Task
 from bert_tasks.terminal import write_message
+from bert_tasks.training import files as outputs
 from bert_tasks.training.evaluation import metric_metadata
 from bert_tasks.training.run import LoadedRecipe, prepare, train
 

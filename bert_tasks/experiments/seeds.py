@@ -23,9 +23,9 @@ from bert_tasks.metrics.tables import MetricTable, metric_key, metrics_by_set
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.recipe.errors import schema_problems
 from bert_tasks.recipe.schema import Recipe, RunSection, load_recipe, load_task_class
-from bert_tasks.run_dir import files as outputs
 from bert_tasks.storage import exists, is_folder, locked
 from bert_tasks.terminal import write_message
+from bert_tasks.training import files as outputs
 from bert_tasks.training.run import DryRun, dry_run, train
 from bert_tasks.training.state import FitResult
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 import torch
@@ -21,9 +21,9 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from bert_tasks.checkpoints.hub import resolve
+from bert_tasks.checkpoints.hub import RUN_GENERATOR, resolve
 from bert_tasks.data.columns import Document, Row
-from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.data.table import RowTable, Samples, Truncation, longest_first
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.encoder.cpu import map_batches
@@ -41,7 +41,6 @@ from bert_tasks.model.inputs import (
 from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import ForwardFn, TaskModel
-from bert_tasks.run_dir.files import GENERATOR
 from bert_tasks.storage import is_folder, sha256
 from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction, Task
 
@@ -179,7 +178,7 @@ def _run_of(model: TaskModel, dtype: DType) -> ForwardFn:
         return run
     if model.origin is None or model.origin.commit is not None:
         where = "which is not known for this one"
-    elif not is_folder(place := resolve(model.origin.name).parent / GENERATOR):
+    elif not is_folder(place := resolve(model.origin.name).parent / RUN_GENERATOR):
         where = f"and {place} does not exist"
     else:
         generator = TaskModel.from_pretrained(place).to(model.device, model.encoder.embeddings.word.weight.dtype)
@@ -282,13 +281,8 @@ def evaluate(
     settings: Mapping[str, Any] | None = None,
     revision: str | None = None,
     dtype: DType = "float32",
-    columns: Mapping[str, str] | None = None,
-    format: str | None = None,
-    delimiter: str | None = None,
-    encoding: str | None = None,
-    header: bool | None = None,
-    label_separator: str | None = None,
     document: Document | None = None,
+    **reading: Unpack[ReadingArguments],
 ) -> dict[str, float]:
     """Evaluates a model on rows with labels; the digits do not depend on the number of processes.
 
@@ -300,22 +294,15 @@ def evaluate(
         data: a file (csv, tsv, jsonl, parquet, or ``format="glue/sst2"``), or rows.
         dtype: ``int8`` runs a quantised copy of the model on the CPU, which takes seconds to make (extra ``export``).
             ``bf16`` runs the encoder in bfloat16; on a CPU it is faster with avx512_bf16 or AMX, and slower without.
-        columns, format, delimiter, encoding, header, label_separator, document: how the data are read; see
-            ``ReadOptions``. Without them they are read like the training data.
+        document: What a document is in a file of text: "blank-line", "line" or "file".
+        reading: How to read the data: ``columns``, ``format``, ``delimiter``, ``encoding``, ``header`` and
+            ``label_separator`` of `ReadOptions`. Default: as the training data were read.
 
     Raises:
         DataError: naming every bad row.
         CheckpointError: the model cannot be loaded.
     """
-    options = ReadOptions(
-        columns=columns,
-        format=format,
-        delimiter=delimiter,
-        encoding=encoding,
-        header=header,
-        label_separator=label_separator,
-        document=document,
-    )
+    options = ReadOptions.from_arguments(evaluate, reading, document=document)
     stated: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
     loaded = load_trained(model, data=data, reading=options, ensembles=True, **stated)
     return evaluate_data(loaded, data, dtype=dtype, reading=options).metrics

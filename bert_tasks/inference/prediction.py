@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from platform import python_version
-from typing import IO, Any, Literal, TypeVar, cast, overload
+from typing import IO, Any, Literal, TypeVar, Unpack, cast, overload
 
 import torch
 from accelerate import Accelerator
@@ -22,7 +22,7 @@ from accelerate.utils import gather_object
 
 from bert_tasks.data.columns import FAULT, PassthroughColumns
 from bert_tasks.data.formats import named_format
-from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.data.table import RowTable, Truncation
 from bert_tasks.data.unknown_tokens import UnknownTokens
 from bert_tasks.data.writers import whole_file
@@ -79,12 +79,7 @@ def predict(
     dtype: DType = "float32",
     logits: bool = False,
     explain: bool = False,
-    columns: Mapping[str, str] | None = None,
-    format: str | None = None,
-    delimiter: str | None = None,
-    encoding: str | None = None,
-    header: bool | None = None,
-    label_separator: str | None = None,
+    **reading: Unpack[ReadingArguments],
 ) -> list[PredictionT]: ...
 
 
@@ -105,12 +100,7 @@ def predict(
     output_format: str | None = None,
     logits: bool = False,
     explain: bool = False,
-    columns: Mapping[str, str] | None = None,
-    format: str | None = None,
-    delimiter: str | None = None,
-    encoding: str | None = None,
-    header: bool | None = None,
-    label_separator: str | None = None,
+    **reading: Unpack[ReadingArguments],
 ) -> int: ...
 
 
@@ -130,12 +120,7 @@ def predict(
     output_format: str | None = None,
     logits: bool = False,
     explain: bool = False,
-    columns: Mapping[str, str] | None = None,
-    format: str | None = None,
-    delimiter: str | None = None,
-    encoding: str | None = None,
-    header: bool | None = None,
-    label_separator: str | None = None,
+    **reading: Unpack[ReadingArguments],
 ) -> list[PredictionT] | int:
     """Predicts one result per row, in row order.
 
@@ -157,6 +142,8 @@ def predict(
         output_format: jsonl, csv, tsv or parquet, where the output's extension does not say it.
         logits: give the predictions their logits, and write them.
         explain: give the predictions their explanations (see ``TaskModel.predict``), and write them.
+        reading: How to read the data: ``columns``, ``format``, ``delimiter``, ``encoding``, ``header`` and
+            ``label_separator`` of `ReadOptions`. Default: as the training data were read.
 
     Raises:
         DataError: naming every bad row.
@@ -175,14 +162,7 @@ def predict(
     if output is None and writing != WriteOptions(logits=logits, explain=explain):
         raise UsageError("keep_columns, on_error, rejects, csv_raw and output_format are for an output: give one")
     options: dict[str, Any] = {"task": task, "settings": settings, "revision": revision}
-    how = ReadOptions(
-        columns=columns,
-        format=format,
-        delimiter=delimiter,
-        encoding=encoding,
-        header=header,
-        label_separator=label_separator,
-    )
+    how = ReadOptions.from_arguments(predict, reading)
     if output is not None:
         return predict_file(model, data, output, dtype=dtype, writing=writing, reading=how, **options).rows
     loaded = load_trained(model, data=data, reading=how, ensembles=True, **options)

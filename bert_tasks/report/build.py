@@ -30,8 +30,8 @@ from bert_tasks.report.results import (
     slices_of,
 )
 from bert_tasks.report.search import search_page
-from bert_tasks.run_dir import files as outputs
 from bert_tasks.storage import is_file, is_folder, resolved
+from bert_tasks.training import files as outputs
 
 _FORMATS = ("jsonl", *DELIMITERS)
 _OWN = ("line", "set", "label", "prediction", "score")

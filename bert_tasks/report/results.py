@@ -19,10 +19,10 @@ from bert_tasks.model.inputs import as_trained, load_table
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.report.collect import Run
 from bert_tasks.report.statistics import Estimate, bootstrap
-from bert_tasks.run_dir import files as outputs
 from bert_tasks.storage import is_folder
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.tasks.report_data import ReportSections
+from bert_tasks.training import files as outputs
 
 MOST_VALUES = 20  # values of a column that have a row of their own
 EMPTY = "(empty)"

@@ -40,9 +40,9 @@ from bert_tasks.model.inputs import input_notes, tokenized
 from bert_tasks.model.pretrained import CheckpointFolder, folder_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import OptimSection, RunSection
-from bert_tasks.run_dir import files as outputs
-from bert_tasks.run_dir.checkpoints import LoadedCheckpoint, save_checkpoint
 from bert_tasks.storage import locked
+from bert_tasks.training import files as outputs
+from bert_tasks.training.checkpoints import LoadedCheckpoint, save_checkpoint
 from bert_tasks.training.evaluation import Validation, check_metric, evaluate_all, metric_metadata, rank_of
 from bert_tasks.training.objectives import Objective, Supervised, weights_digest
 from bert_tasks.training.progress import Callback, Clock, MetricsLogger, Reporter, make_reporter

@@ -33,8 +33,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bert_tasks.environment import masked
 from bert_tasks.errors import UsageError
-from bert_tasks.run_dir import files as outputs
 from bert_tasks.terminal import message_stream, printable, write_message
+from bert_tasks.training import files as outputs
 from bert_tasks.training.step import StepLog
 from bert_tasks.variables import disable_telemetry
 

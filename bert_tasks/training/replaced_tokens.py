@@ -13,8 +13,8 @@ from bert_tasks.errors import UsageError
 from bert_tasks.families import family_of
 from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import ForwardFn, TaskModel
-from bert_tasks.run_dir import files as outputs
 from bert_tasks.tasks.base import LossTerm
+from bert_tasks.training import files as outputs
 from bert_tasks.training.objectives import Objective
 
 _HEAD_SIZE = 64  # of the generator's attention, as in ELECTRA

@@ -19,9 +19,9 @@ from bert_tasks.errors import CheckpointError, RecipeError
 from bert_tasks.model.inputs import input_notes, tokenized
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import FoldsSection, Recipe, TeacherSection, build_task, load_recipe, resolved_toml
-from bert_tasks.run_dir import files as outputs
-from bert_tasks.run_dir.checkpoints import checkpoints
 from bert_tasks.tasks.base import Task
+from bert_tasks.training import files as outputs
+from bert_tasks.training.checkpoints import checkpoints
 from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.loop import Trainer, prepare_model
 from bert_tasks.training.objectives import Objective, Supervised

@@ -23,12 +23,12 @@ from bert_tasks.data.splits import Splits
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metrics_by_set
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.run_dir import checkpoints as checkpointing
-from bert_tasks.run_dir import files as outputs
-from bert_tasks.run_dir.checkpoints import LoadedCheckpoint, RunState
-from bert_tasks.run_dir.files import Change
 from bert_tasks.storage import is_file, remove_temporaries
 from bert_tasks.tasks.base import Task
+from bert_tasks.training import checkpoints as checkpointing
+from bert_tasks.training import files as outputs
+from bert_tasks.training.checkpoints import LoadedCheckpoint, RunState
+from bert_tasks.training.files import Change
 from bert_tasks.training.step import OptimizerSteps
 from bert_tasks.training.vocabulary import remap_moment
 

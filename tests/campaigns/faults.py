@@ -43,7 +43,7 @@ CLASSES = {
         tests=(
             "tests/training/test_resuming.py",
             "tests/training/test_resuming_processes.py",
-            "tests/run_dir/test_checkpoints.py",
+            "tests/training/test_checkpoints.py",
         ),
     ),
     "kills": FaultClass(
@@ -67,7 +67,7 @@ CLASSES = {
     "disk": FaultClass(
         promise="A full disk, a read-only folder or a file in the way is named with what was needed; what was "
         "saved stays good; the umask decides who may read.",
-        tests=("tests/faults/test_disk.py", "tests/test_storage.py", "tests/run_dir/test_files.py"),
+        tests=("tests/faults/test_disk.py", "tests/test_storage.py", "tests/training/test_files.py"),
     ),
     "inputs": FaultClass(
         promise="Bad files are refused with every bad row named, or read as intended; nothing is dropped silently.",

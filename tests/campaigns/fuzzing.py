@@ -32,7 +32,6 @@ from bert_tasks.errors import BertTasksError, DataError
 from bert_tasks.model.onnx import GRAPH, INPUTS, OPSET, RECORD, ExportedModel
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
-from bert_tasks.run_dir import checkpoints as checkpointing
 from bert_tasks.serving.app import encoded
 from bert_tasks.serving.connections import Limits
 from bert_tasks.serving.requests import BodyReader
@@ -40,6 +39,7 @@ from bert_tasks.tasks import TASKS, SequenceClassification
 from bert_tasks.tasks.base import Task
 from bert_tasks.tasks.features import checked_features
 from bert_tasks.terminal import printable
+from bert_tasks.training import checkpoints as checkpointing
 from support.runs import PATIENCE
 from support.servers import Serving
 

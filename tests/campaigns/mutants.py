@@ -70,11 +70,10 @@ NEIGHBOURS: dict[str, tuple[str, ...]] = {
     "metrics": ("report/test_resampling.py", "tasks"),
     "model": ("tasks/test_contract.py", "inference/test_files.py"),
     "recipe": ("cli/test_commands.py", "training/test_run.py"),
-    "run_dir": ("training/test_resuming.py", "inference/test_trained_reading.py"),
-    "storage": ("checkpoints/test_save.py", "run_dir", "cli/test_commands.py"),
+    "storage": ("checkpoints/test_save.py", "training/test_files.py", "cli/test_commands.py"),
     "tasks": ("inference/test_files.py", "serving/test_app.py", "report/test_build.py", "recipe/test_init.py"),
     "terminal": ("cli/test_terminal.py",),
-    "training": ("run_dir", "experiments"),
+    "training": ("experiments", "inference/test_trained_reading.py"),
     "variables": ("faults/test_network.py",),
 }
 

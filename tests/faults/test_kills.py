@@ -16,7 +16,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks import load_recipe, train
-from bert_tasks.run_dir.checkpoints import newest_checkpoint
+from bert_tasks.training.checkpoints import newest_checkpoint
 from support import runs
 from support.small_checkpoints import edit_config, save_checkpoint
 from support.training_runs import load_model, make_rows

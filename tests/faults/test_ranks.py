@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_tasks.run_dir.checkpoints import newest_checkpoint
+from bert_tasks.training.checkpoints import newest_checkpoint
 from support import runs
 
 TRACEBACK = 'cli/entry.py", line'  # of a process; torchrun prints another one

@@ -11,7 +11,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Never, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Never, Union, Unpack, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import BaseModel
@@ -19,6 +19,7 @@ from pydantic import BaseModel
 import bert_tasks
 import bert_tasks.errors as errors
 from bert_tasks.cli.app import app
+from bert_tasks.data.readers import ReadOptions
 from bert_tasks.recipe.json_schema import field_descriptions, recipe_schema, schema_text
 from bert_tasks.recipe.schema import (
     FoldsSection,
@@ -105,12 +106,23 @@ def signature(of: Callable[..., Any], name: str) -> str:
     """Its signature over several lines where it is long."""
     shown = inspect.signature(of)
     given = [part for part in shown.parameters.values() if part.name != "self" and part.annotation is not Never]
-    parts = [_parameter_text(part) for part in given]
+    parts = [text for part in given for text in _parameter_texts(part)]
     keywords = [i for i, part in enumerate(given) if part.kind is part.KEYWORD_ONLY]
     if keywords and not any(part.kind is part.VAR_POSITIONAL for part in given):
         parts.insert(keywords[0], "*")
     line = f"{name}({', '.join(parts)})"
     return line if len(line) <= 100 else f"{name}(\n    " + ",\n    ".join(parts) + ",\n)"
+
+
+def _parameter_texts(part: inspect.Parameter) -> list[str]:
+    """The parameter, or the keys of the TypedDict that it unpacks."""
+    if get_origin(part.annotation) is not Unpack:
+        return [_parameter_text(part)]
+    hints = get_type_hints(get_args(part.annotation)[0])
+    return [
+        _parameter_text(inspect.Parameter(name, part.KEYWORD_ONLY, default=None, annotation=kind))
+        for name, kind in hints.items()
+    ]
 
 
 def _parameter_text(part: inspect.Parameter) -> str:
@@ -131,6 +143,7 @@ def api_page() -> str:
     parts += ["`Data` is the path of a file, rows as mappings, or a table of rows that was read before.", ""]
     for name in sorted(bert_tasks.__all__, key=str.lower):
         parts += _public(name, getattr(bert_tasks, name))
+    parts += ["## Reading options", "", rendered(ReadOptions.__doc__), ""]
     parts += [
         "## Predictions",
         "",

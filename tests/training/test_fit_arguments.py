@@ -1,9 +1,8 @@
 """What ``fit`` takes beside a model: rows in many forms, the settings of recipes by name, a report and a callback."""
 
-import dataclasses
 import inspect
 import json
-from typing import Any, get_type_hints
+from typing import Unpack, get_type_hints
 
 import pandas as pd
 import pytest
@@ -11,7 +10,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from bert_tasks import TaskModel, evaluate, fit, predict
 from bert_tasks.api import FIT_SETTINGS, HF_ARGUMENTS
-from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.export import export
 from bert_tasks.recipe.schema import OptimSection, RunSection
@@ -127,14 +126,18 @@ def test_every_setting_of_a_recipe_is_an_argument_that_editors_know():
 
 @pytest.mark.parametrize("function", [fit, evaluate, predict, export])
 def test_every_option_of_reading_is_an_argument_that_editors_know(function):
-    shown = inspect.signature(function).parameters
-    fields = {field.name: field for field in dataclasses.fields(ReadOptions)}
-    if function in (predict, export):  # they read each line of a file of text
-        del fields["document"]
-    assert {name: shown[name].default for name in fields} == {name: field.default for name, field in fields.items()}
-    hints, annotated = get_type_hints(ReadOptions), get_type_hints(function)
-    assert {name: annotated[name] for name in fields} == {name: hints[name] for name in fields}
-    assert not any(one.annotation is Any for one in shown.values())
+    hints = get_type_hints(ReadOptions)
+    hints.pop("document"), hints.pop("__pydantic_config__")
+    assert get_type_hints(ReadingArguments) == hints
+    if function is not fit:
+        assert inspect.signature(function).parameters["reading"].annotation == Unpack[ReadingArguments]
+
+
+@pytest.mark.parametrize(("name", "meant"), [("delimter", "delimiter"), ("setings", "settings")])
+@pytest.mark.parametrize("function", [evaluate, predict])
+def test_an_unknown_argument_is_told_the_one_that_was_meant(function, name, meant):
+    with pytest.raises(UsageError, match=f"{function.__name__}: unknown argument '{name}', did you mean '{meant}'"):
+        function("nowhere", [], **{name: ";"})
 
 
 @pytest.mark.parametrize(

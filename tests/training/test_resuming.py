@@ -16,8 +16,8 @@ from bert_tasks import api as runs
 from bert_tasks import fit
 from bert_tasks.encoder.cpu import MatmulLibrary, matmul_library
 from bert_tasks.errors import CheckpointError, StoppedError, UsageError
-from bert_tasks.run_dir.checkpoints import read_weights
 from bert_tasks.training import loop, sampling
+from bert_tasks.training.checkpoints import read_weights
 from bert_tasks.training.state import RunFolder, TrainerState, load_state
 from support.largest_tensor import LargestTensor
 from support.small_checkpoints import save_checkpoint, tokenizer_of

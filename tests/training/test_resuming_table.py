@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from bert_tasks.recipe.schema import ModelSection, OptimSection, RunSection
-from bert_tasks.run_dir.files import NOTED, SILENT
+from bert_tasks.training.files import NOTED, SILENT
 
 
 def test_the_document_has_the_table(repository: Path) -> None:

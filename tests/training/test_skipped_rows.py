@@ -9,8 +9,8 @@ from bert_tasks.data.columns import FAULT
 from bert_tasks.data.problems import BadRowsError
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import RecipeError, UsageError
-from bert_tasks.run_dir.files import read_run_metadata
 from bert_tasks.tasks.span_extraction.task import SpanExtraction
+from bert_tasks.training.files import read_run_metadata
 from bert_tasks.training.run import check
 from support.training_runs import load_model, make_rows
 

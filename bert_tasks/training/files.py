@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from bert_tasks.checkpoints.hub import RUN_MODEL, RUN_SUMMARY
+from bert_tasks.checkpoints.hub import RUN_GENERATOR, RUN_MODEL, RUN_SUMMARY
 from bert_tasks.checkpoints.save import remove_saved
 from bert_tasks.data.checks import named_splits
 from bert_tasks.data.splits import Splits
@@ -26,7 +26,6 @@ from bert_tasks.encoder.cpu import matmul_library
 from bert_tasks.environment import cpu_name, installed_version
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.recipe.schema import OptimSection, RunSection
-from bert_tasks.run_dir import checkpoints as checkpointing
 from bert_tasks.storage import (
     LOCK,
     atomic_path,
@@ -39,9 +38,10 @@ from bert_tasks.storage import (
     remove_temporaries,
     sha256,
 )
+from bert_tasks.training import checkpoints as checkpointing
 
 MODEL, CARD = RUN_MODEL, "README.md"
-GENERATOR = "generator"  # a model that is trained beside the other, for its sake
+GENERATOR = RUN_GENERATOR
 EVENTS = "metrics.jsonl"
 SUMMARY = RUN_SUMMARY
 RECIPE = "recipe.toml"

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from bert_tasks.errors import CheckpointError
-from bert_tasks.run_dir import checkpoints as checkpointing
-from bert_tasks.run_dir.checkpoints import (
+from bert_tasks.training import checkpoints as checkpointing
+from bert_tasks.training.checkpoints import (
     RunState,
     checkpoints,
     newest_checkpoint,

@@ -8,7 +8,7 @@ import pytest
 
 from bert_tasks.errors import UsageError
 from bert_tasks.recipe.schema import OptimSection, RunSection
-from bert_tasks.run_dir.files import (
+from bert_tasks.training.files import (
     append_event,
     changes,
     check_folder,
