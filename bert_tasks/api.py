@@ -42,7 +42,6 @@ from bert_tasks.recipe.schema import (
 )
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import GivenRows
-from bert_tasks.storage import exists, is_folder
 from bert_tasks.training import run as training
 from bert_tasks.training.files import MODEL, REPORT
 from bert_tasks.training.loop import Trainer, prepare_model
@@ -246,7 +245,7 @@ def fit(
     )
     result = trainer.train(overwrite=overwrite, progress=progress)
     _write_after_run("model card", lambda: write_card(result.output_dir))
-    if report and not (result.reused and exists(result.output_dir / REPORT)):
+    if report and not (result.reused and (result.output_dir / REPORT).exists()):
         given = GivenRows(validation=splits.validation, task=type(model.task))
         _write_after_run("report", lambda: make_report(result.output_dir, given=given))
     return result
@@ -336,7 +335,7 @@ def search(
     several = [*(study.fresh for study in result.studies), result.baseline]
     trained = [run.output_dir for seeds in several if seeds is not None for run in seeds.runs if run.result is not None]
     for folder in [*(study.run for study in result.studies if study.run is not None), *trained]:
-        if is_folder(folder / MODEL):
+        if (folder / MODEL).is_dir():
             _write_after_run("model card", partial(write_card, folder))
     return result
 

@@ -21,6 +21,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 
 from bert_tasks.errors import BertTasksError, CheckpointError, ClosedPipeError, DataError, UsageError
+from bert_tasks.storage import os_error_message
 
 Result = TypeVar("Result")
 
@@ -86,15 +87,17 @@ def broadcast_from_main(accelerator: Accelerator, work: Callable[[], Result]) ->
     """Calls a function on the main process, and returns its result on every process.
 
     Raises:
-        BertTasksError: raised on every process if the main process raised it, so that none waits forever.
+        BertTasksError: raised on every process if the main process raised it, so that none waits forever. An OSError
+            becomes a UsageError that names the file.
     """
     outcome: list[tuple[Result | None, tuple[int, str] | None]] = [(None, None)]
     if accelerator.is_main_process:
         try:
             outcome = [(work(), None)]
-        except BertTasksError as failed:
+        except (BertTasksError, OSError) as error:
             if accelerator.num_processes == 1:
                 raise
+            failed = error if isinstance(error, BertTasksError) else UsageError(os_error_message(error))
             outcome = [(None, (failed.exit_code, str(failed)))]
     broadcast_object_list(outcome)
     result, failure = outcome[0]

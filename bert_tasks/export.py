@@ -7,6 +7,7 @@ Shape legend: N tokens, B sequences, L labels, R rows that a head reads.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -44,16 +45,7 @@ from bert_tasks.model.onnx import (
 )
 from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.storage import (
-    atomic_folder,
-    check_writable,
-    exists,
-    is_folder,
-    locked_workspace,
-    resolved,
-    sha256,
-    weights_write_error,
-)
+from bert_tasks.storage import atomic_folder, check_writable, locked_workspace, sha256, weights_write_error
 from bert_tasks.tasks.base import Feature, Prediction, Task
 from bert_tasks.tasks.features import checked_features
 from bert_tasks.variables import disable_telemetry
@@ -183,9 +175,9 @@ def export(
 
 def _check_output(target: Path, *, overwrite: bool) -> None:
     """Refuses an output folder before any work is done for it."""
-    if exists(target) and not is_folder(target):
+    if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is a file, expected a folder for the exported model")
-    existing = {path.name for path in target.iterdir()} if is_folder(target) else set()
+    existing = {path.name for path in target.iterdir()} if target.is_dir() else set()
     if existing and RECORD not in existing:
         raise UsageError(
             f"{target} is not empty and contains no export (it contains {min(existing)}): choose another folder"
@@ -211,7 +203,9 @@ def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], target: 
     """
     crf = {"head.transitions": model.head.transitions.detach().cpu()} if isinstance(model.head, CRFHead) else None
     try:
-        with atomic_folder(resolved(target), staging=workspace / "new", replaced=workspace / "replaced") as folder:
+        with atomic_folder(
+            Path(os.path.realpath(target)), staging=workspace / "new", replaced=workspace / "replaced"
+        ) as folder:
             save_folder(
                 folder,
                 config=saved_config(model.hf_config, model.task, model.reading),

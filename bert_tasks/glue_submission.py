@@ -16,7 +16,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
-from bert_tasks.storage import atomic_path, exists, is_file, is_folder
+from bert_tasks.storage import atomic_path
 
 # The date in the archive, so that the same predictions give the same bytes.
 _DATE = (1980, 1, 1, 0, 0, 0)
@@ -108,7 +108,7 @@ def glue_submission(runs: Sequence[str | Path], output: str | Path) -> Submissio
         DataError: the test rows cannot be read.
     """
     target = Path(output)
-    if target.suffix != ".zip" or not is_folder(target.absolute().parent):
+    if target.suffix != ".zip" or not target.absolute().parent.is_dir():
         raise UsageError(f"{target}: expected a name that ends in .zip, in an existing folder")
     plans = [(run, _spec(run)) for run in map(Path, runs)]
     texts: dict[str, str] = {}
@@ -128,9 +128,9 @@ def glue_submission(runs: Sequence[str | Path], output: str | Path) -> Submissio
 
 def _spec(run: Path) -> DataSpec:
     """The data of a finished run on a GLUE recipe."""
-    if not exists(run):
+    if not run.exists():
         raise UsageError(f"{run}: {missing_path(run, 'folder')}; expected the output folder of a finished run")
-    if not is_file(run / "recipe.toml") or not is_file(run / "metrics.json"):
+    if not (run / "recipe.toml").is_file() or not (run / "metrics.json").is_file():
         raise UsageError(f"{run} holds no finished run: no recipe.toml and metrics.json")
     spec = load_recipe(run / "recipe.toml").data
     if spec.format is None or spec.format not in TEST_SETS:
@@ -168,8 +168,8 @@ def _test_rows(spec: DataSpec, test_set: TestSet, model: TaskModel) -> RowTable 
             "the run was trained on single files; train it with data.dir or data.dataset, which include test rows"
         )
     paths = [Path(spec.dir, file) for file in test_set.files]
-    path = next((path for path in paths if exists(path)), paths[0])
-    if test_set.config is not None and not exists(path):
+    path = next((path for path in paths if path.exists()), paths[0])
+    if test_set.config is not None and not path.exists():
         return None
     table = read_table(path, columns=columns, reading=ReadOptions(format=test_set.format), require_labels=False)
     if table.notes:

@@ -12,20 +12,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bert_tasks.cli import main
-from bert_tasks.errors import PathError, UsageError
-from bert_tasks.storage import (
-    exists,
-    is_file,
-    is_folder,
-    is_link,
-    lexists,
-    os_error_message,
-    resolved,
-    sibling_path,
-    with_home,
-)
+from bert_tasks.errors import UsageError
+from bert_tasks.storage import os_error_message, sibling_path
 
-PROBES = (exists, lexists, is_file, is_folder, is_link)
 COMMANDS = {
     "train": ("train", "PATH"),
     "train to": ("train", "recipe.toml", "--output-dir", "PATH"),
@@ -102,12 +91,7 @@ def long_path(folder: Path) -> Path:
     return folder / "/".join(["n" * 200] * 30)
 
 
-def circle(folder: Path) -> Path:
-    (folder / "circle").symlink_to("circle")
-    return folder / "circle" / "inside"
-
-
-HOSTILE = [long_name, long_path, circle]
+HOSTILE = [long_name, long_path]
 
 
 @pytest.mark.parametrize("make", HOSTILE)
@@ -155,54 +139,6 @@ def test_recipe_with_nul_in_a_path_is_refused(command: str, call: Call) -> None:
     code, message = call(*(argument.replace("PATH", '"a\\u0000b"') for argument in COMMANDS[command]))
     assert code in (2, 3, 4), message
     assert "internal error" not in message
-
-
-@pytest.mark.parametrize("probe", PROBES)
-def test_probe_says_what_is_there(probe: Callable[[Path], bool], tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "link").symlink_to("file")
-    (tmp_path / "dangling").symlink_to("nothing")
-    os.mkfifo(tmp_path / "pipe")
-    names = ("file", "folder", "link", "dangling", "pipe", "nothing", "file/inside", "nothing/inside")
-    answers = {
-        exists: {"file", "folder", "link", "pipe"},
-        lexists: {"file", "folder", "link", "dangling", "pipe"},
-        is_file: {"file", "link"},
-        is_folder: {"folder"},
-        is_link: {"link", "dangling"},
-    }
-    assert {name for name in names if probe(tmp_path / name)} == answers[probe]
-
-
-@pytest.mark.parametrize("probe", PROBES)
-@pytest.mark.parametrize("make", [*HOSTILE, lambda folder: folder / "a\0b", lambda folder: folder / "\ud800"])
-def test_probe_refuses_what_cannot_be_examined(
-    probe: Callable[[Path], bool], make: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    with pytest.raises(PathError, match="cannot be examined") as caught:
-        probe(make(tmp_path))
-    assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize("number", sorted({errno.EACCES, errno.ESTALE, errno.EIO, errno.EPERM}))
-def test_probe_says_the_reason_of_any_error(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "stat", fail)
-    with pytest.raises(PathError, match=os.strerror(number)):
-        exists(Path("somewhere"))
-
-
-def test_links_in_a_circle_have_no_end(tmp_path: Path) -> None:
-    with pytest.raises(PathError, match="leads back to itself"):
-        resolved(circle(tmp_path))
-
-
-def test_home_of_nobody_is_refused() -> None:
-    with pytest.raises(PathError, match="without ~"):
-        with_home("~nobody-of-this-name/model")
 
 
 @given(

@@ -16,14 +16,10 @@ FORBIDDEN_CLASS = re.compile(r"Manager$|Helper$|^Base|Base$|Utils?$")
 PRINTING_MODULES = {"cli.app"}
 # The modules that may turn any error into a message; the line says of what it is the boundary.
 BOUNDARIES = {"cli.entry", "cli.training"}
-# Where the file system may be asked; the environment's pieces are best effort, each behind ``_known``.
-PROBING_MODULES = {"storage", "environment"}
 # Modules and functions that storage alone uses. ``x.replace(y)`` and ``x.rename(y)`` are those of paths: of texts
 # ``replace`` takes two arguments.
 STORAGE_MODULES = {"hashlib", "fcntl"}
 STORAGE_FUNCTIONS = {"os.replace", "os.rename", "os.renames", "os.fsync", "Path.replace", "Path.rename", "shutil.move"}
-PATHLIB_PROBES = {"exists", "is_file", "is_dir", "is_symlink", "is_mount", "resolve", "expanduser", "lexists"}
-OS_PATH_PROBES = {"exists", "lexists", "isfile", "isdir", "islink", "realpath"}
 # Methods through which gradients flow, outside of encoder/, where every function counts.
 DIFFERENTIATED = re.compile(r"^(forward|_?loss\w*|\w+_loss)$")
 # Forms layouts from Python lists on the host, before any gradient.
@@ -91,18 +87,6 @@ def no_assert(source: Source) -> Iterator[str]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Assert):
             yield f"{source.name}:{node.lineno}: assert"
-
-
-def no_bare_probe(source: Source) -> Iterator[str]:
-    """Whether a path is there is asked in ``storage`` only: pathlib raises for some of them, and os.path says no."""
-    if source.name in PROBING_MODULES:
-        return
-    for node in ast.walk(source.tree):
-        if not isinstance(node, ast.Attribute):
-            continue
-        of_os = isinstance(node.value, ast.Attribute) and ast.unparse(node.value) == "os.path"
-        if node.attr in (OS_PATH_PROBES if of_os else PATHLIB_PROBES):
-            yield f"{source.name}:{node.lineno}: {ast.unparse(node)}, use bert_tasks.storage"
 
 
 def storage_only(source: Source) -> Iterator[str]:
@@ -232,12 +216,6 @@ BROKEN: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
     (no_broad_except, "model.x", "try:\n    f()\nexcept Exception:  # outer boundary: x\n    g()"),
     (no_broad_except, "cli.entry", "try:\n    f()\nexcept Exception:\n    g()"),
     (no_assert, "model.x", "def f(x):\n    assert x"),
-    (no_bare_probe, "model.x", "def f(path):\n    return path.exists()"),
-    (no_bare_probe, "model.x", "def f(folder):\n    return (folder / 'x').is_file() or None"),
-    (no_bare_probe, "model.x", "def f(paths):\n    return list(filter(Path.is_dir, paths))"),
-    (no_bare_probe, "model.x", "def f(path):\n    return os.path.isfile(path)"),
-    (no_bare_probe, "model.x", "def f(path):\n    return Path(path).expanduser()"),
-    (no_bare_probe, "model.x", "def f(path):\n    return path.parent.resolve()"),
     (storage_only, "model.x", "import hashlib"),
     (storage_only, "model.x", "from hashlib import sha256"),
     (storage_only, "model.x", "def f():\n    import fcntl"),
@@ -272,8 +250,6 @@ BROKEN: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
 ]
 ALLOWED: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
     (no_print, "cli.app", "print('x')"),
-    (no_bare_probe, "model.x", "def f(path):\n    return exists(path), os.path.expanduser(path), path.stat()"),
-    (no_bare_probe, "storage", "def f(path):\n    return path.resolve()"),
     (storage_only, "storage", "import hashlib\nos.replace('a', 'b')"),
     (
         storage_only,

@@ -17,7 +17,6 @@ from bert_tasks.checkpoints.inspect import inspect_checkpoint
 from bert_tasks.data.problems import counted, missing_path
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.storage import exists, is_file, is_folder, is_link
 from bert_tasks.training import files as outputs
 
 _ACCOMPANYING = (CARD, "LICENSE*", "NOTICE*", "model.onnx", "model.onnx.data")
@@ -110,14 +109,14 @@ def push(
 
 def _model_folder(path: Path) -> Path:
     """The folder of the model, after a check that the model can be loaded."""
-    if not is_folder(path):
-        what = "a file" if exists(path) else missing_path(path, "folder")
+    if not path.is_dir():
+        what = "a file" if path.exists() else missing_path(path, "folder")
         raise UsageError(f"{path}: {what}; expected the folder of a model or of a finished run")
-    if not is_file(path / CONFIG):
-        if is_file(path / outputs.RUN) and outputs.read_summary(path) is None:
+    if not (path / CONFIG).is_file():
+        if (path / outputs.RUN).is_file() and outputs.read_summary(path) is None:
             raise UsageError(f"{path}: the run is not finished; train it to its end, or push {path / outputs.MODEL}")
         path = model_folder(path)
-    if not is_file(path / CONFIG):
+    if not (path / CONFIG).is_file():
         raise UsageError(f"{path} is no model: it has no config.json; expected a folder that save_pretrained wrote")
     problems = inspect_checkpoint(path).problems
     if problems:
@@ -138,11 +137,11 @@ def _files_to_upload(folder: Path) -> tuple[dict[str, int], tuple[str, ...]]:
         if is_model_file(name) or any(fnmatch.fnmatchcase(name, pattern) for pattern in _ACCOMPANYING)
     ]
     for name in chosen:
-        if is_link(folder / name):
+        if (folder / name).is_symlink():
             raise UsageError(f"{folder / name} is a link; push a copy of the folder: cp -rL {folder} COPY")
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in PICKLES):
             raise UsageError(f"{folder / name} holds pickled weights; load the model and save it with save_pretrained")
-    files = {name: (folder / name).stat().st_size for name in chosen if is_file(folder / name)}
+    files = {name: (folder / name).stat().st_size for name in chosen if (folder / name).is_file()}
     return files, tuple(name for name in names if name not in files)
 
 

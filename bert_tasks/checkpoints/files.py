@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bert_tasks.errors import CheckpointError
-from bert_tasks.storage import is_link
 
 MAX_CONFIG_BYTES = 16 * 2**20
 
@@ -58,7 +57,7 @@ def checked_file(folder: Path, name: str) -> Path:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        dangling = isinstance(error, FileNotFoundError) and is_link(path)
+        dangling = isinstance(error, FileNotFoundError) and path.is_symlink()
         refuse(path, "a link to a file that does not exist" if dangling else f"{error.strerror}")
     except ValueError:  # a null character, or half of a surrogate pair, which JSON can hold
         refuse(folder, f"{name!a} cannot be the name of a file")

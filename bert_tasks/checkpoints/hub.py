@@ -6,6 +6,7 @@ This module owns which names mean what, and which files are downloaded from the 
 
 import fnmatch
 import importlib.util
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from bert_tasks.checkpoints.sentence_transformers import SENTENCE_FILES
 from bert_tasks.data.problems import missing_path
 from bert_tasks.environment import masked
 from bert_tasks.errors import CheckpointError, UsageError
-from bert_tasks.storage import exists, is_folder, resolved, with_home
 
 PACKAGE = "package:"
 CONFIG = "config.json"
@@ -56,7 +56,7 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
     if str(name) == "":
         raise CheckpointError("the model's name is empty; expected a folder, a hub id or package:NAME/PATH")
     is_package = isinstance(name, str) and name.startswith(PACKAGE)
-    is_local = not is_package and is_folder(with_home(name))
+    is_local = not is_package and Path(os.path.expanduser(name)).is_dir()
     if revision is not None and (is_package or is_local):
         kind = "an installed package" if is_package else "a folder"
         raise UsageError(
@@ -64,12 +64,12 @@ def resolve(name: str | Path, *, revision: str | None = None, weights: bool = Tr
         )
     if is_package:
         return _package_folder(str(name))
-    folder = with_home(name)
+    folder = Path(os.path.expanduser(name))
     if is_local:
         return model_folder(folder)
-    if exists(folder):
+    if folder.exists():
         raise CheckpointError(f"{name} is a file; expected the folder that holds config.json and the weights")
-    if exists(Path(f"{folder}.index")):
+    if Path(f"{folder}.index").exists():
         raise CheckpointError(f"{name} is what a TensorFlow checkpoint is called; expected its folder, {folder.parent}")
     if (
         isinstance(name, Path)
@@ -91,12 +91,12 @@ def model_folder(folder: Path) -> Path:
     Raises:
         CheckpointError: the folder is that of several runs, so that it must be said which is meant.
     """
-    if exists(folder / CONFIG):
+    if (folder / CONFIG).exists():
         return folder
-    if exists(folder / RUN_MODEL / CONFIG):
+    if (folder / RUN_MODEL / CONFIG).exists():
         return folder / RUN_MODEL
-    entries = folder.iterdir() if is_folder(folder) else ()
-    seeds = sorted(path.name for path in entries if _SEED_RUN.fullmatch(path.name) and is_folder(path))
+    entries = folder.iterdir() if folder.is_dir() else ()
+    seeds = sorted(path.name for path in entries if _SEED_RUN.fullmatch(path.name) and path.is_dir())
     if seeds:
         raise CheckpointError(
             f"{folder} holds the runs of several seeds; name one of them, such as {folder / seeds[0]}"
@@ -112,8 +112,8 @@ def model_folder(folder: Path) -> Path:
 
 def fold_runs(folder: Path) -> list[Path]:
     """The folders of the runs of folds that are in a folder, in the order of their numbers."""
-    entries = folder.iterdir() if is_folder(folder) else ()
-    named = [(int(found[1]), path) for path in entries if (found := FOLD_RUN.fullmatch(path.name)) and is_folder(path)]
+    entries = folder.iterdir() if folder.is_dir() else ()
+    named = [(int(found[1]), path) for path in entries if (found := FOLD_RUN.fullmatch(path.name)) and path.is_dir()]
     return [path for _, path in sorted(named)]
 
 
@@ -128,7 +128,7 @@ class Origin:
 
 def origin(name: str | Path, folder: Path, *, revision: str | None = None) -> Origin:
     """Where the files of a folder came from that ``resolve`` returned for a name."""
-    local = isinstance(name, Path) or name.startswith(PACKAGE) or is_folder(with_home(name))
+    local = isinstance(name, Path) or name.startswith(PACKAGE) or Path(os.path.expanduser(name)).is_dir()
     downloaded = folder.parent.name == "snapshots" and not local
     return Origin(
         name=str(name),
@@ -156,11 +156,11 @@ def _package_folder(name: str) -> Path:
             f"{name}: the package {package} is not installed; run: pip install '{_EXTRAS.get(package, package)}'"
         )
     places = spec.submodule_search_locations  # None: a module of one file
-    roots = [] if places is None else [resolved(Path(place)) for place in places]
-    folders = [resolved(root / inside) for root in roots]
+    roots = [] if places is None else [Path(os.path.realpath(place)) for place in places]
+    folders = [Path(os.path.realpath(root / inside)) for root in roots]
     if any(not folder.is_relative_to(root) for folder, root in zip(folders, roots, strict=True)):
         raise CheckpointError(f"{name}: the path leads out of the package")
-    found = next((folder for folder in folders if is_folder(folder)), None)
+    found = next((folder for folder in folders if folder.is_dir()), None)
     if found is None:
         raise CheckpointError(f"{name}: the package {package} has no folder {inside!r}")
     return found

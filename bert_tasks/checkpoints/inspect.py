@@ -44,7 +44,6 @@ from bert_tasks.families import (
     pooler_is_there,
 )
 from bert_tasks.families.base import Family
-from bert_tasks.storage import is_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +152,7 @@ def inspect_checkpoint(name: str | Path, *, revision: str | None = None) -> Insp
     settings, architectures = hf_config.get(CONFIG_KEY), hf_config.get("architectures")
     # Of the parameters: old files also hold buffers of integers.
     dtypes = {str(tensor.dtype) for tensor in tensors.values() if tensor.is_floating_point()}
-    files = [file for file in sorted(folder.iterdir()) if is_file(file) and is_model_file(file.name)]
+    files = [file for file in sorted(folder.iterdir()) if file.is_file() and is_model_file(file.name)]
     google, report = tf1_checkpoint(folder), matched.report
     if google is not None:
         report = replace(report, ignored=(*report.ignored, *google.left_out))

@@ -26,7 +26,7 @@ from bert_tasks.checkpoints.tf1 import TF1Checkpoint, find_index, open_google, t
 from bert_tasks.errors import CheckpointError, PathError, is_out_of_memory
 from bert_tasks.families import CONFIG_KEY, copies_of_tied, current_name, split_unused
 from bert_tasks.families.base import Family
-from bert_tasks.storage import exists, is_file, lexists, resolved, sha256
+from bert_tasks.storage import sha256
 
 # In the metadata of a safetensors file that this package wrote: ``tensors_digest`` of what the file holds.
 DIGEST = "tensors_sha256"
@@ -54,9 +54,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     checkpoint = tf1_checkpoint(folder)
     if checkpoint is not None:
         return tf1_config(checkpoint)
-    if not lexists(folder / "config.json"):
+    if not os.path.lexists(folder / "config.json"):
         inner = folder / "model"
-        hint = f"; did you mean {inner}?" if is_file(inner / "config.json") else ""
+        hint = f"; did you mean {inner}?" if (inner / "config.json").is_file() else ""
         raise CheckpointError(f"{folder}: no config.json; expected a folder that `save_pretrained` wrote{hint}")
     return read_json(checked_file(folder, "config.json"), max_bytes=MAX_CONFIG_BYTES)
 
@@ -67,7 +67,7 @@ def tf1_index(folder: Path) -> Path | None:
     Raises:
         CheckpointError: see ``find_index``.
     """
-    if any(lexists(folder / f"{name}{suffix}") for name in _FORMATS for suffix in ("", ".index.json")):
+    if any(os.path.lexists(folder / f"{name}{suffix}") for name in _FORMATS for suffix in ("", ".index.json")):
         return None
     return find_index(folder)
 
@@ -82,7 +82,7 @@ def tf1_checkpoint(folder: Path) -> TF1Checkpoint | None:
     if index is None:
         return None
     stated: dict[str, Any] = {}
-    if lexists(folder / "config.json"):
+    if os.path.lexists(folder / "config.json"):
         stated = read_json(checked_file(folder, "config.json"), max_bytes=MAX_CONFIG_BYTES)
     return open_google(index, stated)
 
@@ -151,20 +151,20 @@ def read_weights(folder: Path, expected: Mapping[str, tuple[int, ...]] | None = 
 
 def _read_weights(folder: Path, expected: Mapping[str, tuple[int, ...]] | None) -> dict[str, Tensor]:
     for name, read in _FORMATS.items():
-        if lexists(folder / name):
+        if os.path.lexists(folder / name):
             return read(checked_file(folder, name))
-        if lexists(folder / f"{name}.index.json"):
+        if os.path.lexists(folder / f"{name}.index.json"):
             return _read_shards(folder, f"{name}.index.json", read)
     checkpoint = tf1_checkpoint(folder)
     if checkpoint is not None:
         return tf1_weights(checkpoint, expected)
     looked_for = ", ".join(file for name in _FORMATS for file in (name, f"{name}.index.json"))
-    if lexists(folder / "model.onnx"):
+    if os.path.lexists(folder / "model.onnx"):
         raise CheckpointError(
             f"{folder}: an exported model, which predict and evaluate run; it has no weights to train, inspect or "
             "export again: use the model that it was made from"
         )
-    other = [name for name in _OTHER_FORMATS if exists(folder / name)]
+    other = [name for name in _OTHER_FORMATS if (folder / name).exists()]
     hint = f"; {other[0]} is not supported, save the model with transformers first" if other else ""
     raise CheckpointError(f"{folder}: no weights; looked for {looked_for}{hint}")
 
@@ -232,11 +232,11 @@ def _read_shards(folder: Path, index: str, read: Callable[[Path], dict[str, Tens
         if shard != os.path.basename(shard) or shard in ("", ".", "..") or "\\" in shard or "\0" in shard:
             refuse(path, f"{shard!r} is not a plain file name; shards must be in the folder of the index")
         try:
-            root = resolved(folder)
+            root = Path(os.path.realpath(folder))
             if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
                 root = root.parent.parent  # in the hub's cache, snapshots link to the model's ``blobs``
-            is_missing = not lexists(folder / shard)
-            leads_out = not resolved(folder / shard).is_relative_to(root)
+            is_missing = not os.path.lexists(folder / shard)
+            leads_out = not Path(os.path.realpath(folder / shard)).is_relative_to(root)
         except PathError as error:
             refuse(path, f"a shard cannot be opened: {error}")
         if is_missing:

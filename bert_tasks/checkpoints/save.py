@@ -4,6 +4,7 @@ It owns file names, their order and modes. Tensors and the config are given read
 """
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from bert_tasks.checkpoints.hub import is_model_file
 from bert_tasks.checkpoints.load import DIGEST, read_safetensors, tensors_digest
 from bert_tasks.checkpoints.tokenizers import save_tokenizer
 from bert_tasks.errors import CheckpointError
-from bert_tasks.storage import flush_files, is_file, is_folder, lexists, move, sync, weights_write_error
+from bert_tasks.storage import flush_files, move, sync, weights_write_error
 
 WEIGHTS, HEAD = "model.safetensors", "task_head.safetensors"
 # Files are written here first, then renamed into the folder; a killed save leaves at most this one folder behind.
@@ -95,7 +96,7 @@ def save_folder(
             if tokenizer is not None:
                 save_tokenizer(tokenizer, staging)
             flush_files(staging)  # only whole files get their names, the weights first
-            files = filter(is_file, staging.iterdir())
+            files = filter(Path.is_file, staging.iterdir())
             for file in sorted(files, key=lambda file: (file.suffix != ".safetensors", file.name)):
                 move(file, folder / file.name)
             sync(folder)
@@ -113,7 +114,7 @@ def remove_saved(folder: Path) -> None:
     """Removes what ``save_folder`` wrote; other files stay, and the folder with them."""
     shutil.rmtree(folder / _STAGING, ignore_errors=True)
     for path in folder.iterdir():
-        if is_model_file(path.name) and not is_folder(path):
+        if is_model_file(path.name) and not path.is_dir():
             path.unlink()
     if not any(folder.iterdir()):
         folder.rmdir()
@@ -125,7 +126,7 @@ def read_head_tensors(folder: Path) -> dict[str, Tensor] | None:
     Raises:
         CheckpointError: the file is damaged.
     """
-    return read_safetensors(checked_file(folder, HEAD)) if lexists(folder / HEAD) else None
+    return read_safetensors(checked_file(folder, HEAD)) if os.path.lexists(folder / HEAD) else None
 
 
 def _save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

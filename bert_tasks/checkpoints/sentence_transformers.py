@@ -4,13 +4,13 @@
 and Normalize. No code that it names is imported. Source: the files of sentence-transformers 2 to 6.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bert_tasks.checkpoints.files import MAX_CONFIG_BYTES, checked_file, read_json, read_json_value, refuse
-from bert_tasks.storage import lexists
 
 MODULES = "modules.json"
 _TRANSFORMER = "sentence_bert_config.json"
@@ -58,7 +58,7 @@ def read_sentence_settings(folder: Path) -> SentenceSettings | None:
     Raises:
         CheckpointError: a file is damaged.
     """
-    if not lexists(folder / MODULES):
+    if not os.path.lexists(folder / MODULES):
         return None
     kinds = _modules(folder)
     transformer, prompts = _optional(folder, _TRANSFORMER), _optional(folder, _PROMPTS)
@@ -123,6 +123,6 @@ def _pooling_modes(config: Mapping[str, Any], path: Path) -> list[str]:
 
 
 def _optional(folder: Path, name: str) -> dict[str, Any]:
-    if not lexists(folder / name):
+    if not os.path.lexists(folder / name):
         return {}
     return read_json(checked_file(folder, name), max_bytes=MAX_CONFIG_BYTES)

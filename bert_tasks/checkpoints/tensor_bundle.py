@@ -8,6 +8,7 @@ Sources: ``tensor_bundle.h`` and ``tensor_bundle.proto`` of TensorFlow, and Leve
 """
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from torch import Tensor
 
 from bert_tasks.checkpoints.files import checked_file, refuse
 from bert_tasks.checkpoints.protobuf import fields, varint
-from bert_tasks.storage import lexists
 
 INDEX = ".index"
 DATA_FILE = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
@@ -91,7 +91,7 @@ class TensorBundle:
         if math.prod(entry.shape) * dtype.itemsize != entry.size:
             refuse(self.path, f"the variable {name} has the shape {list(entry.shape)} but {entry.size} bytes; {_AGAIN}")
         path = self.shard(entry.shard)
-        if not lexists(path):
+        if not os.path.lexists(path):
             refuse(path, f"missing; {self.path.name} names it, and it must be in the same folder")
         path = checked_file(path.parent, path.name)
         expected = max(one.offset + one.size for one in self.entries.values() if one.shard == entry.shard)

@@ -5,6 +5,7 @@ and a vocabulary. A config.json beside them is not needed; what it states replac
 and ``architectures``.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from bert_tasks.data.problems import first_few
 from bert_tasks.errors import CheckpointError
 from bert_tasks.families import GOOGLE, encoder_config, may_be_of_family, tf1_models, tf1_parameter
 from bert_tasks.families.base import MOST_LABELS, Family, TF1Names
-from bert_tasks.storage import exists, is_folder, lexists
 
 # The file in which TensorFlow notes the latest of several checkpoints.
 _LATEST = "checkpoint"
@@ -79,7 +79,7 @@ class TF1Checkpoint:
         config = () if self.names.config_file is None else (self.names.config_file,)
         shards = [self.bundle.shard(number) for number in range(self.bundle.num_shards)]
         named = [self.bundle.path.with_name(name) for name in config]
-        return tuple(path for path in (self.bundle.path, *shards, *named) if exists(path))
+        return tuple(path for path in (self.bundle.path, *shards, *named) if path.exists())
 
 
 def find_index(folder: Path) -> Path | None:
@@ -88,9 +88,9 @@ def find_index(folder: Path) -> Path | None:
     Raises:
         CheckpointError: there are several, and it is not noted which is the latest; or there are only data files.
     """
-    entries = folder.iterdir() if is_folder(folder) else ()
+    entries = folder.iterdir() if folder.is_dir() else ()
     names = sorted(path.name for path in entries)
-    found = [name for name in names if name.endswith(INDEX) and name != INDEX and not is_folder(folder / name)]
+    found = [name for name in names if name.endswith(INDEX) and name != INDEX and not (folder / name).is_dir()]
     if not found:
         data = next(filter(None, map(DATA_FILE.fullmatch, names)), None)
         if data is not None:
@@ -98,7 +98,7 @@ def find_index(folder: Path) -> Path | None:
         return None
     if len(found) == 1:
         return folder / found[0]
-    if lexists(folder / _LATEST):
+    if os.path.lexists(folder / _LATEST):
         latest = checked_file(folder, _LATEST)
         noted = _LATEST_NAME.search(latest.read_bytes()[:_MAX_LATEST_BYTES].decode(errors="replace"))
         if noted is not None and f"{noted[1]}{INDEX}" in found:
@@ -150,7 +150,7 @@ def tf1_config(checkpoint: TF1Checkpoint) -> dict[str, Any]:
     file = checkpoint.names.config_file
     if file is None:
         config = _sizes(checkpoint)
-    elif exists(folder / file):
+    elif (folder / file).exists():
         read = read_json(checked_file(folder, file), max_bytes=MAX_CONFIG_BYTES)
         # What the weights tell is not believed of a file that may have been copied from a folder of Hugging Face.
         config = {field: value for field, value in read.items() if field not in _OF_THE_WEIGHTS}
@@ -167,7 +167,7 @@ def tf1_config(checkpoint: TF1Checkpoint) -> dict[str, Any]:
         )
     heads, _ = family.fields["num_attention_heads"]
     if heads not in config and heads not in stated:
-        is_there = exists(folder / str(file))
+        is_there = (folder / str(file)).exists()
         what = f"{folder / str(file)}: {heads} is missing" if is_there else f"{folder}: {file} is missing"
         raise CheckpointError(
             f"{what}; expected Google's configuration beside {checkpoint.bundle.path.name}, because the weights do not "

@@ -10,6 +10,7 @@ import copy
 import errno
 import json
 import logging
+import os
 import re
 import shutil
 import tempfile
@@ -29,7 +30,6 @@ from bert_tasks.checkpoints.sentencepiece import read_sentencepiece
 from bert_tasks.data.problems import shortened
 from bert_tasks.errors import CheckpointError
 from bert_tasks.families import family_of
-from bert_tasks.storage import exists, lexists
 
 _MAX_BYTES = 200 * 2**20
 _SLOW = "a slow tokenizer without offsets; expected a tokenizer.json"
@@ -58,13 +58,15 @@ def load_tokenizer(folder: Path, *, vocab_size: int, required: bool = True) -> P
         CheckpointError: a file is missing or damaged, or the tokenizer does not fit the model.
     """
     google = tf1_vocabulary(folder)
-    vocabularies = [name for name in VOCABULARIES if lexists(folder / name)] if google is None else [google.name]
+    vocabularies = (
+        [name for name in VOCABULARIES if os.path.lexists(folder / name)] if google is None else [google.name]
+    )
     if not vocabularies:
         if not required:
             return None
         raise CheckpointError(f"{folder}: no tokenizer; looked for {', '.join(VOCABULARIES)}")
     for name in (*vocabularies, *TOKENIZER_SETTINGS):
-        if lexists(folder / name):
+        if os.path.lexists(folder / name):
             path = checked_file(folder, name)
             if path.suffix == ".json":
                 read_json(path, max_bytes=_MAX_BYTES)
@@ -178,7 +180,7 @@ def _opened_with(
     with tempfile.TemporaryDirectory(prefix="bert-tasks-") as name:
         completed = Path(name)
         for file in ("config.json", *TOKENIZER_SETTINGS):
-            if lexists(folder / file):
+            if os.path.lexists(folder / file):
                 shutil.copyfile(folder / file, completed / file)
         for file, content in {**vocabulary, _TOKENIZER_CONFIG: json.dumps(settings)}.items():
             (completed / file).write_text(content, "utf-8")
@@ -193,7 +195,7 @@ def tf1_vocabulary(folder: Path) -> Path | None:
     Raises:
         CheckpointError: there are several.
     """
-    if tf1_index(folder) is None or lexists(folder / "tokenizer.json"):
+    if tf1_index(folder) is None or os.path.lexists(folder / "tokenizer.json"):
         return None
     found = sorted(path for pattern in ("*.model", "vocab*.txt") for path in folder.glob(pattern))
     if len(found) > 1:
@@ -231,7 +233,7 @@ def _google_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 
 def _settings(folder: Path) -> dict[str, Any]:
     """What tokenizer_config.json states; empty if there is none."""
-    if not lexists(folder / _TOKENIZER_CONFIG):
+    if not os.path.lexists(folder / _TOKENIZER_CONFIG):
         return {}
     return read_json(checked_file(folder, _TOKENIZER_CONFIG), max_bytes=_MAX_BYTES)
 
@@ -370,7 +372,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     changes = {"tokenizer.json": {"truncation": None, "padding": None}, _TOKENIZER_CONFIG: {}}
     for name, changed in changes.items():
         path = folder / name
-        if exists(path):
+        if path.exists():
             content = json.loads(path.read_text("utf-8")) | changed
             kept = {key: value for key, value in content.items() if key not in _NOT_SETTINGS}
             path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", "utf-8")

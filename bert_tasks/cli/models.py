@@ -243,7 +243,6 @@ def _print_rows_result(result: "Predicted", noun: str, output: str) -> None:
 def _interruption(output: str) -> Iterator[None]:
     """Reports what Ctrl-C leaves of an output, and ends the command with the signal's exit code."""
     from bert_tasks.inference.output import unfinished_folder
-    from bert_tasks.storage import is_folder
 
     try:
         yield
@@ -251,7 +250,7 @@ def _interruption(output: str) -> Iterator[None]:
         partial_output = unfinished_folder(Path(output))
         if output == "-":
             print_err("interrupted: the remaining rows were not written")
-        elif is_folder(partial_output):
+        elif partial_output.is_dir():
             print_err(
                 f"interrupted: {output} is not complete; run the command again to resume from the rows in "
                 f"{partial_output}"

@@ -23,7 +23,6 @@ from bert_tasks.cli.options import (
     read_options,
 )
 from bert_tasks.errors import BertTasksError, DivergedError, UsageError
-from bert_tasks.storage import exists
 
 if TYPE_CHECKING:
     from bert_tasks.recipe.schema import Recipe
@@ -90,7 +89,7 @@ def _train_once(loaded: "Recipe", *, overwrite: bool, quiet: bool, report: bool,
     from bert_tasks.api import train
 
     result = train(loaded, overwrite=overwrite, progress=not quiet)
-    has_report = result.reused and exists(result.output_dir / "report.html")
+    has_report = result.reused and (result.output_dir / "report.html").exists()
     page = write_report(result.output_dir) if report and not has_report else None
     if quiet or result.reused:  # otherwise training has printed them
         for note in result.notes:

@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 from bert_tasks.data.problems import counted, shortened
 from bert_tasks.data.records import Record, open_text
 from bert_tasks.errors import DataError
-from bert_tasks.storage import is_file
 
 Scheme = Literal["IOB1", "IOB2", "BIOES", "raw"]
 
@@ -278,7 +277,7 @@ def conll_rows(lines: Iterable[str], path: Path, encoding: str | None) -> Iterat
 
     def certain() -> _Columns:
         found = _Columns()
-        if is_file(path):
+        if path.is_file():
             with open_text(path, encoding=encoding, newline="\n") as lines:
                 for _ in lines.rows(found.records(lines)):
                     pass

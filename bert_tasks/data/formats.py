@@ -13,7 +13,6 @@ from bert_tasks.data.conll import looks_like_conll
 from bert_tasks.data.problems import did_you_mean
 from bert_tasks.data.records import looks_like_squad
 from bert_tasks.errors import DataError
-from bert_tasks.storage import is_file
 
 GZIP_EXTENSION = ".gz"
 
@@ -188,9 +187,9 @@ def files_of_split(folder: Path, split: str, format: str | None) -> list[Path]:
     rows = _ALL if format is None else (named_format(format),)
     names = list(dict.fromkeys(f"{split}{extension}" for row in rows for extension in row.extensions))
     packed = [f"{name}{GZIP_EXTENSION}" for name in names if not name.endswith(".parquet")]
-    plain = [path for path in (folder / name for name in [*names, *packed]) if is_file(path)]
+    plain = [path for path in (folder / name for name in [*names, *packed]) if path.is_file()]
     patterns = dict.fromkeys(pattern.format(split=split) for row in rows for pattern in row.file_names)
-    return plain + [path for pattern in patterns for path in sorted(folder.glob(pattern)) if is_file(path)]
+    return plain + [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
 
 
 def expected_files(split: str, format: str | None) -> str:

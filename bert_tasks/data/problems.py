@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 from bert_tasks.errors import DataError, PathError
-from bert_tasks.storage import is_folder
 
 SHOWN = 20
 SKIP_HINT = 'data.on_error = "skip" leaves such rows out'
@@ -130,17 +129,17 @@ def missing_path(path: Path, kind: Literal["file", "folder"] = "file", *, patter
         A message such as ``no such file, did you mean 'dev.csv'?``, without the path.
     """
     try:
-        if is_folder(path.parent):
+        if path.parent.is_dir():
             return f"no such {kind}{did_you_mean(path.name, _names_in(path.parent, kind, pattern))}"
         outer = path.parent.parent
-        near = did_you_mean(path.parent.name, _names_in(outer, "folder", "*")) if is_folder(outer) else ""
+        near = did_you_mean(path.parent.name, _names_in(outer, "folder", "*")) if outer.is_dir() else ""
     except (OSError, PathError):  # a folder that may not be listed: nothing to suggest
         return f"no such {kind}"
     return f"no such {kind}: there is no folder {path.parent}{near}"
 
 
 def _names_in(folder: Path, kind: str, pattern: str) -> list[str]:
-    return sorted(entry.name for entry in folder.glob(pattern) if is_folder(entry) == (kind == "folder"))
+    return sorted(entry.name for entry in folder.glob(pattern) if entry.is_dir() == (kind == "folder"))
 
 
 def counted(count: int, noun: str) -> str:

@@ -58,7 +58,7 @@ from bert_tasks.data.table import (
 )
 from bert_tasks.data.validator import ColumnMapping, RowValidator, make_column_mapping
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.storage import exists, is_file, is_folder, sha256_file, sha256_json
+from bert_tasks.storage import sha256_file, sha256_json
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -303,7 +303,7 @@ def read_hub(
     rows = _hub_rows(dataset, config, split, revision)
     records = nullcontext(dataset_records(rows))
     stored = store(cache_folder(cache_dir, "tables"), None, partial(_write_rows, records, mapping))
-    commit = None if exists(Path(dataset)) else _commit(rows)
+    commit = None if Path(dataset).exists() else _commit(rows)
     hub = None
     if commit is not None:
         licence = _licence(dataset, commit)
@@ -347,7 +347,7 @@ def _hub_rows(dataset: str, config: str | None, split: str, revision: str | None
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
-    if revision is not None and exists(Path(dataset)):
+    if revision is not None and Path(dataset).exists():
         raise DataError(f"{dataset} is a folder here and not on the hub, so it has no revision {revision!r}: remove it")
     try:
         rows = datasets.load_dataset(dataset, config, split=split, revision=revision)
@@ -407,12 +407,12 @@ def existing_file(path: Path) -> Path:
     Raises:
         DataError: there is nothing, a folder, a pipe or a device; the message says which.
     """
-    if is_folder(path):
-        inside = first_few(sorted(entry.name for entry in path.iterdir() if is_file(entry)), 10)
+    if path.is_dir():
+        inside = first_few(sorted(entry.name for entry in path.iterdir() if entry.is_file()), 10)
         raise DataError(f"{path}: a folder where a file was expected; it holds {inside if inside else 'no files'}")
-    if not exists(path):
+    if not path.exists():
         raise DataError(f"{path}: {missing_path(path)}")
-    if not is_file(path):
+    if not path.is_file():
         raise DataError(
             f"{path}: a pipe or a device where a file was expected, because files are read several times; save its "
             "content to a file (`predict` alone reads pipes, as standard input)"

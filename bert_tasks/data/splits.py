@@ -30,7 +30,7 @@ from bert_tasks.data.readers import ReadOptions, hub_splits, read_hub, read_tabl
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import CONTEXT
 from bert_tasks.errors import DataError
-from bert_tasks.storage import exists, is_file, is_folder, sha256
+from bert_tasks.storage import sha256
 
 _DOCUMENT, _GROUP = "document", "group"
 
@@ -418,9 +418,9 @@ def _places(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
             stated = {"": "validation"} if "validation" in names else {}
         return ("train",), stated
     folder = Path(str(spec.dir))
-    if is_file(folder):
+    if folder.is_file():
         raise DataError(f"{folder}: a file where a folder was expected; give it as data.train")
-    if not is_folder(folder):
+    if not folder.is_dir():
         raise DataError(f"{folder}: {missing_path(folder, 'folder')}")
     train = _file_in(folder, ("train",), spec.format)
     if train is None:
@@ -428,7 +428,7 @@ def _places(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
         contents = f"the folder holds {first_few(names, 10)}" if names else "the folder is empty"
         raise DataError(f"{folder}: no file {expected_files('train', spec.format)}; {contents}")
     usual = {} if layout is None else layout.validation
-    if stated is None and any(is_file(folder / place) for place in usual.values()):
+    if stated is None and any((folder / place).is_file() for place in usual.values()):
         stated = dict(usual)
     if stated is not None:
         return (str(train),), {name: str(folder / place) for name, place in stated.items()}
@@ -438,9 +438,9 @@ def _places(spec: DataSpec) -> tuple[tuple[str, ...], dict[str, str]]:
 
 def _matching(name: str) -> list[str]:
     """The files that a pattern matches, in order; the name itself if it is none, or a file is called so."""
-    if not has_magic(name) or exists(Path(name)):
+    if not has_magic(name) or Path(name).exists():
         return [name]
-    found = sorted(file for file in glob(name, recursive=True) if is_file(Path(file)))
+    found = sorted(file for file in glob(name, recursive=True) if Path(file).is_file())
     if not found:
         raise DataError(f"{name}: no file matches this pattern")
     return found

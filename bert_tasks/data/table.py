@@ -28,7 +28,7 @@ from bert_tasks.data.problems import counted, first_few
 from bert_tasks.data.records import LARGEST_ROW, Record, rows_of, size_of
 from bert_tasks.data.validator import RowValidator, make_column_mapping
 from bert_tasks.errors import DataError
-from bert_tasks.storage import atomic_path, exists, sha256_file, sha256_json
+from bert_tasks.storage import atomic_path, sha256_file, sha256_json
 from bert_tasks.terminal import message_stream
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class RowTable:
         return row
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self.file is not None and exists(self.file):
+        if self.file is not None and self.file.exists():
             for batch in read_batches(self.file, self.rows.column_names):
                 yield from batch
         else:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bert_tasks.errors import UsageError
-from bert_tasks.storage import atomic_path, exists, is_file, is_folder
+from bert_tasks.storage import atomic_path
 
 if TYPE_CHECKING:
     import pyarrow
@@ -177,12 +177,12 @@ def check_place(path: Path) -> None:
     Raises:
         UsageError: a folder, a device or a pipe is there, or the file's folder does not exist or cannot be written.
     """
-    if is_folder(path):
+    if path.is_dir():
         raise UsageError(f"{path} is a folder, expected the name of a file")
-    if exists(path) and not is_file(path):
+    if path.exists() and not path.is_file():
         raise UsageError(f"{path} is a device or a pipe, which no file can replace; - writes to standard output")
     folder = path.absolute().parent
-    if not is_folder(folder):
+    if not folder.is_dir():
         raise UsageError(f"{path}: the folder {path.parent} does not exist")
     if not os.access(folder, os.W_OK):
         raise UsageError(f"{path}: the folder {path.parent} is not writable")
@@ -190,7 +190,7 @@ def check_place(path: Path) -> None:
 
 def is_special(path: Path) -> bool:
     """Whether a device, a pipe or a socket is there."""
-    return exists(path) and not is_file(path) and not is_folder(path)
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def json_line(row: Mapping[str, Any]) -> str:

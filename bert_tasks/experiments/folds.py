@@ -25,7 +25,7 @@ from bert_tasks.inference import evaluate_data
 from bert_tasks.inference.output import INPUT
 from bert_tasks.metrics.tables import split_key
 from bert_tasks.recipe.schema import Recipe, build_task, load_recipe
-from bert_tasks.storage import is_file, locked
+from bert_tasks.storage import locked
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.terminal import write_message
 from bert_tasks.training import files as outputs
@@ -331,7 +331,7 @@ def _planned(recipe: Recipe, *, overwrite: bool) -> list[Recipe]:
     recipes, folder = fold_recipes(recipe), _folder(recipe)
     earlier = [] if overwrite else fold_runs(folder)
     for home in earlier:
-        before = load_recipe(home / outputs.RECIPE).folds if is_file(home / outputs.RECIPE) else None
+        before = load_recipe(home / outputs.RECIPE).folds if (home / outputs.RECIPE).is_file() else None
         if before is None or recipe.folds is None:
             continue
         changed = [

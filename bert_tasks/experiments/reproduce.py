@@ -4,6 +4,7 @@ Owns what is compared and what is not: times differ on any machine. The second r
 its own.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
@@ -16,7 +17,7 @@ from bert_tasks.data.problems import missing_path
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.recipe.schema import load_recipe
-from bert_tasks.storage import exists, is_file, resolved, sha256_file, sibling_path
+from bert_tasks.storage import sha256_file, sibling_path
 from bert_tasks.terminal import write_message
 from bert_tasks.training import files as outputs
 from bert_tasks.training.loop import Trainer
@@ -97,9 +98,9 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
     """
     folder = Path(run)
     metadata = _metadata(folder)
-    named = folder if folder.name not in ("", "..") else resolved(folder)
+    named = folder if folder.name not in ("", "..") else Path(os.path.realpath(folder))
     home = sibling_path(named, suffix="-reproduced") if output_dir is None else Path(output_dir)
-    if resolved(home.absolute()) == resolved(folder.absolute()):
+    if os.path.realpath(home) == os.path.realpath(folder):
         raise UsageError(f"--output-dir {home} is the run itself: choose another folder")
     recipe = load_recipe(folder / outputs.RECIPE, output_dir=home)
     changed = {"trackers": (), "seeds": None}
@@ -139,7 +140,7 @@ def _metadata(folder: Path) -> dict[str, Any]:
     Raises:
         UsageError: the folder holds no finished run of a recipe.
     """
-    if not exists(folder):
+    if not folder.exists():
         raise UsageError(
             f"{folder}: {missing_path(folder, 'folder')}; expected the output folder of `bert-tasks train`"
         )
@@ -150,7 +151,7 @@ def _metadata(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{folder} holds no {outputs.RUN}: expected the output folder of `bert-tasks train`{hint}")
     if outputs.read_summary(folder) is None:
         raise UsageError(f"{folder} holds a run that is not finished: run its command again to finish it")
-    if not is_file(folder / outputs.RECIPE):
+    if not (folder / outputs.RECIPE).is_file():
         raise UsageError(
             f"{folder} has no {outputs.RECIPE}, so it was made by fit(...): call fit again with the same arguments"
             " and another output_dir"
@@ -186,7 +187,7 @@ def _compared(folder: Path, home: Path, surroundings: tuple[Difference, ...]) ->
         found += _different(f"{outputs.EVENTS}, {event['event']} {event['step']}", before, now)
     weights = [path.relative_to(folder) for path in sorted((folder / outputs.MODEL).glob("*.safetensors"))]
     for name in weights:
-        left, right = (sha256_file(path) if is_file(path) else None for path in (folder / name, home / name))
+        left, right = (sha256_file(path) if path.is_file() else None for path in (folder / name, home / name))
         if left != right:
             found.append(Difference(where=f"{name} (sha256)", before=left, now=right))
     return Reproduction(

@@ -27,7 +27,7 @@ from bert_tasks.metrics.tables import split_key
 from bert_tasks.recipe.schema import Recipe, load_recipe, resolved_toml, with_values
 from bert_tasks.recipe.search import Sampler, SearchSection
 from bert_tasks.recipe.toml import literal
-from bert_tasks.storage import LOCK, check_writable, exists, is_file, is_folder, is_link, locked
+from bert_tasks.storage import LOCK, check_writable, locked
 from bert_tasks.tasks.base import Task
 from bert_tasks.terminal import write_message
 from bert_tasks.training import files as outputs
@@ -118,7 +118,7 @@ class SearchResult:
             lines.append("importance: " + ", ".join(f"{key} {share:.0%}" for key, share in first.importance.items()))
         lines += [f"note: {note}" for note in self.notes]
         if first.run is not None:
-            if is_folder(first.run / outputs.MODEL):
+            if (first.run / outputs.MODEL).is_dir():
                 lines.append(f"model: {first.run / outputs.MODEL}")
             lines.append(f"recipe with the best values: {self.output_dir / BEST}")
         return lines
@@ -211,9 +211,9 @@ def search(
 
 def _check_folder(folder: Path) -> None:
     """Raises UsageError unless the folder is new, empty or that of a search."""
-    if exists(folder) and not is_folder(folder):
+    if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, expected a folder for the search: choose another output folder")
-    existing = {path.name for path in folder.iterdir()} - {LOCK} if is_folder(folder) else set()
+    existing = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
     if outputs.RUN in existing:
         raise UsageError(f"{folder} holds a run: choose another folder for the search")
     if existing and STUDY not in existing:  # a recipe alone may be the user's
@@ -232,10 +232,10 @@ def _remove(folder: Path) -> None:
 
 def _remove_runs(folder: Path) -> None:
     """Removes the runs in a folder, and the folder if it is empty then."""
-    if not is_folder(folder) or is_link(folder):
+    if not folder.is_dir() or folder.is_symlink():
         return
     for path in folder.iterdir():
-        if _RUN_FOLDER.fullmatch(path.name) and is_file(path / outputs.RUN) and not is_link(path):
+        if _RUN_FOLDER.fullmatch(path.name) and (path / outputs.RUN).is_file() and not path.is_symlink():
             shutil.rmtree(path)
         elif _RUN_FOLDER.fullmatch(path.name) or path.name == _FRESH:
             _remove_runs(path)
@@ -278,7 +278,7 @@ class _Search:
         if overwrite:
             _remove(self.folder)
         path = self.folder / outputs.RECIPE
-        if is_file(path):
+        if path.is_file():
             try:
                 before = _flat(load_recipe(path))
             except RecipeError as error:
@@ -499,7 +499,7 @@ class _Search:
         best = _best(trials, self.lower_is_better)
         for trial in trials:
             for folder in self._runs(self._home(sampler, trial.number)).values():
-                if is_folder(folder):
+                if folder.is_dir():
                     outputs.remove_weights(folder, keep_model=trial == best)
 
     def _best_run(self, sampler: Sampler, trials: Sequence[Trial]) -> Path | None:

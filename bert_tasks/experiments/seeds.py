@@ -23,7 +23,7 @@ from bert_tasks.metrics.tables import MetricTable, metric_key, metrics_by_set
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.recipe.errors import schema_problems
 from bert_tasks.recipe.schema import Recipe, RunSection, load_recipe, load_task_class
-from bert_tasks.storage import exists, is_folder, locked
+from bert_tasks.storage import locked
 from bert_tasks.terminal import write_message
 from bert_tasks.training import files as outputs
 from bert_tasks.training.run import DryRun, dry_run, train
@@ -364,9 +364,9 @@ def check_run_folders(
     Raises:
         UsageError: the folder holds something else, or a run there was made with other settings.
     """
-    if exists(folder) and not is_folder(folder):
+    if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, expected a folder for the runs: choose another output folder")
-    existing = sorted(path.name for path in folder.iterdir()) if is_folder(folder) else []
+    existing = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if outputs.RUN in existing or outputs.SUMMARY in existing:
         raise UsageError(f"{folder} holds a single run: choose another folder for several")
     if existing and not any(name == summary or runs.fullmatch(name) for name in existing):

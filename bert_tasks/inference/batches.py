@@ -30,7 +30,7 @@ from bert_tasks.inference.output import passthrough_name, reserved_names
 from bert_tasks.model.inputs import load_trained, trained_task
 from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.task_model import ForwardFn, TaskModel
-from bert_tasks.storage import is_file, is_folder, sha256_json, with_home
+from bert_tasks.storage import sha256_json
 from bert_tasks.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -154,9 +154,11 @@ class ModelSource:
         """
         folder = resolve(model, revision=revision, weights=False)
         commit = origin(model, folder, revision=revision).commit
-        files = sorted((path.name, path.stat()) for path in folder.iterdir() if is_file(path))
+        files = sorted((path.name, path.stat()) for path in folder.iterdir() if path.is_file())
         return cls(
-            name=str(with_home(model).absolute()) if is_folder(with_home(model)) else str(model),
+            name=str(Path(os.path.expanduser(model)).absolute())
+            if Path(os.path.expanduser(model)).is_dir()
+            else str(model),
             task=task,
             settings={} if settings is None else dict(settings),
             revision=revision if commit is None else commit,

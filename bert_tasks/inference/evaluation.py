@@ -41,7 +41,7 @@ from bert_tasks.model.inputs import (
 from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.replaced_tokens import replaced_token_output
 from bert_tasks.model.task_model import ForwardFn, TaskModel
-from bert_tasks.storage import is_folder, sha256
+from bert_tasks.storage import sha256
 from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction, Task
 
 _log = logging.getLogger("bert_tasks")
@@ -178,7 +178,7 @@ def _run_of(model: TaskModel, dtype: DType) -> ForwardFn:
         return run
     if model.origin is None or model.origin.commit is not None:
         where = "which is not known for this one"
-    elif not is_folder(place := resolve(model.origin.name).parent / RUN_GENERATOR):
+    elif not (place := resolve(model.origin.name).parent / RUN_GENERATOR).is_dir():
         where = f"and {place} does not exist"
     else:
         generator = TaskModel.from_pretrained(place).to(model.device, model.encoder.embeddings.word.weight.dtype)

@@ -48,15 +48,11 @@ from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.storage import (
     LOCK,
     atomic_path,
-    exists,
     explained_disk_full,
-    is_folder,
-    is_link,
     is_temporary,
     locked,
     move,
     remove_temporaries,
-    resolved,
     sha256,
     sha256_json,
     sibling_path,
@@ -230,8 +226,8 @@ class OutputDestination:
         places = [(what, path), ("input", source), ("rejects", self.rejects)]
         named = [(name, place) for name, place in places if place is not None]
         for (other, second), (name, place) in combinations(named, 2):
-            both_exist = exists(place) and exists(second)
-            if os.path.samefile(place, second) if both_exist else resolved(place) == resolved(second):
+            both_exist = place.exists() and second.exists()
+            if os.path.samefile(place, second) if both_exist else os.path.realpath(place) == os.path.realpath(second):
                 raise UsageError(f"{place} is both {other} and {name}: choose another name for the output")
 
 
@@ -289,7 +285,10 @@ def output_destination(
         if rejects is None:
             raise UsageError("name a file for the rows that are left out: --rejects FILE")
     # The file itself, where the path is a link to it: the link is to stay.
-    path, rejects = (resolved(place) if place is not None and is_link(place) else place for place in (path, rejects))
+    path, rejects = (
+        Path(os.path.realpath(place)) if place is not None and place.is_symlink() else place
+        for place in (path, rejects)
+    )
     return OutputDestination(path=path, stream=stream, form=form, rendered=rendered, rejects=rejects)
 
 
@@ -533,7 +532,7 @@ def unfinished_output(output: Path, metadata: Mapping[str, Any]) -> Iterator[Unf
                         file.close()
                     except OSError as error:  # what a full disk did not take, of a chunk that does not count
                         _log.debug("%s: %s", output, error)
-                if (is_over or not unfinished.entries) and is_folder(folder):
+                if (is_over or not unfinished.entries) and folder.is_dir():
                     remove_temporaries(folder)
                     for name in (ROWS, LOG, MANIFEST):  # the manifest last: it says that the others are ours
                         (folder / name).unlink(missing_ok=True)

@@ -6,6 +6,7 @@ such as thresholds. What the mean of predictions is, tasks say (``Task.mean_logi
 Shape legend: B sequences (windows), L logits of each, M models.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,15 +25,14 @@ from bert_tasks.errors import CheckpointError
 from bert_tasks.model.fixed import FixedModel
 from bert_tasks.model.pretrained import check_trained
 from bert_tasks.model.task_model import ForwardFn, TaskModel
-from bert_tasks.storage import is_file, with_home
 from bert_tasks.tasks.base import Feature, PredictionT, Task
 from bert_tasks.tasks.explanation import windows_by_row
 
 
 def is_ensemble(name: str | Path) -> bool:
     """Whether the name of a model is the folder of a cross-validation."""
-    folder = with_home(name)
-    has_model = is_file(folder / CONFIG) or is_file(folder / RUN_MODEL / CONFIG)
+    folder = Path(os.path.expanduser(name))
+    has_model = (folder / CONFIG).is_file() or (folder / RUN_MODEL / CONFIG).is_file()
     return not has_model and bool(fold_runs(folder))
 
 
@@ -79,7 +79,7 @@ class EnsembleModel(FixedModel[PredictionT]):
             CheckpointError: the cross-validation is not finished, or a model is missing, damaged or another one's.
         """
         models: dict[str, TaskModel[PredictionT]] = {}
-        for home in _finished_folds(with_home(name)):
+        for home in _finished_folds(Path(os.path.expanduser(name))):
             loaded = TaskModel.load(home, task=task, revision=revision, given=given, served_as=served_as)
             check_trained(home, loaded.task, loaded.load_report)
             models[str(home)] = loaded
@@ -134,7 +134,7 @@ def _finished_folds(folder: Path) -> list[Path]:
         CheckpointError: the cross-validation, or one of its runs, is not finished, or a model was removed.
     """
     homes = fold_runs(folder)
-    if is_file(folder / FOLDS):
+    if (folder / FOLDS).is_file():
         runs = read_json(folder / FOLDS, max_bytes=MAX_CONFIG_BYTES).get("runs")
         try:
             homes = [folder / f"fold-{int(run['fold'])}" for run in cast("Any", runs)]
@@ -142,8 +142,8 @@ def _finished_folds(folder: Path) -> list[Path]:
             homes = []
         if not homes:
             raise CheckpointError(f"{folder / FOLDS}: damaged: run the command that trained the folds again")
-    unfinished = [home.name for home in homes if not is_file(home / RUN_SUMMARY)]
-    missing = [home.name for home in homes if not is_file(home / RUN_MODEL / CONFIG)]
+    unfinished = [home.name for home in homes if not (home / RUN_SUMMARY).is_file()]
+    missing = [home.name for home in homes if not (home / RUN_MODEL / CONFIG).is_file()]
     remedy = "run the command that trained the folds again, which resumes, or name one fold"
     if unfinished:
         raise CheckpointError(
@@ -151,7 +151,7 @@ def _finished_folds(folder: Path) -> list[Path]:
         )
     if missing:
         raise CheckpointError(f"{folder}: no {RUN_MODEL}/ with {CONFIG} of {first_few(missing, 3)}: {remedy}")
-    if not is_file(folder / FOLDS):
+    if not (folder / FOLDS).is_file():
         raise CheckpointError(f"{folder}: the cross-validation is not finished, as there is no {FOLDS}: {remedy}")
     return homes
 

@@ -9,6 +9,7 @@ Shape legend: N tokens, B sequences, T padded length, L labels, R rows that a he
 """
 
 import logging
+import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.fixed import FixedModel
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.storage import is_file, os_error_message, sha256, with_home
+from bert_tasks.storage import os_error_message, sha256
 from bert_tasks.tasks.base import PredictionT, Task
 from bert_tasks.variables import disable_telemetry
 
@@ -438,7 +439,7 @@ def _quiet() -> Iterator[None]:
 
 def is_exported(name: str | Path) -> bool:
     """Whether the name of a model is a folder that an export wrote."""
-    return is_file(with_home(name) / RECORD)
+    return (Path(os.path.expanduser(name)) / RECORD).is_file()
 
 
 class ExportedModel(FixedModel[PredictionT]):

@@ -29,7 +29,7 @@ from bert_tasks.families import encoder_config
 from bert_tasks.recipe.schema import load_task_class
 from bert_tasks.recipe.source import Source, read_source
 from bert_tasks.recipe.toml import literal
-from bert_tasks.storage import exists, is_file, is_folder, sync, with_home
+from bert_tasks.storage import sync
 from bert_tasks.tasks import TASKS, named_task
 from bert_tasks.tasks.detection import LABEL_NAMES, NO_HINTS, TaskGuess, UserHints
 
@@ -142,9 +142,9 @@ def init_recipe(
         UsageError: the recipe exists or cannot be written.
     """
     target = Path(output)
-    if exists(target):
+    if target.exists():
         raise UsageError(f"{target} exists already: choose another --output, or move it away")
-    if not is_folder(target.absolute().parent):
+    if not target.absolute().parent.is_dir():
         raise UsageError(f"{target}: the folder {target.parent} does not exist")
     if model is None:
         model = USUAL_MODEL if importlib.util.find_spec(_SMALL_MODEL_PACKAGE) is None else EMBEDDED_MODEL
@@ -342,9 +342,9 @@ def _sections(
     def relative(path: Path) -> str:
         return Path(os.path.relpath(path.absolute(), folder)).as_posix()
 
-    is_local = is_folder(with_home(model))
+    is_local = Path(os.path.expanduser(model)).is_dir()
     yield from ("", _entry("task", guess.task))
-    name = relative(with_home(model)) if is_local else model
+    name = relative(Path(os.path.expanduser(model))) if is_local else model
     yield from ("", "[model]", _entry("name", name, "a hub id, a folder, or package:NAME/PATH"))
 
     yield from ("", "[settings]")
@@ -369,7 +369,7 @@ def _sections(
         path = source.path
         extension = "".join(path.suffixes[-2:]) if path.suffix == GZIP_EXTENSION else path.suffix
         candidates = [path.with_name(f"{stem}{extension}") for stem in _VALIDATION_STEMS]
-        suggested = next((other for other in candidates if is_file(other) and other != path), candidates[0])
+        suggested = next((other for other in candidates if other.is_file() and other != path), candidates[0])
         yield _comment(_entry("validation", relative(suggested)))
     else:
         yield _entry("validation", relative(Path(str(spec.validation))))

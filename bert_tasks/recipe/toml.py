@@ -16,7 +16,6 @@ from typing import Any
 
 from bert_tasks.data.problems import missing_path
 from bert_tasks.errors import RecipeError
-from bert_tasks.storage import is_folder
 
 _SHOWN = 40  # characters
 KeyPath = tuple[str | int, ...]
@@ -303,4 +302,4 @@ def _absolute(value: Any, start: Path, *, only_folders: bool) -> Any:
     if not isinstance(value, str) or not value:
         return value
     path = os.path.abspath(start / os.path.expanduser(value))
-    return path if not only_folders or is_folder(Path(path)) else value
+    return path if not only_folders or Path(path).is_dir() else value

@@ -1,5 +1,6 @@
 """From folders of runs to a file: gather the runs, compute their results, render the page and write it."""
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,7 +31,6 @@ from bert_tasks.report.results import (
     slices_of,
 )
 from bert_tasks.report.search import search_page
-from bert_tasks.storage import is_file, is_folder, resolved
 from bert_tasks.training import files as outputs
 
 _FORMATS = ("jsonl", *DELIMITERS)
@@ -174,7 +174,7 @@ def make_report(
         check_mistakes_file(issues_path, [page_path, *others], "labels")
     slices = SliceOptions(columns=tuple(by), length=by_length, confidence=by_confidence)
     of_one_run = any(one is not None for one in (data, mistakes_path, issues_path)) or not slices.is_empty
-    if len(folders) == 1 and any(is_file(folders[0] / name) for name in (SEARCH, STUDY)):
+    if len(folders) == 1 and any((folders[0] / name).is_file() for name in (SEARCH, STUDY)):
         return _search_report(folders[0], page_path, of_one_run=of_one_run or explain > 0)
     found = gather(folders, given)
     if len(found) > 1:
@@ -221,7 +221,7 @@ def _page_path(folders: Sequence[Path], output: str | Path | None) -> Path:
     path = default if output is None else Path(output)
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{path}: expected a name that ends in .html for the report")
-    if output is not None and not is_folder(path.absolute().parent):
+    if output is not None and not path.absolute().parent.is_dir():
         raise UsageError(f"{path}: there is no folder {path.parent} for the report; make it first")
     return path
 
@@ -233,7 +233,7 @@ def _search_report(folder: Path, path: Path, *, of_one_run: bool) -> Report:
             f"{folder} holds a search: for --data, --by, --by-length, --by-confidence, --mistakes, --label-issues and "
             "--explain name one of its runs"
         )
-    if not is_file(folder / SEARCH):
+    if not (folder / SEARCH).is_file():
         raise UsageError(f"the search in {folder} is not finished: run the same command again to resume it")
     outputs.write_text(path, search_page(folder))
     return Report(output=path, runs=(), results=(), comparisons=())
@@ -316,7 +316,7 @@ def check_mistakes_file(path: Path, others: Sequence[Path], what: str = "mistake
     check_place(path)
     for other in others:
         with suppress(OSError):
-            if resolved(path) == resolved(other) or path.samefile(other):
+            if os.path.realpath(path) == os.path.realpath(other) or path.samefile(other):
                 raise UsageError(f"{path}: the {what} would overwrite {other}; choose another name")
 
 

@@ -5,6 +5,7 @@ the same (their fingerprints are in run.json). What cannot be told is reported a
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +26,6 @@ from bert_tasks.metrics.tables import metric_key, metrics_of_set, split_key
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
-from bert_tasks.storage import exists, is_file, is_folder, resolved
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.training import files as outputs
 from bert_tasks.training.run import prepare
@@ -141,7 +141,7 @@ def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]
     """
     found: list[Path] = []
     for folder in folders:
-        if not is_file(folder / SEEDS):
+        if not (folder / SEEDS).is_file():
             found.append(folder)
             continue
         try:
@@ -151,7 +151,7 @@ def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]
             raise UsageError(f"{folder / SEEDS} is damaged: name the runs, {folder}/seed-N") from None
     if not found:
         raise UsageError(f"{', '.join(map(str, folders))}: no run has finished there yet")
-    places = [resolved(folder) for folder in found]
+    places = [Path(os.path.realpath(folder)) for folder in found]
     for index, folder in enumerate(found):
         if places[index] in places[:index]:
             raise UsageError(f"{folder} is given twice: name every run once")
@@ -160,18 +160,18 @@ def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]
         names = list(map(str, found))
     metadata: list[dict[str, Any]] = []
     for folder in found:  # of all runs, before any model predicts
-        known = outputs.read_run_metadata(folder / "fold-1" if is_file(folder / FOLDS) else folder)
+        known = outputs.read_run_metadata(folder / "fold-1" if (folder / FOLDS).is_file() else folder)
         if known is None and fold_runs(folder):
             raise UsageError(
                 f"{folder}: the cross-validation is not finished: run the same command again to resume it, or name one "
                 "of its folds"
             )
         if known is None:
-            what = missing_path(folder, "folder") if not exists(folder) else f"no run here ({outputs.RUN} is missing)"
+            what = missing_path(folder, "folder") if not folder.exists() else f"no run here ({outputs.RUN} is missing)"
             raise UsageError(f"{folder}: {what}; give the output folder of `bert-tasks train`")
         metadata.append(known)
     return [
-        _cross_validation(folder, name, known) if is_file(folder / FOLDS) else _run(folder, name, known, given)
+        _cross_validation(folder, name, known) if (folder / FOLDS).is_file() else _run(folder, name, known, given)
         for folder, name, known in zip(found, names, metadata, strict=True)
     ]
 
@@ -206,7 +206,7 @@ def _cross_validation(folder: Path, name: str, metadata: dict[str, Any]) -> Run:
         },
         events=(),
         summary=None,
-        recipe=recipe.read_text(encoding="utf-8") if is_file(recipe) else None,
+        recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
         task=task,
         predicted=predicted,
         missing=tuple(missing),
@@ -294,7 +294,7 @@ def _run(folder: Path, name: str, metadata: dict[str, Any], given: GivenRows | N
         metadata=metadata,
         events=outputs.read_events(folder),
         summary=summary,
-        recipe=recipe.read_text(encoding="utf-8") if is_file(recipe) else None,
+        recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
         task=task,
         predicted=tuple(predicted),
         missing=tuple(missing),
@@ -305,13 +305,13 @@ def _predicted(
     folder: Path, metadata: Mapping[str, Any], given: GivenRows | None
 ) -> tuple[list[PredictedSet], Task | None, list[str]]:
     """The predictions for each validation set, the model's task, and why there are none for others."""
-    if given is None and not is_file(folder / outputs.RECIPE):
+    if given is None and not (folder / outputs.RECIPE).is_file():
         reason = (
             "The run was started from Python with rows or files of its own and has no recipe, so its validation rows "
             "are not known: no examples, tables by class or intervals. fit(..., report=True) makes a report with them."
         )
         return [], None, [reason]
-    if not is_folder(folder / outputs.MODEL):
+    if not (folder / outputs.MODEL).is_dir():
         return [], None, ["There is no model yet: no examples, tables by class or intervals."]
     try:
         if given is None:

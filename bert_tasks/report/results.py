@@ -19,7 +19,6 @@ from bert_tasks.model.inputs import as_trained, load_table
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.report.collect import Run
 from bert_tasks.report.statistics import Estimate, bootstrap
-from bert_tasks.storage import is_folder
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.tasks.report_data import ReportSections
 from bert_tasks.training import files as outputs
@@ -452,7 +451,7 @@ def model_of(run: Run, purpose: str) -> TaskModel:
     if run.folds is not None:
         raise UsageError(f"{run.folder} has a model for each fold: name the folder of one of them {purpose}")
     folder = run.folder / outputs.MODEL
-    if not is_folder(folder):
+    if not folder.is_dir():
         raise UsageError(f"{run.folder} has no model yet {purpose}; wait for the run's first evaluation")
     model = TaskModel.from_pretrained(folder, task=None if run.task is None else type(run.task))
     return model.to("cuda") if torch.cuda.is_available() else model

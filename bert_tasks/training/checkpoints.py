@@ -25,17 +25,7 @@ from torch import Tensor
 from bert_tasks.checkpoints.files import checked_file, read_json
 from bert_tasks.checkpoints.load import read_safetensors
 from bert_tasks.errors import CheckpointError
-from bert_tasks.storage import (
-    atomic_folder,
-    atomic_path,
-    exists,
-    is_folder,
-    is_link,
-    is_temporary,
-    move,
-    sha256_file,
-    weights_write_error,
-)
+from bert_tasks.storage import atomic_folder, atomic_path, is_temporary, move, sha256_file, weights_write_error
 
 FOLDER = "checkpoints"
 LATEST, BEST = "latest", "best"
@@ -99,7 +89,7 @@ def save_checkpoint(
             files = {path.name: {"sha256": sha256_file(path), "size": path.stat().st_size} for path in written}
             _write_json(staging / MANIFEST, {"step": state.step, **metadata, "best_step": best_step, "files": files})
         pointers = {LATEST: target.name}  # for people and scripts; resuming reads the manifests
-        if is_folder(folder / f"ckpt-{best_step}"):
+        if (folder / f"ckpt-{best_step}").is_dir():
             pointers[BEST] = f"ckpt-{best_step}"
         for name, pointed in pointers.items():
             with atomic_path(folder / name) as temporary:
@@ -147,9 +137,9 @@ def newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The committed checkpoints, oldest first."""
-    if not is_folder(folder):
+    if not folder.is_dir():
         return []
-    named = [(found, path) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name)) and is_folder(path)]
+    named = [(found, path) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name)) and path.is_dir()]
     return [path for _, path in sorted(named, key=lambda pair: int(pair[0][1]))]
 
 
@@ -162,21 +152,21 @@ def remove_checkpoints(folder: Path, *, only_leftovers: bool = False) -> None:
         folder: of the checkpoints; it need not exist.
         only_leftovers: remove half-written checkpoints of killed runs only.
     """
-    if not is_folder(folder):
+    if not folder.is_dir():
         return
     for path in folder.iterdir():
         replaced = _REPLACED.fullmatch(path.name)
-        if replaced and not exists(folder / replaced[1]):
+        if replaced and not (folder / replaced[1]).exists():
             move(path, folder / replaced[1])  # killed between the two renames: its successor never got the name
         elif replaced or _LEFTOVER.fullmatch(path.name) or is_temporary(path.name, (LATEST, BEST)):
-            shutil.rmtree(path) if is_folder(path) and not is_link(path) else path.unlink()
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     if only_leftovers:
         return
     for path in checkpoints(folder):
         _remove(path)
     for name in (LATEST, BEST):
         (folder / name).unlink(missing_ok=True)
-    if not any(folder.iterdir()) and not is_link(folder):
+    if not any(folder.iterdir()) and not folder.is_symlink():
         folder.rmdir()
 
 

@@ -23,7 +23,7 @@ from bert_tasks.data.splits import Splits
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metrics_by_set
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.storage import is_file, remove_temporaries
+from bert_tasks.storage import remove_temporaries
 from bert_tasks.tasks.base import Task
 from bert_tasks.training import checkpoints as checkpointing
 from bert_tasks.training import files as outputs
@@ -367,7 +367,7 @@ class RunFolder:
         try:
             best = checkpointing.read_weights(self.checkpoints, state.best_step)
         except CheckpointError as error:
-            if not is_file(self.path / outputs.MODEL / "config.json"):
+            if not (self.path / outputs.MODEL / "config.json").is_file():
                 raise
             return [f"NOT USED: {error}. The best model so far remains the one in {outputs.MODEL}/"]
         parameters = steps.checkpoint_parameters()
