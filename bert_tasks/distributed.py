@@ -104,9 +104,9 @@ def broadcast_from_main(accelerator: Accelerator, work: Callable[[], Result]) ->
     if failure is not None:
         code, text = failure
         kinds = (UsageError, DataError, CheckpointError, ClosedPipeError)
-        error = next((kind for kind in kinds if kind.exit_code == code), BertTasksError)(text)
-        error.collective = True
-        raise error
+        failure_error = next((kind for kind in kinds if kind.exit_code == code), BertTasksError)(text)
+        failure_error.collective = True
+        raise failure_error
     return cast("Result", result)
 
 
