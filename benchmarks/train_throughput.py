@@ -41,7 +41,7 @@ from bert_tasks import TaskModel, fit
 from bert_tasks.data.columns import Row
 from bert_tasks.encoder.cpu import matmul_library
 from bert_tasks.encoder.linear import Linear
-from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.shared.features import collate
 from bert_tasks.training.files import environment
 from bert_tasks.training.progress import Clock
 from bert_tasks.training.sampling import BatchSize, epoch_batches

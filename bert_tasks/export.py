@@ -47,7 +47,7 @@ from bert_tasks.model.pretrained import saved_config
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import atomic_folder, check_writable, locked_workspace, sha256, weights_write_error
 from bert_tasks.tasks.base import Feature, Prediction, Task
-from bert_tasks.tasks.features import checked_features
+from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.variables import disable_telemetry
 
 ExportFormat = Literal["onnx", "int8"]

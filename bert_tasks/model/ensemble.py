@@ -26,7 +26,7 @@ from bert_tasks.model.fixed import FixedModel
 from bert_tasks.model.pretrained import check_trained
 from bert_tasks.model.task_model import ForwardFn, TaskModel
 from bert_tasks.tasks.base import Feature, PredictionT, Task
-from bert_tasks.tasks.explanation import windows_by_row
+from bert_tasks.tasks.shared.explanation import windows_by_row
 
 
 def is_ensemble(name: str | Path) -> bool:

@@ -30,7 +30,7 @@ from bert_tasks.encoder.packing import PackedBatch, pack
 from bert_tasks.errors import UsageError
 from bert_tasks.model.pretrained_module import PretrainedModule, finite
 from bert_tasks.tasks.base import Feature, Task
-from bert_tasks.tasks.explanation import (
+from bert_tasks.tasks.shared.explanation import (
     TOLERANCE,
     Explainable,
     ExplainedLogit,

@@ -36,7 +36,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import sha256_file
 from bert_tasks.tasks import TASKS, tasks_with_head
 from bert_tasks.tasks.base import Task
-from bert_tasks.tasks.features import checked_features
+from bert_tasks.tasks.shared.features import checked_features
 
 FEATURE_ROWS = 1000  # rows per call of ``Task.features``
 

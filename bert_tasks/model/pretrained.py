@@ -33,7 +33,7 @@ from bert_tasks.families import (
     head_kind,
 )
 from bert_tasks.tasks import TASK_NAMES, TASKS, Task, named_task, tasks_with_head, typed_setting
-from bert_tasks.tasks.labels import label_places
+from bert_tasks.tasks.shared.labels import label_places
 
 READING_KEY = "reading"  # below our key of config.json
 

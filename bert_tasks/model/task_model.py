@@ -39,8 +39,8 @@ from bert_tasks.model.explanation import explainable_task, explained
 from bert_tasks.model.pretrained import CheckpointFolder, folder_task, saved_config, with_label_order
 from bert_tasks.model.pretrained_module import PaddedInputs, PretrainedModule, finite, padded_inputs
 from bert_tasks.tasks.base import Feature, PredictionT, Task
-from bert_tasks.tasks.explanation import with_explanations
-from bert_tasks.tasks.features import checked_features, collate
+from bert_tasks.tasks.shared.explanation import with_explanations
+from bert_tasks.tasks.shared.features import checked_features, collate
 
 # One row or several: mappings, texts, or tuples of the texts that a row needs.
 Inputs = Row | str | tuple[str, ...] | Iterable[Row | str | tuple[str, ...]]

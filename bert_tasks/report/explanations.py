@@ -6,8 +6,8 @@ from dataclasses import replace
 from bert_tasks.data.columns import Row
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.report.results import Results
-from bert_tasks.tasks.explanation import Explanation
-from bert_tasks.tasks.report_data import MOST_CHARACTERS, Shading
+from bert_tasks.tasks.shared.explanation import Explanation
+from bert_tasks.tasks.shared.report import MOST_CHARACTERS, Shading
 
 _SMALLEST = 1e-9  # in place of a largest contribution of 0, by which the others are divided
 _SHOWN_CHARACTERS = 2 * MOST_CHARACTERS  # of one text

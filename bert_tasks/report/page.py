@@ -20,7 +20,7 @@ from bert_tasks.report.comparison import ASSUMPTIONS, Comparison
 from bert_tasks.report.label_issues import LabelIssue
 from bert_tasks.report.results import FileResults, Results
 from bert_tasks.report.statistics import LEVEL, REPLICATES, Estimate
-from bert_tasks.tasks.report_data import Chart, cut, thinned
+from bert_tasks.tasks.shared.report import Chart, cut, thinned
 
 _MOST_EVALUATIONS = 60  # of their table
 _MOST_ISSUES = 50  # rows whose label is probably wrong

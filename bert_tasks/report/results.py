@@ -20,7 +20,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.report.collect import Run
 from bert_tasks.report.statistics import Estimate, bootstrap
 from bert_tasks.tasks.base import Prediction, Task
-from bert_tasks.tasks.report_data import ReportSections
+from bert_tasks.tasks.shared.report import ReportSections
 from bert_tasks.training import files as outputs
 
 MOST_VALUES = 20  # values of a column that have a row of their own

@@ -14,7 +14,7 @@ from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.recipe.search import Space
 from bert_tasks.report.charts import spoken
 from bert_tasks.report.page import page_environment, title_case
-from bert_tasks.tasks.report_data import Axis, Chart, Line, Scale
+from bert_tasks.tasks.shared.report import Axis, Chart, Line, Scale
 from bert_tasks.training import files as outputs
 
 _RADIUS = 4.5  # of a trial's point

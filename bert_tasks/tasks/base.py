@@ -26,9 +26,9 @@ from bert_tasks.encoder.heads import Head, HeadKind
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import UsageError
 from bert_tasks.metrics.tables import MetricTable
-from bert_tasks.tasks.detection import Suggestion, TaskGuess, UserHints, suggested_length
-from bert_tasks.tasks.distillation import DISTILLATION, softmax_divergence
-from bert_tasks.tasks.report_data import ReportSections
+from bert_tasks.tasks.shared.detection import Suggestion, TaskGuess, UserHints, suggested_length
+from bert_tasks.tasks.shared.outputs import DISTILLATION, softmax_divergence
+from bert_tasks.tasks.shared.report import ReportSections
 
 Item = TypeVar("Item", bound=Hashable)
 

@@ -26,9 +26,8 @@ from bert_tasks.encoder.heads import ChoiceHead
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.metrics.classification import calibration
 from bert_tasks.metrics.formulas import accuracy_measure
-from bert_tasks.tasks.averaging import mean_softmax
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
-from bert_tasks.tasks.detection import (
+from bert_tasks.tasks.shared.detection import (
     COMPARED_ROWS,
     LABEL_NAMES,
     QUESTION_NAMES,
@@ -37,8 +36,7 @@ from bert_tasks.tasks.detection import (
     count_pieces,
     other_columns,
 )
-from bert_tasks.tasks.distillation import DISTILLATION, NO_LOGIT, softmax_divergence
-from bert_tasks.tasks.explanation import (
+from bert_tasks.tasks.shared.explanation import (
     Explainable,
     ExplainedLogit,
     Explanation,
@@ -46,9 +44,10 @@ from bert_tasks.tasks.explanation import (
     TokenSpan,
     windows_by_row,
 )
-from bert_tasks.tasks.features import encoded_texts, lost_tokens
-from bert_tasks.tasks.labels import unnamed_outputs
-from bert_tasks.tasks.report_data import MOST_EXAMPLES, Example, Examples, Remark, ReportSections, RowResult, cut
+from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
+from bert_tasks.tasks.shared.labels import unnamed_outputs
+from bert_tasks.tasks.shared.outputs import DISTILLATION, NO_LOGIT, mean_softmax, softmax_divergence
+from bert_tasks.tasks.shared.report import MOST_EXAMPLES, Example, Examples, Remark, ReportSections, RowResult, cut
 
 CONTEXT, QUESTION, CHOICES, LABEL = "context", "question", "choices", "label"
 

@@ -14,9 +14,9 @@ from bert_tasks.data.profile import ColumnProfile
 from bert_tasks.metrics.classification import ranking_metrics
 from bert_tasks.metrics.tables import merged
 from bert_tasks.tasks.base import labelled
-from bert_tasks.tasks.detection import TaskGuess, UserHints
 from bert_tasks.tasks.sequence_classification.detection import detect_texts
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction, TextClassification
+from bert_tasks.tasks.shared.detection import TaskGuess, UserHints
 
 GROUP = "group"
 

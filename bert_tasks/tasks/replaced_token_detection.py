@@ -26,10 +26,10 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.formulas import MetricFormula, replaced_token_measure
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction
-from bert_tasks.tasks.corpus import CorpusTask
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, mask_features
 from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
-from bert_tasks.tasks.report_data import MOST_EXAMPLES, Example, Examples, Remark, ReportSections, RowResult, Segment
+from bert_tasks.tasks.shared.corpus import CorpusTask
+from bert_tasks.tasks.shared.report import MOST_EXAMPLES, Example, Examples, Remark, ReportSections, RowResult, Segment
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"  # the terms of the loss
 _UNKNOWN = -1.0

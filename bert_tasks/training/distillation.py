@@ -33,7 +33,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.storage import sha256, sha256_file, sha256_json
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm
-from bert_tasks.tasks.distillation import DISTILLATION
+from bert_tasks.tasks.shared.outputs import DISTILLATION
 from bert_tasks.training.evaluation import Validation
 from bert_tasks.training.objectives import Objective, weights_digest
 

@@ -37,7 +37,7 @@ from bert_tasks.serving.connections import Limits
 from bert_tasks.serving.requests import BodyReader
 from bert_tasks.tasks import TASKS, SequenceClassification
 from bert_tasks.tasks.base import Task
-from bert_tasks.tasks.features import checked_features
+from bert_tasks.tasks.shared.features import checked_features
 from bert_tasks.terminal import printable
 from bert_tasks.training import checkpoints as checkpointing
 from support.runs import PATIENCE

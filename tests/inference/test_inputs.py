@@ -21,7 +21,7 @@ from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference import predict_file, streams
 from bert_tasks.model import task_model
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.explanation import Explainable
+from bert_tasks.tasks.shared.explanation import Explainable
 from support.task_contract import unlabelled
 from support.task_examples import EXAMPLES
 

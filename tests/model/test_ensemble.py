@@ -27,7 +27,7 @@ from bert_tasks.model.precision import logits_of
 from bert_tasks.model.task_model import ForwardFn
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification, SpanExtraction, Task
 from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.shared.features import collate
 from bert_tasks.training.distillation import check_teacher
 from support.task_examples import CLASSES, EXAMPLES, LABELS, QUESTIONS
 

@@ -34,7 +34,7 @@ from bert_tasks.tasks import (
     Task,
     TokenClassification,
 )
-from bert_tasks.tasks.explanation import Explanation, TextWords, TokenSpan, word_contributions
+from bert_tasks.tasks.shared.explanation import Explanation, TextWords, TokenSpan, word_contributions
 from support.hf_models import with_families
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES, MULTILINGUAL_LINES

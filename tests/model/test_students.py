@@ -14,7 +14,7 @@ from bert_tasks.errors import UsageError
 from bert_tasks.model.encoder import Encoder
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import MaskedLanguageModeling, SequenceClassification, TokenClassification
-from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.shared.features import collate
 from support.hf_models import FAMILIES, hf_class, hf_config, widen
 from support.small_checkpoints import tokenizer_of
 

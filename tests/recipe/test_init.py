@@ -22,7 +22,7 @@ from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.recipe import source as recipe_source
 from bert_tasks.recipe.init import EMBEDDED_MODEL, USUAL_MODEL, RecipeDraft, _commands, guess_task, init_recipe
 from bert_tasks.recipe.schema import build_task, load_recipe
-from bert_tasks.tasks.detection import TaskGuess, UserHints
+from bert_tasks.tasks.shared.detection import TaskGuess, UserHints
 from bert_tasks.training.run import check
 from support.small_checkpoints import save_checkpoint
 from support.small_tokenizers import LINES

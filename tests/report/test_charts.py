@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bert_tasks.report.charts import Plot
 from bert_tasks.report.page import page_environment
-from bert_tasks.tasks.report_data import Axis, Chart, Line
+from bert_tasks.tasks.shared.report import Axis, Chart, Line
 
 
 def drawn(chart: Chart) -> str:

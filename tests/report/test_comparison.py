@@ -12,7 +12,7 @@ from bert_tasks.report.comparison import MCNEMAR, RANDOMISATION, compared
 from bert_tasks.report.results import Results
 from bert_tasks.tasks import MaskedLanguageModeling
 from bert_tasks.tasks.masked_language_modeling.task import Candidate, MaskedToken, MaskPrediction
-from bert_tasks.tasks.report_data import ReportSections, RowResult
+from bert_tasks.tasks.shared.report import ReportSections, RowResult
 from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
 
 LABELS = ["a", "b"] * 30

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bert_tasks.report.collect import gather
 from bert_tasks.report.page import run_page
 from bert_tasks.report.results import Results
-from bert_tasks.tasks.report_data import MOST_CELLS, SHOWN_CLASSES, Confusion
+from bert_tasks.tasks.shared.report import MOST_CELLS, SHOWN_CLASSES, Confusion
 
 TOO_MANY = int(MOST_CELLS**0.5) + 1
 

@@ -35,8 +35,8 @@ from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import TASKS, Task
 from bert_tasks.tasks.base import Feature, FeatureKeys, Prediction
-from bert_tasks.tasks.explanation import Explainable
-from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.shared.explanation import Explainable
+from bert_tasks.tasks.shared.features import collate
 from bert_tasks.training.distillation import Distillation
 from support.hf_models import FAMILIES, WITHOUT_TYPES, with_families
 from support.meta_device import META, on_meta_device

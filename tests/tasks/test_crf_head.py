@@ -15,7 +15,7 @@ from bert_tasks.encoder.crf import best_labels, log_likelihood, marginals
 from bert_tasks.encoder.packing import pack
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.shared.features import collate
 from bert_tasks.tasks.token_classification.task import TokenClassification
 from support.small_tokenizers import LINES
 from support.taggers import save_tagger

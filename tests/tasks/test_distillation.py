@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction, TokenClassification
-from bert_tasks.tasks.distillation import NO_LOGIT, sigmoid_divergence, softmax_divergence
-from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.shared.features import collate
+from bert_tasks.tasks.shared.outputs import NO_LOGIT, sigmoid_divergence, softmax_divergence
 
 LENGTHS = (7, 3, 12, 5, 9)
 TEMPERATURES = (1.0, 2.0, 5.0)

@@ -27,8 +27,8 @@ from bert_tasks.recipe.init import guess_task
 from bert_tasks.serving.connections import Limits
 from bert_tasks.serving.requests import BodyReader
 from bert_tasks.tasks import MultipleChoice
-from bert_tasks.tasks.detection import UserHints
-from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.shared.detection import UserHints
+from bert_tasks.tasks.shared.features import collate
 from support.hf_models import FAMILIES, Head, hf_config, hf_model, random_batch
 from support.parity import in_our_names, ours_from, packed_batch, packed_difference, shaped_difference
 from support.small_checkpoints import save_checkpoint

@@ -14,8 +14,8 @@ from bert_tasks.errors import CheckpointError, DataError
 from bert_tasks.inference import predict
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import PairClassification, SequenceClassification, SpanExtraction
-from bert_tasks.tasks.features import collate
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
+from bert_tasks.tasks.shared.features import collate
 from support.hf_models import FAMILIES, WITHOUT_SEGMENTS
 from support.small_checkpoints import save_checkpoint, tokenizer_of
 from support.small_tokenizers import LINES

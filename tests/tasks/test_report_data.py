@@ -2,9 +2,9 @@
 
 import pytest
 
-from bert_tasks.tasks.report_data import SHOWN_CLASSES, Confusion
 from bert_tasks.tasks.sequence_classification.report import regression_sections
 from bert_tasks.tasks.sequence_classification.task import SequencePrediction
+from bert_tasks.tasks.shared.report import SHOWN_CLASSES, Confusion
 from bert_tasks.tasks.token_classification.report import MOST_WORDS, tag_sections
 from bert_tasks.tasks.token_classification.task import TokenPrediction
 

@@ -15,8 +15,8 @@ from bert_tasks import TaskModel, evaluate, fit
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks import MaskedLanguageModeling
 from bert_tasks.tasks.base import FeatureKeys
-from bert_tasks.tasks.features import collate
 from bert_tasks.tasks.masked_language_modeling import sentences
+from bert_tasks.tasks.shared.features import collate
 from support.hf_models import PREFIX, hf_config, widen
 from support.small_checkpoints import tokenizer_of
 from support.small_tokenizers import LINES

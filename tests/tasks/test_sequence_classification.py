@@ -19,8 +19,8 @@ from transformers.loss.loss_utils import ForSequenceClassificationLoss
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.features import collate
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification, SequencePrediction, sample_logits
+from bert_tasks.tasks.shared.features import collate
 
 LABELS = ("negative", "neutral", "positive")
 SINGLE = SequenceClassification(labels=LABELS)

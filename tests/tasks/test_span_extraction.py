@@ -26,8 +26,8 @@ from bert_tasks.encoder.heads import PerTokenHead
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import Feature
-from bert_tasks.tasks.detection import NO_HINTS
-from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.shared.detection import NO_HINTS
+from bert_tasks.tasks.shared.features import collate
 from bert_tasks.tasks.span_extraction.detection import detect_spans
 from bert_tasks.tasks.span_extraction.search import Span
 from bert_tasks.tasks.span_extraction.task import SpanExtraction, SpanPrediction

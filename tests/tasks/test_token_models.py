@@ -14,7 +14,7 @@ from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate
 from bert_tasks.model.inputs import load_table
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.shared.features import collate
 from bert_tasks.tasks.token_classification.task import TokenClassification
 from bert_tasks.training.evaluation import check_metric
 from support.hf_models import hf_config, hf_model

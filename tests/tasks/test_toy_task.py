@@ -28,7 +28,7 @@ from bert_tasks.metrics.classification import pearson
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks import Task
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction
-from bert_tasks.tasks.word_windows import WindowRules, document_windows, split_words
+from bert_tasks.tasks.shared.windows import WindowRules, document_windows, split_words
 from support.runs import PATIENCE
 from support.servers import Serving
 from support.small_checkpoints import save_checkpoint

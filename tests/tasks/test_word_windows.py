@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bert_tasks.errors import DataError
-from bert_tasks.tasks.word_windows import (
+from bert_tasks.tasks.shared.windows import (
     SubWords,
     WindowRules,
     context_sizes,

@@ -15,8 +15,8 @@ from bert_tasks.recipe.schema import TeacherSection
 from bert_tasks.report import make_report
 from bert_tasks.tasks import PairClassification, TokenClassification
 from bert_tasks.tasks.base import FeatureKeys
-from bert_tasks.tasks.distillation import softmax_divergence
-from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.shared.features import collate
+from bert_tasks.tasks.shared.outputs import softmax_divergence
 from bert_tasks.training.distillation import Distillation
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.run import dry_run

@@ -14,7 +14,7 @@ from bert_tasks.data.table import RowTable
 from bert_tasks.errors import StoppedError, UsageError
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.tasks.base import FeatureKeys, LossTerm
-from bert_tasks.tasks.features import collate
+from bert_tasks.tasks.shared.features import collate
 from bert_tasks.training.loop import Trainer
 from bert_tasks.training.objectives import Supervised
 from bert_tasks.training.step import OptimizerSteps

@@ -23,8 +23,8 @@ from bert_tasks.inference import evaluated_predictions
 from bert_tasks.metrics.formulas import area_under_curve, replaced_token_measure
 from bert_tasks.tasks import ReplacedTokens
 from bert_tasks.tasks.base import FeatureKeys
-from bert_tasks.tasks.features import collate
 from bert_tasks.tasks.masked_language_modeling.masking import MaskingRule
+from bert_tasks.tasks.shared.features import collate
 from bert_tasks.training.replaced_tokens import ReplacedTokenDetection, make_generator
 from support.hf_models import hf_config, widen
 from support.meta_device import META, on_meta_device

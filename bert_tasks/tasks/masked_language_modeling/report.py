@@ -5,7 +5,7 @@ from typing import Any
 
 from bert_tasks.data.columns import Row
 from bert_tasks.metrics.formulas import MetricFormula, masked_token_measure
-from bert_tasks.tasks.report_data import MOST_EXAMPLES, Example, Examples, Remark, ReportSections, RowResult, Segment
+from bert_tasks.tasks.shared.report import MOST_EXAMPLES, Example, Examples, Remark, ReportSections, RowResult, Segment
 
 MaskPrediction = Any  # of task.py, which imports this module
 

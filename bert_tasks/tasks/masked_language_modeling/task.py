@@ -29,9 +29,6 @@ from bert_tasks.encoder.heads import PretrainingHead, PretrainingOutput, Vocabul
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction
-from bert_tasks.tasks.corpus import MASK, CorpusTask, mask_token_id, tokenized_texts, window_feature
-from bert_tasks.tasks.detection import Suggestion, TaskGuess, UserHints, count_pieces
-from bert_tasks.tasks.distillation import DISTILLATION, softmax_divergence
 from bert_tasks.tasks.masked_language_modeling import report
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, mask_features
 from bert_tasks.tasks.masked_language_modeling.scoring import Score, TextScore, scored_copies, text_score
@@ -45,8 +42,11 @@ from bert_tasks.tasks.masked_language_modeling.sentences import (
     split_sentences,
 )
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Window, cut_documents
-from bert_tasks.tasks.report_data import ReportSections
-from bert_tasks.tasks.word_windows import WindowRules
+from bert_tasks.tasks.shared.corpus import MASK, CorpusTask, mask_token_id, tokenized_texts, window_feature
+from bert_tasks.tasks.shared.detection import Suggestion, TaskGuess, UserHints, count_pieces
+from bert_tasks.tasks.shared.outputs import DISTILLATION, softmax_divergence
+from bert_tasks.tasks.shared.report import ReportSections
+from bert_tasks.tasks.shared.windows import WindowRules
 
 MASKED_LM = "masked_lm"  # the term of the loss
 PAIR_TERMS = {"nsp": "next_sentence", "sop": "sentence_order"}

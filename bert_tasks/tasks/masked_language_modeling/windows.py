@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD
-from bert_tasks.tasks.word_windows import WindowRules
+from bert_tasks.tasks.shared.windows import WindowRules
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from bert_tasks.data.checks import imbalance_hint
 from bert_tasks.data.columns import LABEL_SEPARATOR, Row
 from bert_tasks.data.problems import counted
 from bert_tasks.data.profile import ColumnProfile, listed, percentile
-from bert_tasks.tasks.detection import LABEL_NAMES, QUESTION_NAMES, TaskGuess, UserHints, count_pieces
+from bert_tasks.tasks.shared.detection import LABEL_NAMES, QUESTION_NAMES, TaskGuess, UserHints, count_pieces
 
 _PAIR_NAMES = (
     ("text", "text_pair"),

@@ -10,7 +10,7 @@ from bert_tasks.data.columns import Row
 from bert_tasks.data.problems import counted
 from bert_tasks.metrics.classification import calibration
 from bert_tasks.metrics.formulas import class_measure, multilabel_measure, regression_measure
-from bert_tasks.tasks.report_data import (
+from bert_tasks.tasks.shared.report import (
     MOST_EXAMPLES,
     Axis,
     Chart,

@@ -34,11 +34,11 @@ from bert_tasks.metrics.classification import (
     tune_thresholds,
 )
 from bert_tasks.metrics.tables import MetricTable, metric_table
-from bert_tasks.tasks.averaging import mean_sigmoid, mean_softmax, mean_values
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
-from bert_tasks.tasks.detection import Suggestion, TaskGuess, UserHints, needed_tokens
-from bert_tasks.tasks.distillation import DISTILLATION, sigmoid_divergence, softmax_divergence
-from bert_tasks.tasks.explanation import (
+from bert_tasks.tasks.sequence_classification import report
+from bert_tasks.tasks.sequence_classification.detection import detect_texts
+from bert_tasks.tasks.shared.detection import Suggestion, TaskGuess, UserHints, needed_tokens
+from bert_tasks.tasks.shared.explanation import (
     Explainable,
     ExplainedLogit,
     Explanation,
@@ -46,11 +46,17 @@ from bert_tasks.tasks.explanation import (
     TokenSpan,
     windows_by_row,
 )
-from bert_tasks.tasks.features import encoded_texts, lost_tokens
-from bert_tasks.tasks.labels import label_config, label_places
-from bert_tasks.tasks.report_data import ReportSections
-from bert_tasks.tasks.sequence_classification import report
-from bert_tasks.tasks.sequence_classification.detection import detect_texts
+from bert_tasks.tasks.shared.features import encoded_texts, lost_tokens
+from bert_tasks.tasks.shared.labels import label_config, label_places
+from bert_tasks.tasks.shared.outputs import (
+    DISTILLATION,
+    mean_sigmoid,
+    mean_softmax,
+    mean_values,
+    sigmoid_divergence,
+    softmax_divergence,
+)
+from bert_tasks.tasks.shared.report import ReportSections
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from bert_tasks.data.columns import Row
 from bert_tasks.data.profile import ColumnProfile, percentile
-from bert_tasks.tasks.detection import (
+from bert_tasks.tasks.shared.detection import (
     COMPARED_ROWS,
     QUESTION_NAMES,
     TaskGuess,

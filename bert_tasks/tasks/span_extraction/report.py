@@ -10,7 +10,7 @@ from bert_tasks.data.columns import Row
 from bert_tasks.metrics.classification import calibration
 from bert_tasks.metrics.formulas import MetricFormula, answer_measure
 from bert_tasks.metrics.squad import answer_scores
-from bert_tasks.tasks.report_data import (
+from bert_tasks.tasks.shared.report import (
     MOST_CHARACTERS,
     Axis,
     Chart,

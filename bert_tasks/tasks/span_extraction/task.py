@@ -29,11 +29,9 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics, tune_null_threshold
 from bert_tasks.metrics.tables import MetricTable, metric_table
-from bert_tasks.tasks.averaging import mean_values
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled
-from bert_tasks.tasks.detection import Suggestion, TaskGuess, UserHints
-from bert_tasks.tasks.distillation import DISTILLATION, NO_LOGIT, softmax_divergence
-from bert_tasks.tasks.explanation import (
+from bert_tasks.tasks.shared.detection import Suggestion, TaskGuess, UserHints
+from bert_tasks.tasks.shared.explanation import (
     Explainable,
     ExplainedLogit,
     Explanation,
@@ -41,8 +39,9 @@ from bert_tasks.tasks.explanation import (
     TokenSpan,
     windows_by_row,
 )
-from bert_tasks.tasks.labels import unnamed_outputs
-from bert_tasks.tasks.report_data import ReportSections
+from bert_tasks.tasks.shared.labels import unnamed_outputs
+from bert_tasks.tasks.shared.outputs import DISTILLATION, NO_LOGIT, mean_values, softmax_divergence
+from bert_tasks.tasks.shared.report import ReportSections
 from bert_tasks.tasks.span_extraction import report
 from bert_tasks.tasks.span_extraction.detection import detect_spans
 from bert_tasks.tasks.span_extraction.search import Span, merge_windows, window_candidates

@@ -7,7 +7,7 @@ from bert_tasks.data.columns import Kind, Row
 from bert_tasks.data.conll import detect_scheme, entities, to_iob2
 from bert_tasks.data.problems import counted
 from bert_tasks.data.profile import ColumnProfile, listed, percentile, pieces
-from bert_tasks.tasks.detection import COMPARED_ROWS, TaskGuess, UserHints, cell_value, other_columns
+from bert_tasks.tasks.shared.detection import COMPARED_ROWS, TaskGuess, UserHints, cell_value, other_columns
 
 _MOST_TAGS = 200
 

@@ -8,7 +8,7 @@ from bert_tasks.data.columns import Row
 from bert_tasks.data.conll import entities, label_scheme, to_labels
 from bert_tasks.metrics.classification import calibration
 from bert_tasks.metrics.formulas import Span, entity_measure, word_measure
-from bert_tasks.tasks.report_data import (
+from bert_tasks.tasks.shared.report import (
     HUES,
     MOST_EXAMPLES,
     Confusion,

@@ -1,7 +1,7 @@
 """Token classification: one tag for every word, as in named entities, slots, chunks or parts of speech.
 
 Owns which sub-words are trained and read, what the loss is, and how logits become tags and entities. A long row is read
-in windows; every word is read in exactly one. Windows are made in word_windows.py, the CRF is in encoder/crf.py.
+in windows; every word is read in exactly one. Windows are made in shared/windows.py, the CRF is in encoder/crf.py.
 
 Shape legend: B windows, R sub-words read (words, for a CRF), W words, L labels.
 """
@@ -43,15 +43,12 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metric_table
 from bert_tasks.metrics.tagging import check_names, tagging_metrics
-from bert_tasks.tasks.averaging import mean_softmax, mean_values
 from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled, sole_prediction
-from bert_tasks.tasks.detection import Suggestion, TaskGuess, UserHints, suggested_length
-from bert_tasks.tasks.distillation import DISTILLATION, softmax_divergence
-from bert_tasks.tasks.labels import label_config
-from bert_tasks.tasks.report_data import ReportSections
-from bert_tasks.tasks.token_classification import report
-from bert_tasks.tasks.token_classification.detection import detect_tags
-from bert_tasks.tasks.word_windows import (
+from bert_tasks.tasks.shared.detection import Suggestion, TaskGuess, UserHints, suggested_length
+from bert_tasks.tasks.shared.labels import label_config
+from bert_tasks.tasks.shared.outputs import DISTILLATION, mean_softmax, mean_values, softmax_divergence
+from bert_tasks.tasks.shared.report import ReportSections
+from bert_tasks.tasks.shared.windows import (
     WindowRules,
     WordWindow,
     document_windows,
@@ -59,6 +56,8 @@ from bert_tasks.tasks.word_windows import (
     split_words,
     word_starts,
 )
+from bert_tasks.tasks.token_classification import report
+from bert_tasks.tasks.token_classification.detection import detect_tags
 
 _CRF_SCORES = 2**23  # numbers in the CRF matrices that are decoded at once
 

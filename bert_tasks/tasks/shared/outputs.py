@@ -7,6 +7,10 @@ Vinyals and Dean, arXiv:1503.02531).
 Shape legend: R rows of logits, L labels.
 """
 
+import math
+from collections.abc import Iterable
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -44,3 +48,27 @@ def sigmoid_divergence(student: Tensor, teacher: Tensor, temperature: float) -> 
     there = share * (F.logsigmoid(given) - F.logsigmoid(found))
     absent = (1 - share) * (F.logsigmoid(-given) - F.logsigmoid(-found))
     return (there + absent).sum() * temperature**2
+
+
+def mean_softmax(logits: Iterable[Tensor]) -> Tensor:
+    """``[..., L]`` the logarithms of the mean probabilities of classes that exclude each other."""
+    found = torch.stack([one.log_softmax(dim=-1) for one in logits])
+    return found.logsumexp(dim=0) - math.log(len(found))
+
+
+def mean_sigmoid(logits: Iterable[Tensor]) -> Tensor:
+    """The log-odds of the mean probabilities of labels of which each is there or not, whatever the others are."""
+    found = torch.stack(list(logits))
+    there, absent = (F.logsigmoid(sign * found).logsumexp(dim=0) for sign in (1, -1))
+    return there - absent
+
+
+def mean_values(logits: Iterable[Tensor]) -> Tensor:
+    """The mean of numbers, of which two tensors are in memory at a time: the sum and those of one model."""
+    remaining = iter(logits)
+    total, count = next(remaining).clone(), 1
+    for one in remaining:
+        total += one
+        count += 1
+        del one  # before the next model computes
+    return total.div_(count)

@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerBase
 from bert_tasks.data.columns import Column, Row
 from bert_tasks.errors import UsageError
 from bert_tasks.tasks.base import Feature, PredictionT, Task
-from bert_tasks.tasks.labels import unnamed_outputs
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, MaskingRule, word_numbers
 from bert_tasks.tasks.masked_language_modeling.windows import DocumentTokens, Window, cut_documents
-from bert_tasks.tasks.word_windows import WindowRules
+from bert_tasks.tasks.shared.labels import unnamed_outputs
+from bert_tasks.tasks.shared.windows import WindowRules
 
 MASK = re.compile(r"\[MASK\]|<mask>")  # what stands for the tokenizer's mask token in a text, whatever it is called
 
