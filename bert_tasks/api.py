@@ -218,8 +218,8 @@ def fit(
     check_installed(run.trackers)
     options = ReadOptions(**{field.name: arguments[field.name] for field in fields(ReadOptions)})
     taught = teacher is not None
-    load = partial(_load_splits, model, train, validation, options, validation_share, on_error, run.seed, taught)
-    splits = main_process_first(make_accelerator(optim.mixed_precision), load)
+    with main_process_first(make_accelerator(optim.mixed_precision)):
+        splits = _load_splits(model, train, validation, options, validation_share, on_error, run.seed, taught)
     section = None
     if teacher is not None:
         name = "a model in memory" if isinstance(teacher, TaskModel) else str(teacher)

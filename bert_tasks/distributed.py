@@ -87,38 +87,61 @@ def broadcast_from_main(accelerator: Accelerator, work: Callable[[], Result]) ->
     """Calls a function on the main process, and returns its result on every process.
 
     Raises:
-        BertTasksError: raised on every process if the main process raised it, so that none waits forever. An OSError
+        BertTasksError: The main process raised it. Every process raises it, so that none waits forever. An OSError
             becomes a UsageError that names the file.
     """
-    outcome: list[tuple[Result | None, tuple[int, str] | None]] = [(None, None)]
+    result, error = None, None
     if accelerator.is_main_process:
         try:
-            outcome = [(work(), None)]
-        except (BertTasksError, OSError) as error:
-            if accelerator.num_processes == 1:
-                raise
-            failed = error if isinstance(error, BertTasksError) else UsageError(os_error_message(error))
-            outcome = [(None, (failed.exit_code, str(failed)))]
+            result = work()
+        except (BertTasksError, OSError) as raised:
+            error = raised
+    return cast("Result", _share(accelerator, result, error))
+
+
+@contextmanager
+def main_process_first(accelerator: Accelerator) -> Iterator[None]:
+    """Runs the block on the main process, then on the others, which find the results of the first in the cache.
+
+    Raises:
+        BertTasksError: See ``broadcast_from_main``.
+
+    Example::
+
+        with main_process_first(accelerator):
+            table = read_table("train.csv", columns=columns)
+    """
+    error: BertTasksError | OSError | None = None
+    if not accelerator.is_main_process:
+        _share(accelerator, None, None)
+    try:
+        yield
+    except (BertTasksError, OSError) as raised:
+        if not accelerator.is_main_process:
+            raise
+        error = raised
+    if accelerator.is_main_process:
+        _share(accelerator, None, error)
+
+
+def _share(accelerator: Accelerator, result: Result | None, error: BertTasksError | OSError | None) -> Result | None:
+    """Returns the main process's result on every process, or raises its error on every process."""
+    if error is not None and accelerator.num_processes == 1:
+        raise error
+    failure = None
+    if error is not None:
+        shared = error if isinstance(error, BertTasksError) else UsageError(os_error_message(error))
+        failure = (shared.exit_code, str(shared))
+    outcome: list[tuple[Result | None, tuple[int, str] | None]] = [(result, failure)]
     broadcast_object_list(outcome)
     result, failure = outcome[0]
     if failure is not None:
         code, text = failure
         kinds = (UsageError, DataError, CheckpointError, ClosedPipeError)
-        failure_error = next((kind for kind in kinds if kind.exit_code == code), BertTasksError)(text)
-        failure_error.collective = True
-        raise failure_error
-    return cast("Result", result)
-
-
-def main_process_first(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
-    """Calls a function on the main process, then on the others, which find its results in the cache.
-
-    Raises:
-        BertTasksError: see ``broadcast_from_main``.
-    """
-    own: list[Result] = []
-    broadcast_from_main(accelerator, lambda: own.append(work()))
-    return own[0] if own else work()
+        copy = next((kind for kind in kinds if kind.exit_code == code), BertTasksError)(text)
+        copy.collective = True
+        raise copy
+    return result
 
 
 def check_agreement(values: Mapping[str, str], *, found_in_data: tuple[str, ...]) -> None:

@@ -7,7 +7,6 @@ Shape legend: N tokens, B sequences, L labels, R rows that a head reads.
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -203,9 +202,7 @@ def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], target: 
     """
     crf = {"head.transitions": model.head.transitions.detach().cpu()} if isinstance(model.head, CRFHead) else None
     try:
-        with atomic_folder(
-            Path(os.path.realpath(target)), staging=workspace / "new", replaced=workspace / "replaced"
-        ) as folder:
+        with atomic_folder(target, staging=workspace / "new", replaced=workspace / "replaced") as folder:
             save_folder(
                 folder,
                 config=saved_config(model.hf_config, model.task, model.reading),

@@ -8,7 +8,6 @@ are sha256 in hexadecimal.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -20,7 +19,9 @@ import stat
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from bert_tasks.errors import PathError, UsageError
 
@@ -61,24 +62,25 @@ def atomic_folder(target: Path, *, staging: Path, replaced: Path) -> Iterator[Pa
     Its files get the mode that the umask asks for, and are flushed to the disk before the folder is renamed.
 
     Args:
-        target: the name that the folder gets. A folder that has it is removed last.
+        target: the name that the folder gets, or a link to it. A folder that has the name is removed last.
         staging: the name of the folder until then.
         replaced: the name of the earlier folder between the two renames. Only after a kill in between it is left and
             ``target`` is missing; the caller decides whether to restore it.
     """
+    target = Path(os.path.realpath(target))
     shutil.rmtree(staging, ignore_errors=True)
     shutil.rmtree(replaced, ignore_errors=True)
     try:
         staging.mkdir()
         yield staging
         flush_files(staging)
-        if exists(target):
+        if target.exists():
             os.replace(target, replaced)
         os.replace(staging, target)
         sync(target.parent)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-        if lexists(replaced) and not lexists(target):
+        if replaced.exists() and not target.exists():
             os.replace(replaced, target)
         shutil.rmtree(replaced, ignore_errors=True)
 
@@ -96,7 +98,7 @@ def locked_workspace(target: Path, *, suffix: str) -> Iterator[Path]:
     Raises:
         UsageError: another process works for the same target, or the folder cannot be created.
     """
-    workspace = sibling_path(resolved(target), prefix=".", suffix=suffix)
+    workspace = sibling_path(Path(os.path.realpath(target)), prefix=".", suffix=suffix)
     try:
         with locked(workspace):
             yield workspace
@@ -114,7 +116,7 @@ def flush_files(folder: Path) -> None:
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
     probe.unlink()
-    for file in filter(is_file, folder.iterdir()):
+    for file in filter(Path.is_file, folder.iterdir()):
         file.chmod(mode)
         sync(file)
     sync(folder)
@@ -170,7 +172,7 @@ def explained_disk_full(error: OSError, partial: Path) -> OSError:
     """The error; that of a full disk states how many bytes of ``partial`` were written and how many are free."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error
-    written = partial.stat().st_size if exists(partial) else 0
+    written = partial.stat().st_size if partial.exists() else 0
     free = shutil.disk_usage(partial.absolute().parent).free
     return OSError(error.errno, f"no space left: {written} bytes written, more needed, {free} bytes free")
 
@@ -208,67 +210,38 @@ def sha256_json(*values: Any) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds a folder for this process. It is created if it is missing, and removed if it is empty at the end.
+    """Holds a folder for this process. Creates the folder if it is missing, and removes it if it is empty at the end.
 
-    The holder is written in the lock file; the kernel releases the lock when the process ends, however that happens. On
-    a file system without locks nothing is held.
+    The kernel releases the lock when the process ends, however it ends. A file system without locks holds nothing.
 
     Raises:
-        UsageError: another process holds the folder (the message names the process and its machine), or the folder
-            cannot be created.
+        UsageError: Another process holds the folder, or the folder cannot be created. The message names the process
+            and its machine.
     """
-    created = [path for path in (folder.absolute(), *folder.absolute().parents) if not exists(path)]
+    created = [path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()]
+    file = folder / LOCK
+    lock = FileLock(file, blocking=False, thread_local=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        holder = file.read_text("utf-8").strip() if file.exists() else ""
+        raise UsageError(
+            f"{folder} is in use by another run ({holder}): wait until it ends, or choose another folder"
+        ) from None
     except OSError as error:
-        raise UsageError(f"{folder}: cannot be created ({error.strerror}): choose another output folder") from error
+        if error.errno != errno.ENOLCK:
+            raise UsageError(f"{folder}: cannot be created ({error.strerror}): choose another output folder") from error
     try:
-        file = _acquire(folder / LOCK)
-        try:
-            yield
-        finally:
-            (folder / LOCK).unlink(missing_ok=True)  # before the release: the next process makes a file of its own
-            file.close()
+        with suppress(OSError):  # a full disk: the lock is held, but its file does not name the process
+            file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", "utf-8")
+        yield
     finally:
+        file.unlink(missing_ok=True)  # before the release: the next process makes a file of its own
+        lock.release()
         for path in created:
             with suppress(OSError):  # it is not empty, or another process has just come
                 path.rmdir()
-
-
-def _acquire(path: Path) -> IO[str]:
-    """The open lock file, which is held as long as it is open."""
-    while True:
-        try:
-            file = path.open("a+", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be written ({error.strerror}): choose another output folder") from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The process that held it before may have removed the file after we opened it.
-            current = os.path.samestat(os.fstat(file.fileno()), path.stat())
-        except FileNotFoundError:
-            current = False
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                with file:
-                    file.seek(0)
-                    try:
-                        who = json.loads(file.read(1000))
-                        holder = f"process {int(who['pid'])} on {who['host']}"
-                    except (ValueError, KeyError, TypeError):
-                        holder = "its process is not known yet"
-                raise UsageError(
-                    f"{path.parent} is in use by another run ({holder}): wait until it ends, or choose another folder"
-                ) from None
-            current = True
-        if current:
-            break
-        file.close()
-    file.seek(0)
-    file.truncate()
-    with suppress(OSError):  # a full disk: the lock is held, only its holder is not named
-        os.write(file.fileno(), json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n")
-    return file
 
 
 def exists(path: Path) -> bool:
@@ -326,8 +299,8 @@ def check_writable(folder: Path) -> None:
         UsageError: a file is in the way, or the folder, or the one to create it in, is not writable.
         PathError: the folder cannot be examined.
     """
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if exists(path))
-    if not is_folder(existing):
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
         raise UsageError(f"{existing} is a file, expected a folder: choose another output folder")
     if not os.access(existing, os.W_OK):
         raise UsageError(f"{existing} is not writable: choose another output folder")

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import json
 import os
 import pathlib
 import resource
@@ -13,7 +12,6 @@ import sys
 
 import pytest
 
-from bert_tasks import storage
 from bert_tasks.errors import UsageError
 from bert_tasks.storage import (
     atomic_folder,
@@ -56,9 +54,9 @@ def test_a_held_folder_is_refused_and_its_holder_named(tmp_path, holder):
 def test_the_lock_of_a_dead_process_is_free(tmp_path, holder):
     holder.kill()
     holder.wait(60)
-    assert json.loads((tmp_path / "run" / "run.lock").read_text("utf-8"))["pid"] == holder.pid
+    assert f"process {holder.pid} " in (tmp_path / "run" / "run.lock").read_text("utf-8")
     with locked(tmp_path / "run"):
-        assert json.loads((tmp_path / "run" / "run.lock").read_text("utf-8"))["pid"] == os.getpid()
+        assert f"process {os.getpid()} " in (tmp_path / "run" / "run.lock").read_text("utf-8")
 
 
 def test_nothing_is_left_where_nothing_was_written(tmp_path):
@@ -68,43 +66,6 @@ def test_nothing_is_left_where_nothing_was_written(tmp_path):
     with locked(tmp_path / "a"):
         (tmp_path / "a" / "result").write_text("", "utf-8")
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["result"]
-
-
-def test_a_newcomer_who_comes_while_the_folder_is_taken_away_harms_nobody(tmp_path, monkeypatch):
-    def rmdir(path):
-        (path / "run.lock").write_text("", "utf-8")
-        original(path)
-
-    original = pathlib.Path.rmdir
-    monkeypatch.setattr(pathlib.Path, "rmdir", rmdir)
-    with locked(tmp_path / "run"):
-        pass
-    assert (tmp_path / "run" / "run.lock").exists()
-
-
-def test_a_lock_that_is_removed_while_it_is_taken_is_made_anew(tmp_path, monkeypatch):
-    """The one who held it removes the file between our opening and locking it."""
-
-    def flock(file, operation):
-        if not raced:
-            raced.append(True)
-            (tmp_path / "run.lock").unlink()
-        original(file, operation)
-
-    raced, original = [], storage.fcntl.flock
-    monkeypatch.setattr(storage.fcntl, "flock", flock)
-    with locked(tmp_path):
-        assert json.loads((tmp_path / "run.lock").read_text("utf-8"))["pid"] == os.getpid()
-    assert raced
-
-
-def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
-    def flock(file, operation):
-        raise OSError(storage.errno.ENOLCK, "no locks")
-
-    monkeypatch.setattr(storage.fcntl, "flock", flock)
-    with locked(tmp_path):
-        pass
 
 
 def test_a_full_disk_is_no_matter_of_the_lock(tmp_path):

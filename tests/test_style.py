@@ -18,7 +18,7 @@ PRINTING_MODULES = {"cli.app"}
 BOUNDARIES = {"cli.entry", "cli.training"}
 # Modules and functions that storage alone uses. ``x.replace(y)`` and ``x.rename(y)`` are those of paths: of texts
 # ``replace`` takes two arguments.
-STORAGE_MODULES = {"hashlib", "fcntl"}
+STORAGE_MODULES = {"hashlib", "filelock"}
 STORAGE_FUNCTIONS = {"os.replace", "os.rename", "os.renames", "os.fsync", "Path.replace", "Path.rename", "shutil.move"}
 # Methods through which gradients flow, outside of encoder/, where every function counts.
 DIFFERENTIATED = re.compile(r"^(forward|_?loss\w*|\w+_loss)$")
@@ -218,7 +218,7 @@ BROKEN: list[tuple[Callable[[Source], Iterator[str]], str, str]] = [
     (no_assert, "model.x", "def f(x):\n    assert x"),
     (storage_only, "model.x", "import hashlib"),
     (storage_only, "model.x", "from hashlib import sha256"),
-    (storage_only, "model.x", "def f():\n    import fcntl"),
+    (storage_only, "model.x", "def f():\n    import filelock"),
     (storage_only, "model.x", "def f(path, target):\n    path.replace(target)"),
     (storage_only, "model.x", "def f(path, target):\n    (path / 'x').rename(target)"),
     (storage_only, "model.x", "def f(path, target):\n    os.replace(path, target)"),

@@ -167,9 +167,7 @@ def train_tokenizer(
     try:
         with (
             locked_workspace(target, suffix=".training") as workspace,
-            atomic_folder(
-                Path(os.path.realpath(target)), staging=workspace / "new", replaced=workspace / "replaced"
-            ) as folder,
+            atomic_folder(target, staging=workspace / "new", replaced=workspace / "replaced") as folder,
         ):
             save_tokenizer(tokenizer, folder)
             opened = load_tokenizer(folder, vocab_size=_MOST_TOKENS)

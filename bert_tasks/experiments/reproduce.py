@@ -110,7 +110,8 @@ def reproduce(run: str | Path, *, output_dir: str | Path | None = None, progress
     before, threads = torch.get_num_threads(), metadata.get("threads")
     torch.set_num_threads(before if threads is None else int(threads))
     try:
-        prepared = main_process_first(accelerator, lambda: prepare(recipe))
+        with main_process_first(accelerator):
+            prepared = prepare(recipe)
         for name, now in outputs.data_metadata(prepared.splits).items():
             expected = metadata["data"].get(name, now)["fingerprint"]
             if now["fingerprint"] != expected:

@@ -203,7 +203,8 @@ def search(
     with ExitStack() as stack:
         broadcast_from_main(accelerator, lambda: _check_folder(folder))
         broadcast_from_main(accelerator, lambda: stack.enter_context(locked(folder)))
-        prepared = main_process_first(accelerator, lambda: prepare(loaded))
+        with main_process_first(accelerator):
+            prepared = prepare(loaded)
         searched = _Search(prepared, loaded.search, folder, stack, progress=progress)
         broadcast_from_main(accelerator, lambda: searched.begin(overwrite=overwrite))
         return searched.run(compare_random=compare_random)

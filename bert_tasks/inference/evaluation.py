@@ -313,14 +313,11 @@ def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: 
     accelerator = make_accelerator()
     run = _run_of(model.to(accelerator.device), dtype)
     data, reading = as_trained(model, data, reading)
-
-    def load() -> tuple[RowTable, Samples]:
+    with main_process_first(accelerator):
         table = load_table(data, model.task, reading=reading)
         if len(table) == 0:
             raise DataError(f"{table.source}: no rows to evaluate")
-        return table, tokenized(table, model.task, model)
-
-    table, samples = main_process_first(accelerator, load)
+        samples = tokenized(table, model.task, model)
     if accelerator.is_main_process:
         unknown = unknown_tokens(samples, model).warnings(vocabulary_name(model))
         for note in (*model.task.cut_notes(Truncation.of(samples.features, rows=len(table))), *unknown):

@@ -277,17 +277,16 @@ class _TableRun:
             data = given = in_memory(data, task)
         data, options = as_trained(predictor.model, data, options, read_labels=False)
         run = replace(self, predictor=replace(predictor, given=given, names=options.columns))
-        load = partial(
-            load_table,
-            data,
-            task,
-            reading=options,
-            labels="optional" if destination.rendered and task.renders_labels else "unread",
-            name=name,
-            passthrough="none" if destination.rendered else predictor.writing.keep_columns,
-            skip_faulty=predictor.writing.on_error == "skip",
-        )
-        table = main_process_first(self.accelerator, load)
+        with main_process_first(self.accelerator):
+            table = load_table(
+                data,
+                task,
+                reading=options,
+                labels="optional" if destination.rendered and task.renders_labels else "unread",
+                name=name,
+                passthrough="none" if destination.rendered else predictor.writing.keep_columns,
+                skip_faulty=predictor.writing.on_error == "skip",
+            )
         fingerprints = gather_object([table.fingerprint])
         other = next((rank for rank, one in enumerate(fingerprints) if one != fingerprints[0]), None)
         if other is not None:

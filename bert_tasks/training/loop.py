@@ -247,14 +247,12 @@ class Trainer:
             UsageError: a tracker cannot start, and no step is completed yet.
         """
         model, splits, run, is_main = self.model, self.splits, self.run, self.accelerator.is_main_process
-        samples, self.validation = main_process_first(
-            self.accelerator,
-            lambda: (
-                tokenized(splits.train, model.task, model),
-                {name: (tokenized(table, model.task, model), table) for name, table in splits.validation.items()},
-            ),
-        )
-        main_process_first(self.accelerator, lambda: self.objective.begin(samples.features, self.accelerator.device))
+        with main_process_first(self.accelerator):
+            samples = tokenized(splits.train, model.task, model)
+            self.validation = {
+                name: (tokenized(table, model.task, model), table) for name, table in splits.validation.items()
+            }
+            self.objective.begin(samples.features, self.accelerator.device)
         model.encoder.gradient_checkpointing = self.model_settings.get("gradient_checkpointing", False)
         self.steps = OptimizerSteps(
             objective=self.objective, samples=samples, optim=self.optim, seed=run.seed, accelerator=self.accelerator

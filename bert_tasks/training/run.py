@@ -196,7 +196,9 @@ def trained(
     check_installed(recipe.run.trackers)
     accelerator = make_accelerator(recipe.optim.mixed_precision)
     broadcast_from_main(accelerator, lambda: outputs.check_folder(_folder(recipe)))
-    trainer = build_trainer(main_process_first(accelerator, lambda: prepare(recipe)), callback)
+    with main_process_first(accelerator):
+        prepared = prepare(recipe)
+    trainer = build_trainer(prepared, callback)
     return trainer, trainer.train(overwrite=overwrite, progress=progress)
 
 
