@@ -41,6 +41,8 @@ CONFINED: dict[str, tuple[str, ...]] = {
 }
 TOKENIZER_NAMES = {
     "AutoTokenizer",
+    "CONFIG_MAPPING",  # AutoTokenizer chooses a class by the class of a configuration
+    "PreTrainedConfig",
     "PreTrainedTokenizerBase",
     "PreTrainedTokenizerFast",
     "BertTokenizer",

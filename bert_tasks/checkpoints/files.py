@@ -4,6 +4,7 @@ Every failure names the file and says what is wrong with it.
 """
 
 import json
+import re
 import stat
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,6 +12,9 @@ from typing import Any, NoReturn
 from bert_tasks.errors import CheckpointError
 
 MAX_CONFIG_BYTES = 16 * 2**20
+# Bytes without which no text of a JSON file holds a surrogate: it is escaped, encoded as if it were a character, or the
+# file is in UTF-16 or UTF-32.
+_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\0")
 
 
 def refuse(path: Path, reason: str) -> NoReturn:
@@ -40,7 +44,14 @@ def read_json_value(path: Path, *, max_bytes: int) -> Any:
         size = path.stat().st_size
         if size > max_bytes:
             refuse(path, f"{size} bytes are too many, expected at most {max_bytes}")
-        return json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        content = path.read_bytes()
+        value = json.loads(content, parse_constant=_refuse_constant)
+        if _SURROGATES.search(content):
+            json.dumps(value, ensure_ascii=False).encode()  # fails for half of a pair
+        return value
+    except UnicodeEncodeError as error:
+        code = ascii(error.object[error.start])
+        refuse(path, f"a text holds {code}, half of a surrogate pair: remove it, or write the other half, too")
     except (ValueError, RecursionError) as error:
         refuse(path, f"not valid JSON ({error})")
     except OSError as error:

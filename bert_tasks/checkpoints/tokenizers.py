@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, normalizers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    CONFIG_MAPPING,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from bert_tasks.checkpoints.files import checked_file, read_json
 from bert_tasks.checkpoints.hub import TOKENIZER_SETTINGS, VOCABULARIES
@@ -126,10 +132,28 @@ def _split_written_specials(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _opened(folder: Path) -> PreTrainedTokenizerBase:
-    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        folder, trust_remote_code=False, local_files_only=True
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        folder, config=_class_config(folder), trust_remote_code=False, local_files_only=True
     )
-    return found
+    return tokenizer
+
+
+def _class_config(folder: Path) -> PreTrainedConfig:
+    """Returns a configuration with the fields of config.json from which AutoTokenizer chooses a class.
+
+    transformers rejects a config.json for the type of any field, also of fields that no tokenizer depends on.
+    """
+    stated: dict[str, Any] = {}
+    if os.path.lexists(folder / "config.json"):
+        stated = read_json(checked_file(folder, "config.json"), max_bytes=_MAX_BYTES)
+    model_type = stated.get("model_type")
+    config = PreTrainedConfig()
+    if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
+        config = CONFIG_MAPPING[model_type]()
+    for name in ("tokenizer_class", "model_name"):
+        if isinstance(stated.get(name), str):
+            setattr(config, name, stated[name])
+    return config
 
 
 def _opened_sentencepiece(path: Path) -> PreTrainedTokenizerBase:

@@ -434,11 +434,8 @@ def _earlier_run(
         return SeedRun(seed=seed, output_dir=folder, failure=failure)
     model = folder / outputs.MODEL
     task = stated_task(CheckpointFolder.open(model), load_task_class(recipe.task))
-    try:
-        sets = metadata["metrics"]["sets"]
-        result = FitResult.from_summary(summary, output_dir=folder, task=task, validation_sets=sets)
-    except (LookupError, TypeError, AttributeError):
-        raise UsageError(f"{folder / outputs.SUMMARY} is damaged") from None
+    sets = metadata["metrics"]["sets"]
+    result = FitResult.from_summary(summary, output_dir=folder, task=task, validation_sets=sets)
     return SeedRun(seed=seed, output_dir=folder, result=result)
 
 

@@ -7,16 +7,18 @@ seed, k and the trials before it. The file holds ended trials only, so a trial t
 import importlib.util
 import math
 import random
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from bert_tasks.data.problems import shortened
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.recipe.search import Sampler, SearchSection, Space
 from bert_tasks.recipe.toml import literal
-from bert_tasks.storage import sha256
+from bert_tasks.storage import exists, is_file, sha256
 
 if TYPE_CHECKING:
     import optuna
@@ -83,7 +85,7 @@ class Study:
             lower_is_better: the direction of scores.
 
         Raises:
-            CheckpointError: the file cannot be read or written.
+            CheckpointError: the file cannot be read or written, or is not the file of a search.
         """
         import optuna
 
@@ -96,6 +98,7 @@ class Study:
         with self._file_errors():
             from sqlalchemy import URL
 
+            self._check_file()
             url = URL.create("sqlite", database=str(path)).render_as_string()
             self._storage = optuna.storages.RDBStorage(url)
             self._stored = optuna.create_study(
@@ -118,10 +121,12 @@ class Study:
         """
         with self._file_errors():
             before = self._stored.user_attrs.get(_FACTS)
-            if before is None:
+            if before is None and not self._stored.get_trials(deepcopy=False):
                 self._stored.set_user_attr(_FACTS, dict(facts))
                 return
-        different = [name for name in facts if before.get(name) != facts[name]]
+            if not isinstance(before, Mapping):
+                raise ValueError(f"{_FACTS} is {shortened(before)}, expected an object")
+            different = [name for name in facts if before.get(name) != facts[name]]
         if different:
             raise UsageError(
                 f"{self.path} holds trials that cannot be compared with new ones: {', '.join(different)} changed. "
@@ -131,7 +136,13 @@ class Study:
     @property
     def trials(self) -> list[Trial]:
         with self._file_errors():
-            return [self._read(found) for found in self._stored.get_trials(deepcopy=False)]
+            direction = self._stored.direction.name.lower()
+            if direction != self._direction:
+                raise ValueError(f"direction is {direction}, expected {self._direction}")
+            trials = [self._read(found) for found in self._stored.get_trials(deepcopy=False)]
+            if [trial.number for trial in trials] != list(range(len(trials))):
+                raise ValueError("the trials are not numbered 0, 1, 2, and so on")
+            return trials
 
     def suggest(self) -> tuple[int, dict[str, Any]]:
         """The number and the values of the next trial; the same ones until it is added."""
@@ -148,7 +159,8 @@ class Study:
             else samplers.RandomSampler(seed=seed)
         )
         study = optuna.create_study(direction=self._direction, sampler=sampler, pruner=self._pruner())
-        study.add_trials(ended)
+        with self._file_errors():
+            study.add_trials(ended)
         fixed = self._grid[number] if self.sampler == "grid" else self.start if number == 0 else None
         if fixed is not None:
             study.enqueue_trial({key: self._encoded(key, value) for key, value in fixed.items()})
@@ -221,17 +233,48 @@ class Study:
         random.Random(self.seed).shuffle(grid)
         return grid
 
-    def _read(self, found: "optuna.trial.FrozenTrial") -> Trial:
-        is_complete = found.state.name == "COMPLETE"
-        failed = found.user_attrs[_FAILED]
+    def _check_file(self) -> None:
+        """Checks that the file, if there is one, is that of a search: Optuna would add its tables to any other.
+
+        Raises:
+            ValueError, sqlite3.Error: it is something else.
+        """
+        if not exists(self.path):
+            return
+        if not is_file(self.path):
+            raise ValueError("not a file")
+        with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=rw", uri=True)) as connection:
+            names = {name for (name,) in connection.execute("SELECT study_name FROM studies")}
+        if not names <= set(get_args(Sampler)):
+            raise ValueError(f"it holds the study {shortened(min(map(str, names - set(get_args(Sampler)))))}")
+
+    def _read(self, stored: "optuna.trial.FrozenTrial") -> Trial:
+        """Returns a trial of the file.
+
+        Raises:
+            ValueError: a value is one that no trial of this search has.
+        """
+        attributes, is_complete = stored.user_attrs, stored.state.name == "COMPLETE"
+        expected = {
+            "state": (stored.state.name, stored.state.name in ("COMPLETE", "PRUNED")),
+            "score": (stored.value, not is_complete or _is_number(stored.value)),
+            _SECONDS: (attributes.get(_SECONDS), _is_number(attributes.get(_SECONDS))),
+            _NOTE: (attributes.get(_NOTE), isinstance(attributes.get(_NOTE), str)),
+            _FAILED: (attributes.get(_FAILED), isinstance(attributes.get(_FAILED), bool)),
+        }
+        values = self._decoded(stored.params)
+        expected |= {key: (values[key], values[key] in space) for key, space in self.search.space.items()}
+        for name, (value, fits) in expected.items():
+            if not fits:
+                raise ValueError(f"trial {stored.number}: {name} is {shortened(value)}")
         return Trial(
-            number=found.number,
-            values=self._decoded(found.params),
-            score=found.value if is_complete else None,
-            scores=tuple(value for _, value in sorted(found.intermediate_values.items())),
-            state="complete" if is_complete else "failed" if failed else "pruned",
-            seconds=found.user_attrs[_SECONDS],
-            note=found.user_attrs[_NOTE],
+            number=stored.number,
+            values=values,
+            score=stored.value if is_complete else None,
+            scores=tuple(float(value) for _, value in sorted(stored.intermediate_values.items())),
+            state="complete" if is_complete else "failed" if attributes[_FAILED] else "pruned",
+            seconds=attributes[_SECONDS],
+            note=attributes[_NOTE],
         )
 
     def _encoded(self, key: str, value: Any) -> Any:
@@ -240,23 +283,31 @@ class Study:
     def _decoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
         found = {}
         for key, space in self.search.space.items():
-            choices = {literal(choice): choice for choice in space.choices} if space.choices is not None else None
-            found[key] = params[key] if choices is None else choices[params[key]]
+            value = params.get(key)
+            if space.choices is not None:
+                value = {literal(choice): choice for choice in space.choices}.get(str(value))
+            found[key] = value
         return found
 
     @contextmanager
     def _file_errors(self) -> Iterator[None]:
-        from optuna.exceptions import StorageInternalError
+        from optuna.exceptions import OptunaError
         from sqlalchemy.exc import SQLAlchemyError
 
+        damaged = (RuntimeError, LookupError, ValueError, TypeError, AttributeError, AssertionError, ArithmeticError)
         try:
             yield
-        except (StorageInternalError, SQLAlchemyError, RuntimeError, LookupError) as error:
-            reason = str(error.__cause__ if error.__cause__ is not None else error).splitlines()[0]
+        except (OptunaError, SQLAlchemyError, sqlite3.Error, *damaged) as error:
+            cause = error if error.__cause__ is None else error.__cause__
+            reason = next(iter(str(cause).splitlines()), type(cause).__name__)
             raise CheckpointError(
                 f"{self.path}: the trials cannot be read or written ({reason}): is the disk full, or the file damaged? "
                 "Choose another folder, or --overwrite to search again"
             ) from error
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _distribution(space: Space) -> "optuna.distributions.BaseDistribution":

@@ -193,21 +193,31 @@ def _merged_task(folder: CheckpointFolder, kind: type[Task], given: Mapping[str,
     base = {**implied, **stored}
     if is_own or not given:
         try:
-            task = _build(kind, base)
+            task = _build(kind, {**implied, **_typed(kind, stored)})
         except UsageError as error:
             place = f"config.json, key {CONFIG_KEY}" if is_own else "config.json"
             raise CheckpointError(f"{folder.path}: {place}: {error}") from None
         if not given:
             return task
         base = {field.name: getattr(task, field.name) for field in fields(task)}
-    checked = dict(given)
-    for name in given.keys() & {field.name for field in fields(kind)}:
+    checked = _typed(kind, given)
+    return _build(kind, {**kind.compatible_fields(base, checked), **checked})
+
+
+def _typed(kind: type[Task], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries with values of the types of their fields.
+
+    Raises:
+        UsageError: a value has another type.
+    """
+    checked = dict(entries)
+    for name in (field.name for field in fields(kind) if field.name in entries):
         try:
-            checked[name] = typed_setting(kind, name, given[name])
+            checked[name] = typed_setting(kind, name, entries[name])
         except ValidationError as error:
             problem = error.errors()[0]["msg"]
-            raise UsageError(f"{kind.name}: {name} is {given[name]!r}: {problem}") from None
-    return _build(kind, {**kind.compatible_fields(base, checked), **checked})
+            raise UsageError(f"{kind.name}: {name} is {entries[name]!r}: {problem}") from None
+    return checked
 
 
 def _build(kind: type[Task], entries: Mapping[str, Any]) -> Task:

@@ -4,7 +4,6 @@ The folder keeps no predictions: the saved model predicts the rows that the run'
 the same (their fingerprints are in run.json). What cannot be told is reported as missing, not guessed.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from bert_tasks.model.task_model import TaskModel
 from bert_tasks.recipe.schema import load_recipe
 from bert_tasks.tasks.base import Prediction, Task
 from bert_tasks.training import files as outputs
+from bert_tasks.training.records import FoldsRecord, SeedsRecord, read_record
 from bert_tasks.training.run import prepare
 
 _TOLERANCE = 1e-4  # batches are formed anew, so the last digits of a probability may differ
@@ -144,11 +144,8 @@ def gather(folders: Sequence[Path], given: GivenRows | None = None) -> list[Run]
         if not (folder / SEEDS).is_file():
             found.append(folder)
             continue
-        try:
-            runs = json.loads((folder / SEEDS).read_text(encoding="utf-8"))["runs"]
-            found += [folder / f"seed-{int(run['seed'])}" for run in runs if run["failure"] is None]
-        except (ValueError, RecursionError, KeyError, TypeError):
-            raise UsageError(f"{folder / SEEDS} is damaged: name the runs, {folder}/seed-N") from None
+        runs = read_record(folder / SEEDS, SeedsRecord, remedy=f"name the runs, {folder}/seed-N")["runs"]
+        found += [folder / f"seed-{run['seed']}" for run in runs if run["failure"] is None]
     if not found:
         raise UsageError(f"{', '.join(map(str, folders))}: no run has finished there yet")
     places = [Path(os.path.realpath(folder)) for folder in found]
@@ -182,12 +179,9 @@ def _cross_validation(folder: Path, name: str, metadata: dict[str, Any]) -> Run:
     Raises:
         UsageError: folds.json is damaged.
     """
-    try:
-        content = json.loads((folder / FOLDS).read_text(encoding="utf-8"))
-        homes = [folder / f"fold-{int(run['fold'])}" for run in content["runs"]]
-        metric, missing = str(content["metric"]), [f"{note[:1].upper()}{note[1:]}." for note in content["notes"]]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        raise UsageError(f"{folder / FOLDS} is damaged: run the command again to write it anew") from None
+    content = read_record(folder / FOLDS, FoldsRecord, remedy="run the command again to write it anew")
+    homes = [folder / f"fold-{run['fold']}" for run in content["runs"]]
+    metric, missing = content["metric"], [f"{note[:1].upper()}{note[1:]}." for note in content["notes"]]
     recipe, predicted = homes[0] / outputs.RECIPE, tuple[PredictedSet, ...]()
     task, data = None, {**metadata["data"]["train"], "rows": content["rows"]}
     try:

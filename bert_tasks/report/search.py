@@ -1,6 +1,5 @@
 """The page about a hyper-parameter search, from its ``search.json``: trials, slices by key, importance, fresh seeds."""
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from bert_tasks.report.charts import spoken
 from bert_tasks.report.page import page_environment, title_case
 from bert_tasks.tasks.shared.report import Axis, Chart, Line, Scale
 from bert_tasks.training import files as outputs
+from bert_tasks.training.records import SearchRecord, read_record
 
 _RADIUS = 4.5  # of a trial's point
 _MOST_ROWS = 1_000  # of the table of a sampler's trials
@@ -31,11 +31,13 @@ def search_page(folder: Path) -> str:
     """
     recipe = load_recipe(folder / outputs.RECIPE)
     space = {} if recipe.search is None else recipe.search.space
-    try:
-        found = json.loads((folder / SEARCH).read_text(encoding="utf-8"))
-        return _page(folder, found, space)
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        raise UsageError(f"{folder / SEARCH} is damaged: run the search again, which writes it anew") from None
+    remedy = "run the search again, which writes it anew"
+    content = read_record(folder / SEARCH, SearchRecord, remedy=remedy)
+    for trial in (trial for study in content["studies"] for trial in study["trials"]):
+        other = next((key for key in space if trial["values"].get(key) not in space[key]), None)
+        if other is not None:
+            raise UsageError(f"{folder / SEARCH} is damaged: trial {trial['number']}: {other}. {remedy.capitalize()}")
+    return _page(folder, content, space)
 
 
 def _page(folder: Path, found: Mapping[str, Any], space: Mapping[str, Space]) -> str:

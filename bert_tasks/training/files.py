@@ -28,6 +28,7 @@ from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.recipe.schema import OptimSection, RunSection
 from bert_tasks.storage import LOCK, atomic_path, check_writable, is_temporary, remove_temporaries, sha256
 from bert_tasks.training import checkpoints as checkpointing
+from bert_tasks.training.records import EventRecord, RunRecord, SummaryRecord, check_record, read_record
 
 MODEL, CARD = RUN_MODEL, "README.md"
 GENERATOR = RUN_GENERATOR
@@ -93,6 +94,7 @@ NOTED = (
 # Only these extend a finished run.
 EXTENDING = ("optim.epochs", "optim.max_steps", "run.early_stopping_patience")
 _ABSENT = "not set"
+_REMEDY = "choose another folder, or --overwrite to train again"
 _SHOWN = 6  # refused settings in a message
 
 
@@ -105,14 +107,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     path = folder / SUMMARY
     if not path.is_file():
         return None
-    try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        whole = isinstance(summary["metrics"], dict) and isinstance(summary["best_step"], int)
-    except (ValueError, RecursionError, LookupError, TypeError):
-        whole = False
-    if not whole:
-        raise UsageError(f"{path} is damaged: choose another folder, or --overwrite to train again")
-    return summary
+    return read_record(path, SummaryRecord, remedy=_REMEDY)
 
 
 def data_metadata(splits: Splits) -> dict[str, dict[str, Any]]:
@@ -157,14 +152,7 @@ def read_run_metadata(folder: Path) -> dict[str, Any] | None:
     path = folder / RUN
     if not path.is_file():
         return None
-    try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        metadata = None
-    required = ("settings", "metrics")
-    if not isinstance(metadata, dict) or not all(isinstance(metadata.get(key), dict) for key in required):
-        raise UsageError(f"{path} is damaged: choose another folder, or --overwrite to train again")
-    return metadata
+    return read_record(path, RunRecord, remedy=_REMEDY)
 
 
 def clear(folder: Path) -> None:
@@ -211,12 +199,24 @@ def remove_weights(folder: Path, *, keep_model: bool = False) -> None:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl in order; a line that a kill left unfinished does not count."""
+    """The records of metrics.jsonl in order; a line that a kill left unfinished does not count.
+
+    Raises:
+        UsageError: a record is damaged.
+    """
     path = folder / EVENTS
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # a label may hold other line ends
-    return [json.loads(line) for line in lines if _kind_and_step(line)[0]]
+    events: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if _kind_and_step(line)[0]:
+            events.append(json.loads(line))
+            try:
+                check_record(events[-1], EventRecord)
+            except ValueError as error:
+                raise UsageError(f"{path}:{number} is damaged: {error}. Remove the line") from None
+    return events
 
 
 def cut_events(folder: Path, step: int, *, evaluated_step: int) -> None:

@@ -549,11 +549,7 @@ class Trainer:
         self.model.task = task
         self._load_best()
         sets = tuple(self.splits.validation)
-        try:
-            return FitResult.from_summary(summary, output_dir=self.output_dir, task=task, validation_sets=sets)
-        except (LookupError, TypeError, AttributeError):
-            path = self.output_dir / outputs.SUMMARY
-            raise UsageError(f"{path} is damaged: choose another folder, or --overwrite to train again") from None
+        return FitResult.from_summary(summary, output_dir=self.output_dir, task=task, validation_sets=sets)
 
     def _load_best(self) -> None:
         """Loads the weights of ``model/``, which only the main process needs to see."""

@@ -5,6 +5,7 @@ checkpoint, and ``RunFolder``. A run needs no loader state: the order of the sam
 are functions of seed, epoch and step.
 """
 
+import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -15,20 +16,24 @@ from typing import Any, Self
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast, broadcast_object_list
+from pydantic import ValidationError
 from torch import Tensor
 
 from bert_tasks.data.checks import named_splits
 from bert_tasks.data.columns import FAULT
+from bert_tasks.data.problems import shortened
 from bert_tasks.data.splits import Splits
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.metrics.tables import MetricTable, metrics_by_set
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.storage import remove_temporaries
+from bert_tasks.tasks import typed_setting
 from bert_tasks.tasks.base import Task
 from bert_tasks.training import checkpoints as checkpointing
 from bert_tasks.training import files as outputs
 from bert_tasks.training.checkpoints import LoadedCheckpoint, RunState
 from bert_tasks.training.files import Change
+from bert_tasks.training.records import StateRecord, check_record
 from bert_tasks.training.step import OptimizerSteps
 from bert_tasks.training.vocabulary import remap_moment
 
@@ -107,19 +112,28 @@ class TrainerState:
         return {**stored, "tuned": {name: getattr(self.task, name) for name in self.task.fitted_fields}}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
-        """Takes what ``state_dict`` returned."""
-        values = dict(stored)
-        self.task = replace(self.task, **{name: _as_tuples(value) for name, value in values.pop("tuned").items()})
+        """Takes what ``state_dict`` returned.
+
+        Raises:
+            ValueError: it is damaged; the message names the field.
+        """
+        check_record(stored, StateRecord)
+        values, kind = copy.deepcopy(dict(stored)), type(self.task)
+        fitted_fields = values.pop("tuned")
+        if fitted_fields.keys() - set(kind.fitted_fields):
+            raise ValueError(f"tuned has other fields than {', '.join(kind.fitted_fields)}")
+        for name, value in fitted_fields.items():
+            try:
+                fitted_fields[name] = typed_setting(kind, name, value)
+            except ValidationError as error:
+                raise ValueError(f"tuned.{name} = {shortened(value)}: {error.errors()[0]['msg']}") from None
+        self.task = replace(self.task, **fitted_fields)
         for name in _METRICS:
             values[name] = {key: math.nan if value is None else value for key, value in values[name].items()}
         for name, worst in _RANK.items():
             values[name] = worst if values[name] is None else values[name]
         for name, value in values.items():
             setattr(self, name, value)
-
-
-def _as_tuples(value: Any) -> Any:
-    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +214,7 @@ def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> 
     The rows of word embeddings that were trained need not be those that are trained now.
 
     Raises:
-        CheckpointError: it belongs to another model.
+        CheckpointError: it belongs to another model, or is damaged.
     """
     parameters, vocabulary, scaler = steps.checkpoint_parameters(), steps.vocabulary, steps.accelerator.scaler
     own, stored = ({name: value.shape for name, value in part.items()} for part in (parameters, loaded.weights))
@@ -228,9 +242,14 @@ def load_state(loaded: RunState, steps: OptimizerSteps, state: TrainerState) -> 
                 moments[key] = moment.to(parameter.device)
         if parameter.requires_grad and len(moments) == len(_MOMENTS):
             steps.optimizer.optimizer.state[trained] = moments
-    if scaler is not None and loaded.progress["scaler"] is not None:
+    if scaler is not None and loaded.progress.get("scaler") is not None:
         scaler.load_state_dict(loaded.progress["scaler"])
-    state.load_state_dict(loaded.progress["course"])
+    try:
+        state.load_state_dict(loaded.progress.get("course", {}))
+    except ValueError as error:
+        raise CheckpointError(
+            f"ckpt-{loaded.step} is damaged: {error}. Remove it, or start again with --overwrite"
+        ) from None
 
 
 def broadcast_state(accelerator: Accelerator, loaded: RunState | None) -> RunState | None:

@@ -1,0 +1,114 @@
+"""study.db: every single edit of a cell is read or refused, and no other file is taken over."""
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_tasks.errors import CheckpointError
+from bert_tasks.experiments.study import Study, Trial
+from bert_tasks.recipe.search import SearchSection
+from support.damage import REFUSED, cell_edits, exit_code
+
+SPACE = {
+    "learning_rate": {"low": 1e-5, "high": 1e-3, "log": True},
+    "epochs": {"low": 1, "high": 3},
+    "lr_scheduler_type": {"choices": ["linear", "cosine", "wsd"]},
+}
+FACTS = {"the metric": "accuracy"}
+
+
+def opened(path: Path, sampler: Any = "random") -> Study:
+    section = SearchSection.model_validate({"sampler": sampler, **SPACE})
+    study = Study(path, sampler=sampler, search=section, start=None, seed=1, lower_is_better=False)
+    try:
+        study.check_facts(FACTS)
+    except BaseException:
+        study.close()
+        raise
+    return study
+
+
+def resume(path: Path) -> list[Trial]:
+    """What a resumed search reads before its next trial."""
+    study = opened(path)
+    try:
+        trials = study.trials
+        study.suggest()
+    finally:
+        study.close()
+    return trials
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete trial, a pruned and a failed one; read-only."""
+    path = tmp_path_factory.mktemp("study") / "study.db"
+    made = opened(path)
+    for state, scores in (("complete", (0.5, 0.75)), ("pruned", (0.5,)), ("failed", ())):
+        number, values = made.suggest()
+        score = 0.75 if state == "complete" else None
+        made.add(Trial(number=number, values=values, score=score, scores=scores, state=state, note="n", seconds=1.5))  # type: ignore[arg-type]
+    made.close()
+    return path
+
+
+def test_every_edit_of_a_cell_is_read_or_refused(study: Path, tmp_path: Path) -> None:
+    before, edited = resume(study), tmp_path / "study.db"
+    codes = {name: exit_code(lambda: resume(edited)) for name in cell_edits(study, edited, rows=3)}
+    assert {name: code for name, code in codes.items() if code not in (0, *REFUSED)} == {}
+    assert len(codes) > 300
+    assert resume(study) == before
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE trial_user_attributes SET value_json = '\"x\"' WHERE key = 'seconds'", "trial 0: seconds is 'x'"),
+        ("UPDATE trial_user_attributes SET value_json = 'null' WHERE key = 'note'", "trial 0: note is None"),
+        ("UPDATE trial_user_attributes SET value_json = '0' WHERE key = 'failed'", "trial 0: failed is 0"),
+        ("UPDATE trials SET state = 'RUNNING' WHERE number = 1", "trial 1: state is 'RUNNING'"),
+        ("UPDATE trials SET number = 7 WHERE number = 1", "the trials are not numbered"),
+        ("DELETE FROM trial_values", "trial 0: score is None"),
+        ("UPDATE trial_params SET param_value = 7 WHERE param_name = 'optim.epochs'", "trial 0: optim.epochs is 7"),
+        ("DELETE FROM trial_params WHERE param_name = 'optim.learning_rate'", "trial 0: optim.learning_rate is None"),
+        ("UPDATE study_directions SET direction = 'MINIMIZE'", "direction is minimize, expected maximize"),
+        ("DELETE FROM study_user_attributes", "facts is None"),
+        ("UPDATE studies SET study_name = 'mine'", "it holds the study 'mine'"),
+    ],
+)
+def test_the_damage_is_named(statement: str, message: str, study: Path, tmp_path: Path) -> None:
+    shutil.copyfile(study, tmp_path / "study.db")
+    with closing(sqlite3.connect(tmp_path / "study.db")) as connection:
+        connection.execute(statement)
+        connection.commit()
+    with pytest.raises(CheckpointError, match=message) as caught:
+        resume(tmp_path / "study.db")
+    assert str(caught.value).startswith(f"{tmp_path / 'study.db'}: the trials cannot be read or written (")
+
+
+@pytest.mark.parametrize("content", [b"", b"text", "tables", "folder"])
+def test_other_files_are_refused_and_stay_as_they_are(content: bytes | str, tmp_path: Path) -> None:
+    path = tmp_path / "study.db"
+    if content == "folder":
+        path.mkdir()
+    elif content == "tables":
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE notes (text TEXT)")
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(CheckpointError, match="the trials cannot be read or written"):
+        opened(path)
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_another_sampler_adds_its_study(study: Path, tmp_path: Path) -> None:
+    shutil.copyfile(study, tmp_path / "study.db")
+    other = opened(tmp_path / "study.db", "tpe")
+    assert other.trials == []
+    other.close()
+    assert resume(tmp_path / "study.db") == resume(study)
