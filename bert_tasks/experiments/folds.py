@@ -286,7 +286,7 @@ def write_predictions(result: FoldsResult) -> None:
     with whole_file(result.output_dir / PREDICTIONS) as file:
         for row, fold, prediction in zip(result.rows, result.folds, result.predictions, strict=True):
             predicted = prediction.to_json()
-            taken = {field.name for field in fields(prediction)}.union(predicted)
+            taken = {field.name for field in fields(prediction)}
             kept = [name for name in row if name in labels and (labels[name] or name not in predicted)]
             given = {f"{INPUT}{name}" if name in taken else name: plain(row[name]) for name in kept}
             place = {name: row[name] for name in ("line", "file") if name in row}

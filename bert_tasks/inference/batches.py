@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 import numpy as np
 import torch
-from pydantic import BaseModel
 
 from bert_tasks.checkpoints.hub import origin, resolve
 from bert_tasks.data.choices import numbered_columns
@@ -41,7 +40,6 @@ UNTYPED = "prediction"  # the column of JSON of a task that does not say what it
 
 _MOST_LOADED = 4  # models of one process, of which the oldest is dropped
 _FAULTS_SHOWN = 5
-_ON_REQUEST = ("explanation",)  # fields of predictions that nobody can ask for here
 _SIMPLE = {str: "string", float: "float64", int: "int64", bool: "bool_"}  # Python's types -> Arrow's
 # (id of the process, key of the predictor) -> the model. A process that was forked loads its own.
 _loaded: dict[tuple[int, str], tuple[TaskModel, ForwardFn]] = {}
@@ -435,8 +433,8 @@ def _move_to_gpu(model: TaskModel) -> None:
 def prediction_schema(task: Task, *, with_error: bool = False) -> "pyarrow.Schema":
     """The columns of a task's predictions.
 
-    They are the fields of ``Task.prediction_schema``: an object is a struct, and so are numbers by label, with a field
-    for each label. A task that does not state them has one column of JSON.
+    They are the fields of its predictions: an object is a struct, and so are numbers by label, with a field for each
+    label. A task with fields of other types has one column of JSON.
 
     Args:
         with_error: adds the column that says why a row could not be predicted.
@@ -444,7 +442,10 @@ def prediction_schema(task: Task, *, with_error: bool = False) -> "pyarrow.Schem
     import pyarrow
 
     try:
-        fields = [one for one in _arrow_type(task.prediction_schema, task.labels) if one.name not in _ON_REQUEST]
+        if not task.prediction_fields:
+            raise TypeError(f"{task.name} does not say what its predictions hold")
+        hints = get_type_hints(task.prediction_type)
+        fields = [pyarrow.field(name, _arrow_type(hints[name], task.labels)) for name in task.prediction_fields]
     except TypeError:
         fields = [pyarrow.field(UNTYPED, pyarrow.string())]
     return pyarrow.schema([*fields, *([pyarrow.field(ERROR, pyarrow.string())] if with_error else [])])
@@ -457,17 +458,12 @@ def _arrow_type(kind: Any, labels: Sequence[str]) -> "pyarrow.DataType":
     outer, parts = get_origin(kind), [part for part in get_args(kind) if part is not NoneType]
     if outer in (Union, UnionType) and len(parts) == 1:
         return _arrow_type(parts[0], labels)
-    if outer in (list, tuple):
+    if outer in (list, tuple, Sequence):
         return pyarrow.list_(_arrow_type(parts[0], labels))
-    if outer is dict and labels and parts[0] is str:
+    if outer is Mapping and labels and parts[0] is str:
         return pyarrow.struct([(label, _arrow_type(parts[1], labels)) for label in labels])
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        hints = {name: field.annotation for name, field in kind.model_fields.items()}
-    elif is_dataclass(kind) and isinstance(kind, type):
-        hints = get_type_hints(kind)
-    else:
-        simple: pyarrow.DataType = getattr(pyarrow, _SIMPLE[kind])() if kind in _SIMPLE else None
-        if simple is None:
-            raise TypeError(f"{kind} does not say what it holds")
-        return simple
-    return pyarrow.struct([(name, _arrow_type(hint, labels)) for name, hint in hints.items()])
+    if is_dataclass(kind) and isinstance(kind, type):
+        return pyarrow.struct([(name, _arrow_type(hint, labels)) for name, hint in get_type_hints(kind).items()])
+    if kind not in _SIMPLE:
+        raise TypeError(f"{kind} does not say what it holds")
+    return getattr(pyarrow, _SIMPLE[kind])()

@@ -60,7 +60,6 @@ def embed_file(
         layer=layer,
         max_length=max_length,
         prompt=prompt,
-        encoded=destination.form in ("parquet", "npy"),
     )
     embedded = predict_file(loaded, data, output, dtype=dtype, writing=writing, reading=reading, progress=progress)
     return replace(embedded, notes=(*_notes(encoder, cast("Embedding", loaded.task), pooling), *embedded.notes))

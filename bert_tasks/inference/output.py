@@ -12,13 +12,14 @@ import os
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields
 from itertools import chain, combinations
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, Literal, get_args
+from typing import IO, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bert_tasks.checkpoints.load import tensors_digest
 from bert_tasks.data.columns import FAULT, PASSTHROUGH, PassthroughColumns, Row
@@ -58,7 +59,7 @@ from bert_tasks.storage import (
     sibling_path,
 )
 from bert_tasks.tasks import TASKS
-from bert_tasks.tasks.base import Feature, Prediction, Task
+from bert_tasks.tasks.base import Feature, Prediction, Task, float_list
 
 LINE = "line"
 Progress = Callable[[int, int | None], None]  # gets the number of completed rows, and of all rows where it is known
@@ -139,11 +140,7 @@ def passthrough_name(name: str, taken: Container[str]) -> str:
 
 def reserved_names(task: Task) -> set[str]:
     """The fields of a task's predictions, which no column of the input is called; also those made on request only."""
-    for base in type(task).__mro__:
-        for kind in (part for generic in getattr(base, "__orig_bases__", ()) for part in get_args(generic)):
-            if isinstance(kind, type) and issubclass(kind, Prediction) and is_dataclass(kind):
-                return {field.name for field in fields(kind)}
-    return set()
+    return {field.name for field in fields(task.prediction_type)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,6 +375,7 @@ class Predictor:
         model: the model.
         run: what runs a batch in place of the model.
         writing: what is written for each row.
+        encode_vector: see ``Prediction.to_json``.
         names: the task's columns -> the file's.
         given: rows in memory as they were given, which columns are kept from.
     """
@@ -385,6 +383,7 @@ class Predictor:
     model: TaskModel
     run: ForwardFn | None
     writing: WriteOptions
+    encode_vector: Callable[[NDArray[np.float32]], Any] = float_list
     names: Mapping[str, str] | None = None
     given: Sequence[Row] | None = None
 
@@ -420,7 +419,7 @@ class Predictor:
                 cells = row if self.given is None else self.given[number]
                 own = LINE if self.given is None else None
                 kept = {k: plain(v) for k, v in cells.items() if k != own and (keep == "all" or k in keep)}
-            predicted = prediction.to_json()
+            predicted = prediction.to_json(encode_vector=self.encode_vector)
             taken = reserved.union(predicted)
             output: dict[str, Any] = {LINE: row[LINE]} if self.writing.on_error == "skip" else {}
             for name, value in kept.items():

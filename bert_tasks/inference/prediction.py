@@ -25,7 +25,7 @@ from bert_tasks.data.formats import named_format
 from bert_tasks.data.readers import ReadingArguments, ReadOptions
 from bert_tasks.data.table import RowTable, Truncation
 from bert_tasks.data.unknown_tokens import UnknownTokens
-from bert_tasks.data.writers import whole_file
+from bert_tasks.data.writers import vector_text, whole_file
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.environment import installed_version
 from bert_tasks.errors import DataError, UsageError
@@ -61,7 +61,7 @@ from bert_tasks.model.explanation import explainable_task
 from bert_tasks.model.inputs import Data, as_trained, in_memory, load_table, load_trained, vocabulary_name
 from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.task_model import TaskModel
-from bert_tasks.tasks.base import PredictionT, Task
+from bert_tasks.tasks.base import PredictionT, Task, float_list
 
 # The packages whose versions must be equal for an output to be resumed.
 _VERSIONED = ("bert-tasks", "torch", "transformers", "tokenizers", "onnxruntime")
@@ -210,7 +210,13 @@ def predict_file(
     destination.check_task(loaded.task, data, writing)
     if writing.explain:
         explainable_task(loaded, loaded.task, dtype)
-    predictor = Predictor(model=loaded, run=logits_of(loaded, dtype), writing=writing, names=options.columns)
+    predictor = Predictor(
+        model=loaded,
+        run=logits_of(loaded, dtype),
+        writing=writing,
+        encode_vector=vector_text if destination.form in ("parquet", "npy") else float_list,
+        names=options.columns,
+    )
     if is_standard and destination.stream is not None and format not in WHOLE_FORMATS and can_open(STDIN):
         writer = StreamWriter(destination.stream, form=destination.form, raw=writing.csv_raw)
         predicted = predict_stream(predictor, options, writer, destination.rejects, STDIN, progress)

@@ -157,13 +157,8 @@ class Encoder(PretrainedModule):
         layer: int = -1,
         max_length: int | None = None,
         prompt: str | None = None,
-        encoded: bool = False,
     ) -> TaskModel[EmbeddingPrediction]:
-        """A model that shares this encoder's modules and predicts embeddings; the arguments and errors of ``embed``.
-
-        Args:
-            encoded: see ``Embedding``.
-        """
+        """A model that shares this encoder's modules and predicts embeddings; the arguments and errors of ``embed``."""
         states, settings = len(self.encoder.layer_order) + 1, self.sentence_settings
         if type(layer) is not int or not -states <= layer < states:
             raise UsageError(
@@ -184,7 +179,6 @@ class Encoder(PretrainedModule):
                 max_length=self._embedded_length() if max_length is None else max_length,
                 prompt=default_prompt if prompt is None else prompt,
                 lowercase=settings is not None and settings.lowercase,
-                encoded=encoded,
             )
         except ValueError as error:
             raise UsageError(str(error)) from None

@@ -59,7 +59,7 @@ def label_issues(run: Run) -> tuple[LabelIssue, ...]:
         raise UsageError(f"{run.folder}: --label-issues: {' '.join(run.missing)}")
     column = column_of(run.task.columns, "label")
     predicted = run.predicted[0]
-    scores = [prediction.to_json().get("scores") for prediction in predicted.predictions]
+    scores = [getattr(prediction, "scores", None) for prediction in predicted.predictions]
     if column is None or not all(isinstance(one, Mapping) and one.keys() >= set(run.task.labels) for one in scores):
         raise UsageError(
             f"{run.folder}: --label-issues is for rows with one label each and predictions with all probabilities"

@@ -156,7 +156,7 @@ def _add_predict(app: FastAPI, served: AppState) -> None:
         summary="Predict one row, or several",
         name="predict",
         description=documented.__doc__ if explains else "",
-        response_model=served.task.prediction_schema | answers_schema(served.task),
+        response_model=answers_schema(served.task),
         responses={status: {"description": text} for status, text in _REFUSALS.items()},
         route_class_override=PredictRoute,
     )

@@ -21,6 +21,7 @@ from pydantic import (
     FailFast,
     Field,
     JsonValue,
+    PydanticUserError,
     StrictInt,
     StringConstraints,
     Tag,
@@ -143,10 +144,15 @@ def _path(place: Sequence[str | int]) -> list[str | int]:
     return [step if isinstance(step, int) else step[:_LONGEST_KEY].encode(errors="replace").decode() for step in steps]
 
 
-def answers_schema(task: Task) -> type[BaseModel]:
-    """The type of the answer to a list of rows."""
-    predictions: Any = (GenericAlias(list, (task.prediction_schema,)), ...)
-    return create_model("Predictions", predictions=predictions)
+def answers_schema(task: Task) -> Any:
+    """The type of the answers to one row and to a list of rows, for the OpenAPI document."""
+    kind: Any = task.prediction_type
+    try:
+        TypeAdapter(kind)
+    except PydanticUserError:  # a field of an own task that pydantic does not know
+        kind = dict[str, Any]
+    predictions: Any = (GenericAlias(list, (kind,)), ...)
+    return kind | create_model("Predictions", predictions=predictions)
 
 
 def request_schema(task: Task, limits: Limits, names: Mapping[str, str] = MappingProxyType({})) -> Any:

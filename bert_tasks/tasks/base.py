@@ -7,12 +7,13 @@ Shape legend: N tokens, B sequences (windows), S samples (rows or windows), R to
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, NotRequired, Self, TypedDict, get_args, get_origin, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import TypeVar
@@ -43,6 +44,15 @@ _EXAMPLE_TEXTS = (
     "We waited an hour and the soup was cold.",
     "The train leaves at nine from platform two.",
 )
+
+
+NOT_WRITTEN: Mapping[str, Any] = MappingProxyType({"exclude": True})  # pydantic's name, so that OpenAPI lacks it, too
+ON_REQUEST = ("logits", "explanation")  # fields of predictions that only some calls compute
+
+
+def float_list(vector: NDArray[np.float32]) -> list[float]:
+    """Returns the numbers with nine digits, which name a float32 exactly; in double precision they would have more."""
+    return [float(f"{value:.9g}") for value in vector.tolist()]
 
 
 class Feature(TypedDict):
@@ -110,11 +120,40 @@ class FeatureKeys:
 
 
 @dataclass(frozen=True)
-class Prediction(ABC):
-    """What a task predicts for one row: a frozen dataclass whose ``to_json`` can be written as one JSON line."""
+class Prediction:
+    """What a task predicts for one row: a frozen dataclass that is its own schema.
 
-    @abstractmethod
-    def to_json(self) -> dict[str, Any]: ...
+    Its fields are what ``predict`` returns, the keys of the written JSON, Arrow columns, and the server's OpenAPI
+    document. A field with a default is optional: JSON has it only if its value differs from the default. A field with
+    the metadata ``NOT_WRITTEN`` is for metrics and reports only.
+    """
+
+    def to_json(self, *, encode_vector: Callable[[NDArray[np.float32]], Any] = float_list) -> dict[str, Any]:
+        """Returns the written fields as plain values, in the order of the fields.
+
+        Args:
+            encode_vector: Called with the arrays of vectors. Default: a list of numbers.
+        """
+        content: dict[str, Any] = _plain_value(self, encode_vector)
+        return content
+
+
+def _plain_value(value: Any, encode_vector: Callable[[NDArray[np.float32]], Any]) -> Any:
+    if isinstance(value, np.ndarray):
+        return encode_vector(value)
+    if is_dataclass(value):
+        content = {}
+        for field in fields(value):
+            item = getattr(value, field.name)
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            if not field.metadata.get("exclude") and (default is MISSING or item != default):
+                content[field.name] = _plain_value(item, encode_vector)
+        return content
+    if isinstance(value, Mapping):
+        return {key: _plain_value(item, encode_vector) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain_value(item, encode_vector) for item in value]
+    return value
 
 
 # What a task predicts. A model that is loaded by a task's name has predictions of any type for a type checker.
@@ -528,9 +567,19 @@ class Task(ABC, Generic[PredictionT]):
     # The server and model cards.
 
     @property
-    def prediction_schema(self) -> Any:
-        """The pydantic type of ``Prediction.to_json``, for the server's OpenAPI document; default: any object."""
-        return dict[str, Any]
+    def prediction_type(self) -> type[Prediction]:
+        """The dataclass of the task's predictions. Default: the type argument of ``Task``."""
+        for base in type(self).__mro__:
+            for argument in (part for generic in getattr(base, "__orig_bases__", ()) for part in get_args(generic)):
+                if isinstance(argument, type) and issubclass(argument, Prediction):
+                    return argument
+        return Prediction
+
+    @property
+    def prediction_fields(self) -> tuple[str, ...]:
+        """The fields that predictions with these settings have, without those that are computed on request only."""
+        names = [field.name for field in fields(self.prediction_type) if not field.metadata.get("exclude")]
+        return tuple(name for name in names if name not in ON_REQUEST)
 
     @property
     def example_rows(self) -> Sequence[Row]:

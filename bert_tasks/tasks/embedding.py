@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from bert_tasks.data.columns import Column, Row
-from bert_tasks.data.writers import vector_text
 from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import EmbeddingHead, Head
 from bert_tasks.encoder.packing import PackedBatch
@@ -36,18 +35,6 @@ class EmbeddingPrediction(Prediction):
 
     embedding: NDArray[np.float32]
 
-    def to_json(self) -> dict[str, Any]:
-        # Nine digits name a float32 exactly; those of the same number in double precision are twice as many.
-        return {"embedding": [float(f"{value:.9g}") for value in self.embedding.tolist()]}
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EncodedEmbedding(EmbeddingPrediction):
-    """The same, for rows that become a file of vectors."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {"embedding": vector_text(self.embedding)}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding(Task[EmbeddingPrediction]):
@@ -59,7 +46,6 @@ class Embedding(Task[EmbeddingPrediction]):
         depth: how many layers of the encoder run; 0: the embeddings of the tokens.
         prompt: put in front of each text.
         lowercase: whether texts and prompt are changed to lower case.
-        encoded: whether ``to_json`` gives vectors as writers of files take them (``vector_text``).
     """
 
     name: ClassVar[str] = "embedding"
@@ -70,7 +56,6 @@ class Embedding(Task[EmbeddingPrediction]):
     depth: int
     prompt: str = ""
     lowercase: bool = False
-    encoded: bool = False
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -112,8 +97,7 @@ class Embedding(Task[EmbeddingPrediction]):
     def decode(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
     ) -> Sequence[EmbeddingPrediction]:
-        kind = EncodedEmbedding if self.encoded else EmbeddingPrediction
-        return [kind(embedding=vector.float().numpy()) for vector in compact]
+        return [EmbeddingPrediction(embedding=vector.float().numpy()) for vector in compact]
 
     def vector_columns(self, config: EncoderConfig) -> Mapping[str, int]:
         return {"embedding": config.hidden_size}

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -40,7 +39,6 @@ from bert_tasks.tasks.shared.explanation import (
     Explainable,
     ExplainedLogit,
     Explanation,
-    ExplanationJson,
     TokenSpan,
     windows_by_row,
 )
@@ -77,28 +75,6 @@ class ChoicePrediction(Prediction):
     scores: tuple[float, ...]
     logits: tuple[float, ...] | None = None
     explanation: Explanation | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        asked: dict[str, Any] = {} if self.logits is None else {"logits": list(self.logits)}
-        if self.explanation is not None:
-            asked["explanation"] = self.explanation.to_json()
-        return {
-            "label": self.label,
-            "answer": self.answer,
-            "score": self.score,
-            "scores": list(self.scores),
-            **asked,
-        }
-
-
-class ChoiceJson(BaseModel):
-    """The index of the most probable choice, its text, and the probability of every choice in their order."""
-
-    label: int
-    answer: str
-    score: float
-    scores: list[float]
-    explanation: ExplanationJson | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,10 +272,6 @@ class MultipleChoice(Explainable, Task[ChoicePrediction]):
         pairs = labelled(rows, predictions, LABEL)
         place = sole_prediction((one.label for _, one in pairs), (row[LABEL] for row, _ in pairs))
         return None if place is None else f"predicts choice {place} for every row"
-
-    @property
-    def prediction_schema(self) -> type[BaseModel]:
-        return ChoiceJson
 
     @property
     def example_rows(self) -> Sequence[Row]:

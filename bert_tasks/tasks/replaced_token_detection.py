@@ -8,13 +8,12 @@ Shape legend: B windows, N tokens, R masked tokens, V vocabulary.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
@@ -25,7 +24,7 @@ from bert_tasks.encoder.heads import UNIFORM, ReplacedTokenHead, ReplacedTokenOu
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.formulas import MetricFormula, replaced_token_measure
-from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction
+from bert_tasks.tasks.base import NOT_WRITTEN, Feature, FeatureKeys, LossTerm, Prediction
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, mask_features
 from bert_tasks.tasks.masked_language_modeling.task import MaskedLanguageModeling
 from bert_tasks.tasks.shared.corpus import CorpusTask
@@ -51,26 +50,16 @@ class ReplacedTokenPrediction(Prediction):
 
     tokens: tuple[str, ...]
     scores: tuple[float, ...]
-    measured: tuple[tuple[float, bool, bool], ...] = ()
-    ids: tuple[int, ...] = ()
-    originals: tuple[int, ...] = ()
-    excerpt: tuple[tuple[str, str, float], ...] = ()
+    measured: tuple[tuple[float, bool, bool], ...] = field(default=(), metadata=NOT_WRITTEN)
+    ids: tuple[int, ...] = field(default=(), metadata=NOT_WRITTEN)
+    originals: tuple[int, ...] = field(default=(), metadata=NOT_WRITTEN)
+    excerpt: tuple[tuple[str, str, float], ...] = field(default=(), metadata=NOT_WRITTEN)
 
     @property
     def worst(self) -> float:
         """How far the worst score of a token is from what it should be, in evaluation."""
         known = zip(self.ids, self.originals, self.scores, strict=True) if self.originals else ()
         return max((abs((token != original) - score) for token, original, score in known), default=0.0)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"tokens": list(self.tokens), "scores": list(self.scores)}
-
-
-class ReplacedTokenJson(BaseModel):
-    """The tokens of the text, and the probability that each was put in place of another one."""
-
-    tokens: list[str]
-    scores: list[float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,10 +259,6 @@ class ReplacedTokens(CorpusTask[ReplacedTokenPrediction]):
             examples=_examples(pairs, figures),
             figures=figures,
         )
-
-    @property
-    def prediction_schema(self) -> type[BaseModel]:
-        return ReplacedTokenJson
 
 
 def _measure(predictions: Sequence[ReplacedTokenPrediction]) -> MetricFormula:

@@ -131,9 +131,12 @@ def test_the_accuracy_of_masked_tokens_is_not_that_of_texts():
 
     def masks(correct):
         tokens = [0] * correct + [1] * (3 - correct)
-        return tuple(MaskedToken(candidates=(Candidate(score=0.5, token=one),), label=0) for one in tokens)
+        return tuple(
+            MaskedToken(candidates=(Candidate(score=0.5, token=one, token_str="", sequence=""),), label=0)
+            for one in tokens
+        )
 
-    predictions = [[MaskPrediction(row_text="x", masks=masks(count)) for count in model] for model in counts]
+    predictions = [[MaskPrediction(masks=(), measured=masks(count)) for count in model] for model in counts]
     found = compare(*(Results.of(task.report_sections(one, rows), first="accuracy") for one in predictions))
     assert (found.test, found.metric) == (RANDOMISATION, "accuracy")
     gaps = [b - a for a, b in zip(*counts, strict=True)]

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import httpx2
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,8 +69,9 @@ def test_answers_equal_the_models_and_have_the_documented_type(model_of: ModelOf
     assert (one.status_code, many.status_code) == (200, 200)
     assert one.json() == rounded(expected[0])
     assert many.json() == {"predictions": rounded(expected)}
-    TypeAdapter(model.task.prediction_schema).validate_python(one.json())
-    answers_schema(model.task).model_validate(many.json())
+    schema = TypeAdapter(answers_schema(model.task)).json_schema(mode="serialization")
+    jsonschema.validate(one.json(), schema)
+    jsonschema.validate(many.json(), schema)
 
 
 BAD_BODIES: list[tuple[bytes, dict[str, str]]] = [
@@ -349,7 +351,8 @@ def test_the_query_asks_for_an_explanation_of_one_row(model_of: ModelOf, kind: s
         return
     expected = model.predict(rows[0], explain=True)[0].to_json()
     assert asked.json() == rounded(expected)
-    TypeAdapter(model.task.prediction_schema).validate_python(asked.json())
+    schema = TypeAdapter(answers_schema(model.task)).json_schema(mode="serialization")
+    jsonschema.validate(asked.json(), schema)
     assert "one row can be explained, the request has 2" in several.json()["detail"][0]["msg"]
 
 

@@ -38,7 +38,7 @@ def of_tags(tags):
 
 
 def of_answer(text):
-    span = Span(text=text, start=0, end=len(text), probability=1.0, start_logit=0.0, end_logit=0.0)
+    span = Span(text=text, start=0, end=len(text), score=1.0, start_logit=0.0, end_logit=0.0)
     return SpanPrediction(id=None, answer=text, start=0, end=len(text), score=1.0, n_best=[span], best=span)
 
 

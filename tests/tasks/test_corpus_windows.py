@@ -167,4 +167,4 @@ def test_a_model_is_trained_and_evaluated_with_windows_across_documents(
     masked = "We <mask> the film."
     together = saved.predict([LINES[0], masked, LINES[1]])
     assert [len(one.masks) for one in together] == [0, 1, 0]
-    assert together[1].masks[0].candidates[0].token == saved.predict(masked)[0].masks[0].candidates[0].token
+    assert together[1].masks[0][0].token == saved.predict(masked)[0].masks[0][0].token

@@ -59,7 +59,7 @@ def predicted(
     text: str, *, null_odds: float | None = None, name: str | None = None, answer: str | None = None
 ) -> SpanPrediction:
     """A prediction whose best span is ``text`` and whose answer is that too, unless stated."""
-    best = Span(text=text, start=0, end=len(text), start_logit=1.5, end_logit=1.0, probability=0.75)
+    best = Span(text=text, start=0, end=len(text), start_logit=1.5, end_logit=1.0, score=0.75)
     given = text if answer is None else answer
     return SpanPrediction(
         id=name, answer=given, start=0, end=len(given), score=0.75, n_best=(best,), best=best, null_odds=null_odds
@@ -220,7 +220,7 @@ class TestDecode:
                 if spans:
                     weights = [math.exp(score) for _, score in texts]
                     shares = [weight / sum(weights) for weight in weights]
-                    assert [span.probability for span in guess.n_best] == pytest.approx(shares, rel=1e-4)
+                    assert [span.score for span in guess.n_best] == pytest.approx(shares, rel=1e-4)
 
     @settings(max_examples=20, deadline=None)
     @given(
@@ -255,7 +255,7 @@ class TestDecode:
             assert (again.answer == "") == empty
             assert (again.n_best, again.best, again.null_odds) == (guess.n_best, guess.best, guess.null_odds)
             chosen = [span for span in again.n_best if (span.text, span.start) == (again.answer, again.start)]
-            assert again.score in [span.probability for span in chosen]
+            assert again.score in [span.score for span in chosen]
             assert (again.start, again.end) == ((0, 0) if empty else (guess.best.start, guess.best.end))
 
     def test_summaries_are_small_and_sent_alone(self, wordpiece_tokenizer: PreTrainedTokenizerBase) -> None:
@@ -271,8 +271,8 @@ class TestDecode:
         assert V1.decode([], [], []) == []
 
     def test_json(self) -> None:
-        null = Span(text="", start=0, end=0, start_logit=0.5, end_logit=0.25, probability=0.25)
-        best = Span(text="at", start=3, end=5, start_logit=2.0, end_logit=1.0, probability=0.75)
+        null = Span(text="", start=0, end=0, start_logit=0.5, end_logit=0.25, score=0.25)
+        best = Span(text="at", start=3, end=5, start_logit=2.0, end_logit=1.0, score=0.75)
         guess = SpanPrediction(id="q", answer="at", start=3, end=5, score=0.75, n_best=(best, null), best=best)
         content = guess.to_json()
         assert list(content) == ["id", "answer", "start", "end", "score", "n_best"]

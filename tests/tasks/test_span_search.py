@@ -3,6 +3,7 @@
 import pickle
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -79,9 +80,11 @@ def search(questions: Sequence[Question], limits: Limits) -> list[RankedSpans]:
 
 
 def check(found: RankedSpans, expected: Expected) -> None:
-    assert [span[:5] for span in found.n_best] == [span[:5] for span in expected.n_best]
+    assert [replace(span, score=0.0) for span in found.n_best] == [
+        Span(span.text, 0.0, span.start, span.end, span.start_logit, span.end_logit) for span in expected.n_best
+    ]
     shares = [span.probability for span in expected.n_best]
-    assert [span.probability for span in found.n_best] == pytest.approx(shares, rel=1e-9)
+    assert [span.score for span in found.n_best] == pytest.approx(shares, rel=1e-9)
     assert (found.best_at, found.null_at, found.null_odds) == expected[1:]
 
 
@@ -183,12 +186,12 @@ class TestNBest:
         (found,) = search([question], Limits(n_best=3, with_null=True))
         assert texts(found) == ["at seven", "ferry leaves at seven", "at", ""]
         best, second = found.n_best[:2]
-        assert best == Span("at seven", 17, 25, 3.0, 4.0, best.probability)
+        assert best == Span("at seven", best.score, 17, 25, 3.0, 4.0)
         assert found.best == best
-        assert found.null == Span("", 0, 0, 0.5, 0.5, found.n_best[3].probability)
+        assert found.null == Span("", found.n_best[3].score, 0, 0, 0.5, 0.5)
         assert found.null_odds == 1.0 - 7.0
-        assert best.probability / second.probability == pytest.approx(torch.tensor(1.0).exp().item())
-        assert sum(span.probability for span in found.n_best) == pytest.approx(1.0)
+        assert best.score / second.score == pytest.approx(torch.tensor(1.0).exp().item())
+        assert sum(span.score for span in found.n_best) == pytest.approx(1.0)
 
     def test_a_place_taken_by_no_answer_is_not_given_twice(self) -> None:
         question = words(FERRY, {"at": 3.0, "ferry": 2.0}, {"seven": 4.0, "at": 1.0}, null=3.25)
@@ -243,7 +246,7 @@ class TestWindows:
         )
         (found,) = search([Question(FERRY, [early, middle, late])], Limits(n_best=3, with_null=True))
         assert [span.start_logit for span in found.n_best] == [3.0, 2.0, 1.0, -1.5]
-        assert found.null == (*("", 0, 0), -1.5, -1.5, found.n_best[3].probability)
+        assert found.null == Span("", found.n_best[3].score, 0, 0, -1.5, -1.5)
         assert found.null_odds == -3.0 - 4.0
 
     def test_without_a_span_count_for_no_answer_only(self) -> None:
@@ -264,7 +267,9 @@ class TestWindows:
         for question in questions:
             question.windows.insert(0, words("x", {}, {}).windows[0])
         best = [ranked.best for ranked in search(questions, V1)]
-        assert [span[:3] for span in best] == [("answer", start, start + 6) for start in (4, 2, 8)]
+        assert [(span.text, span.start, span.end) for span in best] == [
+            ("answer", start, start + 6) for start in (4, 2, 8)
+        ]
 
 
 class TestNoSpan:
@@ -272,13 +277,13 @@ class TestNoSpan:
 
     def test_without_no_answer(self) -> None:
         (found,) = search([self.EMPTY], V1)
-        assert list(found.n_best) == [Span("", 0, 0, 0.0, 0.0, 0.0)]
-        assert found.best == found.answer(0.0) == Span("", 0, 0, 0.0, 0.0, 0.0)
+        assert list(found.n_best) == [Span("", 0.0, 0, 0, 0.0, 0.0)]
+        assert found.best == found.answer(0.0) == Span("", 0.0, 0, 0, 0.0, 0.0)
         assert (found.null, found.null_odds) == (None, None)
 
     def test_with_no_answer(self) -> None:
         (found,) = search([self.EMPTY], V2)
-        assert list(found.n_best) == [Span("", 0, 0, 1.0, 2.0, 1.0)]
+        assert list(found.n_best) == [Span("", 1.0, 0, 0, 1.0, 2.0)]
         assert found.best == found.null == found.answer(-INF) == found.answer(INF)
         assert found.null_odds == 3.0
 
@@ -312,7 +317,7 @@ class TestTies:
     def test_the_first_window_with_the_lowest_null_score(self) -> None:
         windows = [[Token(1.0, 1.0, None)], [Token(0.0, 1.0, None)], [Token(1.0, 0.0, None)]]
         (found,) = search([Question("", windows)], V2)
-        assert found.null == Span("", 0, 0, 0.0, 1.0, 1.0)
+        assert found.null == Span("", 1.0, 0, 0, 0.0, 1.0)
 
     def test_zeros_of_both_signs_are_equal(self) -> None:
         question = words("a b c", {"a": -0.0, "b": 0.0, "c": -0.0}, {"c": -0.0}, null=-0.0)
@@ -343,7 +348,7 @@ class TestLogits:
         question = words("a b", {"a": 3e38, "b": -3e38}, {"a": -3e38, "b": 1e-45}, null=-3e38)
         (found,) = search([question], Limits(n_best=3, with_null=True))
         assert texts(found)[0] == "a b"
-        assert [span.probability for span in found.n_best][:2] == [1.0, 0.0]
+        assert [span.score for span in found.n_best][:2] == [1.0, 0.0]
 
 
 class TestAnswer:

@@ -41,12 +41,9 @@ class WordNumbers(Prediction):
     words: tuple[str, ...]
     numbers: tuple[float, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"words": list(self.words), "numbers": list(self.numbers)}
-
 
 @dataclass(frozen=True, kw_only=True)
-class WordRegression(Task):
+class WordRegression(Task[WordNumbers]):
     """Settings of the task. ``scale``: what a number is divided by before it is learnt."""
 
     name: ClassVar[str] = "word-regression"

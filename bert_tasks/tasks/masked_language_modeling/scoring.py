@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bert_tasks.tasks.base import Feature
+from bert_tasks.tasks.base import Feature, Prediction
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD
 
 Score = Literal["none", "pppl", "pll-word-l2r"]
@@ -16,7 +16,7 @@ _MOST = 700.0  # exp of more is infinite
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextScore:
+class TextScore(Prediction):
     """The score of a text, and the number of tokens that it is made of; see ``text_score``."""
 
     score: float | None

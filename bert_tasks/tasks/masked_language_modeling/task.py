@@ -9,13 +9,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, islice
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
@@ -28,7 +27,7 @@ from bert_tasks.encoder.config import EncoderConfig
 from bert_tasks.encoder.heads import PretrainingHead, PretrainingOutput, VocabularyHead, VocabularyOutput
 from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
-from bert_tasks.tasks.base import Feature, FeatureKeys, LossTerm, Prediction
+from bert_tasks.tasks.base import NOT_WRITTEN, Feature, FeatureKeys, LossTerm, Prediction
 from bert_tasks.tasks.masked_language_modeling import report
 from bert_tasks.tasks.masked_language_modeling.masking import NO_WORD, mask_features
 from bert_tasks.tasks.masked_language_modeling.scoring import Score, TextScore, scored_copies, text_score
@@ -71,24 +70,24 @@ class Candidate:
 
     score: float
     token: int
-    token_str: str = ""
-    sequence: str = ""
+    token_str: str
+    sequence: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedToken:
-    """What is predicted for one masked token.
+    """What is predicted for a token that was masked to measure the model.
 
     Attributes:
         candidates: the most probable tokens, best first.
-        label: the id of the token that was masked; None where the text has a mask.
+        label: the id of the token that was masked.
         log_probability: of the label.
-        context: ids of the tokens before and after it, as the model saw them; empty without a label.
+        context: ids of the tokens before and after it, as the model saw them.
         label_str, before, after: the texts of both, the latter two of one masked token of a row only.
     """
 
     candidates: tuple[Candidate, ...]
-    label: int | None = None
+    label: int
     log_probability: float = 0.0
     context: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     label_str: str = ""
@@ -103,50 +102,23 @@ class MaskedToken:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskPrediction(Prediction):
-    """The prediction for one row: the candidates of each mask, in the order of the text, or a score of the text.
+    """The prediction for one row.
 
     Attributes:
+        masks: for each mask of the text, in its order, the most probable tokens, best first.
         row_text: the text of the row.
-        masks: of the text, or those that measure the model.
+        measured: the tokens that were masked to measure the model.
         pairs: of each window that was made a pair to measure the model, its label and the prediction.
-        score: of the text, where the setting ``score`` asks for one.
     """
 
-    row_text: str
-    masks: tuple[MaskedToken, ...] = ()
-    pairs: tuple[tuple[int, int], ...] = ()
-    score: TextScore | None = None
-
-    @property
-    def measured(self) -> tuple[MaskedToken, ...]:
-        """The tokens that were masked to measure the model."""
-        return tuple(mask for mask in self.masks if mask.label is not None)
-
-    def to_json(self) -> dict[str, Any]:
-        if self.score is not None:
-            return asdict(self.score)
-        names = [field.name for field in fields(Candidate)]
-        masks = [[{name: getattr(one, name) for name in names} for one in mask.candidates] for mask in self.masks]
-        return {"masks": masks}
-
-
-class CandidateJson(BaseModel):
-    """A token for a mask, and the text with it."""
-
-    score: float
-    token: int
-    token_str: str
-    sequence: str
-
-
-class MasksJson(BaseModel):
-    """For each mask of the text the most probable tokens, best first."""
-
-    masks: list[list[CandidateJson]]
+    masks: tuple[tuple[Candidate, ...], ...]
+    row_text: str = field(default="", metadata=NOT_WRITTEN)
+    measured: tuple[MaskedToken, ...] = field(default=(), metadata=NOT_WRITTEN)
+    pairs: tuple[tuple[int, int], ...] = field(default=(), metadata=NOT_WRITTEN)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedLanguageModeling(CorpusTask[MaskPrediction]):
+class MaskedLanguageModeling(CorpusTask[Any]):
     """Settings of masked language modelling.
 
     Attributes:
@@ -420,29 +392,37 @@ class MaskedLanguageModeling(CorpusTask[MaskPrediction]):
 
     def decode(
         self, compact: Sequence[Tensor], features: Sequence[Feature], rows: Sequence[Row]
-    ) -> list[MaskPrediction]:
+    ) -> list[MaskPrediction | TextScore]:
         windows = Counter(feature["row"] for feature in features)  # none where a row is in the window of another one
         parts = iter(compact)
-        predictions = []
+        predictions: list[MaskPrediction | TextScore] = []
         for number, row in enumerate(rows):
             count = windows[number]
             if self.score != "none":
                 values = [value for _ in range(count) for value in next(parts).tolist()]
-                score = TextScore(score=text_score(values, self.score), tokens=len(values))
-                predictions.append(MaskPrediction(row_text=row["text"], score=score))
+                predictions.append(TextScore(score=text_score(values, self.score), tokens=len(values)))
                 continue
             of_row, pairs = [next(parts).tolist() for _ in range(count)], []
             if self.sentence_objective != "none":
                 pairs = [(int(label), int(found)) for (label, found, *_), *_ in of_row if label != NO_PAIR]
                 of_row = [rows[1:] for rows in of_row]
-            masks = tuple(_masked_token(values) for rows in of_row for values in rows)
-            predictions.append(MaskPrediction(row_text=row["text"], masks=masks, pairs=tuple(pairs)))
+            tokens = [_masked_token(values) for rows in of_row for values in rows]
+            predictions.append(
+                MaskPrediction(
+                    masks=tuple(token.candidates for token in tokens if token.label == _NO_TOKEN),
+                    row_text=row["text"],
+                    measured=tuple(token for token in tokens if token.label != _NO_TOKEN),
+                    pairs=tuple(pairs),
+                )
+            )
         return predictions
 
     def with_texts(
-        self, predictions: Sequence[MaskPrediction], tokenizer: PreTrainedTokenizerBase
-    ) -> Sequence[MaskPrediction]:
+        self, predictions: Sequence[Any], tokenizer: PreTrainedTokenizerBase
+    ) -> Sequence[MaskPrediction | TextScore]:
         """The same with the texts of tokens; of those that were masked, the least probable one of a row gets its."""
+        if self.score != "none":
+            return predictions
         texts: dict[int, str] = {}
 
         def text(token: int) -> str:
@@ -458,15 +438,18 @@ class MaskedLanguageModeling(CorpusTask[MaskPrediction]):
         Raises:
             DataError: no text has a mask.
         """
-        masks, theirs = ([mask for one in side for mask in one.masks] for side in (predictions, others))
+        masks, theirs = (
+            [candidates for one in side for candidates in (*one.masks, *(mask.candidates for mask in one.measured))]
+            for side in (predictions, others)
+        )
         if not masks:
             raise DataError("no text has a mask ([MASK] or <mask>), so that the predictions cannot be compared")
         pairs = zip(masks, theirs, strict=True)
-        return [one.candidates[0].token == other.candidates[0].token for one, other in pairs]
+        return [one[0].token == other[0].token for one, other in pairs]
 
     @property
-    def prediction_schema(self) -> type[BaseModel] | type[TextScore]:
-        return MasksJson if self.score == "none" else TextScore
+    def prediction_type(self) -> type[Prediction]:
+        return MaskPrediction if self.score == "none" else TextScore
 
     @property
     def example_rows(self) -> Sequence[Row]:
@@ -554,27 +537,25 @@ def _masked_token(values: Sequence[float]) -> MaskedToken:
         tuple(token for token in part if token != _NO_TOKEN) for part in (window[:_CONTEXT], window[_CONTEXT + 1 :])
     )
     pairs = zip(best[: len(best) // 2], best[len(best) // 2 :], strict=True)
-    candidates = tuple(Candidate(score=score, token=int(token)) for token, score in pairs)
-    if label == _NO_TOKEN:
-        return MaskedToken(candidates=candidates)
+    candidates = tuple(Candidate(score=score, token=int(token), token_str="", sequence="") for token, score in pairs)
     return MaskedToken(candidates=candidates, label=label, log_probability=log_probability, context=(before, after))
 
 
 def _with_texts(prediction: MaskPrediction, tokenizer: PreTrainedTokenizerBase, text: Any) -> MaskPrediction:
-    measured = prediction.measured
-    hardest = min(measured, key=lambda mask: mask.log_probability, default=None)
-    spans = [found.span() for found in MASK.finditer(prediction.row_text)]
+    def named(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        return tuple(replace(candidate, token_str=text(candidate.token)) for candidate in candidates)
+
     masks = []
-    for number, mask in enumerate(prediction.masks):
-        named = [replace(one, token_str=text(one.token)) for one in mask.candidates]
-        if mask.label is None:
-            start, end = spans[number]
-            before, after = prediction.row_text[:start], prediction.row_text[end:]
-            named = [replace(one, sequence=_filled(before, one, after, tokenizer)) for one in named]
-        label = "" if mask.label is None else text(mask.label)
+    for place, candidates in zip(MASK.finditer(prediction.row_text), prediction.masks, strict=False):
+        before, after = prediction.row_text[: place.start()], prediction.row_text[place.end() :]
+        masks.append(tuple(replace(one, sequence=_filled(before, one, after, tokenizer)) for one in named(candidates)))
+    hardest = min(prediction.measured, key=lambda mask: mask.log_probability, default=None)
+    measured = []
+    for mask in prediction.measured:
         before, after = (str(tokenizer.decode(list(ids))) if mask is hardest else "" for ids in mask.context)
-        masks.append(replace(mask, candidates=tuple(named), label_str=label, before=before, after=after))
-    return replace(prediction, masks=tuple(masks))
+        label = text(mask.label)
+        measured.append(replace(mask, candidates=named(mask.candidates), label_str=label, before=before, after=after))
+    return replace(prediction, masks=tuple(masks), measured=tuple(measured))
 
 
 def _filled(before: str, candidate: Candidate, after: str, tokenizer: PreTrainedTokenizerBase) -> str:

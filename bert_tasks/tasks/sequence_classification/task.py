@@ -8,14 +8,13 @@ Shape legend: B sequences (windows), S samples (rows), L labels.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from statistics import fmean, pstdev
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, Self
 
 import torch
-from pydantic import BaseModel
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
@@ -42,7 +41,6 @@ from bert_tasks.tasks.shared.explanation import (
     Explainable,
     ExplainedLogit,
     Explanation,
-    ExplanationJson,
     TokenSpan,
     windows_by_row,
 )
@@ -86,50 +84,19 @@ class SequencePrediction(Prediction):
 
     Attributes:
         label: the most probable label; None for regression.
+        labels: several labels only: those whose probability reaches their threshold, in label order.
         score: its probability (softmax; sigmoid for several labels), or the predicted number.
         scores: every label's probability; empty for regression.
-        labels: several labels only: those whose probability reaches their threshold, in label order.
         logits: every label's logit, in label order, if they were asked for; of regression the predicted number.
         explanation: of ``label``, or of the number, if it was asked for.
     """
 
-    label: str | None
-    score: float
-    scores: Mapping[str, float]
+    label: str | None = None
     labels: tuple[str, ...] | None = None
+    score: float
+    scores: Mapping[str, float] = field(default_factory=dict)
     logits: tuple[float, ...] | None = None
     explanation: Explanation | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        asked: dict[str, Any] = {} if self.logits is None else {"logits": list(self.logits)}
-        if self.explanation is not None:
-            asked["explanation"] = self.explanation.to_json()
-        if self.label is None:
-            return {"score": self.score, **asked}
-        chosen = {} if self.labels is None else {"labels": list(self.labels)}
-        return {"label": self.label, **chosen, "score": self.score, "scores": dict(self.scores), **asked}
-
-
-class LabelJson(BaseModel):
-    """The most probable label, its probability, and the probability of every label."""
-
-    label: str
-    score: float
-    scores: dict[str, float]
-    explanation: ExplanationJson | None = None
-
-
-class LabelsJson(LabelJson):
-    """``labels``: those whose probability reaches their threshold."""
-
-    labels: list[str]
-
-
-class NumberJson(BaseModel):
-    """The number that the model predicts."""
-
-    score: float
-    explanation: ExplanationJson | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -530,9 +497,14 @@ class TextClassification(Explainable, Task[SequencePrediction]):
         return [abs(one.score - other.score) <= _NEAR * spread for one, other in pairs]
 
     @property
-    def prediction_schema(self) -> type[BaseModel]:
-        kinds: dict[str, type[BaseModel]] = {"regression": NumberJson, "multi_label_classification": LabelsJson}
-        return kinds.get(self.problem_type, LabelJson)
+    def prediction_fields(self) -> tuple[str, ...]:
+        if self.problem_type == _REGRESSION:
+            return ("score",)
+        return (
+            ("label", "labels", "score", "scores")
+            if self.problem_type == _MULTI_LABEL
+            else ("label", "score", "scores")
+        )
 
     def tune_on_validation(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> Self:
         """Several labels: the threshold of each label that gives it the best F1 on these rows."""

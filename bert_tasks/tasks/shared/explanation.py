@@ -10,11 +10,10 @@ that a token never belongs to two.
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -88,30 +87,6 @@ class Explanation:
     def is_complete(self) -> bool:
         """Whether the contributions add up to the difference of the logits within 1 %."""
         return self.completeness_error <= TOLERANCE
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"words": [asdict(word) for word in self.words]}
-
-
-class WordContributionJson(BaseModel):
-    """A word at the characters ``start`` to ``end - 1`` of a column's text, and its part of the logit."""
-
-    column: str
-    word: str
-    start: int
-    end: int
-    contribution: float
-
-
-class ExplanationJson(BaseModel):
-    """What each word contributed to the logit of ``label``, if an explanation was asked for."""
-
-    label: str | None
-    logit: float
-    baseline_logit: float
-    words: list[WordContributionJson]
-    completeness_error: float
-    steps: int
 
 
 def windows_by_row(features: Sequence[Feature]) -> list[list[int]]:

@@ -170,7 +170,7 @@ def _example(one: _Question) -> Example:
             Remark(name="F1", value=float(one.f1)),
             Remark(name="probability", value=one.prediction.score),
         ),
-        candidates=tuple((cut(span.text, 120), span.probability) for span in one.prediction.n_best[:_BEST]),
+        candidates=tuple((cut(span.text, 120), span.score) for span in one.prediction.n_best[:_BEST]),
     )
 
 

@@ -13,6 +13,7 @@ k = min(K, T) tokens or spans that are considered.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple, overload
@@ -28,15 +29,20 @@ START, END, START_LOGIT, END_LOGIT = range(4)  # columns of candidates
 FAR = 2**40  # farther than any window is long
 
 
-class Span(NamedTuple):
-    """A part of a context in characters, ``context[start:end] == text``; "no answer" is "" at 0."""
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a context in characters, ``context[start:end] == text``; "no answer" is "" at 0.
+
+    Attributes:
+        score: its probability among the best spans of the question.
+    """
 
     text: str
+    score: float
     start: int
     end: int
     start_logit: float
     end_logit: float
-    probability: float
 
 
 class SpanList(Sequence[Span]):
@@ -64,12 +70,14 @@ class SpanList(Sequence[Span]):
         if isinstance(chosen, range):
             return tuple(self[number] for number in chosen)
         start, end = (max(0, character) for character in self._characters[2 * chosen : 2 * chosen + 2])
-        return Span(self._context[start:end], start, end, *self._numbers[chosen].tolist())
+        start_logit, end_logit, score = self._numbers[chosen].tolist()
+        return Span(self._context[start:end], score, start, end, start_logit, end_logit)
 
     def __iter__(self) -> Iterator[Span]:
         starts, ends = ([max(0, character) for character in self._characters[side::2]] for side in (0, 1))
         texts = map(self._context.__getitem__, map(slice, starts, ends))
-        return map(Span, texts, starts, ends, *self._numbers[: len(self)].T.tolist())
+        start_logits, end_logits, scores = self._numbers[: len(self)].T.tolist()
+        return map(Span, texts, scores, starts, ends, start_logits, end_logits)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SpanList) and tuple(self) == tuple(other)

@@ -9,12 +9,11 @@ Shape legend: R tokens of a batch, B windows, T tokens of the longest window, K 
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import BaseModel
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -29,13 +28,12 @@ from bert_tasks.encoder.packing import PackedBatch
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.metrics.squad import squad_v1_metrics, squad_v2_metrics, tune_null_threshold
 from bert_tasks.metrics.tables import MetricTable, metric_table
-from bert_tasks.tasks.base import Feature, LossTerm, Prediction, Task, labelled
+from bert_tasks.tasks.base import NOT_WRITTEN, Feature, LossTerm, Prediction, Task, labelled
 from bert_tasks.tasks.shared.detection import Suggestion, TaskGuess, UserHints
 from bert_tasks.tasks.shared.explanation import (
     Explainable,
     ExplainedLogit,
     Explanation,
-    ExplanationJson,
     TokenSpan,
     windows_by_row,
 )
@@ -68,49 +66,12 @@ class SpanPrediction(Prediction):
         id: of the row, if it has one.
         answer: ``context[start:end]``; "" at 0 says that there is no answer.
         score: its probability among ``n_best``.
-        n_best: the best spans, best first; with ``version_2_with_negative`` "no answer" is among them.
-        best: the best span that is not empty, whatever the threshold says; "no answer" if there is none.
         null_score: start and end logit of "no answer"; None without ``version_2_with_negative``, as is the next.
         null_odds: ``null_score`` minus the score of ``best``; above the threshold the answer is "".
+        n_best: the best spans, best first; with ``version_2_with_negative`` "no answer" is among them.
+        best: the best span that is not empty, whatever the threshold says; "no answer" if there is none.
         explanation: of ``answer``, if it was asked for.
     """
-
-    id: str | None
-    answer: str
-    start: int
-    end: int
-    score: float
-    n_best: Sequence[Span]
-    best: Span
-    null_score: float | None = None
-    null_odds: float | None = None
-    explanation: Explanation | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        named = {} if self.id is None else {"id": self.id}
-        null = {} if self.null_odds is None else {"null_score": self.null_score, "null_odds": self.null_odds}
-        answer = {"answer": self.answer, "start": self.start, "end": self.end, "score": self.score}
-        n_best = [
-            {"text": text, "score": probability, "start": start, "end": end, "start_logit": first, "end_logit": last}
-            for text, start, end, first, last, probability in self.n_best
-        ]
-        asked = {} if self.explanation is None else {"explanation": self.explanation.to_json()}
-        return {**named, **answer, **null, "n_best": n_best, **asked}
-
-
-class CandidateJson(BaseModel):
-    """A part of the context; "" at 0 is "no answer"."""
-
-    text: str
-    score: float
-    start: int
-    end: int
-    start_logit: float
-    end_logit: float
-
-
-class SpanJson(BaseModel):
-    """``context[start:end]``; "" at 0: there is no answer."""
 
     id: str | None = None
     answer: str
@@ -119,8 +80,9 @@ class SpanJson(BaseModel):
     score: float
     null_score: float | None = None
     null_odds: float | None = None
-    n_best: list[CandidateJson]
-    explanation: ExplanationJson | None = None
+    n_best: Sequence[Span]
+    best: Span = field(metadata=NOT_WRITTEN)
+    explanation: Explanation | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,7 +347,7 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
                     answer=answer.text,
                     start=answer.start,
                     end=answer.end,
-                    score=answer.probability,
+                    score=answer.score,
                     n_best=found.n_best,
                     best=found.best,
                     null_score=None if null is None else null.start_logit + null.end_logit,
@@ -455,10 +417,6 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
         return [(one.start, one.answer) == (other.start, other.answer) for one, other in pairs]
 
     @property
-    def prediction_schema(self) -> type[BaseModel]:
-        return SpanJson
-
-    @property
     def example_rows(self) -> Sequence[Row]:
         notice = (
             "The library opens at nine on weekdays and at ten on Saturdays. It is closed on Sundays. "
@@ -514,11 +472,11 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
         if extension not in self.file_formats:
             return super().render(extension, predictions, rows)
         named = dict(zip(_file_ids(prediction.id for prediction in predictions), predictions, strict=True))
-        official = ("text", "probability", "start_logit", "end_logit")
+        official = {"text": "text", "probability": "score", "start_logit": "start_logit", "end_logit": "end_logit"}
         files: dict[str, Mapping[str, Any]] = {
             "": {name: prediction.answer for name, prediction in named.items()},
             "nbest.json": {
-                name: [{field: getattr(span, field) for field in official} for span in one.n_best]
+                name: [{key: getattr(span, field) for key, field in official.items()} for span in one.n_best]
                 for name, one in named.items()
             },
         }

@@ -9,13 +9,12 @@ Shape legend: B windows, R sub-words read (words, for a CRF), W words, L labels.
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from statistics import fmean
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import BaseModel
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
@@ -96,25 +95,6 @@ class TokenPrediction(Prediction):
     scores: tuple[float, ...]
     entities: tuple[EntitySpan, ...]
     logits: tuple[tuple[float, ...], ...] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        asked = {} if self.logits is None else {"logits": [list(word) for word in self.logits]}
-        return {
-            "words": list(self.words),
-            "tags": list(self.tags),
-            "scores": list(self.scores),
-            "entities": [asdict(entity) for entity in self.entities],
-            **asked,
-        }
-
-
-class TagsJson(BaseModel):
-    """A tag and its probability for every word, and the entities that the tags mark."""
-
-    words: list[str]
-    tags: list[str]
-    scores: list[float]
-    entities: list[EntitySpan]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -440,10 +420,6 @@ class TokenClassification(Task[TokenPrediction]):
         """See ``Task``: one value for each word."""
         pairs = zip(predictions, others, strict=True)
         return [tag == other_tag for one, other in pairs for tag, other_tag in zip(one.tags, other.tags, strict=True)]
-
-    @property
-    def prediction_schema(self) -> type[BaseModel]:
-        return TagsJson
 
     @property
     def example_rows(self) -> Sequence[Row]:

@@ -1,0 +1,86 @@
+"""The JSON of each task's prediction: its keys, their order, and which of them only some predictions have."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bert_tasks.tasks.base import Prediction
+from bert_tasks.tasks.embedding import EmbeddingPrediction
+from bert_tasks.tasks.masked_language_modeling.scoring import TextScore
+from bert_tasks.tasks.masked_language_modeling.task import Candidate, MaskPrediction
+from bert_tasks.tasks.multiple_choice import ChoicePrediction
+from bert_tasks.tasks.replaced_token_detection import ReplacedTokenPrediction
+from bert_tasks.tasks.sequence_classification.task import SequencePrediction
+from bert_tasks.tasks.shared.explanation import Explanation, WordContribution
+from bert_tasks.tasks.span_extraction.search import Span
+from bert_tasks.tasks.span_extraction.task import SpanPrediction
+from bert_tasks.tasks.token_classification.task import EntitySpan, TokenPrediction
+
+WORD = WordContribution(column="text", word="fine", start=2, end=6, contribution=0.5)
+EXPLANATION = Explanation(label="good", logit=1.5, baseline_logit=1.0, words=(WORD,), completeness_error=0.0, steps=16)
+OF_NUMBER = Explanation(label=None, logit=1.5, baseline_logit=1.0, words=(), completeness_error=0.0, steps=16)
+EXPLANATION_JSON = (
+    '"explanation": {"label": "good", "logit": 1.5, "baseline_logit": 1.0, "words": [{"column": "text", "word": "fine",'
+    ' "start": 2, "end": 6, "contribution": 0.5}], "completeness_error": 0.0, "steps": 16}'
+)
+SPAN = Span("at", 0.75, 3, 5, 2.0, 1.5)
+SPAN_JSON = '{"text": "at", "score": 0.75, "start": 3, "end": 5, "start_logit": 2.0, "end_logit": 1.5}'
+SCORES = {"bad": 0.25, "good": 0.75}
+ENTITY = EntitySpan(entity_group="LOC", score=0.5, word="Bonn", start=1, end=2)
+CANDIDATE = Candidate(score=0.5, token=7, token_str="x", sequence="a x")
+LINES = [
+    (
+        SequencePrediction(label="good", score=0.75, scores=SCORES),
+        '{"label": "good", "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}}',
+    ),
+    (
+        SequencePrediction(
+            label="good", score=0.75, scores=SCORES, labels=(), logits=(0.0, 1.0), explanation=EXPLANATION
+        ),
+        '{"label": "good", "labels": [], "score": 0.75, "scores": {"bad": 0.25, "good": 0.75}, "logits": [0.0, 1.0], '
+        f"{EXPLANATION_JSON}}}",
+    ),
+    (
+        SequencePrediction(label=None, score=1.5, scores={}, logits=(1.5,), explanation=OF_NUMBER),
+        '{"score": 1.5, "logits": [1.5], "explanation": {"label": null, "logit": 1.5, "baseline_logit": 1.0, '
+        '"words": [], "completeness_error": 0.0, "steps": 16}}',
+    ),
+    (
+        ChoicePrediction(label=1, answer="b", score=0.75, scores=(0.25, 0.75), explanation=EXPLANATION),
+        f'{{"label": 1, "answer": "b", "score": 0.75, "scores": [0.25, 0.75], {EXPLANATION_JSON}}}',
+    ),
+    (
+        SpanPrediction(id=None, answer="at", start=3, end=5, score=0.75, n_best=(SPAN,), best=SPAN),
+        f'{{"answer": "at", "start": 3, "end": 5, "score": 0.75, "n_best": [{SPAN_JSON}]}}',
+    ),
+    (
+        SpanPrediction(
+            id="q", answer="", start=0, end=0, score=0.5, n_best=(SPAN,), best=SPAN, null_score=1.0, null_odds=-2.5
+        ),
+        '{"id": "q", "answer": "", "start": 0, "end": 0, "score": 0.5, "null_score": 1.0, "null_odds": -2.5, '
+        f'"n_best": [{SPAN_JSON}]}}',
+    ),
+    (
+        TokenPrediction(words=("in", "Bonn"), tags=("O", "B-LOC"), scores=(0.5, 0.5), entities=(ENTITY,)),
+        '{"words": ["in", "Bonn"], "tags": ["O", "B-LOC"], "scores": [0.5, 0.5], "entities": [{"entity_group": "LOC", '
+        '"score": 0.5, "word": "Bonn", "start": 1, "end": 2}]}',
+    ),
+    (
+        TokenPrediction(words=("in",), tags=("O",), scores=(0.5,), entities=(), logits=((0.5, 1.0),)),
+        '{"words": ["in"], "tags": ["O"], "scores": [0.5], "entities": [], "logits": [[0.5, 1.0]]}',
+    ),
+    (
+        MaskPrediction(row_text="a [MASK]", masks=((CANDIDATE,),)),
+        '{"masks": [[{"score": 0.5, "token": 7, "token_str": "x", "sequence": "a x"}]]}',
+    ),
+    (MaskPrediction(row_text="a", masks=()), '{"masks": []}'),
+    (TextScore(score=None, tokens=0), '{"score": null, "tokens": 0}'),
+    (ReplacedTokenPrediction(tokens=("a", "b"), scores=(0.25, 0.5)), '{"tokens": ["a", "b"], "scores": [0.25, 0.5]}'),
+    (EmbeddingPrediction(embedding=np.array([0.1, -2.0], np.float32)), '{"embedding": [0.100000001, -2.0]}'),
+]
+
+
+@pytest.mark.parametrize(("prediction", "line"), LINES)
+def test_a_written_line_has_these_keys_in_this_order(prediction: Prediction, line: str) -> None:
+    assert json.dumps(prediction.to_json()) == line
