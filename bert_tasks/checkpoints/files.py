@@ -70,7 +70,7 @@ def checked_file(folder: Path, name: str) -> Path:
     except OSError as error:
         dangling = isinstance(error, FileNotFoundError) and path.is_symlink()
         refuse(path, "a link to a file that does not exist" if dangling else f"{error.strerror}")
-    except ValueError:  # a null character, or half of a surrogate pair, which JSON can hold
+    except ValueError:  # a null character
         refuse(folder, f"{name!a} cannot be the name of a file")
     if not stat.S_ISREG(mode):
         refuse(path, "not a regular file")

@@ -157,8 +157,6 @@ class TrialRecord(_Record):
     number: Count
     values: dict[str, Any]
     score: Number
-    state: str
-    seconds: Number
     note: str
 
 

@@ -44,7 +44,8 @@ def full(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished_run(folder: Path, model: Path) -> Path:
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps({"settings": {}}))
-    (folder / "metrics.json").write_text(json.dumps({"metrics": {}, "best_step": 1}))
+    summary = {"metrics": {}, "last_metrics": {}, "best_step": 1, "steps": 1, "train_seconds": 0.5}
+    (folder / "metrics.json").write_text(json.dumps({**summary, "stopped_early": False, "notes": []}))
     copied(model, folder / "model")
     return folder
 

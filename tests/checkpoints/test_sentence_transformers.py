@@ -97,7 +97,7 @@ def test_a_prompt_may_be_left_out_of_the_pooling(tmp_path: Path) -> None:
         ({"config_sentence_transformers": {"default_prompt_name": ["a"], "prompts": {"a": "b"}}}, r"\['a'\], expected"),
         ({"config_sentence_transformers": {"default_prompt_name": "q", "prompts": {"a": "b"}}}, "is 'q', expected the"),
         ({"config_sentence_transformers": {"default_prompt_name": "q"}}, "is 'q', expected the name of one of the"),
-        ({"modules": [{"type": "x.Pooling", "path": "1_\ud800"}]}, r"'1_\\ud800/config.json' cannot be the name"),
+        ({"modules": [{"type": "x.Pooling", "path": "1_\ud800"}]}, r"'\\ud800', half of a surrogate pair"),
     ],
 )
 def test_damaged_files_are_named(files: dict[str, Any], message: str, tmp_path: Path) -> None:

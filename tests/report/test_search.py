@@ -39,7 +39,7 @@ def study(sampler, trials):
 def page_of(tmp_path):
     (tmp_path / "recipe.toml").write_text(
         'task = "sequence-classification"\n[model]\nname = "m"\n[data]\ntrain = "t.csv"\nvalidation = "v.csv"\n'
-        "[search]\nlearning_rate = {low = 1e-5, high = 1e-3, log = true}\nbatch_size = {low = 3, high = 5}\n"
+        "[search]\nlearning_rate = {low = 1e-5, high = 1e-3, log = true}\nbatch_size = {low = 3, high = 6}\n"
         "settings.max_length = {choices = [16, 32]}\n",
         "utf-8",
     )
