@@ -403,15 +403,6 @@ def report(
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Scores for each value of this column of the rows' file or of the task."),
     ] = None,
-    by_length: Annotated[
-        bool, typer.Option("--by-length", help="Scores of rows of similar length, in four groups.")
-    ] = False,
-    by_confidence: Annotated[
-        bool,
-        typer.Option(
-            "--by-confidence", help="Scores of rows whose predictions are similarly probable, in four groups."
-        ),
-    ] = False,
     mistakes: Annotated[
         Path | None,
         typer.Option(help="A .csv, .tsv or .jsonl file for wrongly predicted rows, the most confident first."),
@@ -437,8 +428,6 @@ def report(
         output,
         data=data,
         by=[] if by is None else by,
-        by_length=by_length,
-        by_confidence=by_confidence,
         mistakes=mistakes,
         label_issues=label_issues,
         explain=explain,

@@ -13,8 +13,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bert_tasks.errors import DataError
-from bert_tasks.metrics import formulas
-from bert_tasks.metrics.formulas import Flags, Floats, LabelCounts
+from bert_tasks.metrics.formulas import (
+    Flags,
+    Floats,
+    LabelCounts,
+    class_scores,
+    f1,
+    mean_ranks,
+    multilabel_scores,
+    precision,
+    recall,
+)
 
 
 def classification_metrics(labels: Sequence[int], predictions: Sequence[int], names: Sequence[str]) -> dict[str, float]:
@@ -29,14 +38,8 @@ def classification_metrics(labels: Sequence[int], predictions: Sequence[int], na
         DataError: if the lengths differ, there is no row, or an index is out of range.
     """
     counts = class_counts(labels, predictions, len(names))
-    macro = float(formulas.macro_f1(formulas.occurring(counts)))
-    return {
-        "accuracy": float(formulas.accuracy(counts)),
-        "f1": float(formulas.f1(counts)[1]) if len(names) == 2 else macro,
-        "macro_f1": macro,
-        "matthews_correlation": float(formulas.matthews_correlation(counts)),
-        **_by_label(counts, names),
-    }
+    scores = {name: float(score(counts)) for name, score in class_scores(len(names)).items()}
+    return scores | _by_label(counts, names)
 
 
 def multilabel_metrics(labels: ArrayLike, predictions: ArrayLike, names: Sequence[str]) -> dict[str, float]:
@@ -54,14 +57,8 @@ def multilabel_metrics(labels: ArrayLike, predictions: ArrayLike, names: Sequenc
     if true.ndim != 2 or true.shape[1] != len(names):
         raise DataError(f"Multi-label metrics: shape {true.shape}, expected (rows, {len(names)}), a column per label.")
     counts = LabelCounts(support=true.sum(axis=0), predicted=predicted.sum(axis=0), both=(true & predicted).sum(axis=0))
-    macro = float(formulas.macro_f1(counts, np.ones(len(names), dtype=np.bool_)))
-    return {
-        "accuracy": float((true == predicted).all(axis=1).mean()),
-        "f1": macro,
-        "macro_f1": macro,
-        "micro_f1": float(formulas.micro_f1(counts)),
-        **_by_label(counts, names),
-    }
+    scores = {name: float(score(counts)) for name, score in multilabel_scores(counts.support).items()}
+    return {"accuracy": float((true == predicted).all(axis=1).mean()), **scores, **_by_label(counts, names)}
 
 
 def regression_metrics(labels: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
@@ -87,13 +84,12 @@ def class_counts(labels: ArrayLike, predictions: ArrayLike, class_count: int) ->
 
 
 def _by_label(counts: LabelCounts, names: Sequence[str]) -> dict[str, float]:
-    columns = (
-        ("f1", formulas.f1(counts)),
-        ("precision", formulas.precision(counts)),
-        ("recall", formulas.recall(counts)),
-        ("support", counts.support),
-    )
-    return {f"{metric}_{name}": float(values[index]) for index, name in enumerate(names) for metric, values in columns}
+    columns = {"f1": f1(counts), "precision": precision(counts), "recall": recall(counts), "support": counts.support}
+    return {
+        f"{metric}_{name}": float(values[index])
+        for index, name in enumerate(names)
+        for metric, values in columns.items()
+    }
 
 
 def _aligned(labels: ArrayLike, predictions: ArrayLike) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
@@ -123,11 +119,7 @@ def spearmanr(labels: ArrayLike, predictions: ArrayLike) -> float:
     sides = [values.astype(np.float64) for values in _aligned(labels, predictions)]
     if not all(np.isfinite(side).all() for side in sides):
         return float("nan")
-    ranks = []
-    for side in sides:
-        _, place, repeats = np.unique(side, return_inverse=True, return_counts=True)
-        ranks.append((np.cumsum(repeats) - (repeats - 1) / 2)[place])
-    return pearson(*ranks)
+    return pearson(*map(mean_ranks, sides))
 
 
 def tune_thresholds(labels: ArrayLike, probabilities: ArrayLike) -> tuple[float, ...]:

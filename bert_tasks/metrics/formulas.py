@@ -1,14 +1,13 @@
 """Metric formulas over sufficient statistics: the sums over rows from which a metric follows.
 
-``evaluate`` applies a formula to the sums over all rows; the report applies the same formula to the sums over resampled
-rows. Thus a published value and its interval come from the same arithmetic. A row is what is resampled: a text, a
+``evaluate`` applies a formula to the sums over all rows. The report applies the same formula to the sums over resampled
+rows, so a published value and its interval come from the same arithmetic. A row is what is resampled: a text, a
 sentence with all its words, or a question.
 
-Two metrics of ``classification`` are not formulas of this module: ``pearson`` is computed from the rows themselves,
-which keeps more digits than the sums that resampling needs, and Spearman's correlation does not follow from sums.
+Two metrics of ``classification`` are not formulas of this module. ``pearson`` is computed from the rows themselves,
+which keeps more digits than the sums that resampling needs. Spearman's correlation does not follow from sums.
 
-Shape legend: S rows, G groups of equal rows, Z values that are not 0, K sums, M numbers, R replicates, L labels (or
-entity types, or tags).
+Shape legend: S rows, G groups of equal rows, K sums, M numbers, R replicates, L labels (or entity types, or tags).
 """
 
 import math
@@ -33,48 +32,44 @@ MOST_LABELS = 200  # the most frequent labels have numbers of their own in a ``M
 
 @dataclass(frozen=True, kw_only=True)
 class SufficientStatistics:
-    """What each row adds to K sums; rows that add the same form one group.
-
-    With thousands of labels there are thousands of sums, and a row adds to a few of them only. Therefore only values
-    that are not 0 are stored: ``value[z]`` is what each row of ``group[z]`` adds to the sum ``column[z]``.
+    """What each row adds to K sums. Rows that add the same form one group.
 
     Attributes:
         group_of_row: ``[S]``, the group of each row.
-        group: ``[Z]``.
-        column: ``[Z]``.
-        value: ``[Z]``.
-        columns: K, the number of sums.
+        addends: ``[G, K]``, what a row of each group adds. A ``scipy.sparse.csr_array``, because with thousands of
+            labels a row adds to a few sums only.
     """
 
     group_of_row: Integers
-    group: Integers
-    column: Integers
-    value: Floats
-    columns: int
+    addends: Any
 
     @classmethod
     def of(cls, rows: Floats) -> Self:
-        """From a dense matrix ``[S, K]`` of what each row adds."""
+        """Groups the rows of a dense matrix ``[S, K]`` of what each row adds."""
+        from scipy.sparse import csr_array  # here: 0.2 s, and most commands need no sums
+
         groups, group_of_row = np.unique(rows, axis=0, return_inverse=True)
-        group, column = np.nonzero(groups)
-        return cls(
-            group_of_row=group_of_row, group=group, column=column, value=groups[group, column], columns=rows.shape[1]
-        )
+        return cls(group_of_row=group_of_row, addends=csr_array(groups))
 
     @classmethod
     def of_counts(cls, rows: Iterable[Mapping[int, int]], columns: int) -> Self:
-        """From the columns that each row adds to, and how much."""
+        """Groups rows that are given as the columns that each adds to, and how much."""
+        from scipy.sparse import csr_array
+
         groups: dict[tuple[tuple[int, int], ...], int] = {}
         group_of_row = [groups.setdefault(tuple(sorted(row.items())), len(groups)) for row in rows]
         entries = [(group, column, count) for row, group in groups.items() for column, count in row]
-        group, column, value = np.array(entries, dtype=np.int64).reshape(-1, 3).T
-        return cls(
-            group_of_row=np.array(group_of_row, dtype=np.int64),
-            group=group,
-            column=column,
-            value=value.astype(np.float64),
-            columns=columns,
-        )
+        group, column, count = np.array(entries, dtype=np.int64).reshape(-1, 3).T
+        addends = csr_array((count.astype(np.float64), (group, column)), shape=(len(groups), columns))
+        return cls(group_of_row=np.array(group_of_row, dtype=np.int64), addends=addends)
+
+    def beside(self, other: Self) -> Self:
+        """Returns the statistics of two models of the same rows, with the sums of both: ``[S, K1 + K2]``."""
+        from scipy.sparse import hstack
+
+        pairs, group_of_row = np.unique(np.stack([self.group_of_row, other.group_of_row]), axis=1, return_inverse=True)
+        addends = hstack([self.addends[pairs[0]], other.addends[pairs[1]]], format="csr")
+        return type(self)(group_of_row=group_of_row, addends=addends)
 
     @cached_property
     def sizes(self) -> Integers:
@@ -87,9 +82,9 @@ class SufficientStatistics:
         return len(self.group_of_row)
 
     @property
-    def width(self) -> int:
-        """The length of the longest vector that one replicate needs."""
-        return max(len(self.sizes), len(self.value), self.columns)
+    def columns(self) -> int:
+        """K, the number of sums."""
+        return int(self.addends.shape[1])
 
     @property
     def total(self) -> Floats:
@@ -99,17 +94,8 @@ class SufficientStatistics:
 
     def sums(self, counts: Integers | Floats) -> Floats:
         """``[R, G] -> [R, K]``: the sums over ``counts`` rows of each group."""
-        return sum_by_index(counts[:, self.group] * self.value, self.column, self.columns)
-
-
-def sum_by_index(values: Integers | Floats, index: Integers, size: int) -> Floats:
-    """``[R, Z] -> [R, size]``: column i is the sum of the values whose index is i."""
-    sums = np.zeros((len(values), size))
-    if len(index):
-        order = np.argsort(index, kind="stable")
-        present, starts = np.unique(index[order], return_index=True)
-        sums[:, present] = np.add.reduceat(values[:, order], starts, axis=1)
-    return sums
+        sums: Floats = counts @ self.addends
+        return sums
 
 
 class LabelCounts(NamedTuple):
@@ -118,6 +104,9 @@ class LabelCounts(NamedTuple):
     support: NDArray[Any]
     predicted: NDArray[Any]
     both: NDArray[Any]
+
+
+Score = Callable[[LabelCounts], Floats]  # ``[..., L] -> [...]``, or ``[..., L]`` for one number for each label
 
 
 def ratio(parts: NDArray[Any], wholes: NDArray[Any]) -> Floats:
@@ -135,15 +124,6 @@ def percentage(total: Number, count: Number) -> Number:
 def pooled(counts: LabelCounts) -> LabelCounts:
     """``[..., L] -> [..., 1]``: the counts of all labels as one, for micro averages."""
     return LabelCounts(*(part.sum(axis=-1, keepdims=True) for part in counts))
-
-
-def occurring(counts: LabelCounts) -> LabelCounts:
-    """``[L] -> [<= L]``: without labels that are in neither labels nor predictions.
-
-    A mean over labels is the same with and without them up to the order of additions, and so up to the last digit.
-    """
-    occurs = counts.support + counts.predicted > 0
-    return LabelCounts(*(part[occurs] for part in counts))
 
 
 def precision(counts: LabelCounts) -> Floats:
@@ -174,10 +154,12 @@ def accuracy(counts: LabelCounts) -> Floats:
 
 def macro_f1(counts: LabelCounts, always: Flags | None = None) -> Floats:
     """``[..., L] -> [...]``: the mean F1 over labels that occur, and over those that ``always`` (``[L]``) names."""
-    counted = counts.predicted + counts.support > 0
+    scores, counted = f1(counts), counts.predicted + counts.support > 0
     if always is not None:
         counted = counted | always
-    return ratio(f1(counts).sum(axis=-1), counted.sum(axis=-1))
+    if scores.ndim == 1:
+        scores = scores[counted]  # zeros in between would change the last digit, which is scikit-learn's
+    return ratio(scores.sum(axis=-1), counted.sum(axis=-1))
 
 
 def micro_f1(counts: LabelCounts) -> Floats:
@@ -192,6 +174,51 @@ def matthews_correlation(counts: LabelCounts) -> Floats:
     spreads = [np.sqrt(total * total - (side * side).sum(axis=-1)) for side in (predicted, support)]
     covariance = both.sum(axis=-1) * total - (predicted * support).sum(axis=-1)
     return ratio(covariance, spreads[0] * spreads[1])
+
+
+def class_scores(classes: int) -> dict[str, Score]:
+    """Returns the scores of one class per row. ``f1`` is the F1 of class 1 of two classes, else the macro F1."""
+
+    def second_f1(counts: LabelCounts) -> Floats:
+        return f1(counts)[..., 1]
+
+    return {
+        "accuracy": accuracy,
+        "f1": second_f1 if classes == 2 else macro_f1,
+        "macro_f1": macro_f1,
+        "matthews_correlation": matthews_correlation,
+    }
+
+
+def multilabel_scores(support: NDArray[Any]) -> dict[str, Score]:
+    """Returns the scores of several labels per row.
+
+    A label that is in no row's labels counts as 0 in the macro F1. A replicate that happens to miss a rare label says
+    nothing about that label: its macro F1 is the mean over the others. Which labels are in no row follows from the
+    labels alone, so the predictions of two models can be exchanged.
+
+    Args:
+        support: ``[L]``, how often each label is in the labels of all rows.
+    """
+    absent = support == 0
+
+    def macro(counts: LabelCounts) -> Floats:
+        return macro_f1(counts, absent)
+
+    return {"f1": macro, "macro_f1": macro, "micro_f1": micro_f1}
+
+
+def entity_scores(name: str) -> dict[str, Score]:
+    """Returns precision, recall and F1 of all entity types together; their keys begin with ``name``."""
+
+    def pooled_score(score: Score) -> Score:
+        return lambda counts: score(pooled(counts))[..., 0]
+
+    scores = {"precision": precision, "recall": recall, "f1": entity_f1}
+    return {f"{name}_{key}": pooled_score(score) for key, score in scores.items()}
+
+
+WORD_SCORES: Mapping[str, Score] = {"overall_accuracy": accuracy, "macro_f1": macro_f1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,37 +272,18 @@ def class_measure(labels: Sequence[str], predictions: Sequence[str], names: Sequ
         names: of the classes.
     """
 
-    def class_f1(counts: LabelCounts) -> Floats:
-        return f1(counts)[..., 1] if len(names) == 2 else macro_f1(counts)
-
-    overall = {
-        "accuracy": accuracy,
-        "f1": class_f1,
-        "macro_f1": macro_f1,
-        "matthews_correlation": matthews_correlation,
-    }
     pairs = zip(labels, predictions, strict=True)
     statistics = _label_statistics(([[a], [b], [a] if a == b else []] for a, b in pairs), names)
-    return _label_measure(statistics, names, overall, label_f1=f1)
+    return _label_measure(statistics, names, class_scores(len(names)), label_f1=f1)
 
 
 def multilabel_measure(
     labels: Sequence[Iterable[str]], predictions: Sequence[Iterable[str]], names: Sequence[str]
 ) -> MetricFormula:
-    """The metrics of several labels per row; arguments as in ``class_measure``.
-
-    A label that is in no row's labels counts as 0 in the macro F1. A replicate that happens to miss a rare label says
-    nothing about that label: its macro F1 is that of the others. Which labels are in no row follows from the labels
-    alone, so the predictions of two models can be exchanged.
-    """
+    """Returns the metrics of several labels per row; arguments as in ``class_measure``."""
     pairs = ((set(a), set(b)) for a, b in zip(labels, predictions, strict=True))
     statistics = _label_statistics(((a, b, a & b) for a, b in pairs), names)
-    absent = statistics.total[: len(names)] == 0
-
-    def macro(counts: LabelCounts) -> Floats:
-        return macro_f1(counts, absent)
-
-    return _label_measure(statistics, names, {"f1": macro, "macro_f1": macro, "micro_f1": micro_f1}, label_f1=f1)
+    return _label_measure(statistics, names, multilabel_scores(statistics.total[: len(names)]), label_f1=f1)
 
 
 def word_measure(
@@ -284,8 +292,7 @@ def word_measure(
     """The metrics of sentences whose words have one tag each; arguments as in ``class_measure``."""
     pairs = zip(labels, predictions, strict=True)
     rows = ((a, b, [tag for tag, other in zip(a, b, strict=True) if tag == other]) for a, b in pairs)
-    overall = {"overall_accuracy": accuracy, "macro_f1": macro_f1}
-    return _label_measure(_label_statistics(rows, names), names, overall, label_f1=f1)
+    return _label_measure(_label_statistics(rows, names), names, WORD_SCORES, label_f1=f1)
 
 
 def entity_measure(
@@ -294,11 +301,7 @@ def entity_measure(
     """The metrics of entities; one is correct if its type and both ends are. Arguments as in ``class_measure``."""
     pairs = zip(labels, predictions, strict=True)
     rows = ([[span.type for span in side] for side in (a, b, a & b)] for a, b in pairs)
-    overall = {
-        f"overall_{name}": lambda counts, score=score: score(pooled(counts))[..., 0]
-        for name, score in (("precision", precision), ("recall", recall), ("f1", entity_f1))
-    }
-    return _label_measure(_label_statistics(rows, types), types, overall, label_f1=entity_f1)
+    return _label_measure(_label_statistics(rows, types), types, entity_scores("overall"), label_f1=entity_f1)
 
 
 def _label_statistics(rows: Iterable[Sequence[Iterable[str]]], names: Sequence[str]) -> SufficientStatistics:
@@ -314,9 +317,9 @@ def _label_statistics(rows: Iterable[Sequence[Iterable[str]]], names: Sequence[s
 def _label_measure(
     statistics: SufficientStatistics,
     names: Sequence[str],
-    overall: Mapping[str, Callable[[LabelCounts], Floats]],
+    overall: Mapping[str, Score],
     *,
-    label_f1: Callable[[LabelCounts], Floats],
+    label_f1: Score,
 ) -> MetricFormula:
     """The numbers of the most frequent labels and those over all labels.
 
@@ -457,6 +460,11 @@ def area_under_curve(labels: Flags, scores: Floats) -> float:
     positives, negatives = int(labels.sum()), int((~labels).sum())
     if not positives or not negatives:
         return math.nan
-    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]  # from 1; equal scores share their mean
-    return float((ranks[labels].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+    return float((mean_ranks(scores)[labels].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+
+
+def mean_ranks(values: Floats) -> Floats:
+    """Returns the rank of each value, from 1; equal values share the mean of their ranks."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[places]
+    return ranks

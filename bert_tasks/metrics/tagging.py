@@ -6,16 +6,14 @@ counts as 0. Sentences are the tags of words (not of sub-words), already in IOB2
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bert_tasks.errors import DataError
-from bert_tasks.metrics import formulas
 from bert_tasks.metrics.classification import class_counts
-from bert_tasks.metrics.formulas import LabelCounts
+from bert_tasks.metrics.formulas import WORD_SCORES, LabelCounts, Score, entity_f1, entity_scores, f1, precision, recall
 from bert_tasks.metrics.tables import merged
 
 Sentences = Sequence[Sequence[str]]
@@ -23,11 +21,7 @@ Sentences = Sequence[Sequence[str]]
 _NUMBER = "number"
 _IOB2 = re.compile(r"O|[BI]-.+", re.DOTALL)
 # The keys besides those of each name.
-_WORD_KEYS = ("overall_accuracy", "macro_f1")
-_ENTITY_KEYS = (
-    *("overall_precision", "overall_recall", "overall_f1", "overall_accuracy"),
-    *("strict_overall_precision", "strict_overall_recall", "strict_overall_f1", "invalid_transitions"),
-)
+_ENTITY_KEYS = (*entity_scores("overall"), *entity_scores("strict_overall"), "overall_accuracy", "invalid_transitions")
 
 
 def tagging_metrics(labels: Sentences, predictions: Sentences, *, raw: bool = False) -> dict[str, float]:
@@ -56,8 +50,7 @@ def tagging_metrics(labels: Sentences, predictions: Sentences, *, raw: bool = Fa
         names = sorted({*true, *predicted})
         place = {name: index for index, name in enumerate(names)}
         counts = class_counts([place[tag] for tag in true], [place[tag] for tag in predicted], len(names))
-        overall = {"overall_accuracy": float(formulas.accuracy(counts)), "macro_f1": float(formulas.macro_f1(counts))}
-        return merged(_by_name(names, counts, formulas.f1), overall)
+        return merged(_by_name(names, counts, f1), {name: float(score(counts)) for name, score in WORD_SCORES.items()})
     for name, sentences in (("labels", labels), ("predictions", predictions)):
         _check_iob2(name, sentences)
     return _entity_metrics([list(tags) for tags in labels], [list(tags) for tags in predictions])
@@ -71,7 +64,7 @@ def check_names(tags: Iterable[str], *, raw: bool) -> None:
     """
     names = sorted(set(tags) if raw else {tag[2:] for tag in tags if tag != "O"})
     own = (f"{name}_{score}" for name in names for score in ("precision", "recall", "f1", _NUMBER))
-    merged(dict.fromkeys(own, 0.0), dict.fromkeys(_WORD_KEYS if raw else _ENTITY_KEYS, 0.0))
+    merged(dict.fromkeys(own, 0.0), dict.fromkeys(WORD_SCORES if raw else _ENTITY_KEYS, 0.0))
 
 
 def _check_lengths(labels: Sentences, predictions: Sentences) -> None:
@@ -118,33 +111,27 @@ def _entity_metrics(labels: list[list[str]], predictions: list[list[str]]) -> di
     strict, strict_predicted = (
         set(chain.from_iterable(Entities(side, IOB2).entities)) for side in (labels, predictions)
     )
-    sizes = map(len, (strict, strict_predicted, strict & strict_predicted))
+    strict_counts = LabelCounts(
+        *(np.array([len(side)]) for side in (strict, strict_predicted, strict & strict_predicted))
+    )
     begun = sum(tag.startswith("B-") for tag in chain.from_iterable(predictions))
     return merged(
-        _by_name(types, counts, formulas.entity_f1),
+        _by_name(types, counts, entity_f1),
         {
-            **_overall("overall", counts),
+            **{name: float(score(counts)) for name, score in entity_scores("overall").items()},
             "overall_accuracy": float(sequence_labeling.accuracy_score(labels, predictions)),
-            **_overall("strict_overall", LabelCounts(*(np.array([size]) for size in sizes))),
+            **{name: float(score(strict_counts)) for name, score in entity_scores("strict_overall").items()},
             "invalid_transitions": float(len(predicted) - begun),  # every other entity begins with I-
         },
     )
 
 
-def _overall(name: str, counts: LabelCounts) -> dict[str, float]:
-    """Precision, recall and F1 of all names together."""
-    scores = _by_name([name], formulas.pooled(counts), formulas.entity_f1)
-    return {key: value for key, value in scores.items() if key != f"{name}_{_NUMBER}"}
-
-
-def _by_name(
-    names: Sequence[str], counts: LabelCounts, f1: Callable[[LabelCounts], NDArray[np.float64]]
-) -> dict[str, float]:
+def _by_name(names: Sequence[str], counts: LabelCounts, label_f1: Score) -> dict[str, float]:
     """Precision, recall, F1 and number of each name."""
     columns = {
-        "precision": formulas.precision(counts),
-        "recall": formulas.recall(counts),
-        "f1": f1(counts),
+        "precision": precision(counts),
+        "recall": recall(counts),
+        "f1": label_f1(counts),
         _NUMBER: counts.support,
     }
     return {f"{name}_{key}": float(values[i]) for i, name in enumerate(names) for key, values in columns.items()}

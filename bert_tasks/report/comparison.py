@@ -10,7 +10,7 @@ from typing import Any
 from bert_tasks.errors import UsageError
 from bert_tasks.report.collect import Run
 from bert_tasks.report.results import Results
-from bert_tasks.report.statistics import Estimate, difference, holm, mcnemar_p, randomisation_test
+from bert_tasks.report.statistics import Estimate, difference, holm, randomisation_test
 
 MCNEMAR = "McNemar's exact test"
 RANDOMISATION = "approximate randomisation"
@@ -63,14 +63,14 @@ class Comparison:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """For people."""
-        where = f" on {self.name}" if self.name else ""
-        lines = [f"{self.metric}{where}, {self.rows} {self.unit}, {self.test}:"]
-        for one in self.runs:
-            drawn = "" if one.draws is None else f" of {one.draws:,} draws"
-            p = "" if one.p_adjusted is None else f", p {one.p_adjusted:.3g}{drawn} against {self.runs[0].run}"
-            reason = f", no p: {one.no_p}" if one.no_p else ""
-            lines.append(f"  {one.run}: {'-' if one.value.value is None else f'{one.value.value:.4g}'}{p}{reason}")
+        """Returns a table for people."""
+        on_set = f" on {self.name}" if self.name else ""
+        lines = [f"{self.metric}{on_set}, {self.rows} {self.unit}, {self.test}:"]
+        for run in self.runs:
+            drawn = "" if run.draws is None else f" of {run.draws:,} draws"
+            p = "" if run.p_adjusted is None else f", p {run.p_adjusted:.3g}{drawn} against {self.runs[0].run}"
+            reason = f", no p: {run.no_p}" if run.no_p else ""
+            lines.append(f"  {run.run}: {'-' if run.value.value is None else f'{run.value.value:.4g}'}{p}{reason}")
         return lines
 
 
@@ -100,50 +100,56 @@ def check_comparable(runs: Sequence[Run]) -> None:
             )
 
 
-def compared(runs: Sequence[Run], results: Sequence[Mapping[str, Results]]) -> list[Comparison]:
-    """One comparison for each validation set that all runs have results on."""
-    comparisons = []
-    for name, first in results[0].items():
-        if not all(name in other for other in results):
-            continue
-        metric = first.sections.headline[0]
-        others = [
-            _against_first(run.name, first, each[name], metric) for run, each in zip(runs[1:], results[1:], strict=True)
-        ]
-        adjusted = iter(holm([one.p for one in others if one.p is not None]))
-        rows = [one if one.p is None else replace(one, p_adjusted=next(adjusted)) for one in others]
-        comparison = Comparison(
-            name=name,
-            metric=metric,
-            rows=first.rows,
-            unit=first.sections.unit,
-            percent=first.sections.percent,
-            test=MCNEMAR if _is_share_of_rows(first, metric) else RANDOMISATION,
-            runs=(ComparedRun(run=runs[0].name, value=first.estimates[metric]), *rows),
-        )
-        comparisons.append(comparison)
-    return comparisons
+def compare(runs: Sequence[Run], results: Sequence[Mapping[str, Results]]) -> list[Comparison]:
+    """Returns a comparison for each validation set on which all runs have results."""
+    return [
+        _compare_on(name, [run.name for run in runs], [each[name] for each in results])
+        for name in results[0]
+        if all(name in each for each in results)
+    ]
 
 
-def _is_share_of_rows(results: Results, metric: str) -> bool:
-    """Returns True if McNemar's test applies: the accuracy of masked tokens is not the share of correct texts."""
-    return metric == "accuracy" and results.sections.accuracy_of_rows
+def _compare_on(name: str, runs: Sequence[str], results: Sequence[Results]) -> Comparison:
+    first = results[0]
+    metric = first.sections.headline[0]
+    # The accuracy of masked tokens is not the share of correct texts.
+    test = MCNEMAR if metric == "accuracy" and first.sections.accuracy_of_rows else RANDOMISATION
+    others = [_against_first(run, first, each, metric, test) for run, each in zip(runs[1:], results[1:], strict=True)]
+    adjusted = iter(holm([run.p for run in others if run.p is not None]))
+    others = [run if run.p is None else replace(run, p_adjusted=next(adjusted)) for run in others]
+    return Comparison(
+        name=name,
+        metric=metric,
+        rows=first.rows,
+        unit=first.sections.unit,
+        percent=first.sections.percent,
+        test=test,
+        runs=(ComparedRun(run=runs[0], value=first.estimates[metric]), *others),
+    )
 
 
-def _against_first(run: str, first: Results, other: Results, metric: str) -> ComparedRun:
-    """The share of correct rows by McNemar's test; other metrics by swapping predictions, if both count the same."""
+def _against_first(run: str, first: Results, other: Results, metric: str, test: str) -> ComparedRun:
     if metric not in other.estimates:
         return ComparedRun(run=run, value=Estimate(value=None), no_p=f"it has no {metric}")
-    one, two = first.sections.measure, other.sections.measure
-    found = ComparedRun(run=run, value=other.estimates[metric], difference=difference(one, two, metric))
-    if _is_share_of_rows(first, metric):
+    formulas = first.sections.measure, other.sections.measure
+    compared = ComparedRun(run=run, value=other.estimates[metric], difference=difference(*formulas, metric))
+    if test == MCNEMAR:
         pairs = list(zip(first.sections.results, other.sections.results, strict=True))
         only_first = sum(a.is_correct and not b.is_correct for a, b in pairs)
         only_this = sum(b.is_correct and not a.is_correct for a, b in pairs)
-        return replace(found, p=mcnemar_p(only_first, only_this), only_first=only_first, only_this=only_this)
-    if (one.labels, one.names) != (two.labels, two.names):
-        return replace(found, no_p="its labels are not those of the first run")
-    test = randomisation_test(one, two, metric)
-    if test is None:
-        return replace(found, no_p=f"{metric} has no value in one of the two")
-    return replace(found, p=test.p, draws=test.draws)
+        p = sign_test(only_first, only_this)
+        return replace(compared, p=p, only_first=only_first, only_this=only_this)
+    if (formulas[0].labels, formulas[0].names) != (formulas[1].labels, formulas[1].names):
+        return replace(compared, no_p="its labels are not those of the first run")
+    swaps = randomisation_test(*formulas, metric)
+    if swaps is None:
+        return replace(compared, no_p=f"{metric} has no value in one of the two")
+    return replace(compared, p=swaps.p, draws=swaps.draws)
+
+
+def sign_test(only_first: int, only_second: int) -> float:
+    """Returns the two-sided p-value of McNemar's exact test for rows that only one of two models predicts correctly."""
+    from scipy.stats import binomtest  # here: its import takes 2 s
+
+    total = only_first + only_second
+    return float(binomtest(only_first, total).pvalue) if total else 1.0

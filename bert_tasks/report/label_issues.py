@@ -16,7 +16,7 @@ from bert_tasks.data.columns import Row, column_of
 from bert_tasks.errors import UsageError
 from bert_tasks.report.collect import Run
 
-ISSUE_COLUMNS = ("line", "set", "label", "suggested", "probability", "suggested_probability")
+ISSUE_COLUMNS = ("label", "suggested", "probability", "suggested_probability")
 _LIBRARY = "cleanlab"
 
 
@@ -43,7 +43,7 @@ def check_label_issues() -> None:
         raise UsageError(f"{_LIBRARY} not installed, needed for --label-issues: pip install '.[labels]'")
 
 
-def label_issues(run: Run) -> tuple[LabelIssue, ...]:
+def label_issues_of(run: Run) -> tuple[LabelIssue, ...]:
     """The rows whose label is probably wrong, those with the least probable label first.
 
     Raises:
@@ -107,7 +107,7 @@ def issue_cells(issue: LabelIssue, cells: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "line": issue.row.get("line"),
         **{
-            f"input.{name}" if name in ISSUE_COLUMNS else name: value
+            f"input.{name}" if name in ("line", "set", *ISSUE_COLUMNS) else name: value
             for name, value in cells.items()
             if name != "label"
         },

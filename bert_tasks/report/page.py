@@ -3,7 +3,7 @@
 Owns what is shown where and how numbers are written. The templates and the style sheet are in ``templates/``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,10 +18,12 @@ from bert_tasks.report.charts import display_name, drawn_metrics, overall_metric
 from bert_tasks.report.collect import Run
 from bert_tasks.report.comparison import ASSUMPTIONS, Comparison
 from bert_tasks.report.label_issues import LabelIssue
-from bert_tasks.report.results import FileResults, Results
+from bert_tasks.report.results import FileResults, Results, ScoreRow
 from bert_tasks.report.statistics import LEVEL, REPLICATES, Estimate
-from bert_tasks.tasks.shared.report import Chart, cut, thinned
+from bert_tasks.tasks.shared.report import MOST_EXAMPLES, Chart, cut, thinned
 
+# What a page holds at most, so that it stays small whatever the run has.
+_MOST_LABELS = 200  # rows of its tables by label, divided by the number of data sets or runs
 _MOST_EVALUATIONS = 60  # of their table
 _MOST_ISSUES = 50  # rows whose label is probably wrong
 _MOST_METRICS = 300  # of the table of recorded metrics
@@ -29,8 +31,6 @@ _MOST_NAME = 200  # characters of a metric's name
 _MOST_RECIPE = 20_000  # characters
 _MOST_TEXT = 5_000  # characters of any other text
 _MOST_LABEL = 80  # characters of a label
-_MOST_BYTES = 2_000_000  # of a page
-_SHARES = (1, 2, 4, 8, 16, 32)  # what a page shows of tables and examples: all, a half, ...
 _NOTHING = "\N{EN DASH}"
 
 
@@ -40,66 +40,63 @@ def run_page(
     on_file: FileResults | None = None,
     issues: Sequence[LabelIssue] | None = None,
 ) -> str:
-    """The page about one run, with as much of tables and examples as there is room for.
+    """Returns the page about one run.
 
     Args:
-        run: a run.
-        results: of its validation sets, by name.
-        on_file: of its model on a labelled file.
-        issues: rows whose label is probably wrong, if they were looked for.
+        run: The run.
+        results: The results on its validation sets, by name.
+        on_file: The results of its model on a labelled file.
+        issues: Rows whose label is probably wrong, if they were looked for.
     """
     # The table of the folds has all metrics.
     items, half = [] if run.folds is not None else list(overall_metrics(run).items()), _MOST_METRICS // 2
     recorded = items if len(items) <= _MOST_METRICS else items[:half] + items[-half:]  # both ends hold overall ones
-    metrics = drawn_metrics(run)
     model = run.metadata["settings"].get("model.name")
     subtitle = [str(run.metadata["task"]), *([] if model is None else [f"from {model}"])]
     subtitle += [] if run.folds is not None else [f"{run.metadata['rows']:,} training rows"]
     role = "validation" if run.folds is None else "held-out"
-    subtitle += [f"{one.rows:,} {role} {one.sections.unit} {name}".rstrip() for name, one in results.items()]
-    content = {
-        "title": f"{run.name} · bert-tasks report",
-        "run": run,
-        "subtitle": subtitle,
-        "curves": [chart for chart in (charts.loss_chart(run), charts.metric_chart(run)) if chart is not None],
-        "evaluations": run.evaluations[-_MOST_EVALUATIONS:],
-        "loss": metric_key(run.sets[0], LOSS),
-        "metrics": [(key, display_name(key, run.sets)) for key in metrics],
-        "recorded": [(cut(name, _MOST_NAME), value) for name, value in recorded],
-        "unrecorded": len(items) - len(recorded),
-        "folds": run.folds,
-        "fold_rows": [] if run.folds is None else _fold_rows(run.folds),
-        "issues": None if issues is None else [(issue, _issue_texts(run, issue)) for issue in issues[:_MOST_ISSUES]],
-        "issue_count": 0 if issues is None else len(issues),
-        "properties": _properties(run),
-        "recipe": None if run.recipe is None else escape(run.recipe[:_MOST_RECIPE]),
-    }
-
-    def render(share: int) -> str:
-        sets = [_set_section(run, name, _part(one, share)) for name, one in results.items()]
-        if on_file is not None:
-            sets.append(_file_section(run, on_file, share))
-        return page_environment().get_template("run.html").render(content, sets=sets, is_whole=share == 1)
-
-    return _fitting(render)
+    subtitle += [f"{each.rows:,} {role} {each.sections.unit} {name}".rstrip() for name, each in results.items()]
+    share = len(results) + (on_file is not None)
+    sets = [_set_section(run, name, each, share) for name, each in results.items()]
+    return (
+        page_environment()
+        .get_template("run.html")
+        .render(
+            title=f"{run.name} · bert-tasks report",
+            run=run,
+            subtitle=subtitle,
+            sets=sets if on_file is None else [*sets, _file_section(on_file, share)],
+            is_whole=share == 1,
+            curves=[chart for chart in (charts.loss_chart(run), charts.metric_chart(run)) if chart is not None],
+            evaluations=run.evaluations[-_MOST_EVALUATIONS:],
+            loss=metric_key(run.sets[0], LOSS),
+            metrics=[(key, display_name(key, run.sets)) for key in drawn_metrics(run)],
+            recorded=[(cut(name, _MOST_NAME), value) for name, value in recorded],
+            unrecorded=len(items) - len(recorded),
+            folds=run.folds,
+            fold_rows=[] if run.folds is None else _fold_rows(run.folds),
+            issues=None if issues is None else [(issue, _issue_texts(run, issue)) for issue in issues[:_MOST_ISSUES]],
+            issue_count=0 if issues is None else len(issues),
+            properties=_properties(run),
+            recipe=None if run.recipe is None else escape(run.recipe[:_MOST_RECIPE]),
+        )
+    )
 
 
 def _fold_rows(folds: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """The name of each metric, and its cells: over all rows, mean, standard deviation, and of each fold."""
-    found = []
-    for name, one in folds["metrics"].items():
-        values = [one["pooled"], *(fold["metrics"].get(name) for fold in folds["runs"])]
-        known = [value for value in values if value is not None]
-        is_count = any(value > 1 for value in known) and all(value == int(value) for value in known)
-        pooled, *each = [
-            _NOTHING if value is None else f"{value:,.0f}" if is_count else number(value) for value in values
-        ]
-        found.append((cut(name, _MOST_NAME), [pooled, number(one["mean"]), number(one["std"]), *each]))
-    return found
+    """Returns the name of each metric, and its cells: over all rows, mean, standard deviation, and of each fold."""
+    rows = []
+    for name, metric in folds["metrics"].items():
+        values = [metric["pooled"], *(fold["metrics"].get(name) for fold in folds["runs"])]
+        numbers = [value for value in values if value is not None]
+        is_count = any(value > 1 for value in numbers) and all(value == int(value) for value in numbers)
+        overall, *each = (number(int(value) if is_count and value is not None else value) for value in values)
+        rows.append((cut(name, _MOST_NAME), [overall, number(metric["mean"]), number(metric["std"]), *each]))
+    return rows
 
 
 def _issue_texts(run: Run, issue: LabelIssue) -> list[str]:
-    """The texts of a row, in the order of the task's columns."""
+    """Returns the texts of a row, in the order of the task's columns."""
     columns = [] if run.task is None else run.task.columns
     return [str(issue.row[one.name]) for one in columns if one.kind == "text" and issue.row.get(one.name) is not None]
 
@@ -107,75 +104,59 @@ def _issue_texts(run: Run, issue: LabelIssue) -> list[str]:
 def comparison_page(
     runs: Sequence[Run], results: Sequence[Mapping[str, Results]], comparisons: Sequence[Comparison]
 ) -> str:
-    """The page about several runs, with as much of the tables as there is room for.
+    """Returns the page about several runs.
 
     Args:
-        runs: two or more.
-        results: of each run, by validation set.
-        comparisons: one for each validation set.
+        runs: Two or more runs.
+        results: The results of each run, by validation set.
+        comparisons: A comparison for each validation set.
     """
     names = list(dict.fromkeys(name for run in runs for name in drawn_metrics(run)))
     losses = [key for key in (metric_key(name, LOSS) for name in runs[0].sets) if key in runs[0].metrics]
     curves = [charts.runs_chart(runs, key) for key in [*losses[:1], *names[:1]]]
     properties = [dict(_properties(run)) for run in runs]
-    rows = [
-        (name, [one.get(name, _NOTHING) for one in properties])
+    rows = {
+        name: [one.get(name, _NOTHING) for one in properties]
         for name in dict.fromkeys(name for one in properties for name in one)
-    ]
-    content = {
-        "title": f"{len(runs)} runs · bert-tasks report",
-        "runs": runs,
-        "comparisons": comparisons,
-        "assumptions": ASSUMPTIONS,
-        "curves": [chart for chart in curves if chart is not None],
-        "metrics": [(name, display_name(name, runs[0].sets)) for name in [*names, *losses]],
-        "same": [(name, values[0]) for name, values in rows if len(set(values)) == 1],
-        "different": [(name, values) for name, values in rows if len(set(values)) > 1],
     }
-
-    def render(share: int) -> str:
-        tables = []
-        for name in results[0]:  # F1 of every label in every run
-            if all(name in other for other in results):
-                parts = [_part(each[name], share) for each in results]
-                scores = [{row.name: row.scores["f1"] for row in part.table} for part in parts]
-                labels = [
-                    (row.name, row.count, [table.get(row.name, Estimate(value=None)) for table in scores])
-                    for row in parts[0].table
-                ]
-                tables.append({"name": name, "word": parts[0].sections.label_word, "rows": labels})
-        return page_environment().get_template("comparison.html").render(content, tables=tables, is_whole=share == 1)
-
-    return _fitting(render)
-
-
-def _fitting(render: Callable[[int], str]) -> str:
-    """The first page that is small enough; ``render`` gets the share of tables and examples to show: 1 / share."""
-    page = ""
-    for share in _SHARES:
-        page = render(share)
-        if len(page.encode()) < _MOST_BYTES:
-            break
-    return page
+    shared = [name for name in results[0] if all(name in each for each in results)]
+    tables = [_f1_table(name, [each[name] for each in results], len(runs) * len(shared)) for name in shared]
+    return (
+        page_environment()
+        .get_template("comparison.html")
+        .render(
+            title=f"{len(runs)} runs · bert-tasks report",
+            runs=runs,
+            comparisons=comparisons,
+            assumptions=ASSUMPTIONS,
+            curves=[chart for chart in curves if chart is not None],
+            metrics=[(name, display_name(name, runs[0].sets)) for name in [*names, *losses]],
+            same=[(name, values[0]) for name, values in rows.items() if len(set(values)) == 1],
+            different=[(name, values) for name, values in rows.items() if len(set(values)) > 1],
+            tables=tables,
+        )
+    )
 
 
-def _part(results: Results, share: int) -> Results:
-    """The most frequent labels of the table, in its order, and the first examples."""
-    if share == 1:
-        return results
-    most = max(1, len(results.table) // share)
-    frequent = {row.name for row in sorted(results.table, key=lambda row: -row.count)[:most]}
-    table = tuple(row for row in results.table if row.name in frequent)
-    sections, examples = results.sections, results.sections.examples
-    if examples is not None:
-        items = examples.items[: max(1, len(examples.items) // share)]
-        sections = replace(sections, examples=replace(examples, items=items))
-    left_out = results.left_out + len(results.table) - len(table)
-    return replace(results, sections=sections, table=table, left_out=left_out)
+def _f1_table(name: str, results: Sequence[Results], share: int) -> dict[str, Any]:
+    """Returns the F1 of the most frequent labels in every run."""
+    scores = [{row.name: row.scores["f1"] for row in each.table} for each in results]
+    rows = [
+        (row.name, row.count, [each.get(row.name, Estimate(value=None)) for each in scores])
+        for row in _most_frequent(results[0].table, share)
+    ]
+    return {"name": name, "word": results[0].sections.label_word, "rows": rows}
 
 
-def _set_section(run: Run, name: str, results: Results) -> dict[str, Any]:
-    """A validation set: its title, results, charts and what to know about them."""
+def _most_frequent(table: Sequence[ScoreRow], share: int) -> list[ScoreRow]:
+    """Returns the rows of the most frequent labels, in the order of the table, if it has one part of ``share``."""
+    most = max(1, _MOST_LABELS // share)
+    frequent = {row.name for row in sorted(table, key=lambda row: -row.count)[:most]}
+    return [row for row in table if row.name in frequent]
+
+
+def _set_section(run: Run, name: str, results: Results, share: int) -> dict[str, Any]:
+    """Returns a validation set: its title, results, charts and what to know about them."""
     best_set, best = run.best_metric
     headline = dict(results.headline)
     if best_set == name and best not in results.estimates and run.summary is not None:
@@ -189,30 +170,27 @@ def _set_section(run: Run, name: str, results: Results) -> dict[str, Any]:
         caution = f"{title_case(caution)} on this data, so expect worse scores on new data; the intervals ignore this."
     unit = results.sections.unit
     fitted_on = f"on these {unit}" if name == run.sets[0] else f"on the {unit} of {run.sets[0]}"
+    if run.folds is not None:
+        fitted_on = "on the validation rows of each fold's run"
     return {
         "title": f"Results on {name}" if name else "Results",
         "of": f" of {name}" if name else "",
-        "results": results,
+        **_result_content(results, fitted_on, share),
         "headline": headline,
         "caution": caution,
-        "charts": _charts(results, fitted_on if run.folds is None else "on the validation rows of each fold's run"),
         "slices": results.slices,
-        "is_perfect": _is_perfect(results),
         "metrics": (),
     }
 
 
-def _file_section(run: Run, on_file: FileResults, share: int) -> dict[str, Any]:
-    """The same of a file, on whose rows nothing was chosen, with the scores by its columns."""
+def _file_section(on_file: FileResults, share: int) -> dict[str, Any]:
+    """Returns the same of a file, on whose rows nothing was chosen, with the scores by its columns."""
     name, results = cut(Path(on_file.source).name, _MOST_NAME), on_file.results
-    shown: dict[str, Any] = {"results": None, "headline": {}, "charts": (), "is_perfect": False}
+    content: dict[str, Any] = {"results": None, "headline": {}, "charts": (), "is_perfect": False}
     if results is not None:
-        results = _part(results, share)
-        chosen_on = "on the validation rows"
-        shown = {"results": results, "headline": results.headline, "charts": _charts(results, chosen_on)}
-        shown["is_perfect"] = _is_perfect(results)
+        content = {**_result_content(results, "on the validation rows", share), "headline": results.headline}
     return {
-        **shown,
+        **content,
         "title": f"On {name}",
         "of": f" of {name}",
         "caution": "",
@@ -221,20 +199,27 @@ def _file_section(run: Run, on_file: FileResults, share: int) -> dict[str, Any]:
     }
 
 
-def _is_perfect(results: Results) -> bool:
-    """Whether there are no examples because no prediction is wrong."""
-    sections = results.sections
-    has_examples = sections.examples is not None and bool(sections.examples.items)
-    return not has_examples and bool(sections.results) and all(one.is_correct for one in sections.results)
-
-
-def _charts(results: Results, fitted_on: str) -> list[Chart]:
-    """Calibration, then the task's own charts; ``fitted_on``: where fitted values were chosen."""
-    calibration, own = results.sections.calibration, results.sections.charts
-    found = [] if calibration is None else [charts.calibration_chart(calibration, results.sections.confidence_in)]
-    return found + [
-        replace(chart, note=f"{chart.note}; it was chosen {fitted_on}.") if chart.is_fitted else chart for chart in own
+def _result_content(results: Results, fitted_on: str, share: int) -> dict[str, Any]:
+    """Returns the results, as far as there is room, and their charts; ``fitted_on``: where values were fitted."""
+    sections, table = results.sections, _most_frequent(results.table, share)
+    examples = sections.examples
+    if examples is not None:
+        items = examples.items[: max(1, MOST_EXAMPLES // share)]
+        sections = replace(sections, examples=replace(examples, items=items))
+    drawn: list[Chart] = []
+    if sections.calibration is not None:
+        drawn.append(charts.calibration_chart(sections.calibration, sections.confidence_in))
+    drawn += [
+        replace(chart, note=f"{chart.note}; it was chosen {fitted_on}.") if chart.is_fitted else chart
+        for chart in sections.charts
     ]
+    is_perfect = bool(sections.results) and all(row.is_correct for row in sections.results)
+    left_out = results.left_out + len(results.table) - len(table)
+    return {
+        "results": replace(results, sections=sections, table=tuple(table), left_out=left_out),
+        "charts": drawn,
+        "is_perfect": is_perfect and (examples is None or not examples.items),
+    }
 
 
 @cache

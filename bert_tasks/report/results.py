@@ -1,15 +1,14 @@
 """A task's figures with their intervals: on one data set, on a labelled file, and on slices of their rows."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from bert_tasks.data.columns import FOLD_GROUP, PASSTHROUGH, Column, Row, text_of_words, word_spans
+from bert_tasks.data.columns import FOLD_GROUP, PASSTHROUGH, Row
 from bert_tasks.data.problems import counted, did_you_mean, first_few
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import UsageError
@@ -26,13 +25,7 @@ from bert_tasks.training import files as outputs
 MOST_VALUES = 20  # values of a column that have a row of their own
 EMPTY = "(empty)"
 FEW_ROWS = 30  # below which a page warns of the scores of a slice
-NUMBER_GROUPS = 4  # of slices by length or by confidence
-WORDS, CONFIDENCE = "words", "confidence"  # the names of these slices
-_DIGITS = 3  # of a confidence
 _INTERNAL = (PASSTHROUGH, FOLD_GROUP, "line")  # the fields of a row that are no columns
-_CONFIDENCE_NOTE = (
-    "confidence: the model's probability of its prediction; for several labels or words, of the least certain one"
-)
 
 Scores = Mapping[str, Estimate]
 
@@ -157,45 +150,24 @@ def score_table(word: str, rows: Sequence[ScoreRow], overall: Mapping[str, float
 
 
 @dataclass(frozen=True, kw_only=True)
-class SliceOptions:
-    """Which slices of the rows have scores of their own.
-
-    Attributes:
-        columns: one table for each.
-        length, confidence: one table by the number of words, and one by the confidence in the prediction.
-    """
-
-    columns: tuple[str, ...] = ()
-    length: bool = False
-    confidence: bool = False
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether none were asked for."""
-        return not (self.columns or self.length or self.confidence)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Slices:
-    """Scores by the values of a column, the most frequent first, or by length or confidence, the lowest first.
+    """The scores of the rows with each value of a column, the most frequent value first.
 
     Attributes:
-        names: of the scores.
+        names: the names of the scores.
         slices: a row for each value; the last may stand for all values that have no row of their own.
-        others: how many values the last slice stands for; 0 where each value has its own.
-        note: what the values are, for people; empty where the column says it.
+        others: how many values the last slice stands for; 0 if each value has its own.
     """
 
     column: str
     names: tuple[str, ...]
     slices: tuple[ScoreRow, ...]
     others: int = 0
-    note: str = ""
 
     @property
     def warning(self) -> str:
-        """A sentence about slices of so few rows that their scores say little; empty where there are none."""
-        few = [f"{one.name} ({one.count})" for one in self.slices if one.count < FEW_ROWS]
+        """A sentence about slices of so few rows that their scores say little; empty if there are none."""
+        few = [f"{row.name} ({row.count})" for row in self.slices if row.count < FEW_ROWS]
         if not few:
             return ""
         return (
@@ -203,200 +175,82 @@ class Slices:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The column, and the scores of each value."""
-        values = [{"value": one.name, "rows": one.count, "scores": _plain(one.scores)} for one in self.slices]
+        """Returns the column, and the scores of each value."""
+        values = [{"value": row.name, "rows": row.count, "scores": _plain(row.scores)} for row in self.slices]
         return {"column": self.column, "values": values, "others": self.others}
 
     def lines(self) -> list[str]:
-        """A table for people."""
-        note, warning = [self.note] if self.note else [], [f"{self.column}: {self.warning}"] if self.warning else []
-        return [*score_table(self.column, self.slices, {}).class_lines("rows"), *note, *warning, ""]
-
-
-def scores_of_rows(
-    task: Task, predictions: Sequence[Prediction], rows: Sequence[Row]
-) -> Callable[[Sequence[int]], Scores]:
-    """A function: the indices of some rows -> their scores; the primary metric alone without report sections."""
-
-    def score(indices: Sequence[int]) -> Scores:
-        part = [predictions[index] for index in indices], [rows[index] for index in indices]
-        results = results_of(task, *part)
-        if results is not None:
-            return results.estimates
-        return {task.primary_metric: Estimate(value=task.metrics(*part)[task.primary_metric])}
-
-    return score
-
-
-def slices_by_length(
-    rows: Sequence[Row],
-    columns: Sequence[Column],
-    score: Callable[[Sequence[int]], Scores],
-    names: Sequence[str],
-) -> Slices:
-    """The scores of rows of similar length; see ``slices_by_number``.
-
-    Args:
-        rows: of the data set.
-        columns: of the task.
-        score, names: see ``slices_by``.
-    """
-    lengths = [row_length(row, columns) for row in rows]
-    return slices_by_number(WORDS, lengths, score, names, written="{:,.0f}")
-
-
-def slices_by_confidence(
-    task: Task,
-    predictions: Sequence[Prediction],
-    score: Callable[[Sequence[int]], Scores],
-    names: Sequence[str],
-    *,
-    out_of_fold: bool,
-) -> Slices:
-    """The scores of rows of whose predictions the model is similarly confident; see ``slices_by_number``.
-
-    Args:
-        task: of the predictions.
-        predictions: for each row of the data set.
-        score, names: see ``slices_by``.
-        out_of_fold: each row was predicted by a model that was trained without it.
-
-    Raises:
-        UsageError: the task's predictions have no confidence.
-    """
-    confidences: list[float] = []
-    for prediction in predictions:
-        confidence = task.confidence(prediction)
-        if confidence is None:
-            raise UsageError(f"--by-confidence: these predictions of {task.name} have no probability of their own")
-        confidences.append(round(confidence, _DIGITS))  # as it is shown, so that no two slices have the same name
-    slices = slices_by_number(CONFIDENCE, confidences, score, names, written=f"{{:.{_DIGITS}f}}")
-    models = "; the model of a row was trained without it" if out_of_fold else ""
-    return replace(slices, note=f"{_CONFIDENCE_NOTE}{models}")
-
-
-def slices_by_number(
-    column: str,
-    values: Sequence[float],
-    score: Callable[[Sequence[int]], Scores],
-    names: Sequence[str],
-    *,
-    written: str,
-) -> Slices:
-    """The scores of rows with similar numbers: a quarter of the rows each, as far as equal numbers stay together.
-
-    Args:
-        column: the name of the numbers.
-        values: of each row.
-        score, names: see ``slices_by``.
-        written: the format of a number.
-    """
-    numbers = np.array(values)
-    shares = np.arange(1, NUMBER_GROUPS + 1) / NUMBER_GROUPS
-    edges = np.unique(np.quantile(numbers, shares, method="inverted_cdf"))
-    group_of_row = np.searchsorted(edges, numbers)
-    slices = []
-    for group in range(len(edges)):
-        places = np.flatnonzero(group_of_row == group).tolist()
-        low, high = (written.format(end) for end in (numbers[places].min(), numbers[places].max()))
-        scores = score(places)
-        label = low if low == high else f"{low} to {high}"
-        slices.append(ScoreRow(name=label, scores={name: scores[name] for name in names}, count=len(places)))
-    return Slices(column=column, names=tuple(names), slices=tuple(slices))
-
-
-def row_length(row: Row, columns: Sequence[Column]) -> int:
-    """The number of words, and marks of punctuation, in the texts that a task reads of a row."""
-    _, text_of = text_of_words(columns)
-    total = 0
-    for column in columns:
-        value = row.get(column.name)
-        if value is None or column == text_of:
-            continue
-        if column.kind == "words":
-            total += len(value)
-        elif column.kind in ("text", "choices"):
-            total += sum(len(word_spans(text)) for text in ([value] if column.kind == "text" else value))
-    return total
+        """Returns a table for people."""
+        warning = [f"{self.column}: {self.warning}"] if self.warning else []
+        return [*score_table(self.column, self.slices, {}).class_lines("rows"), *warning, ""]
 
 
 def slices_of(
-    task: Task,
-    predictions: Sequence[Prediction],
-    rows: Sequence[Row],
-    *,
-    options: SliceOptions,
-    names: Sequence[str],
-    out_of_fold: bool = False,
+    task: Task, predictions: Sequence[Prediction], rows: Sequence[Row], *, columns: Sequence[str], names: Sequence[str]
 ) -> tuple[Slices, ...]:
-    """The slices that were asked for, of the rows that have a label: by columns, by length and by confidence.
+    """Returns the scores of the labelled rows by the values of each column.
 
     Args:
-        task: of the predictions.
-        predictions: for each row.
-        rows: of the data set; those of a cross-validation with a teacher may lack labels.
-        options: which slices.
-        names: of the scores to show.
-        out_of_fold: see ``slices_by_confidence``.
+        task: The task of the predictions.
+        predictions: A prediction for each row.
+        rows: The rows of a data set; rows of a cross-validation with a teacher may lack labels.
+        columns: Columns of the file, or of the task.
+        names: The names of the scores to show.
 
     Raises:
-        UsageError: see ``slices_by`` and ``slices_by_confidence``.
+        UsageError: if no row has such a column.
     """
     labels = [column.name for column in task.columns if column.is_label]
-    if labels:
-        places = [place for place, row in enumerate(rows) if any(row.get(name) is not None for name in labels)]
-        predictions, rows = [predictions[place] for place in places], [rows[place] for place in places]
-    score = scores_of_rows(task, predictions, rows)
-    found = [slices_by(column, rows, score, names) for column in dict.fromkeys(options.columns)]
-    if options.length:
-        found.append(slices_by_length(rows, task.columns, score, names))
-    if options.confidence:
-        found.append(slices_by_confidence(task, predictions, score, names, out_of_fold=out_of_fold))
-    return tuple(found)
+    labelled = [i for i, row in enumerate(rows) if not labels or any(row.get(name) is not None for name in labels)]
+    predictions, rows = [predictions[i] for i in labelled], [rows[i] for i in labelled]
+
+    def score_row(value: str, indices: Sequence[int]) -> ScoreRow:
+        part = [predictions[i] for i in indices], [rows[i] for i in indices]
+        results = results_of(task, *part)
+        if results is None:
+            scores = {task.primary_metric: Estimate(value=task.metrics(*part)[task.primary_metric])}
+        else:
+            scores = {name: results.estimates[name] for name in names}
+        return ScoreRow(name=value, scores=scores, count=len(indices))
+
+    slices = []
+    for column in dict.fromkeys(columns):
+        groups, others = group_rows(column, rows)
+        score_rows = tuple(score_row(value, indices) for value, indices in groups.items())
+        slices.append(Slices(column=column, names=tuple(names), slices=score_rows, others=others))
+    return tuple(slices)
 
 
-def slices_by(
-    column: str, rows: Sequence[Row], score: Callable[[Sequence[int]], Scores], names: Sequence[str]
-) -> Slices:
-    """The scores of the rows of each value.
+def group_rows(column: str, rows: Sequence[Row]) -> tuple[dict[str, list[int]], int]:
+    """Groups rows by the values of a column, the most frequent value first.
 
-    Args:
-        column: of the file, or of the task.
-        rows: of the data set.
-        score: the indices of some rows -> their scores.
-        names: of the scores to show.
+    Returns:
+        Value -> the indices of its rows, and for how many values the last group stands (0 if it is one value's).
 
     Raises:
-        UsageError: no row has the column.
+        UsageError: if no row has the column.
     """
     cells: Sequence[Mapping[str, Any]] = [file_cells(row) for row in rows]
     if not any(column in row for row in cells):
-        own = dict.fromkeys(name for row in rows for name in row if name not in _INTERNAL)
-        if column not in own:
-            known = list(dict.fromkeys(name for row in [*cells, own] for name in row))
+        task_columns = dict.fromkeys(name for row in rows for name in row if name not in _INTERNAL)
+        if column not in task_columns:
+            known = list(dict.fromkeys(name for row in [*cells, task_columns] for name in row))
             raise UsageError(
                 f"--by {column}: no row has this column{did_you_mean(column, known)}; the columns are "
                 f"{', '.join(map(repr, known))}"
             )
         cells = rows
-    indices: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for index, row in enumerate(cells):
         value = row.get(column)
         if value is None or value == "":
             value = EMPTY
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        indices.setdefault(text, []).append(index)
-    chosen = sorted(indices.items(), key=lambda item: -len(item[1]))
-    others = 0
-    if len(chosen) > MOST_VALUES:
-        others = len(chosen) - (MOST_VALUES - 1)
-        rest = sorted(index for _, places in chosen[MOST_VALUES - 1 :] for index in places)
-        chosen = [*chosen[: MOST_VALUES - 1], (counted(others, "other"), rest)]
-    slices = []
-    for text, places in chosen:
-        scores = score(places)
-        slices.append(ScoreRow(name=text, scores={name: scores[name] for name in names}, count=len(places)))
-    return Slices(column=column, names=tuple(names), slices=tuple(slices), others=others)
+        groups.setdefault(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), []).append(index)
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    if len(ordered) <= MOST_VALUES:
+        return dict(ordered), 0
+    shown, rest = ordered[: MOST_VALUES - 1], ordered[MOST_VALUES - 1 :]
+    return {**dict(shown), counted(len(rest), "other"): sorted(i for _, indices in rest for i in indices)}, len(rest)
 
 
 def file_cells(row: Row) -> Mapping[str, Any]:
@@ -457,19 +311,19 @@ def model_of(run: Run, purpose: str) -> TaskModel:
     return model.to("cuda") if torch.cuda.is_available() else model
 
 
-def results_on_file(run: Run, data: str | Path, *, slices: SliceOptions, read_options: ReadOptions) -> FileResults:
+def results_on_file(run: Run, data: str | Path, *, by: Sequence[str], read_options: ReadOptions) -> FileResults:
     """Evaluates the run's model on the rows of a file.
 
     Args:
-        run: with a model.
-        data: a file with labels.
-        slices: which slices have scores of their own; columns are those of the file, or of the task.
-        read_options: how the file is read; what is not stated is as in training.
+        run: A run with a model.
+        data: A file with labels.
+        by: Columns of the file, or of the task, whose values have scores of their own.
+        read_options: How the file is read; an option that is not set is that of training.
 
     Raises:
-        UsageError: there is no model yet, or no such column.
-        DataError: naming every bad row.
-        CheckpointError: the model cannot be loaded.
+        UsageError: if there is no model yet, or no such column.
+        DataError: if rows are bad; the message names each.
+        CheckpointError: if the model cannot be loaded.
     """
     model = model_of(run, f"to evaluate on {data}")
     source, options = as_trained(model, data, read_options)
@@ -485,6 +339,6 @@ def results_on_file(run: Run, data: str | Path, *, slices: SliceOptions, read_op
         metrics=evaluation.metrics,
         table=task.metric_table(evaluation.metrics),
         results=results,
-        slices=slices_of(task, evaluation.predictions, rows, options=slices, names=names),
+        slices=slices_of(task, evaluation.predictions, rows, columns=by, names=names),
         label_column=None if label is None else renamed.get(label, label),
     )

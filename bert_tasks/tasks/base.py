@@ -515,10 +515,6 @@ class Task(ABC, Generic[PredictionT]):
         """What a report shows of the labelled rows; None: only the metrics, curves and settings of the run."""
         return None
 
-    def confidence(self, prediction: PredictionT) -> float | None:
-        """The probability of a prediction, of several labels or words that of the least certain; None: it has none."""
-        return None
-
     def collapse(self, predictions: Sequence[PredictionT], rows: Sequence[Row]) -> str | None:
         """What the model predicts for every row although the labels differ, such as "predicts 'calm' for every row".
 

@@ -265,9 +265,6 @@ class MultipleChoice(Explainable, Task[ChoicePrediction]):
             examples=_confident_mistakes(pairs),
         )
 
-    def confidence(self, prediction: ChoicePrediction) -> float | None:
-        return prediction.score
-
     def collapse(self, predictions: Sequence[ChoicePrediction], rows: Sequence[Row]) -> str | None:
         pairs = labelled(rows, predictions, LABEL)
         place = sole_prediction((one.label for _, one in pairs), (row[LABEL] for row, _ in pairs))

@@ -197,25 +197,15 @@ def test_the_report_is_of_all_rows(finished: tuple[FoldsResult, Recipe], tmp_pat
 
 
 def test_slices_are_of_the_predictions_for_all_rows(finished: tuple[FoldsResult, Recipe], tmp_path: Path) -> None:
-    """By a column that only the file has, and by the confidence of the models that did not see the rows."""
+    """By a column that only the file has."""
     result, _ = finished
-    report = make_report(result.output_dir, tmp_path / "page.html", by=["channel"], by_length=True, by_confidence=True)
-    by_column, by_length, by_confidence = report.results[0][""].slices
+    report = make_report(result.output_dir, tmp_path / "page.html", by=["channel"])
+    (slices,) = report.results[0][""].slices
     predicted = lines_of(result.output_dir / "out_of_fold.jsonl")
-    known = list(zip(result.rows, predicted, strict=True))
     for number, channel in enumerate(CHANNELS):
-        (one,) = (one for one in by_column.slices if one.name == channel)
+        (one,) = (one for one in slices.slices if one.name == channel)
         part = [row["label"] == row["input.label"] for row in predicted[number::3]]
         assert (one.count, one.scores["accuracy"].value) == (8, pytest.approx(statistics.fmean(part)))
-    assert sum(one.count for one in by_length.slices) == ROWS
-    for one in by_confidence.slices:
-        low, _, high = one.name.partition(" to ")
-        ends = float(low), float(high if high else low)
-        part = [p["label"] == row["label"] for row, p in known if ends[0] <= round(p["score"], 3) <= ends[1]]
-        assert (one.count, one.scores["accuracy"].value) == (len(part), pytest.approx(statistics.fmean(part)))
-    assert sum(one.count for one in by_confidence.slices) == ROWS
-    assert by_confidence.note.endswith("; the model of a row was trained without it")
-    assert "the model of a row was trained without it." in report.output.read_text("utf-8")
     single = make_report(result.output_dir / "fold-2", tmp_path / "page.html", by=["channel"]).results[0][""]
     assert {one.name for one in single.slices[0].slices} <= {*CHANNELS}
     assert sum(one.count for one in single.slices[0].slices) == single.rows
@@ -242,8 +232,8 @@ def test_a_folder_that_is_not_complete(finished: tuple[FoldsResult, Recipe], tmp
     (tmp_path / "copy" / "folds.json").write_bytes((folder / "folds.json").read_bytes())
     report = make_report(tmp_path / "copy")
     assert report.runs[0].missing[-1].startswith("The models could not predict their rows again: ")
-    with pytest.raises(UsageError, match="--by-confidence need the validation rows"):
-        make_report(tmp_path / "copy", by_confidence=True)
+    with pytest.raises(UsageError, match="--by needs the rows of all folds"):
+        make_report(tmp_path / "copy", by=["label"])
 
 
 def test_one_model_is_needed_for_other_rows(finished: tuple[FoldsResult, Recipe], tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_the_name_of_a_rule_is_above_all_that_is_drawn(points, share, is_round):
     assert 80 < x < Plot.width if name[3] == "end" else 0 < x < Plot.width - 80
 
 
-@given(st.lists(st.floats(-8, 4), min_size=1, max_size=20), st.sampled_from(["linear", "whole", "log"]))
+@given(st.lists(st.floats(-8, 4), min_size=1, max_size=20), st.sampled_from(["linear", "whole"]))
 @example([1000.2, 1002.4], "linear")
 @example([2.0, 2.000012], "linear")
 @example([0.0, 0.00002], "linear")
@@ -75,7 +75,6 @@ def test_every_scale_holds_its_values_and_has_few_ticks_with_different_names(val
     named = [axis.tick_text(tick) for tick in axis.ticks]
     assert len(named) == len(set(named))
     shown = [float(name.replace(",", "").replace("\N{MINUS SIGN}", "-")) for name in named]
-    found = [10**tick for tick in axis.ticks] if scale == "log" else axis.ticks
-    assert shown == pytest.approx(found, rel=0.02, abs=1e-9)
+    assert shown == pytest.approx(axis.ticks, rel=0.02, abs=1e-9)
     if scale == "whole":
         assert all(tick == round(tick) for tick in axis.ticks)

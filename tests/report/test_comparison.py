@@ -8,7 +8,8 @@ import pytest
 from scipy import stats
 
 from bert_tasks.metrics.formulas import class_measure, multilabel_measure, replaced_token_measure
-from bert_tasks.report.comparison import MCNEMAR, RANDOMISATION, compared
+from bert_tasks.report.comparison import MCNEMAR, RANDOMISATION
+from bert_tasks.report.comparison import compare as compare_runs
 from bert_tasks.report.results import Results
 from bert_tasks.tasks import MaskedLanguageModeling
 from bert_tasks.tasks.masked_language_modeling.task import Candidate, MaskedToken, MaskPrediction
@@ -37,7 +38,7 @@ def results_of(predictions, *, names=("a", "b"), metric="accuracy"):
 
 def compare(*results):
     names = [SimpleNamespace(name=f"run-{number}") for number in range(len(results))]
-    (found,) = compared(names, [{"": one} for one in results])
+    (found,) = compare_runs(names, [{"": one} for one in results])
     return found
 
 

@@ -68,7 +68,7 @@ def test_long_texts_are_cut(run_of, tmp_path):
 def test_what_cannot_be_explained_is_refused(run_of, tmp_path, monkeypatch, capsys):
     with pytest.raises(UsageError, match="token-classification gives no explanations"):
         make_report(run_of("tags"), tmp_path / "page.html", explain=1)
-    with pytest.raises(UsageError, match="--explain is for one run, not for 2"):
+    with pytest.raises(UsageError, match="--explain are for one run, not for 2"):
         make_report(
             [run_of("classes"), shutil.copytree(run_of("classes"), tmp_path / "other")],
             tmp_path / "page.html",

@@ -5,18 +5,14 @@ import json
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from bert_tasks import TaskModel, evaluate
 from bert_tasks.cli.app import app
-from bert_tasks.data.columns import PASSTHROUGH
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.report import make_report
-from bert_tasks.report.results import EMPTY, MOST_VALUES, slices_by
-from bert_tasks.report.statistics import Estimate
+from bert_tasks.report.results import EMPTY
 from support.report_runs import HOSTILE, KINDS, kinds, write_rows
 
 EXTRA = ("web", "phone", None, "=cmd|' /C calc'!A0")
@@ -177,23 +173,3 @@ def test_wrong_options(run_of, file_of, tmp_path):
     assert not page.exists()
     with pytest.raises(UsageError, match="delimiter: this says how a file is read"):
         make_report(run, page, reading=ReadOptions(delimiter=";"))
-
-
-@given(st.lists(st.one_of(st.none(), st.text(max_size=3), st.integers(0, 60)), min_size=1, max_size=120))
-def test_every_row_is_in_one_slice(values):
-    rows = [{PASSTHROUGH: json.dumps({"c": value}), "text": "x", "line": n} for n, value in enumerate(values)]
-    seen = []
-
-    def score(places):
-        seen.extend(places)
-        return {"n": Estimate(value=float(len(places)), low=None, high=None)}
-
-    found = slices_by("c", rows, score, ["n"])
-    assert sorted(seen) == list(range(len(rows)))
-    assert [one.count for one in found.slices] == [one.scores["n"].value for one in found.slices]
-    assert len(found.slices) <= MOST_VALUES
-    distinct = len({EMPTY if v is None or v == "" else str(v) for v in values})
-    assert len(found.slices) + (found.others - 1 if found.others else 0) == distinct
-    assert (distinct > MOST_VALUES) == (found.others > 0)
-    own = found.slices[:-1] if found.others else found.slices
-    assert [one.count for one in own] == sorted((one.count for one in own), reverse=True)

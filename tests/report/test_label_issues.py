@@ -17,7 +17,7 @@ from bert_tasks.errors import UsageError
 from bert_tasks.experiments.folds import train_folds
 from bert_tasks.report import make_report
 from bert_tasks.report.build import write_rows
-from bert_tasks.report.label_issues import LabelIssue, find_issues, issue_cells
+from bert_tasks.report.label_issues import ISSUE_COLUMNS, LabelIssue, find_issues, issue_cells
 from bert_tasks.report.results import file_cells
 from bert_tasks.tasks import SequenceClassification
 from support.documents import blocks
@@ -121,7 +121,7 @@ def corrected(table: RowTable, path: Path) -> list[tuple[str, str]]:
         issue_cells(LabelIssue(row=row, label=label, suggested="new", **numbers), file_cells(row))
         for row, (_, label) in zip(table, changed, strict=True)
     ]
-    write_rows(path, list(reversed(issues)))
+    write_rows(path, list(reversed(issues)), last=ISSUE_COLUMNS)
     return changed
 
 

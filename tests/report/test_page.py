@@ -9,7 +9,7 @@ import pytest
 
 from bert_tasks.report import make_report
 from bert_tasks.report.collect import gather
-from bert_tasks.report.page import _SHARES, _fold_rows, comparison_page, run_page
+from bert_tasks.report.page import _fold_rows, comparison_page, run_page
 from bert_tasks.report.results import results_of
 from bert_tasks.tasks.sequence_classification.task import SequenceClassification, SequencePrediction
 from bert_tasks.tasks.token_classification.task import TokenClassification, TokenPrediction
@@ -141,8 +141,7 @@ def test_page_stays_small_whatever_the_labels_and_sets_are(run_of, sets, filler)
     assert page.count("</section>") == page.count("<section") > 2 * sets
     assert f"000{filler}".replace("&", "&amp;") in page
     left_out = re.findall(r"The (\d+) rarest are left out", page)
-    assert page.count('<th scope="row">') > 10 * sets
-    assert (left_out == []) == (sets == 1)
+    assert left_out == ([] if sets == 1 else ["175"] * sets)
     comparison = comparison_page([run, run], [results, results], [])
     assert len(comparison.encode()) < 2_000_000
 
@@ -155,17 +154,13 @@ def test_page_stays_small_whatever_the_tags_are(run_of):
     rows = [{"words": words, "tags": [f"B-{types[n % 100]}" for n in range(300)]}] * 40
     wrong = tuple(f"B-{types[(n + 1) % 100]}" for n in range(300))
     prediction = TokenPrediction(words=tuple(words), tags=wrong, scores=(0.5,) * 300, entities=())
-    assert len(run_page(run, {"": results_of(task, [prediction] * 40, rows)}).encode()) < 2_000_000
+    assert len(run_page(run, {"": results_of(task, [prediction] * 40, rows)}).encode()) < 4_000_000
 
 
 def test_a_page_shows_the_start_of_a_long_recipe(run_of):
     (run,) = gather([run_of("classes")])
     page = run_page(replace(run, recipe="x" * 50_000), {})
     assert max(map(len, re.findall("x+", page))) == 20_000
-
-
-def test_a_page_that_is_too_large_shows_half_of_its_tables_each_time():
-    assert all(2 * fewer == more for fewer, more in pairwise(_SHARES))
 
 
 def test_counts_in_the_table_of_folds_are_whole_numbers():

@@ -1,4 +1,4 @@
-"""The page about a search: all trials of all samplers, scales that name values, and what there is without a score."""
+"""The page about a search: all trials of all samplers, the best values, and what there is without a score."""
 
 import json
 import re
@@ -7,31 +7,20 @@ import pytest
 
 from bert_tasks.report.search import search_page
 
-RATE, BATCH, LENGTH = "optim.learning_rate", "optim.batch_size", "settings.max_length"
+RATE, LENGTH = "optim.learning_rate", "settings.max_length"
 LONG = "settings.max_length is 4000, but the model has 512 positions; choose at most 512, or another model with more"
 
 
-# The texts of each chart's ticks that overlap.
-OVERLAPPING = """
-return [...document.querySelectorAll('svg.chart')].flatMap((chart) => {
-  const ticks = [...chart.querySelectorAll('.tick')].map((tick) => [tick.textContent, tick.getBoundingClientRect()]);
-  const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
-  return ticks.flatMap(([name, box], place) => ticks.slice(place + 1)
-    .filter(([, other]) => meet(box, other)).map(([other]) => [name, other]));
-});
-"""
-
-
-def trial(number, score, note="", state="complete", base=3):
-    values = {RATE: 1e-5 * base**number, BATCH: 3 + number, LENGTH: (16, 32)[number % 2]}
-    return {"number": number, "values": values, "score": score, "note": note, "state": state}
+def trial(number, score, note="", state="complete"):
+    values = {RATE: 1e-5 * 3**number, LENGTH: (16, 32)[number % 2]}
+    return {"number": number, "values": values, "score": score, "note": note, "state": state, "seconds": 1.0}
 
 
 def study(sampler, trials):
     scored = [one for one in trials if one["score"] is not None]
     best = max(scored, key=lambda one: one["score"])["number"] if scored else None
     fresh = None if best is None else {"mean": 0.7, "std": 0.01, "runs": 2}
-    importance = {RATE: 0.75, BATCH: 0.25} if len(scored) > 1 else {}
+    importance = {RATE: 0.75, LENGTH: 0.25} if len(scored) > 1 else {}
     return {"sampler": sampler, "trials": trials, "best": best, "fresh": fresh, "importance": importance}
 
 
@@ -39,7 +28,7 @@ def study(sampler, trials):
 def page_of(tmp_path):
     (tmp_path / "recipe.toml").write_text(
         'task = "sequence-classification"\n[model]\nname = "m"\n[data]\ntrain = "t.csv"\nvalidation = "v.csv"\n'
-        "[search]\nlearning_rate = {low = 1e-5, high = 1e-3, log = true}\nbatch_size = {low = 3, high = 6}\n"
+        "[search]\nlearning_rate = {low = 1e-5, high = 1e-3, log = true}\n"
         "settings.max_length = {choices = [16, 32]}\n",
         "utf-8",
     )
@@ -67,29 +56,18 @@ def test_trials_of_all_samplers_are_listed(page_of):
     assert "<code>optim.learning_rate = 9e-05</code>" in text
 
 
-def test_scales_name_the_values_that_were_tried(page_of):
-    text = page_of(study("tpe", [trial(0, 0.5), trial(1, 0.625), trial(2, 0.75)])).read_text("utf-8")
-    charts = re.findall(r"<svg class=\"chart\".*?</svg>", text, flags=re.DOTALL)
-    ticks = [re.findall(r'text-anchor="middle">([^<]+)</text>', chart)[:-1] for chart in charts]
-    assert ticks == [["0", "1", "2"], ["1e-05", "2e-05", "5e-05", "0.0001"], ["3", "4", "5"]]
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1000, 400])
 def test_the_page_is_sound(browser, page_of, scheme, width):
-    wide = [trial(4, 0.5, base=80)]  # values of eight powers of ten
-    browser.open(page_of(study("tpe", [*SOME, *wide]), study("random", SOME[:2])), scheme=scheme, width=width)
-    assert browser.run(OVERLAPPING) == []
+    browser.open(page_of(study("tpe", SOME), study("random", SOME[:2])), scheme=scheme, width=width)
     assert browser.errors() == []
     assert browser.low_contrast() == []
     assert browser.overflowing() == []
     assert browser.unreachable() == []
-    assert browser.headings() == [1, 2, 2, 2, 2]
-    assert browser.run("return [...document.querySelectorAll('ul')].every(list => list.children.length > 0)")
+    assert browser.headings() == [1, 2, 2, 2]
 
 
 def test_a_search_without_any_score_says_so(page_of):
     text = page_of(study("tpe", [trial(0, None, "diverged", "failed")])).read_text("utf-8")
     assert "No trial has a score" in text
-    assert "<svg" not in text
     assert '<td class="remark">diverged</td>' in text

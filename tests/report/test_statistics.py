@@ -8,7 +8,8 @@ from scipy import stats
 
 from bert_tasks.metrics.classification import calibration
 from bert_tasks.metrics.formulas import MetricFormula, SufficientStatistics
-from bert_tasks.report.statistics import bootstrap, difference, holm, mcnemar_p, randomisation_test
+from bert_tasks.report.comparison import sign_test
+from bert_tasks.report.statistics import bootstrap, difference, holm, randomisation_test
 
 
 def mean_of(values):
@@ -49,7 +50,7 @@ def test_paired_interval_is_narrow_where_both_predict_alike():
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 0), (3, 12), (40, 22), (700, 520)])
 def test_mcnemar_is_a_sign_test(first, second):
     expected = stats.binomtest(first, first + second).pvalue if first + second else 1.0
-    assert mcnemar_p(first, second) == pytest.approx(expected, rel=1e-9)
+    assert sign_test(first, second) == pytest.approx(expected, rel=1e-9)
 
 
 def test_randomisation_is_near_the_share_of_all_swaps():

@@ -24,7 +24,7 @@ from bert_tasks.metrics.formulas import (
 )
 from bert_tasks.metrics.squad import answer_scores, squad_v2_metrics
 from bert_tasks.metrics.tagging import tagging_metrics
-from bert_tasks.report.statistics import PairedStatistics, randomisation_test, swapped_differences
+from bert_tasks.report.statistics import paired, randomisation_test, swapped_differences
 
 Rows = Sequence[Any]
 ROWS = 40
@@ -135,12 +135,8 @@ CASES = {
 def test_each_swap_gives_the_difference_of_the_metrics_of_the_swapped_predictions(name: str) -> None:
     measure, naive, labels, models = CASES[name]
     first, second = (measure(labels, model) for model in models)
-    paired = PairedStatistics.of(first.statistics, second.statistics)
-    groups = np.stack([first.statistics.group_of_row, second.statistics.group_of_row])
-    _, group_of_row = np.unique(groups, axis=1, return_inverse=True)
     swaps = DRAW.integers(2, size=(30, ROWS)).astype(bool)
     swaps[:2] = [[False], [True]]
-    counts = np.stack([np.bincount(group_of_row[swap], minlength=len(paired.sizes)) for swap in swaps])
     mixed = [
         [[pair[swap ^ side] for *pair, swap in zip(*models, swap, strict=True)] for side in (0, 1)] for swap in swaps
     ]
@@ -148,7 +144,9 @@ def test_each_swap_gives_the_difference_of_the_metrics_of_the_swapped_prediction
     compared_names = [one for one in first.names if "\0" not in one]
     assert compared_names
     for metric in compared_names:
-        gaps = swapped_differences(first, second, metric, paired, counts)
+        pair = paired(first, second, metric)
+        groups, count = pair.statistics.group_of_row, len(pair.statistics.sizes)
+        gaps = swapped_differences(pair, np.stack([np.bincount(groups[swap], minlength=count) for swap in swaps]))
         assert gaps == pytest.approx([other[metric] - one[metric] for one, other in expected], rel=1e-9, abs=1e-11)
 
 

@@ -446,12 +446,6 @@ class TextClassification(Explainable, Task[SequencePrediction]):
             pairs, self.labels
         )
 
-    def confidence(self, prediction: SequencePrediction) -> float | None:
-        """See ``Task``: the probability of the class, or of the least certain decision for or against a label."""
-        if prediction.labels is None:
-            return prediction.score if self.problem_type != _REGRESSION else None
-        return min(score if name in prediction.labels else 1 - score for name, score in prediction.scores.items())
-
     def collapse(self, predictions: Sequence[SequencePrediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``. Numbers count as equal if they differ by less than a hundredth of the labels' range."""
         pairs = self._labelled_pairs(predictions, rows)

@@ -23,11 +23,10 @@ MOST_POINTS = 400  # of a line
 SHOWN_CLASSES = 25  # of a matrix that fits on a page
 MOST_CELLS = 40_000  # of a matrix of all classes
 MOST_CONFUSIONS = 12  # in the list of the most frequent mistakes
-MOST_TICKS = 6  # of a logarithmic axis
 HUES = 6  # colours of marked segments in the style sheet
 
 Point = tuple[float, float | None]
-Scale = Literal["linear", "whole", "log"]
+Scale = Literal["linear", "whole"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +111,8 @@ class Axis:
     """What an axis shows, and its range; a range of values that are equal up to rounding is widened.
 
     Attributes:
-        low, high: the ends; of a logarithmic axis their logarithms to base 10.
-        scale: ``whole``: only whole numbers have a tick. ``log``: all values are logarithms to base 10.
+        low, high: the ends.
+        scale: ``whole``: only whole numbers have a tick.
     """
 
     name: str
@@ -133,55 +132,31 @@ class Axis:
         """From the next round number below all values to the next one above them."""
         found = list(values)
         tight = cls(name=name, low=min(found), high=max(found), scale=scale)
-        if scale == "log":
-            marks = _log_marks(tight.low, tight.high)
-            low = max(mark for mark in marks if mark <= tight.low + 1e-9)
-            return cls(name=name, low=low, high=min(mark for mark in marks if mark >= tight.high - 1e-9), scale=scale)
         steps = tight.ticks
         width = steps[1] - steps[0] if len(steps) > 1 else tight.high - tight.low
         low, high = math.floor(tight.low / width + 1e-9) * width, math.ceil(tight.high / width - 1e-9) * width
         return cls(name=name, low=low, high=high, scale=scale)
 
     def tick_text(self, tick: float) -> str:
-        """The number that a tick stands for, with as many decimals as the steps of a linear axis have."""
-        value = float(f"{10**tick:.1g}") if self.scale == "log" else tick
+        """The number that a tick stands for, with as many decimals as the steps of the axis have."""
         ticks = self.ticks
         step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
         largest = max(map(abs, ticks))
-        if self.scale == "linear" and max(largest, 1e3 * step) < 1e15 and max(step, 0.1 * largest) >= 1e-4:
-            text = f"{value:,.{max(0, math.ceil(-math.log10(step) - 1e-9))}f}"
+        if max(largest, 1e3 * step) < 1e15 and max(step, 0.1 * largest) >= 1e-4:
+            text = f"{tick:,.{max(0, math.ceil(-math.log10(step) - 1e-9))}f}"
         else:
-            text = f"{value:g}"
-        return text.replace("-", "\N{MINUS SIGN}") if value < 0 else text
+            text = f"{tick:g}"
+        return text.replace("-", "\N{MINUS SIGN}") if tick < 0 else text
 
     @property
     def ticks(self) -> list[float]:
         """About six round numbers on the axis: steps of 1, 2 or 5 times a power of ten."""
-        if self.scale == "log":
-            return self._log_ticks
         raw = (self.high - self.low) / 5
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
         step = max(1.0, step) if self.scale == "whole" else step
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [round(number * step, 12) for number in range(first, last + 1)]
-
-    @property
-    def _log_ticks(self) -> list[float]:
-        """Of 1, 2 and 5 times the powers of ten, or of these powers alone, as many as there is room for."""
-        found: list[float] = []
-        for factors in ((1, 2, 5), (1,)):
-            marks = _log_marks(self.low, self.high, factors)
-            found = [mark for mark in marks if self.low - 1e-9 <= mark <= self.high + 1e-9]
-            if len(found) <= MOST_TICKS:
-                return found
-        return found[:: math.ceil(len(found) / MOST_TICKS)]
-
-
-def _log_marks(low: float, high: float, factors: Sequence[int] = (1, 2, 5)) -> list[float]:
-    """The logarithms of these factors of powers of ten, from below ``low`` to above ``high``."""
-    powers = range(math.floor(low) - 1, math.ceil(high) + 2)
-    return [power + math.log10(factor) for power in powers for factor in factors]
 
 
 @dataclass(frozen=True, kw_only=True)

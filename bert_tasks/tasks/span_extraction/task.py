@@ -403,9 +403,6 @@ class SpanExtraction(Explainable, Task[SpanPrediction]):
         pairs = labelled(rows, predictions, "answers")
         return report.answer_sections(pairs, self.null_threshold, version_2=self.version_2_with_negative)
 
-    def confidence(self, prediction: SpanPrediction) -> float | None:
-        return prediction.score
-
     def collapse(self, predictions: Sequence[SpanPrediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``: "no answer" to every question although some have one."""
         answered, labels = _answered_rows(predictions, rows)

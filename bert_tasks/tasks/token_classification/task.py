@@ -406,10 +406,6 @@ class TokenClassification(Task[TokenPrediction]):
         """See ``Task``: entities, or words where the labels are raw."""
         return report.tag_sections(labelled(rows, predictions, "tags"), self.labels)
 
-    def confidence(self, prediction: TokenPrediction) -> float | None:
-        """See ``Task``: of the least certain tag; 1 of a sentence without words, in which nothing can be wrong."""
-        return min(prediction.scores, default=1.0)
-
     def collapse(self, predictions: Sequence[TokenPrediction], rows: Sequence[Row]) -> str | None:
         """See ``Task``; here it is the words that all have one tag."""
         pairs = [(row["tags"], one.tags) for row, one in labelled(rows, predictions, "tags")]
