@@ -36,12 +36,12 @@ class SufficientStatistics:
 
     Attributes:
         group_of_row: ``[S]``, the group of each row.
-        addends: ``[G, K]``, what a row of each group adds. A ``scipy.sparse.csr_array``, because with thousands of
+        added: ``[G, K]``, what a row of each group adds. A ``scipy.sparse.csr_array``, because with thousands of
             labels a row adds to a few sums only.
     """
 
     group_of_row: Integers
-    addends: Any
+    added: Any
 
     @classmethod
     def of(cls, rows: Floats) -> Self:
@@ -49,7 +49,7 @@ class SufficientStatistics:
         from scipy.sparse import csr_array  # here: 0.2 s, and most commands need no sums
 
         groups, group_of_row = np.unique(rows, axis=0, return_inverse=True)
-        return cls(group_of_row=group_of_row, addends=csr_array(groups))
+        return cls(group_of_row=group_of_row, added=csr_array(groups))
 
     @classmethod
     def of_counts(cls, rows: Iterable[Mapping[int, int]], columns: int) -> Self:
@@ -60,16 +60,16 @@ class SufficientStatistics:
         group_of_row = [groups.setdefault(tuple(sorted(row.items())), len(groups)) for row in rows]
         entries = [(group, column, count) for row, group in groups.items() for column, count in row]
         group, column, count = np.array(entries, dtype=np.int64).reshape(-1, 3).T
-        addends = csr_array((count.astype(np.float64), (group, column)), shape=(len(groups), columns))
-        return cls(group_of_row=np.array(group_of_row, dtype=np.int64), addends=addends)
+        added = csr_array((count.astype(np.float64), (group, column)), shape=(len(groups), columns))
+        return cls(group_of_row=np.array(group_of_row, dtype=np.int64), added=added)
 
     def beside(self, other: Self) -> Self:
         """Returns the statistics of two models of the same rows, with the sums of both: ``[S, K1 + K2]``."""
         from scipy.sparse import hstack
 
         pairs, group_of_row = np.unique(np.stack([self.group_of_row, other.group_of_row]), axis=1, return_inverse=True)
-        addends = hstack([self.addends[pairs[0]], other.addends[pairs[1]]], format="csr")
-        return type(self)(group_of_row=group_of_row, addends=addends)
+        added = hstack([self.added[pairs[0]], other.added[pairs[1]]], format="csr")
+        return type(self)(group_of_row=group_of_row, added=added)
 
     @cached_property
     def sizes(self) -> Integers:
@@ -84,7 +84,7 @@ class SufficientStatistics:
     @property
     def columns(self) -> int:
         """K, the number of sums."""
-        return int(self.addends.shape[1])
+        return int(self.added.shape[1])
 
     @property
     def total(self) -> Floats:
@@ -94,7 +94,7 @@ class SufficientStatistics:
 
     def sums(self, counts: Integers | Floats) -> Floats:
         """``[R, G] -> [R, K]``: the sums over ``counts`` rows of each group."""
-        sums: Floats = counts @ self.addends
+        sums: Floats = counts @ self.added
         return sums
 
 
