@@ -7,12 +7,11 @@ over all rows and over the folds. Which rows are in a fold is decided in data/fo
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from bert_tasks.checkpoints.hub import FOLD_RUN, FOLDS, fold_runs
+from bert_tasks.checkpoints.hub import FOLDS
 from bert_tasks.data.columns import Row
 from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.table import RowTable
@@ -20,14 +19,12 @@ from bert_tasks.data.validator import plain
 from bert_tasks.data.writers import json_line, whole_file
 from bert_tasks.distributed import broadcast_from_main, make_accelerator
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
-from bert_tasks.experiments.seeds import check_run_folders, format_number, format_table
+from bert_tasks.experiments.group import RunGroup, format_number, format_table, run_folder
 from bert_tasks.inference import evaluate_data
 from bert_tasks.inference.output import INPUT
 from bert_tasks.metrics.tables import split_key
 from bert_tasks.recipe.schema import Recipe, build_task, load_recipe
-from bert_tasks.storage import locked
 from bert_tasks.tasks.base import Prediction, Task
-from bert_tasks.terminal import write_message
 from bert_tasks.training import files as outputs
 from bert_tasks.training.evaluation import metric_metadata
 from bert_tasks.training.run import DryRun, dry_run, trained
@@ -60,12 +57,12 @@ class FoldMetric:
     """A metric of predictions for rows that are held out.
 
     Attributes:
-        pooled: of the predictions for all rows together; None for the loss.
+        out_of_fold: of the predictions for all rows together; None for the loss.
         mean, std: of the folds' values, with the sample standard deviation (divided by folds - 1); NaN if a fold has
             no such value.
     """
 
-    pooled: float | None
+    out_of_fold: float | None
     mean: float
     std: float
 
@@ -94,28 +91,27 @@ class FoldsResult:
     @property
     def metrics(self) -> dict[str, FoldMetric]:
         """Every metric over all rows and over the folds."""
-        pooled = self.task.metrics(self.predictions, self.rows)
-        names = dict.fromkeys([*pooled, *(name for run in self.runs for name in run.metrics)])
-        found = {}
-        for name in names:
+        overall = self.task.metrics(self.predictions, self.rows)
+        metrics = {}
+        for name in dict.fromkeys([*overall, *(name for run in self.runs for name in run.metrics)]):
             values = [run.metrics.get(name, math.nan) for run in self.runs]
-            whole = all(map(math.isfinite, values))
-            found[name] = FoldMetric(
-                pooled=pooled.get(name),
-                mean=statistics.fmean(values) if whole else math.nan,
-                std=statistics.stdev(values) if whole else math.nan,
+            is_finite = all(map(math.isfinite, values))
+            metrics[name] = FoldMetric(
+                out_of_fold=overall.get(name),
+                mean=statistics.fmean(values) if is_finite else math.nan,
+                std=statistics.stdev(values) if is_finite else math.nan,
             )
-        return found
+        return metrics
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences that a reader of the metrics must know."""
-        found = []
+        notes = []
         for run in self.runs:
-            found += [f"fold {run.fold}: {note}" for note in run.result.notes]
+            notes += [f"fold {run.fold}: {note}" for note in run.result.notes]
             if run.collapse is not None and not run.result.notes:
-                found.append(f"fold {run.fold}: the model {run.collapse}, on the rows of the fold")
-        return tuple(found)
+                notes.append(f"fold {run.fold}: the model {run.collapse}, on the rows of the fold")
+        return tuple(notes)
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``folds.json``."""
@@ -123,7 +119,10 @@ class FoldsResult:
             "metric": self.metric,
             "summary": self.summary,
             "rows": len(self.rows),
-            "metrics": {name: asdict(one) for name, one in self.metrics.items()},
+            "metrics": {
+                name: {"pooled": metric.out_of_fold, "mean": metric.mean, "std": metric.std}
+                for name, metric in self.metrics.items()
+            },
             "runs": [
                 {
                     "fold": run.fold,
@@ -150,13 +149,13 @@ class FoldsResult:
             state = "complete already" if run.result.reused else ""
             rows.append((str(run.fold), str(run.rows), value, steps, state))
         metrics = self.metrics
-        pooled = {name: one.pooled for name, one in metrics.items() if one.pooled is not None}
-        names = [name for name in metrics if name in self.task.metric_table(pooled).overall or name not in pooled]
+        overall = {name: metric.out_of_fold for name, metric in metrics.items() if metric.out_of_fold is not None}
+        shown = self.task.metric_table(overall).overall
         table = [("metric", "all rows", "mean", "std")]
-        for name in names:
-            one = metrics[name]
-            whole = "-" if one.pooled is None else format_number(one.pooled)
-            table.append((name, whole, format_number(one.mean), format_number(one.std)))
+        for name, metric in metrics.items():
+            if name in shown or name not in overall:
+                all_rows = format_number(overall[name]) if name in overall else "-"
+                table.append((name, all_rows, format_number(metric.mean), format_number(metric.std)))
         return [
             self.summary,
             "",
@@ -173,47 +172,49 @@ class FoldsResult:
 def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progress: bool = True) -> FoldsResult:
     """Trains one model per fold and predicts each row with the model that was trained without it.
 
-    ``OUTPUT_DIR/fold-N`` is an ordinary run, of the recipe with ``folds.fold = N``: its validation rows, which pick the
-    best model and tune thresholds, are those of ``data.validation``, else a share of its training rows. The rows of
-    the fold are predicted once, when the run is complete. A finished run is not repeated, an unfinished one resumes
+    ``OUTPUT_DIR/fold-N`` is an ordinary run, of the recipe with ``folds.fold = N``. Its validation rows, which pick the
+    best model and tune thresholds, are the rows of ``data.validation``, else a share of its training rows. The rows of
+    the fold are predicted once, when the run is complete. A finished run is not repeated. An unfinished run resumes
     from its newest checkpoint. The metrics are written to ``folds.json``, the predictions to ``out_of_fold.jsonl``,
     one line per row in the order of the data.
 
     Args:
-        overwrite: repeat all runs, also those of other folds that are in the folder.
+        recipe: A recipe with ``[folds]``, or the path of its TOML file.
+        overwrite: Repeat all runs, also runs of other folds that are in the folder.
+        progress: Report on standard error.
 
     Raises:
-        RecipeError, DataError, CheckpointError, UsageError: as ``train``; all folders are looked at before the first
-            run starts.
+        RecipeError, DataError, CheckpointError, UsageError: as ``train``; all folders are checked before the first run
+            starts.
         DivergedError: a run diverged; the runs before are complete.
+
+    Example:
+        >>> train_folds("recipe.toml").metrics["accuracy"].out_of_fold  # doctest: +SKIP
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     accelerator = make_accelerator(loaded.optim.mixed_precision)
-    is_main = accelerator.is_main_process
-    planned, folder = _planned(loaded, overwrite=overwrite), _folder(loaded)
+    group = fold_group(loaded, overwrite=overwrite)
+    files = [group.folder / name for name in (FOLDS, PREDICTIONS)]
     if overwrite:  # now: the command that resumes an interrupted run does not overwrite
-        broadcast_from_main(accelerator, lambda: _remove_runs(folder))
+        broadcast_from_main(accelerator, lambda: _remove(group, [*files, group.folder / outputs.REPORT]))
     runs: list[FoldRun] = []
     parts: list[FoldPredictions] = []
     task, best, summary = build_task(loaded), "", ""
-    for number, made in enumerate(planned, start=1):
-        if progress and is_main:
-            write_message(f"fold {number} of {len(planned)}")
-        try:
-            trainer, result = trained(made, progress=progress)
-        except DivergedError as error:
-            raise DivergedError(f"fold {number}: {error}") from error
-        if is_main and not result.reused:  # the files of an earlier cross-validation are not of this model
-            for name in (FOLDS, PREDICTIONS):
-                (folder / name).unlink(missing_ok=True)
-        if trainer.splits.held_out is None:
-            raise BertTasksError("the run of a fold has no rows of the fold: please report this")
+    for number, made, trained_run in group.run(lambda made: trained(made, progress=progress), progress=progress):
+        if isinstance(trained_run, DivergedError):
+            raise DivergedError(f"fold {number}: {trained_run}") from trained_run
+        trainer, result = trained_run
+        if accelerator.is_main_process and not result.reused:  # files of an earlier cross-validation
+            for path in files:
+                path.unlink(missing_ok=True)
         table = trainer.splits.held_out
+        if table is None:
+            raise BertTasksError("the run of a fold has no rows of the fold: please report this")
         evaluation = evaluate_data(trainer.model, table, reading=ReadOptions())
         parts.append(FoldPredictions(fold=number, table=table, predictions=evaluation.predictions))
         run = FoldRun(
             fold=number,
-            output_dir=_folder(made),
+            output_dir=run_folder(made),
             rows=len(table),
             metrics=evaluation.metrics,
             result=result,
@@ -224,9 +225,9 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
             task, summary = trainer.model.task.drop_fitted_values(), trainer.splits.division
             best = metric_metadata(task, made.run, result.validation_sets)["best"]
     _, metric = split_key(best, runs[0].result.validation_sets)
-    rows, folds, predictions = pooled(parts)
+    rows, folds, predictions = out_of_fold(parts)
     compared = FoldsResult(
-        output_dir=folder,
+        output_dir=group.folder,
         metric=metric if metric in runs[0].metrics else task.primary_metric,
         summary=summary,
         runs=tuple(runs),
@@ -235,9 +236,9 @@ def train_folds(recipe: Recipe | str | Path, *, overwrite: bool = False, progres
         folds=folds,
         task=task,
     )
-    if is_main:
+    if accelerator.is_main_process:
         write_predictions(compared)
-        outputs.write_json(folder / FOLDS, compared.to_json())
+        outputs.write_json(group.folder / FOLDS, compared.to_json())
     return compared
 
 
@@ -250,30 +251,31 @@ class FoldPredictions:
     predictions: Sequence[Prediction]
 
 
-def pooled(parts: Sequence[FoldPredictions]) -> tuple[list[Row], list[int], list[Prediction]]:
-    """All rows in the order of the data, the fold of each, and its prediction.
+def out_of_fold(parts: Sequence[FoldPredictions]) -> tuple[list[Row], list[int], list[Prediction]]:
+    """Returns all rows in the order of the data, the fold of each, and its prediction.
 
-    Rows of several files have the name of theirs as ``file``, because lines are counted in each file.
+    Rows of several files have the name of their file as ``file``, because lines are counted in each file.
 
     Raises:
         BertTasksError: the folds do not have every row exactly once, which is a defect.
     """
-    found: dict[int, tuple[int, Prediction]] = {}
-    seen = 0
-    for part in parts:
-        numbers = [] if part.table.part is None else part.table.part[1].tolist()
-        seen += len(numbers)
-        for number, prediction in zip(numbers, part.predictions, strict=True):
-            found[number] = (part.fold, prediction)
-    whole = None if parts[0].table.part is None else parts[0].table.part[0]
-    rows: list[Row] = [] if whole is None else list(whole)
-    if whole is not None and whole.joined_sources:
-        files = [source for source, count in whole.joined_sources for _ in range(count)]
+    table = parts[0].table if parts[0].table.part is None else parts[0].table.part[0]
+    indices = [[] if part.table.part is None else part.table.part[1].tolist() for part in parts]
+    ordered = sorted(
+        (
+            (index, part.fold, prediction)
+            for part, each in zip(parts, indices, strict=True)
+            for index, prediction in zip(each, part.predictions, strict=True)
+        ),
+        key=lambda item: item[0],
+    )
+    if [index for index, _, _ in ordered] != list(range(len(table))):
+        raise BertTasksError(f"the folds have {len(ordered)} of {len(table)} rows: please report this")
+    rows: list[Row] = list(table)
+    if table.joined_sources:
+        files = [source for source, count in table.joined_sources for _ in range(count)]
         rows = [{"file": file, **row} for file, row in zip(files, rows, strict=True)]
-    if seen != len(rows) or sorted(found) != list(range(len(rows))):
-        raise BertTasksError(f"the folds have {seen} of {len(rows)} rows: please report this")
-    ordered = [found[number] for number in range(len(rows))]
-    return rows, [fold for fold, _ in ordered], [prediction for _, prediction in ordered]
+    return rows, [fold for _, fold, _ in ordered], [prediction for _, _, prediction in ordered]
 
 
 def write_predictions(result: FoldsResult) -> None:
@@ -294,69 +296,42 @@ def write_predictions(result: FoldsResult) -> None:
 
 
 def dry_run_folds(recipe: Recipe, *, overwrite: bool = False) -> DryRun:
-    """The dry run of the first fold, after a look at the folders of all; see ``train_folds`` and ``dry_run``."""
-    return dry_run(_planned(recipe, overwrite=overwrite)[0], overwrite=overwrite)
+    """Returns the dry run of the first fold, after a check of all folders; arguments as in ``train_folds``."""
+    return dry_run(fold_group(recipe, overwrite=overwrite).first, overwrite=overwrite)
 
 
-def fold_recipes(recipe: Recipe) -> list[Recipe]:
-    """The recipe of each fold's run.
+def fold_group(recipe: Recipe, *, overwrite: bool = False) -> RunGroup:
+    """Returns the runs of a recipe, whose folders are checked; arguments as in ``train_folds``.
 
     Raises:
-        RecipeError: the recipe has no folds, or names one of them.
+        RecipeError: the recipe has no folder or no folds, or names one of them.
+        UsageError: a folder that will not do, or runs of other folds.
     """
-    section, folder = recipe.folds, recipe.run.output_dir
+    section = recipe.folds
     if section is None:
         raise RecipeError("no folds: set folds.count in the recipe, or pass --folds 5")
     if section.fold is not None:
         raise RecipeError(f"folds.fold = {section.fold} is a single run: remove it to train all folds")
-    made = []
-    for fold in range(1, section.count + 1):
-        home = None if folder is None else str(Path(folder, f"fold-{fold}"))
-        changes = {
-            "folds": section.model_copy(update={"fold": fold}),
-            "run": recipe.run.model_copy(update={"output_dir": home}),
-        }
-        made.append(recipe.model_copy(update=changes))
-    return made
-
-
-def _planned(recipe: Recipe, *, overwrite: bool) -> list[Recipe]:
-    """The recipe of each run.
-
-    Raises:
-        RecipeError, UsageError: folds or folders that will not do.
-    """
-    if recipe.run.output_dir is None:
-        raise RecipeError("the runs need a folder: set run.output_dir in the recipe, or pass --output-dir")
-    recipes, folder = fold_recipes(recipe), _folder(recipe)
-    earlier = [] if overwrite else fold_runs(folder)
-    for home in earlier:
-        before = load_recipe(home / outputs.RECIPE).folds if (home / outputs.RECIPE).is_file() else None
-        if before is None or recipe.folds is None:
-            continue
+    changes = {fold: {"folds": {"fold": fold}} for fold in range(1, section.count + 1)}
+    group = RunGroup.plan(recipe, "fold", changes)
+    for home in [] if overwrite else group.existing().values():
+        path = home / outputs.RECIPE
+        before = load_recipe(path).folds if path.is_file() else None
         changed = [
-            f"folds.{name} = {now!r} (was {was!r})"
+            f"folds.{name} = {getattr(section, name)!r} (was {getattr(before, name)!r})"
             for name in _COMPARED
-            if (now := getattr(recipe.folds, name)) != (was := getattr(before, name))
+            if before is not None and getattr(section, name) != getattr(before, name)
         ]
         if changed:
             raise UsageError(
-                f"{folder} holds runs of other folds: {'; '.join(changed)}. Choose another folder, or --overwrite to "
-                "replace the runs"
+                f"{group.folder} holds runs of other folds: {'; '.join(changed)}. Choose another folder, or "
+                "--overwrite to replace the runs"
             )
-    check_run_folders(folder, recipes, FOLDS, FOLD_RUN, overwrite=overwrite)
-    return recipes
+    group.check(overwrite=overwrite)
+    return group
 
 
-def _remove_runs(folder: Path) -> None:
-    for home in fold_runs(folder):
-        with locked(home):
-            outputs.remove(home)
-        with suppress(OSError):  # it holds other files
-            home.rmdir()
-    for name in (FOLDS, PREDICTIONS, outputs.REPORT):
-        (folder / name).unlink(missing_ok=True)
-
-
-def _folder(recipe: Recipe) -> Path:
-    return Path(str(recipe.run.output_dir))
+def _remove(group: RunGroup, files: Sequence[Path]) -> None:
+    group.remove(list(group.existing().values()))
+    for path in files:
+        path.unlink(missing_ok=True)

@@ -21,7 +21,8 @@ from typing import Any
 from bert_tasks.data.problems import counted
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import BertTasksError, CheckpointError, DataError, DivergedError, RecipeError, UsageError
-from bert_tasks.experiments.seeds import SEEDS, SeedsResult, format_number, format_table, train_seeds
+from bert_tasks.experiments.group import format_number, format_table
+from bert_tasks.experiments.seeds import SEEDS, SeedsResult, train_seeds
 from bert_tasks.experiments.study import Study, Trial, check_installed
 from bert_tasks.metrics.tables import split_key
 from bert_tasks.recipe.schema import Recipe, load_recipe, resolved_toml, with_values

@@ -4,7 +4,6 @@ Owns the folder of the runs (``seed-1``, ``seed-2``, ... and ``seeds.json``), th
 collapsed, and the tables for people and programs.
 """
 
-import json
 import math
 import re
 import statistics
@@ -19,20 +18,19 @@ from pydantic import ValidationError
 from bert_tasks.data.problems import shortened
 from bert_tasks.distributed import broadcast_from_main, make_accelerator
 from bert_tasks.errors import BertTasksError, DivergedError, RecipeError, UsageError
+from bert_tasks.experiments.group import RunGroup, format_number, format_table, run_folder
 from bert_tasks.metrics.tables import MetricTable, metric_key, metrics_by_set
 from bert_tasks.model.pretrained import CheckpointFolder, stated_task
 from bert_tasks.recipe.errors import schema_problems
 from bert_tasks.recipe.schema import Recipe, RunSection, load_recipe, load_task_class
-from bert_tasks.storage import locked
-from bert_tasks.terminal import write_message
 from bert_tasks.training import files as outputs
+from bert_tasks.training.records import SeedsRecord, read_record
 from bert_tasks.training.run import DryRun, dry_run, train
 from bert_tasks.training.state import FitResult
 
 SEEDS = "seeds.json"
 _LONGEST_SEED = 20  # digits
 _SHOWN = 3  # settings in a note
-_SEED_FOLDER = re.compile(r"seed-(\d+)")
 _RECORDED = ("best_step", "steps", "metrics")  # of a result
 
 
@@ -205,20 +203,9 @@ def spreads(runs: Sequence[SeedRun], lower_is_better: Set[str] = frozenset()) ->
     return found
 
 
-def format_number(value: float) -> str:
-    """A number for people; NaN is a dash."""
-    return "-" if math.isnan(value) else f"{value:.6g}"
-
-
 def _counted(some: Sequence[SeedRun], runs: Sequence[SeedRun]) -> str:
     seeds = ", ".join(str(run.seed) for run in some)
     return f"{len(some)} of {len(runs)} runs (seed{'s' if len(some) > 1 else ''} {seeds})"
-
-
-def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def train_seeds(
@@ -231,43 +218,38 @@ def train_seeds(
     """Runs a recipe once for each seed and compares the runs.
 
     ``OUTPUT_DIR/seed-N`` is the run that the recipe with ``run.seed = N`` makes. A finished run is reported, not
-    repeated; an unfinished one resumes from its newest checkpoint. The comparison is written to
+    repeated. An unfinished run resumes from its newest checkpoint. The comparison is written to
     ``OUTPUT_DIR/seeds.json``. A run that diverges is reported as failed, and the others continue. Runs of other seeds
     that are in the folder already are part of the comparison if they were made with the same settings; a note names
-    those that are not.
+    the others.
 
     Args:
-        seeds: default: the recipe's ``run.seeds``.
-        overwrite: repeat all runs, and replace those of other recipes.
+        recipe: A recipe, or the path of its TOML file.
+        seeds: Default: the recipe's ``run.seeds``.
+        overwrite: Repeat all runs, and replace runs of other recipes.
+        progress: Report on standard error.
 
     Raises:
-        RecipeError, DataError, CheckpointError, UsageError: as ``train``; all folders are looked at before the first
-            run starts.
+        RecipeError, DataError, CheckpointError, UsageError: as ``train``; all folders are checked before the first run
+            starts.
+
+    Example:
+        >>> train_seeds("recipe.toml", [1, 2, 3]).metrics["accuracy"].mean  # doctest: +SKIP
     """
     loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     accelerator = make_accelerator(loaded.optim.mixed_precision)
-    is_main = accelerator.is_main_process
-    planned = _planned(loaded, seeds, overwrite=overwrite)
-
-    def remove_runs() -> None:
-        for made in planned:
-            with locked(_folder(made)):
-                outputs.remove(_folder(made))
-
+    group = seed_group(loaded, seeds, overwrite=overwrite)
     if overwrite:  # all of them now: the command that resumes an interrupted run does not overwrite
-        broadcast_from_main(accelerator, remove_runs)
-    runs = []
-    for number, made in enumerate(planned, start=1):
-        seed, failure, result = made.run.seed, None, None
-        if progress and is_main:
-            write_message(f"seed {seed} (run {number} of {len(planned)})")
-        try:
-            result = train(made, overwrite=overwrite, progress=progress)
-        except DivergedError as error:
-            failure = str(error)
-        runs.append(SeedRun(seed=seed, output_dir=_folder(made), result=result, failure=failure))
-    folder = _folder(loaded)
-    others, left_out = _runs_of_other_seeds(folder, runs, loaded) if is_main else ([], [])
+        broadcast_from_main(accelerator, lambda: group.remove([run_folder(made) for made in group.recipes.values()]))
+    runs = [
+        SeedRun(seed=seed, output_dir=run_folder(made), failure=str(result))
+        if isinstance(result, DivergedError)
+        else SeedRun(seed=seed, output_dir=run_folder(made), result=result)
+        for seed, made, result in group.run(
+            lambda made: train(made, overwrite=overwrite, progress=progress), progress=progress
+        )
+    ]
+    others, left_out = _earlier_runs(group, runs, loaded) if accelerator.is_main_process else ([], [])
     runs = sorted([*runs, *others], key=lambda run: run.seed) if others else runs
     metadata = [_metadata(run.output_dir) for run in runs]
     metrics, notes = metadata[0]["metrics"], []
@@ -277,7 +259,7 @@ def train_seeds(
             "set data.validation to compare them on the same rows"
         )
     compared = SeedsResult(
-        output_dir=folder,
+        output_dir=group.folder,
         metric=metrics["best"],
         runs=tuple(runs),
         lower_is_better=frozenset(
@@ -285,42 +267,36 @@ def train_seeds(
         ),
         notes=(*notes, *left_out),
     )
-    if is_main:
-        outputs.write_json(folder / SEEDS, compared.to_json())
+    if accelerator.is_main_process:
+        outputs.write_json(group.folder / SEEDS, compared.to_json())
     return compared
 
 
 def dry_run_seeds(recipe: Recipe, seeds: Iterable[int] | None = None, *, overwrite: bool = False) -> DryRun:
-    """The dry run of the first seed, after a look at the folders of all; see ``train_seeds`` and ``dry_run``."""
-    return dry_run(_planned(recipe, seeds, overwrite=overwrite)[0], overwrite=overwrite)
+    """Returns the dry run of the first seed, after a check of all folders; arguments as in ``train_seeds``."""
+    return dry_run(seed_group(recipe, seeds, overwrite=overwrite).first, overwrite=overwrite)
 
 
-def seed_recipes(recipe: Recipe, seeds: Iterable[int] | None = None) -> dict[int, Recipe]:
-    """Seed -> the recipe of its run; ``seeds`` default to the recipe's.
+def seed_group(recipe: Recipe, seeds: Iterable[int] | None = None, *, overwrite: bool = False) -> RunGroup:
+    """Returns the runs of a recipe, whose folders are checked; arguments as in ``train_seeds``.
 
     Raises:
-        RecipeError: no seed, one that appears twice, or one that is out of range.
+        RecipeError: no folder, no seed, a seed that appears twice, or one that is out of range.
+        UsageError: a folder that will not do, also of the last run.
     """
-    chosen = recipe.run.seeds
+    numbers = recipe.run.seeds
     if seeds is not None:
-        given = {"seeds": tuple(seeds)}
+        options = {"seeds": tuple(seeds)}
         try:
-            chosen = RunSection.model_validate(given).seeds
+            numbers = RunSection.model_validate(options).seeds
         except ValidationError as error:
-            problems = schema_problems(error, given, (), {})
+            problems = schema_problems(error, options, (), {})
             raise RecipeError("\n".join(problem.text for problem in problems)) from None
-    if chosen is None:
+    if numbers is None:
         raise RecipeError("no seeds: set run.seeds in the recipe, or pass --seeds 1,2,3")
-    folder = recipe.run.output_dir
-    made = {}
-    for seed in chosen:
-        change = {
-            "seed": seed,
-            "seeds": None,
-            "output_dir": None if folder is None else str(Path(folder, f"seed-{seed}")),
-        }
-        made[seed] = recipe.model_copy(update={"run": recipe.run.model_copy(update=change)})
-    return made
+    group = RunGroup.plan(recipe, "seed", {seed: {"run": {"seed": seed, "seeds": None}} for seed in numbers})
+    group.check(overwrite=overwrite)
+    return group
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -338,111 +314,60 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def _planned(recipe: Recipe, seeds: Iterable[int] | None, *, overwrite: bool) -> list[Recipe]:
-    """The recipe of each run.
-
-    Raises:
-        RecipeError, UsageError: seeds or folders that will not do, also those of the last run.
-    """
-    if recipe.run.output_dir is None:
-        raise RecipeError("the runs need a folder: set run.output_dir in the recipe, or pass --output-dir")
-    recipes = list(seed_recipes(recipe, seeds).values())
-    check_run_folders(_folder(recipe), recipes, SEEDS, _SEED_FOLDER, overwrite=overwrite)
-    return recipes
-
-
-def check_run_folders(
-    folder: Path, recipes: Sequence[Recipe], summary: str, runs: re.Pattern[str], *, overwrite: bool
-) -> None:
-    """Checks that the runs of an experiment may use a folder.
-
-    Args:
-        folder: of the experiment.
-        recipes: of the runs, with their folders.
-        summary: the name of the experiment's file, and ``runs`` that of its runs' folders.
-
-    Raises:
-        UsageError: the folder holds something else, or a run there was made with other settings.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file, expected a folder for the runs: choose another output folder")
-    existing = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    if outputs.RUN in existing or outputs.SUMMARY in existing:
-        raise UsageError(f"{folder} holds a single run: choose another folder for several")
-    if existing and not any(name == summary or runs.fullmatch(name) for name in existing):
-        raise UsageError(
-            f"{folder} is not empty and contains no such runs (it contains {', '.join(existing[:3])}): choose another "
-            "folder"
-        )
-    for made in recipes:
-        home = _folder(made)
-        outputs.check_folder(home)
-        metadata = None if overwrite else outputs.read_run_metadata(home)
-        if metadata is not None:  # not of another recipe, as far as that shows without reading data
-            stated = outputs.flat_settings(made.model.model_dump(), made.optim, made.run)
-            before = {name: value for name, value in metadata["settings"].items() if name in stated}
-            outputs.changes(home, before, stated, finished=outputs.read_summary(home) is not None)
-
-
-def _folder(recipe: Recipe) -> Path:
-    return Path(str(recipe.run.output_dir))
-
-
-def _runs_of_other_seeds(folder: Path, runs: Sequence[SeedRun], recipe: Recipe) -> tuple[list[SeedRun], list[str]]:
-    """The runs that ended in this folder earlier, and a note on each that cannot be compared with these."""
-    found: list[SeedRun] = []
+def _earlier_runs(group: RunGroup, runs: Sequence[SeedRun], recipe: Recipe) -> tuple[list[SeedRun], list[str]]:
+    """Returns the runs of other seeds in the folder, and a note on each that cannot be compared with ``runs``."""
+    failures: dict[str, str] = {}  # seed -> why its run failed, as the last comparison says, if that can be read
+    with suppress(UsageError):
+        failures = read_record(group.folder / SEEDS, SeedsRecord, remedy="")["failed"]
+    current = _metadata(runs[0].output_dir)
+    earlier: list[SeedRun] = []
     notes: list[str] = []
-    failures: dict[int, str] = {}  # seed -> why its run failed, as the last comparison says, if that can be read
-    with suppress(OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        failed = json.loads((folder / SEEDS).read_text(encoding="utf-8"))["failed"]
-        failures = {int(seed): str(reason) for seed, reason in failed.items()}
-    matches = [(match, path) for path in folder.iterdir() if (match := _SEED_FOLDER.fullmatch(path.name))]
-    # "seed-01" is not a folder that was made here.
-    homes = {int(match[1]): path for match, path in matches if path.name == f"seed-{int(match[1])}"}
-    for seed in sorted(homes.keys() - {run.seed for run in runs}):
+    for seed, folder in group.existing().items():
+        if seed in {run.seed for run in runs}:
+            continue
         try:
-            run = _earlier_run(seed, homes[seed], _metadata(runs[0].output_dir), failures.get(seed), recipe)
+            metadata = outputs.read_run_metadata(folder)
+            if metadata is not None:
+                _check_settings(metadata, current)
+                earlier.append(_earlier_run(seed, folder, metadata, failures.get(str(seed)), recipe))
         except BertTasksError as error:
             notes.append(f"the run of seed {seed} is left out: {error}")
-        else:
-            found += [] if run is None else [run]
-    return found, notes
+    return earlier, notes
 
 
-def _earlier_run(
-    seed: int, folder: Path, mine: Mapping[str, Any], failure: str | None, recipe: Recipe
-) -> SeedRun | None:
-    """How the run in the folder ended; None if there is none.
-
-    Raises:
-        UsageError, CheckpointError: it cannot be compared with the run whose run.json is ``mine``.
-    """
-    metadata, summary = outputs.read_run_metadata(folder), outputs.read_summary(folder)
-    if metadata is None:
-        return None
-    # Validation rows taken from the training rows differ with the seed; where they do not, training rows must be equal.
-    before, now = metadata["settings"], mine["settings"]
-    apart = {"run.seed", *outputs.SILENT, *(f"data.{split}" for split in _validation(mine) | _validation(metadata))}
-    apart |= set() if _validation(metadata) == _validation(mine) else {"data.train"}
-    differing = [name for name in sorted({*before, *now} - apart) if before.get(name) != now.get(name)]
+def _check_settings(metadata: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raises UsageError if a run was made with other settings, seed and the rows that it selects excepted."""
+    # Validation rows taken from the training rows differ with the seed; if they do not, training rows must be equal.
+    before, now = metadata["settings"], current["settings"]
+    ignored = {
+        "run.seed",
+        *outputs.SILENT,
+        *(f"data.{split}" for split in _validation(current) | _validation(metadata)),
+    }
+    ignored |= set() if _validation(metadata) == _validation(current) else {"data.train"}
+    differing = [name for name in sorted({*before, *now} - ignored) if before.get(name) != now.get(name)]
     if differing:
-        named = [*differing[:_SHOWN], *(["..."] if len(differing) > _SHOWN else [])]
-        raise UsageError(f"it has other settings ({', '.join(named)})")
+        names = [*differing[:_SHOWN], *(["..."] if len(differing) > _SHOWN else [])]
+        raise UsageError(f"it has other settings ({', '.join(names)})")
+
+
+def _earlier_run(seed: int, folder: Path, metadata: Mapping[str, Any], failure: str | None, recipe: Recipe) -> SeedRun:
+    """Returns how a run ended. Raises UsageError or CheckpointError if it is not finished or damaged."""
+    summary = outputs.read_summary(folder)
     if summary is None and failure is None:
         raise UsageError("it is not finished; train with that seed to resume it")
     if summary is None:
         return SeedRun(seed=seed, output_dir=folder, failure=failure)
-    model = folder / outputs.MODEL
-    task = stated_task(CheckpointFolder.open(model), load_task_class(recipe.task))
+    task = stated_task(CheckpointFolder.open(folder / outputs.MODEL), load_task_class(recipe.task))
     sets = metadata["metrics"]["sets"]
     result = FitResult.from_summary(summary, output_dir=folder, task=task, validation_sets=sets)
     return SeedRun(seed=seed, output_dir=folder, result=result)
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
-    """The content of run.json."""
-    metadata: dict[str, Any] = json.loads((folder / outputs.RUN).read_text(encoding="utf-8"))
-    return metadata
+    """Returns the content of run.json of a run that has begun."""
+    metadata = outputs.read_run_metadata(folder)
+    return {} if metadata is None else metadata
 
 
 def _validation(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from bert_tasks.data.columns import PASSTHROUGH, Row
 from bert_tasks.data.problems import missing_path
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import BertTasksError, UsageError
-from bert_tasks.experiments.folds import FoldPredictions, pooled
+from bert_tasks.experiments.folds import FoldPredictions, out_of_fold
 from bert_tasks.experiments.seeds import SEEDS
 from bert_tasks.inference import evaluated_predictions
 from bert_tasks.metrics.tables import metric_key, metrics_of_set, split_key
@@ -226,7 +226,7 @@ def _held_out(homes: Sequence[Path]) -> tuple[PredictedSet, str, Task]:
         if torch.cuda.is_available():
             model.to("cuda")
         parts.append(FoldPredictions(fold=number, table=table, predictions=evaluated_predictions(model, table)))
-    rows, _, predictions = pooled(parts)
+    rows, _, predictions = out_of_fold(parts)
     first = parts[0].table
     fingerprint = first.fingerprint if first.part is None else first.part[0].fingerprint
     found = PredictedSet(name="", source=first.source, rows=rows, predictions=predictions)

@@ -19,7 +19,7 @@ from bert_tasks.experiments.folds import (
     FoldPredictions,
     FoldsResult,
     dry_run_folds,
-    pooled,
+    out_of_fold,
     train_folds,
     write_predictions,
 )
@@ -101,7 +101,7 @@ def test_rows_of_several_files_name_their_file(tmp_path: Path) -> None:
         FoldPredictions(fold=fold, table=whole.select_part(chosen), predictions=[made] * len(chosen))
         for fold, chosen in enumerate(([0, 3], [1, 2, 4]), start=1)
     ]
-    rows, folds, predictions = pooled(parts)
+    rows, folds, predictions = out_of_fold(parts)
     assert [(row["file"], row["line"]) for row in rows] == [
         ("a.csv", 1),
         ("a.csv", 2),
@@ -138,10 +138,10 @@ def test_metrics_are_of_all_rows_and_of_each_fold(finished: tuple[FoldsResult, R
         for fold in (1, 2, 3)
     ]
     accuracy = result.metrics["accuracy"]
-    assert accuracy.pooled == pytest.approx(statistics.fmean(right))
+    assert accuracy.out_of_fold == pytest.approx(statistics.fmean(right))
     assert accuracy.mean == pytest.approx(statistics.fmean(each))
     assert accuracy.std == pytest.approx(statistics.stdev(each))
-    assert result.metrics["loss"].pooled is None
+    assert result.metrics["loss"].out_of_fold is None
     summary = json.loads((result.output_dir / "folds.json").read_text("utf-8"))
     assert summary == json.loads(json.dumps(result.to_json()))
     assert [run["rows"] for run in summary["runs"]] == [8, 8, 8]
@@ -181,7 +181,7 @@ def test_the_report_is_of_all_rows(finished: tuple[FoldsResult, Recipe], tmp_pat
     result, _ = finished
     report = make_report(result.output_dir, tmp_path / "page.html", mistakes=tmp_path / "wrong.jsonl")
     assert report.results[0][""].rows == ROWS
-    assert report.results[0][""].estimates["accuracy"].value == pytest.approx(result.metrics["accuracy"].pooled)
+    assert report.results[0][""].estimates["accuracy"].value == pytest.approx(result.metrics["accuracy"].out_of_fold)
     shown = [one.score for one in report.runs[0].predicted[0].predictions]
     assert shown == pytest.approx([one.score for one in result.predictions], abs=1e-5)
     assert max(shown) - min(shown) > 1e-3  # so that another order would be noticed

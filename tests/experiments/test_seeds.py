@@ -18,7 +18,7 @@ from bert_tasks.experiments.seeds import (
     SeedsResult,
     dry_run_seeds,
     parse_seeds,
-    seed_recipes,
+    seed_group,
     spreads,
     train_seeds,
 )
@@ -251,14 +251,14 @@ def test_a_folder_and_seeds_are_needed(folder):
 )
 def test_seeds_that_will_not_do(folder, seeds, message):
     with pytest.raises(RecipeError, match=message):
-        seed_recipes(recipe(folder), seeds)
+        seed_group(recipe(folder), seeds)
     with pytest.raises(RecipeError, match=message):
         recipe(folder, f"run.seeds={seeds}")
 
 
 def test_stated_seeds_win(folder):
-    assert list(seed_recipes(recipe(folder, "run.seeds=[1, 2]"), [7])) == [7]
-    assert list(seed_recipes(recipe(folder, "run.seeds=[1, 2]"))) == [1, 2]
+    assert list(seed_group(recipe(folder, "run.seeds=[1, 2]"), [7]).recipes) == [7]
+    assert list(seed_group(recipe(folder, "run.seeds=[1, 2]")).recipes) == [1, 2]
 
 
 @pytest.mark.parametrize("seed", [str(2**32), "99999999999", "9" * 5000])

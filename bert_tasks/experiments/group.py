@@ -1,0 +1,147 @@
+"""The runs of an experiment that differ in one number: a seed or a fold.
+
+Owns what seeds and folds share: the recipe and the folder of each run, the check of all folders before the first run
+starts, the order of the runs, and the removal of earlier ones.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from bert_tasks.distributed import is_main_process
+from bert_tasks.errors import DivergedError, RecipeError, UsageError
+from bert_tasks.recipe.schema import Recipe
+from bert_tasks.storage import locked
+from bert_tasks.terminal import write_message
+from bert_tasks.training import files as outputs
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunGroup:
+    """Runs in the folders ``seed-N`` or ``fold-N`` of one folder, which also holds ``seeds.json`` or ``folds.json``.
+
+    Attributes:
+        folder: The folder of the experiment.
+        word: What the runs differ in.
+        recipes: The seed or the number of the fold -> the recipe of its run.
+    """
+
+    folder: Path
+    word: Literal["seed", "fold"]
+    recipes: Mapping[int, Recipe]
+
+    @classmethod
+    def plan(
+        cls, recipe: Recipe, word: Literal["seed", "fold"], changes: Mapping[int, Mapping[str, Mapping[str, Any]]]
+    ) -> "RunGroup":
+        """Plans the runs of a recipe.
+
+        Args:
+            recipe: The recipe of the experiment, with the folder of the experiment.
+            word: What the runs differ in.
+            changes: The seed or the number of the fold -> what its recipe changes, as in ``with_changes``.
+
+        Raises:
+            RecipeError: if the recipe has no folder.
+        """
+        if recipe.run.output_dir is None:
+            raise RecipeError("the runs need a folder: set run.output_dir in the recipe, or pass --output-dir")
+        folder = Path(recipe.run.output_dir)
+        recipes = {
+            number: with_changes(with_changes(recipe, **change), run={"output_dir": str(folder / f"{word}-{number}")})
+            for number, change in changes.items()
+        }
+        return cls(folder=folder, word=word, recipes=recipes)
+
+    @property
+    def first(self) -> Recipe:
+        """The recipe of the first run."""
+        return next(iter(self.recipes.values()))
+
+    def existing(self) -> dict[int, Path]:
+        """Returns the number of each run in the folder -> its folder, in order. ``seed-01`` is not such a folder."""
+        paths = list(self.folder.iterdir()) if self.folder.is_dir() else []
+        matches = ((re.fullmatch(rf"{self.word}-(0|[1-9]\d*)", path.name), path) for path in paths)
+        return dict(sorted((int(match[1]), path) for match, path in matches if match is not None))
+
+    def check(self, *, overwrite: bool) -> None:
+        """Checks that all runs may use their folders.
+
+        Raises:
+            UsageError: if the folder holds something else, or a run there was made with other settings.
+        """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UsageError(f"{self.folder} is a file, expected a folder for the runs: choose another output folder")
+        names = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
+        if outputs.RUN in names or outputs.SUMMARY in names:
+            raise UsageError(f"{self.folder} holds a single run: choose another folder for several")
+        if names and f"{self.word}s.json" not in names and not self.existing():
+            raise UsageError(
+                f"{self.folder} is not empty and contains no such runs (it contains {', '.join(names[:3])}): choose "
+                "another folder"
+            )
+        for recipe in self.recipes.values():
+            home = run_folder(recipe)
+            outputs.check_folder(home)
+            metadata = None if overwrite else outputs.read_run_metadata(home)
+            if metadata is not None:  # not of another recipe, as far as that shows without reading data
+                settings = outputs.flat_settings(recipe.model.model_dump(), recipe.optim, recipe.run)
+                before = {name: value for name, value in metadata["settings"].items() if name in settings}
+                outputs.changes(home, before, settings, finished=outputs.read_summary(home) is not None)
+
+    def remove(self, folders: Sequence[Path]) -> None:
+        """Removes the runs in some folders, and folders that hold nothing else."""
+        for home in folders:
+            if home.is_dir():
+                with locked(home):
+                    outputs.remove(home)
+            with suppress(OSError):  # it holds other files
+                home.rmdir()
+
+    def run(
+        self, train: Callable[[Recipe], Result], *, progress: bool
+    ) -> Iterator[tuple[int, Recipe, Result | DivergedError]]:
+        """Trains one run after the other, and yields its number, its recipe and its result.
+
+        Args:
+            train: Trains a recipe. If the run diverges, the error is yielded, so that the others can continue.
+            progress: Announce each run on standard error.
+        """
+        for place, (number, recipe) in enumerate(self.recipes.items(), start=1):
+            if progress and is_main_process():
+                count = f"of {len(self.recipes)}"
+                write_message(
+                    f"fold {number} {count}" if self.word == "fold" else f"seed {number} (run {place} {count})"
+                )
+            try:
+                result: Result | DivergedError = train(recipe)
+            except DivergedError as error:
+                result = error
+            yield number, recipe, result
+
+
+def run_folder(recipe: Recipe) -> Path:
+    """Returns the output folder of a recipe that has one."""
+    return Path(str(recipe.run.output_dir))
+
+
+def with_changes(recipe: Recipe, **sections: Mapping[str, Any]) -> Recipe:
+    """Returns the recipe with other values; each section is a mapping of its keys to values."""
+    copies = {name: getattr(recipe, name).model_copy(update=dict(values)) for name, values in sections.items()}
+    return recipe.model_copy(update=copies)
+
+
+def format_number(value: float) -> str:
+    """Formats a number for people; NaN is a dash."""
+    return "-" if value != value else f"{value:.6g}"
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
