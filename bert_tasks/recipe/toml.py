@@ -253,6 +253,9 @@ def combined(document: Document, folder: Path, changes: Sequence[Override]) -> D
     """The file's document with the overrides; every path becomes absolute from the place where it was written.
 
     An override that sets another kind of source of data removes the document's.
+
+    Raises:
+        RecipeError: a text is not UTF-8.
     """
     data = section_of(document, "data")
     if any(change.path == ("data", source) and source not in data for source in _SOURCES for change in changes):
@@ -278,7 +281,20 @@ def combined(document: Document, folder: Path, changes: Sequence[Override]) -> D
                 model = {**layer["search"]["model"], key: _absolute(space, start, only_folders=True)}
                 layer = {**layer, "search": {**layer["search"], "model": model}}
         result = _merged(result, layer)
+    _check_text(result)
     return result
+
+
+def _check_text(document: Document) -> None:
+    """Checks that TOML can hold the texts: what is typed, or the name of the recipe's folder, may be no UTF-8."""
+    try:
+        json.dumps(document, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        text = error.object[max(0, error.start - _SHOWN) : error.start + 1]
+        raise RecipeError(
+            f"{text!a}: a text or path that is not UTF-8, which a recipe cannot hold. Choose another value, or rename "
+            "the file or folder"
+        ) from None
 
 
 def section_of(document: Document, name: str) -> Document:

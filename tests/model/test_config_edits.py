@@ -50,7 +50,11 @@ def test_every_edit_predicts_or_is_refused(folder: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_every_edit_of_a_tagger_predicts_or_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    changed = saved(tmp_path / "model", checkpoint, TokenClassification(labels=("O", "B-X", "I-X"), crf=True))
+    changed = saved(
+        tmp_path / "model",
+        checkpoint,
+        TokenClassification(labels=("O", "B-X", "I-X"), crf=True, max_length=16, doc_stride=4),
+    )
     config, rows = json.loads((changed / "config.json").read_text()), [{"words": ["the", "ferry"]}]
     for name, content in field_edits(config, values=(None, 0, 1, 1.5, "x", "\ud800", [], [None], {}, {"x": 1})):
         (changed / "config.json").write_text(json.dumps(content))

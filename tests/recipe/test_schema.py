@@ -215,6 +215,32 @@ def test_a_recipe_in_the_current_folder(folder: Path, monkeypatch: pytest.Monkey
     assert load_recipe("recipe.toml").data.train == str(folder / "train.csv")
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        'settings.labels=["\udc80", "b"]',
+        "data.train=\udc80.csv",
+        'data.columns={"\udc80" = "text"}',
+        "run.project=\ud800",
+    ],
+)
+def test_texts_that_are_not_utf_8_are_refused(folder: Path, override: str) -> None:
+    with pytest.raises(
+        RecipeError, match=r"ud[c8][80]0': a text or path that is not UTF-8, which a recipe cannot hold"
+    ):
+        load_recipe(write(folder, MINIMAL), overrides=[override])
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_refused(folder: Path) -> None:
+    path = write(folder, MINIMAL)
+    with pytest.raises(RecipeError, match=r"udc80': a text or path that is not UTF-8"):
+        load_recipe(path, output_dir=folder / "\udc80")
+    home = folder / "\udc80"
+    home.mkdir()
+    with pytest.raises(RecipeError, match=r"udc80': a text or path that is not UTF-8"):
+        load_recipe(path.rename(home / path.name))
+
+
 @pytest.mark.parametrize("off", ["0", "0.0", '"none"'])
 def test_clipping_can_be_switched_off_and_stays_off(folder: Path, off: str) -> None:
     recipe = load_recipe(write(folder, MINIMAL + f"[optim]\nmax_grad_norm = {off}\n"))
