@@ -16,7 +16,7 @@ from bert_tasks.cards.card import write_card
 from bert_tasks.data.checks import check_splits
 from bert_tasks.data.columns import Document, has_labels
 from bert_tasks.data.problems import BadRowsError
-from bert_tasks.data.readers import ReadOptions, training_reading
+from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.splits import Splits, train_validation_split
 from bert_tasks.data.table import RowTable
 from bert_tasks.distributed import is_main_process, main_process_first, make_accelerator
@@ -372,7 +372,7 @@ def _load_splits(
         rows, tables[""] = train_validation_split(rows, task.columns, validation_share, seed)
     splits = Splits(train=rows, validation=tables)
     check_splits(splits, columns=task.columns, labels=task.labels, unlabelled=unlabelled)
-    model.reading = training_reading(options, train if isinstance(train, str | Path) else None, task.columns)
+    model.columns = options.training_names(train if isinstance(train, str | Path) else None, task.columns)
     return splits
 
 

@@ -28,7 +28,7 @@ from bert_tasks.data.table import token_batches
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.heads import CRFHead, PretrainingOutput, VocabularyOutput
 from bert_tasks.errors import CheckpointError, DataError, UsageError
-from bert_tasks.model.inputs import Data, as_trained, load_table, load_trained
+from bert_tasks.model.inputs import Data, load_table, load_trained
 from bert_tasks.model.onnx import (
     GRAPH,
     LIBRARIES,
@@ -149,8 +149,7 @@ def export(
             raise UsageError(f"the weights are {', '.join(dtypes)}, expected float32: convert the model with .float()")
         rows: list[Row] = []
         if data is not None:  # its first rows in canonical form, without labels
-            data, how = as_trained(loaded, data, how, read_labels=False)
-            table = load_table(data, loaded.task, reading=how, labels="unread")
+            table = load_table(data, loaded.task, names=loaded.columns, reading=how, labels="unread")
             if len(table) == 0:
                 raise DataError(f"{table.source}: no rows to verify the graph with")
             inputs = [column for column in loaded.task.columns if not column.is_label]
@@ -205,7 +204,7 @@ def _write(model: TaskModel, content: bytes, record: Mapping[str, Any], target: 
         with atomic_folder(target, staging=workspace / "new", replaced=workspace / "replaced") as folder:
             save_folder(
                 folder,
-                config=saved_config(model.hf_config, model.task, model.reading),
+                config=saved_config(model.hf_config, model.task, model.columns),
                 tensors=None,
                 tokenizer=model.tokenizer,
                 head_tensors=crf,

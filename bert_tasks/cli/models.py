@@ -28,6 +28,7 @@ from bert_tasks.cli.options import (
     DocumentUnit,
     FinishedRun,
     KeepColumns,
+    LabelSeparator,
     ModelName,
     ModelOptions,
     ModelOrFolds,
@@ -37,7 +38,6 @@ from bert_tasks.cli.options import (
     Quiet,
     RejectsFile,
     Revision,
-    TrainedLabelSeparator,
     model_options,
     passthrough_columns,
     read_options,
@@ -57,7 +57,7 @@ def evaluate(
     data: Annotated[Path, typer.Option(help="A csv, tsv, jsonl or parquet file.")],
     reading: "ReadOptions",
     loading: ModelOptions,
-    label_separator: TrainedLabelSeparator = None,
+    label_separator: LabelSeparator = None,
     document: DocumentUnit = None,
     dtype: Precision = "float32",
     as_json: AsJson = False,
@@ -106,8 +106,8 @@ def predict(
 ) -> None:
     """Write a prediction with its probabilities for every row of a file, for texts, or for each line of a pipe.
 
-    Run the command again to resume an interrupted output. Columns, format, delimiter and encoding default to those of
-    the training file, if the file has them.
+    Run the command again to resume an interrupted output. Columns have the names of the training file, if the file
+    has them.
 
     Example: bert-tasks predict runs/first --data new.csv --output answers.jsonl
 
@@ -372,7 +372,7 @@ def export(
     data: Annotated[
         Path | None, typer.Option(help="A file of rows: all are checked, the first 200 verify the graph.")
     ] = None,
-    label_separator: TrainedLabelSeparator = None,
+    label_separator: LabelSeparator = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export in the folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -414,7 +414,7 @@ def report(
     explain: Annotated[
         int, typer.Option(min=0, max=20, help="Of so many examples shade the words that counted; 0: of none.")
     ] = 0,
-    label_separator: TrainedLabelSeparator = None,
+    label_separator: LabelSeparator = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file about a run: curves, scores with intervals, mistakes. Several runs are compared.

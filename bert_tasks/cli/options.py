@@ -49,17 +49,15 @@ OnBadRow = Annotated[
     Literal["fail", "skip"], typer.Option(help="skip: leave bad rows out and write them, with reasons, to a file.")
 ]
 RejectsFile = Annotated[Path | None, typer.Option(help="That file; default: OUTPUT + .rejects.jsonl.")]
-LabelSeparator = Annotated[str | None, typer.Option(help="Separates several labels in one cell, e.g. '|'.")]
-TrainedLabelSeparator = Annotated[
-    str | None,
-    typer.Option("--label-separator", help="Separates several labels in one cell; default: as in training, else ';'."),
+LabelSeparator = Annotated[
+    str | None, typer.Option(help="Separates several labels in one cell, e.g. '|'; default: ';'.")
 ]
 DocumentUnit = Annotated[
     Literal["blank-line", "line", "file"] | None,
     typer.Option(
         "--document",
         metavar="NAME",
-        help="What a document is in a .txt file: blank-line, line or file; default: as in training, else blank-line.",
+        help="What a document is in a .txt file: blank-line, line or file; default: blank-line.",
     ),
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
@@ -151,14 +149,10 @@ def read_options(
         ),
     ] = None,
     delimiter: Delimiter = None,
-    encoding: Annotated[
-        str | None, typer.Option(help="Encoding of a text file; default: as in training, else utf-8.")
-    ] = None,
+    encoding: Annotated[str | None, typer.Option(help="Encoding of a text file; default: utf-8.")] = None,
     header: Annotated[
         bool | None,
-        typer.Option(
-            "--header/--no-header", help="No header: csv columns are named 0, 1, ...; default: as in training."
-        ),
+        typer.Option("--header/--no-header", help="No header: csv columns are named 0, 1, ...; default: a header."),
     ] = None,
 ) -> "ReadOptions":
     """How a file is read that a trained model gets."""

@@ -1,7 +1,7 @@
 """Sources of rows: files, data sets of the hub, and tables in memory.
 
-Owns how a source becomes a ``RowTable``: which parser reads it, where its rows are stored, and which of the options of
-a model's training data apply to data that are read later. Rows are streamed into a memory-mapped Arrow file, so memory
+Owns how a source becomes a ``RowTable``: which parser reads it, where its rows are stored, and which of the names of a
+model's training data apply to data that are read later. Rows are streamed into a memory-mapped Arrow file, so memory
 does not grow with them; an unchanged file that is read in the same way is not parsed again. pandas need not be
 installed.
 """
@@ -10,14 +10,12 @@ import csv
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from inspect import signature
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeVar, get_args
-
-from pydantic import TypeAdapter, ValidationError
 
 from bert_tasks.data.choices import numbered_columns
 from bert_tasks.data.columns import (
@@ -32,14 +30,13 @@ from bert_tasks.data.columns import (
     read_for_others,
 )
 from bert_tasks.data.conll import conll_rows, conllu_rows
-from bert_tasks.data.formats import FORMATS, Format, file_format, named_format, uncompressed
+from bert_tasks.data.formats import Format, file_format, named_format
 from bert_tasks.data.problems import did_you_mean, first_few, missing_path
 from bert_tasks.data.records import (
     SENTENCES,
     TEXT,
     Records,
     dataset_records,
-    is_utf8_beyond_ascii,
     json_rows,
     open_text,
     parquet_records,
@@ -178,6 +175,51 @@ class ReadOptions:
         """Whether a column of the task is named here, or by the format."""
         known = {} if self.format is None else named_format(self.format).columns
         return column in known or (self.columns is not None and column in self.columns)
+
+    def training_names(self, train: str | Path | None, columns: Sequence[Column] | None = None) -> dict[str, str]:
+        """Returns the names of training data's columns that a model remembers: the task's column -> another name.
+
+        Args:
+            train: The file with the training rows. None: they came from the hub or from memory.
+            columns: The columns that the task reads.
+        """
+        usual: Mapping[str, str] = {}
+        if train is not None:
+            usual = file_format(self.format, Path(train), columns).columns
+        elif self.format is not None:
+            usual = named_format(self.format).hub_columns
+        names = {**usual, **({} if self.columns is None else self.columns)}
+        return {task: name for task, name in names.items() if task != name}
+
+    def with_names(
+        self, names: Mapping[str, str], columns: Sequence[Column], present: Collection[str]
+    ) -> "ReadOptions":
+        """Returns the options with those of a model's remembered names that are present and not stated here.
+
+        Args:
+            names: The task's columns -> the names of the training data.
+            columns: The columns that the task reads.
+            present: The columns of the data.
+        """
+        choices = [column.name for column in columns if column.kind == "choices"]  # which may be several columns
+        stated = {} if self.columns is None else self.columns
+        known = {column.name: names[column.name] for column in columns if column.name in names}
+        unread = read_for_others(columns, stated, known)
+        fitting = {
+            task: name
+            for task, name in known.items()
+            if task not in unread and (name in present or (task in choices and numbered_columns(name, present)))
+        }
+        return replace(self, columns={**fitting, **stated}) if fitting or stated else replace(self, columns=None)
+
+    def for_file(self, path: str | Path, names: Mapping[str, str], columns: Sequence[Column]) -> "ReadOptions":
+        """Returns the options for a file; see ``with_names``."""
+        if not names:
+            return self
+        try:
+            return self.with_names(names, columns, column_names(Path(path), self, columns))
+        except DataError:  # reading the file reports it, with the name that the caller gives the file
+            return self
 
 
 def read_table(
@@ -497,126 +539,3 @@ def peeked(records: Records) -> tuple[Records, list[str]]:
     if first is None:
         return records, []
     return Records(None, chain([first], records.rows)), list(first.cells)
-
-
-def training_reading(
-    given: ReadOptions, train: str | Path | None, columns: Sequence[Column] | None = None
-) -> ReadOptions:
-    """The options that a model stores of how its training data were read.
-
-    The format is that of the file. The columns are all whose names differ from the task's, with those that the format
-    implies, so that they are found in files of other formats, too.
-
-    Args:
-        given: the options that were stated.
-        train: the file with the training rows; None: they came from the hub or from memory.
-        columns: that the task reads.
-    """
-    if train is None:
-        layout = None if given.format is None else named_format(given.format)
-        usual: Mapping[str, str] = {} if layout is None else layout.hub_columns
-    else:
-        layout = file_format(given.format, Path(train), columns)
-        usual = layout.columns
-    stated = {} if given.columns is None else given.columns
-    names = {task: name for task, name in {**usual, **stated}.items() if task != name}
-    name = None if layout is None else layout.name
-    plain = None if given.encoding is None else given.encoding.lower().replace("_", "-").removesuffix("-sig")
-    # Files in these begin with a mark that says so, or are read so by default: other files may have another encoding.
-    is_usual = plain in ("utf-8", "utf8", "utf-16", "utf16", "utf-32", "utf32")
-    encoding = None if is_usual else given.encoding
-    return replace(given, columns=names if names else None, format=name, encoding=encoding)
-
-
-def stored_options(reading: ReadOptions) -> dict[str, Any]:
-    """The options that differ from their defaults, as plain values for config.json."""
-    plain = replace(reading, columns=None if reading.columns is None else dict(reading.columns))
-    defaults = {field.name: field.default for field in fields(ReadOptions)}
-    return {name: value for name, value in asdict(plain).items() if value != defaults[name]}
-
-
-def loaded_options(stored: object) -> ReadOptions:
-    """The inverse of ``stored_options``, for values that are not trusted.
-
-    Raises:
-        ValueError: an unknown option, or one with an invalid value.
-    """
-    try:
-        reading = TypeAdapter(ReadOptions).validate_python(stored)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{'.'.join(['reading', *map(str, first['loc'])])}: {first['msg']}") from None
-    if reading.format is not None and reading.format not in FORMATS:
-        raise ValueError(f"reading.format: unknown format {reading.format!r}; there are {', '.join(FORMATS)}")
-    return reading
-
-
-def reading_of_file(given: ReadOptions, stored: ReadOptions, path: Path, columns: Sequence[Column]) -> ReadOptions:
-    """The options for a file: each as given, else as stored if it fits the file, else the usual one.
-
-    Stored columns fit if the file has them. The other stored options fit files of the same format as the training
-    file's; but not a delimiter that leaves a single column where the usual one gives several, nor an encoding where the
-    file is utf-8 beyond ASCII, which text in another encoding practically never is.
-
-    Args:
-        columns: those that the task reads.
-    """
-    how = with_file_options(given, stored, path)
-    names = known_names(stored, columns)
-    try:
-        if given.encoding is None and how.encoding is not None:
-            is_text = file_format(how.format, path, columns).name != "parquet"
-            if is_text and is_utf8_beyond_ascii(existing_file(path)):
-                how = replace(how, encoding=None)
-        if given.delimiter is None and how.delimiter is not None and len(column_names(path, how, columns)) == 1:
-            usual = replace(how, delimiter=None)
-            how = usual if len(column_names(path, usual, columns)) > 1 else how
-        return with_columns(how, stored, columns, column_names(path, how, columns)) if names else how
-    except DataError:  # reading the file reports it, with the name that the caller gives the file
-        return how
-
-
-def with_columns(
-    given: ReadOptions, stored: ReadOptions, columns: Sequence[Column], present: Collection[str]
-) -> ReadOptions:
-    """The given options, with the stored columns that are present and not given."""
-    choices = [column.name for column in columns if column.kind == "choices"]  # which may be several columns
-    stated = {} if given.columns is None else given.columns
-    unread = read_for_others(columns, stated, known_names(stored, columns))
-    fitting = {
-        task: name
-        for task, name in known_names(stored, columns).items()
-        if task not in unread and (name in present or (task in choices and numbered_columns(name, present)))
-    }
-    names = {**fitting, **stated}
-    return replace(given, columns=names if names else None)
-
-
-def known_names(stored: ReadOptions, columns: Sequence[Column]) -> dict[str, str]:
-    """The stored names of the columns that the task has."""
-    known = {column.name for column in columns}
-    return {} if stored.columns is None else {task: name for task, name in stored.columns.items() if task in known}
-
-
-def with_file_options(given: ReadOptions, stored: ReadOptions, path: Path | None) -> ReadOptions:
-    """The given options, with the stored ones that are not given if the stored format is that of the file.
-
-    Args:
-        path: None for a stream, whose format must be given.
-    """
-    if stored.format is None:
-        return given
-    fits = given.format == stored.format
-    if given.format is None and path is not None:
-        try:
-            usual = file_format(None, path)
-        except DataError:  # the extension says nothing
-            fits = True
-        else:
-            has_extension = uncompressed(path).suffix.lower() in named_format(stored.format).extensions
-            fits = has_extension and (usual.name != "squad" or stored.format == "squad")
-    if not fits:
-        return given
-    defaults = {field.name: field.default for field in fields(ReadOptions) if field.name != "columns"}
-    missing = {name: getattr(stored, name) for name, value in defaults.items() if getattr(given, name) == value}
-    return replace(given, **missing)

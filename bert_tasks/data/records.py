@@ -184,21 +184,6 @@ def found_encoding(path: Path, stated: str | None) -> str | None:
     return None
 
 
-def is_utf8_beyond_ascii(path: Path) -> bool:
-    """Whether all of a text file, decompressed where it is compressed, is valid utf-8, and some of it is not ASCII.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
-    beyond = False
-    with open_text(path, encoding="utf-8", newline="") as text:
-        while part := text.read(2**20):
-            if "\0" in part or not is_encodable(part):
-                return False
-            beyond = beyond or not part.isascii()
-    return beyond
-
-
 def json_rows(lines: Iterator[str], path: Path) -> Iterator[Record]:
     """The rows of JSON: one object a line, or an array of objects, which are numbered from 1.
 

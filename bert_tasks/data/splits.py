@@ -26,7 +26,7 @@ from bert_tasks.data.columns import (
 )
 from bert_tasks.data.formats import expected_files, files_of_split, named_format
 from bert_tasks.data.problems import SKIP_HINT, BadRowsError, Problems, counted, first_few, missing_path
-from bert_tasks.data.readers import ReadOptions, hub_splits, read_hub, read_table, training_reading
+from bert_tasks.data.readers import ReadOptions, hub_splits, read_hub, read_table
 from bert_tasks.data.table import RowTable
 from bert_tasks.data.validator import CONTEXT
 from bert_tasks.errors import DataError
@@ -314,9 +314,9 @@ class Splits:
     division: str = ""
 
 
-def stored_reading(spec: DataSpec, columns: Sequence[Column]) -> ReadOptions:
-    """What a model that is trained on these rows should remember of how they were read."""
-    return training_reading(_read_options(spec), None if spec.dataset is not None else _places(spec)[0][0], columns)
+def trained_names(spec: DataSpec, columns: Sequence[Column]) -> dict[str, str]:
+    """Returns the names of columns that a model which is trained on these rows remembers."""
+    return _read_options(spec).training_names(None if spec.dataset is not None else _places(spec)[0][0], columns)
 
 
 def _read_options(spec: DataSpec) -> ReadOptions:

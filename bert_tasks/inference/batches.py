@@ -22,7 +22,7 @@ from bert_tasks.checkpoints.hub import origin, resolve
 from bert_tasks.data.choices import numbered_columns
 from bert_tasks.data.columns import Column, PassthroughColumns, Row
 from bert_tasks.data.problems import counted
-from bert_tasks.data.readers import ReadOptions, with_columns
+from bert_tasks.data.readers import ReadOptions
 from bert_tasks.data.validator import ColumnMapping, RowValidator, make_column_mapping
 from bert_tasks.errors import DataError, UsageError
 from bert_tasks.inference.output import passthrough_name, reserved_names
@@ -97,7 +97,7 @@ def batch_predictor(
         raise UsageError(f"threads = {threads!r}: expected a whole number from 1")
     reading = ReadOptions(columns=None if columns is None else dict(columns))
     source = ModelSource.of(model, task=task, settings=settings, revision=revision, dtype=dtype)
-    built, stored = trained_task(model, task=task, settings=settings, revision=revision, reading=reading)
+    built, trained = trained_task(model, task=task, settings=settings, revision=revision, reading=reading)
     if built.needs_document_context:
         raise UsageError(
             f"{model}: {built.name} with these settings reads the rows around each row, which may be in another batch: "
@@ -110,7 +110,7 @@ def batch_predictor(
         reserved=frozenset(reserved_names(built)),
         columns=tuple(column for column in built.columns if not column.is_label),
         reading=reading,
-        stored_reading=stored,
+        trained_names=trained,
         keep_columns=keep_columns if isinstance(keep_columns, str) else tuple(keep_columns),
         on_error=on_error,
         threads=threads,
@@ -199,7 +199,7 @@ class BatchPredictor:
         reserved: further names that no kept column has: fields of predictions on request.
         columns: those that the task reads.
         reading: the task's columns -> those of the batches, as the caller states them.
-        stored_reading: the same as of the training data.
+        trained_names: the same as in the training data.
         keep_columns, on_error, threads: see ``batch_predictor``.
     """
 
@@ -208,7 +208,7 @@ class BatchPredictor:
     reserved: frozenset[str]
     columns: tuple[Column, ...]
     reading: ReadOptions
-    stored_reading: ReadOptions
+    trained_names: Mapping[str, str]
     keep_columns: PassthroughColumns
     on_error: Literal["fail", "skip"]
     threads: int
@@ -258,7 +258,7 @@ class BatchPredictor:
 
     def _names(self, present: Sequence[str]) -> dict[str, str]:
         """The task's columns -> those of a batch, where they differ: as stated, else as in the training data."""
-        found = with_columns(self.reading, self.stored_reading, self.columns, present).columns
+        found = self.reading.with_names(self.trained_names, self.columns, present).columns
         known = {column.name for column in self.columns}
         return {} if found is None else {task: name for task, name in found.items() if task in known}
 

@@ -31,7 +31,6 @@ from bert_tasks.errors import BertTasksError, DataError, GivenUpError, UsageErro
 from bert_tasks.metrics.tables import LOSS, merged, untuned
 from bert_tasks.model.inputs import (
     Data,
-    as_trained,
     load_table,
     load_trained,
     tokenized,
@@ -296,7 +295,7 @@ def evaluate(
             ``bf16`` runs the encoder in bfloat16; on a CPU it is faster with avx512_bf16 or AMX, and slower without.
         document: What a document is in a file of text: "blank-line", "line" or "file".
         reading: How to read the data: ``columns``, ``format``, ``delimiter``, ``encoding``, ``header`` and
-            ``label_separator`` of `ReadOptions`. Default: as the training data were read.
+            ``label_separator`` of `ReadOptions`. Default: columns with the names of the training data.
 
     Raises:
         DataError: naming every bad row.
@@ -312,9 +311,8 @@ def evaluate_data(model: TaskModel, data: Data, *, reading: ReadOptions, dtype: 
     """Evaluates a model in memory; see ``evaluate``."""
     accelerator = make_accelerator()
     run = _run_of(model.to(accelerator.device), dtype)
-    data, reading = as_trained(model, data, reading)
     with main_process_first(accelerator):
-        table = load_table(data, model.task, reading=reading)
+        table = load_table(data, model.task, names=model.columns, reading=reading)
         if len(table) == 0:
             raise DataError(f"{table.source}: no rows to evaluate")
         samples = tokenized(table, model.task, model)

@@ -58,7 +58,7 @@ from bert_tasks.inference.streams import (
 )
 from bert_tasks.model import task_model
 from bert_tasks.model.explanation import explainable_task
-from bert_tasks.model.inputs import Data, as_trained, in_memory, load_table, load_trained, vocabulary_name
+from bert_tasks.model.inputs import Data, in_memory, load_table, load_trained, vocabulary_name
 from bert_tasks.model.precision import DType, logits_of
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.tasks.base import PredictionT, Task, float_list
@@ -143,7 +143,7 @@ def predict(
         logits: give the predictions their logits, and write them.
         explain: give the predictions their explanations (see ``TaskModel.predict``), and write them.
         reading: How to read the data: ``columns``, ``format``, ``delimiter``, ``encoding``, ``header`` and
-            ``label_separator`` of `ReadOptions`. Default: as the training data were read.
+            ``label_separator`` of `ReadOptions`. Default: columns with the names of the training data.
 
     Raises:
         DataError: naming every bad row.
@@ -171,8 +171,7 @@ def predict(
     if explain:
         explainable_task(loaded, loaded.task, dtype)
     run = logits_of(loaded, dtype)
-    data, how = as_trained(loaded, data, how, read_labels=False)
-    table = load_table(data, loaded.task, reading=how, labels="unread")
+    table = load_table(data, loaded.task, names=loaded.columns, reading=how, labels="unread")
     return cast("list[PredictionT]", list(loaded.predict_rows(table, run=run, logits=logits, explain=explain)))
 
 
@@ -281,12 +280,15 @@ class _TableRun:
         given = None
         if not isinstance(data, str | Path | RowTable):
             data = given = in_memory(data, task)
-        data, options = as_trained(predictor.model, data, options, read_labels=False)
+        names = predictor.model.columns
+        if isinstance(data, str | Path):
+            options = options.for_file(data, names, [column for column in task.columns if not column.is_label])
         run = replace(self, predictor=replace(predictor, given=given, names=options.columns))
         with main_process_first(self.accelerator):
             table = load_table(
                 data,
                 task,
+                names=names,
                 reading=options,
                 labels="optional" if destination.rendered and task.renders_labels else "unread",
                 name=name,

@@ -19,7 +19,7 @@ from typing import IO
 from bert_tasks.data.columns import FAULT, Row
 from bert_tasks.data.formats import named_format
 from bert_tasks.data.problems import BadRowsError, Problems
-from bert_tasks.data.readers import ReadOptions, file_records, known_names, peeked, with_columns, with_file_options
+from bert_tasks.data.readers import ReadOptions, file_records, peeked
 from bert_tasks.data.records import detected_format, detected_records
 from bert_tasks.data.table import cache_folder
 from bert_tasks.data.unknown_tokens import UnknownTokens
@@ -54,7 +54,7 @@ def detected(reading: ReadOptions, path: Path, model: TaskModel) -> ReadOptions:
 def _headers(model: TaskModel) -> set[str]:
     """The columns that the header of a table would name."""
     inputs = [column for column in model.task.columns if not column.is_label]
-    return {column.name for column in inputs} | set(known_names(model.reading, inputs).values())
+    return {name for column in inputs for name in (column.name, model.columns.get(column.name, column.name))}
 
 
 def can_open(source: Path) -> bool:
@@ -169,7 +169,7 @@ class _Reader:
     def _read(self) -> None:
         model = self._predictor.model
         columns = [column for column in model.task.columns if not column.is_label]
-        how = with_file_options(self._reading, model.reading, None)
+        how = self._reading
         # What is detected has the columns that it names: no format's own names or labels apply.
         layout = named_format("jsonl" if how.format is None else how.format)
         try:
@@ -179,7 +179,7 @@ class _Reader:
                 source = detected_records(self._source, encoding=how.encoding, headers=headers, name=STDIN_NAME)
             with source as found:
                 records, present = peeked(found)
-                names = with_columns(how, model.reading, columns, present).columns
+                names = how.with_names(model.columns, columns, present).columns
                 known = {column.name for column in columns}
                 self.names = {} if names is None else {task: name for task, name in names.items() if task in known}
                 mapping = make_column_mapping(

@@ -17,7 +17,6 @@ from bert_tasks.checkpoints.load import expected_shapes, match_weights, read_wei
 from bert_tasks.checkpoints.save import hf_tensors, save_folder
 from bert_tasks.checkpoints.sentence_transformers import SentenceSettings, read_sentence_settings
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
-from bert_tasks.data.readers import ReadOptions
 from bert_tasks.encoder.layers import initialize
 from bert_tasks.errors import CheckpointError, DataError, UsageError
 from bert_tasks.families import CONFIG_KEY, encoder_config, family_of, parameter_map, pooler_is_there
@@ -35,14 +34,14 @@ class Encoder(PretrainedModule):
         hf_config: ``config.json`` as loaded; written back on saving.
         pooler: the base model's linear layer on the first token, kept where the file has one; not part of the call.
         load_report: what was done with each key of the file; None for a model made from a configuration.
-        reading: how the training data of a model that was trained here were read.
+        columns: The task's columns -> their names in the training data of a model that was trained here.
         sentence_settings: how sentence-transformers embeds texts with these weights; None if it did not write them.
     """
 
     def __init__(self, hf_config: Mapping[str, Any], *, pooler: bool = False) -> None:
         super().__init__(hf_config)
         self.pooler = nn.Linear(self.config.hidden_size, self.config.hidden_size) if pooler else None
-        self.reading = ReadOptions()
+        self.columns: Mapping[str, str] = {}
         self.sentence_settings: SentenceSettings | None = None
         initialize(self, self.config)
 
@@ -73,7 +72,7 @@ class Encoder(PretrainedModule):
         model.load_state_dict(matched.tensors, assign=True)
         model.load_report = matched.report
         model.tokenizer = load_tokenizer(folder, vocab_size=config.vocab_size, required=False)
-        model.reading, model.sentence_settings = described.reading, read_sentence_settings(folder)
+        model.columns, model.sentence_settings = described.columns, read_sentence_settings(folder)
         return model.eval()
 
     def forward(
@@ -190,7 +189,7 @@ class Encoder(PretrainedModule):
             )
         with torch.device("meta"):
             model = TaskModel(self.hf_config, task)
-        model.encoder, model.tokenizer, model.reading = self.encoder, self.tokenizer, self.reading
+        model.encoder, model.tokenizer, model.columns = self.encoder, self.tokenizer, self.columns
         return model.train(self.training)
 
     def _embedded_length(self) -> int:

@@ -60,7 +60,7 @@ class EnsembleModel(FixedModel[PredictionT]):
         super().__init__(first.hf_config, _mean_task(models))
         self.models = nn.ModuleList(models.values())
         self.head = first.head
-        self.tokenizer, self.reading = first.tokenizer, first.reading
+        self.tokenizer, self.columns = first.tokenizer, first.columns
         self.eval()
 
     @classmethod

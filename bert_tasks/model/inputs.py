@@ -19,9 +19,7 @@ from bert_tasks.data.readers import (
     Frame,
     ReadOptions,
     column_names,
-    known_names,
     read_table,
-    reading_of_file,
     rows_in_memory,
 )
 from bert_tasks.data.table import RowTable, Samples, Truncation, cached_features
@@ -90,8 +88,8 @@ def trained_task(
     settings: Mapping[str, Any] | None,
     reading: ReadOptions,
     revision: str | None,
-) -> tuple[Task, ReadOptions]:
-    """The task of the model that ``load_trained`` returns, and its ``reading``, from its configuration alone.
+) -> tuple[Task, Mapping[str, str]]:
+    """The task of the model that ``load_trained`` returns, and its ``columns``, from its configuration alone.
 
     Raises:
         CheckpointError, UsageError: see ``load_trained``.
@@ -99,56 +97,27 @@ def trained_task(
     folder = CheckpointFolder.open(resolve(model, revision=revision, weights=False))
     given = {} if settings is None else settings
     built, _ = folder_task(folder, task, given, lambda kind: _task_of_columns(kind, None, reading))
-    return built, folder.reading
+    return built, folder.columns
 
 
 def _task_of_columns(kind: type[Task], data: Data | None, reading: ReadOptions) -> type[Task]:
-    """The task with the same head as ``kind`` that reads all required columns which are named, or are in the data."""
-    needed = {
+    """Returns the task with the head of ``kind`` that reads most of the columns which are named or are in the data."""
+    present: set[str] = set()
+    if isinstance(data, str | Path) and data != "-":
+        present = set(column_names(Path(data), reading))
+    elif data is not None and data != "-":
+        first = next(iter(data if isinstance(data, RowTable) else rows_in_memory(data)), {})
+        present = set(first) if isinstance(first, Mapping) else set()
+    needs = {
         task: {column.name for column in task().columns if column.required}
         for task in tasks_with_head(kind.default_head)
     }
-    for task, columns in needed.items():
-        more = columns - needed[kind]
-        if more and (all(map(reading.has, more)) or _has_columns(data, more, len(columns), reading)):
-            return task
-    return kind
-
-
-def _has_columns(data: Data | None, names: set[str], texts: int, reading: ReadOptions) -> bool:
-    """Whether the data have these columns; rows in memory may also be tuples of the task's texts."""
-    if data is None or data == "-":
-        return False
-    if isinstance(data, str | Path):
-        return names <= set(column_names(Path(data), reading))
-    first = next(iter(data if isinstance(data, RowTable) else rows_in_memory(data)), {})
-    if isinstance(first, tuple):
-        return len(first) == texts
-    return isinstance(first, Mapping) and names <= first.keys()
-
-
-def as_trained(
-    model: TaskModel, data: Data, given: ReadOptions, *, read_labels: bool = True
-) -> tuple[Data, ReadOptions]:
-    """What to read and how: a name or an option that is not given is as it was in training, if that fits.
-
-    Args:
-        read_labels: whether the column of labels is read, too.
-
-    Returns:
-        The data, rows in memory under the task's names, and the options for a file.
-
-    Raises:
-        DataError: rows in memory cannot be used, or lack a column that ``given`` names.
-    """
-    if isinstance(data, str | Path):
-        # Predictions are made for each line of a file of text, whatever a document of the corpus was.
-        stored = model.reading if read_labels else replace(model.reading, document=None)
-        return data, reading_of_file(given, stored, Path(data), model.task.columns)
-    if isinstance(data, RowTable):
-        return data, given
-    names = known_names(model.reading, model.task.columns)
-    return renamed(data, model.task, given.columns, stored=names, read_labels=read_labels), given
+    fitting = [
+        task
+        for task, needed in needs.items()
+        if needed > needs[kind] and all(reading.has(name) or name in present for name in needed - needs[kind])
+    ]
+    return fitting[0] if fitting else kind
 
 
 def renamed(
@@ -159,7 +128,7 @@ def renamed(
     *,
     stored: Mapping[str, str] = MappingProxyType({}),
     read_labels: bool = True,
-) -> Data:
+) -> Any:
     """The data, rows in memory under the task's names.
 
     Args:
@@ -214,6 +183,7 @@ def load_table(
     data: Data,
     task: Task,
     *,
+    names: Mapping[str, str] = MappingProxyType({}),
     reading: ReadOptions | None = None,
     labels: Literal["required", "optional", "unread"] = "required",
     name: str = "rows",
@@ -223,7 +193,8 @@ def load_table(
     """A table of a file, of rows in memory, or the table itself, validated by the task's columns and labels.
 
     Args:
-        reading: how to read a file.
+        names: the task's columns -> their names in the model's training data, which the data may have instead.
+        reading: how to read a file, and what columns are called.
         labels: whether every row must have its label, may have it, or labels are not read.
         name: of the file, or of rows in memory, for messages, which count these from 1.
         passthrough: of files, see ``read_table``.
@@ -236,19 +207,19 @@ def load_table(
         return data
     columns = [column for column in task.columns if labels != "unread" or not column.is_label]
     require = labels == "required"
+    options = ReadOptions() if reading is None else reading
     if not isinstance(data, str | Path):
-        rows = in_memory(data, task, name)
+        rows = renamed(data, task, options.columns, name, stored=names, read_labels=labels != "unread")
         return RowTable.from_rows(
             rows, name, columns, require_labels=require, labels=task.labels, skip_faulty=skip_faulty
         )
-    options = ReadOptions() if reading is None else reading
     if options.columns is not None and labels == "unread":
         unread = {column.name for column in task.columns if column.is_label}
         options = replace(options, columns={k: v for k, v in options.columns.items() if k not in unread})
     return read_table(
         data,
         columns=columns,
-        reading=options,
+        reading=options.for_file(data, names, columns),
         require_labels=require,
         labels=task.labels,
         passthrough=passthrough,

@@ -502,7 +502,7 @@ class ExportedModel(FixedModel[PredictionT]):
                 raise CheckpointError(f"{path}: task_head.safetensors is missing or does not belong to the stored task")
             checked = checked_tensors({"head.transitions": transitions}, {"head.transitions": torch.float32})
             model.load_state_dict(checked, strict=False)
-        model.reading = folder.reading
+        model.columns = folder.columns
         model.tokenizer = load_tokenizer(path, vocab_size=model.config.vocab_size)
         return model
 

@@ -23,7 +23,6 @@ from bert_tasks.checkpoints.load import (
     read_config,
 )
 from bert_tasks.data.problems import did_you_mean
-from bert_tasks.data.readers import ReadOptions, loaded_options, stored_options
 from bert_tasks.encoder.heads import reordered
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.families import (
@@ -51,7 +50,7 @@ class CheckpointFolder:
         labels: the names of the head's outputs, in order; empty if config.json has none.
         stored: what config.json holds under our key; None if this package did not write it.
         task: the task's name there.
-        reading: how the training data were read, as far as config.json says it.
+        columns: The task's columns -> their names in the training data, as far as config.json says it.
     """
 
     path: Path
@@ -60,7 +59,7 @@ class CheckpointFolder:
     labels: tuple[str, ...]
     stored: dict[str, Any] | None
     task: Any
-    reading: ReadOptions
+    columns: Mapping[str, str]
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -72,12 +71,10 @@ class CheckpointFolder:
         hf_config = read_config(path)
         entry = hf_config.get(CONFIG_KEY)
         stored = entry if isinstance(entry, dict) else None
-        try:
-            reading = ReadOptions()
-            if stored is not None and READING_KEY in stored:
-                reading = loaded_options(stored[READING_KEY])
-        except ValueError as error:
-            raise CheckpointError(f"{path}: config.json, key {CONFIG_KEY}: {error}") from None
+        reading = {} if stored is None else stored.get(READING_KEY, {})
+        columns = reading.get("columns", {}) if isinstance(reading, dict) else None
+        if not isinstance(columns, dict) or not all(isinstance(name, str) for name in columns.values()):
+            raise CheckpointError(f"{path}: config.json, key {CONFIG_KEY}: reading.columns must name columns")
         return cls(
             path=path,
             hf_config=hf_config,
@@ -85,7 +82,7 @@ class CheckpointFolder:
             labels=label_names(hf_config),
             stored=stored,
             task=None if stored is None else stored.get("task"),
-            reading=reading,
+            columns=columns,
         )
 
     @classmethod
@@ -98,7 +95,7 @@ class CheckpointFolder:
             labels=(),
             stored=None,
             task=None,
-            reading=ReadOptions(),
+            columns={},
         )
 
 
@@ -305,7 +302,7 @@ def with_label_order(
     return CheckpointMatch(tensors=tensors | moved, report=replace(report, notes=(*report.notes, *notes)))
 
 
-def saved_config(hf_config: Mapping[str, Any], task: Task, reading: ReadOptions) -> dict[str, Any]:
+def saved_config(hf_config: Mapping[str, Any], task: Task, columns: Mapping[str, str]) -> dict[str, Any]:
     """config.json of a saved model: the loaded one, updated, with one key of our own."""
     entry: dict[str, Any] = {
         "task": registered_name(type(task)),
@@ -313,9 +310,8 @@ def saved_config(hf_config: Mapping[str, Any], task: Task, reading: ReadOptions)
         "version": version("bert-tasks"),
         **{key: getattr(task, key) for key in task.fitted_fields},
     }
-    options = stored_options(reading)
-    if options:
-        entry[READING_KEY] = options
+    if columns:
+        entry[READING_KEY] = {"columns": dict(columns)}
     unwanted = ["_name_or_path", "num_labels", "finetuning_task"]
     stock: Mapping[str, Any] = {}
     if task.has_hf_head:

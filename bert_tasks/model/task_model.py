@@ -26,7 +26,6 @@ from bert_tasks.checkpoints.save import hf_tensors, read_head_tensors, save_fold
 from bert_tasks.checkpoints.tokenizers import load_tokenizer
 from bert_tasks.data.columns import Row, as_rows
 from bert_tasks.data.problems import first_few
-from bert_tasks.data.readers import ReadOptions, known_names
 from bert_tasks.data.table import filled_batches, filling_order
 from bert_tasks.data.validator import valid_rows
 from bert_tasks.encoder.cpu import map_batches
@@ -64,8 +63,8 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         hf_config: ``config.json`` as loaded.
         load_report: what was done with each key of the file; None for a model made from a configuration.
         origin: the name that the model was loaded by, and the hub's commit; None for a model made from a configuration.
-        reading: how the training data were read; saved with the model. Files and rows are read the same way where they
-            have the same columns and format, and nothing else is stated.
+        columns: The task's columns -> their names in the training data, if they differ. They are saved with the model.
+            Files and rows may use these names.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         self.task = task
         self.tokenizer = tokenizer
         self.origin: Origin | None = None
-        self.reading = ReadOptions()
+        self.columns: Mapping[str, str] = {}
         self._encoder_shapes = {f"encoder.{name}": value.shape for name, value in self.encoder.state_dict().items()}
         initialize(self.encoder, self.config)
         self.head = task.head(self.config)
@@ -204,7 +203,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         model._drawn = {name: value.clone() for name, value in state.items() if name not in matched.tensors}
         model.load_report = matched.report
         model.origin = origin(name, folder.path, revision=revision)
-        model.reading = folder.reading
+        model.columns = folder.columns
         model.tokenizer = load_tokenizer(folder.path, vocab_size=model.config.vocab_size)
         return model.eval()
 
@@ -249,7 +248,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         if "encoder.embeddings.token_type.weight" in state.keys() - own.keys():
             own["encoder.embeddings.position.weight"] += state["encoder.embeddings.token_type.weight"][0]
         student._drawn = {name: own[name].clone() for name in (self._drawn if same_head else of_head)}
-        student.origin, student.reading, student.load_report = self.origin, self.reading, self.load_report
+        student.origin, student.columns, student.load_report = self.origin, self.columns, self.load_report
         if self.load_report is not None:
             note = f"layers {', '.join(map(str, kept))} of {count}{'' if family is None else f', as {family}'}"
             student.load_report = replace(self.load_report, notes=(*self.load_report.notes, note))
@@ -271,7 +270,7 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         prefix = family.prefix if kind is None else ""  # which transformers' base models do not have
         save_folder(
             Path(folder),
-            config=saved_config(self.hf_config, self.task, self.reading),
+            config=saved_config(self.hf_config, self.task, self.columns),
             tensors=hf_tensors({key: state[key] for key in names}, names, strip_prefix=prefix),
             tokenizer=self.tokenizer,
             head_tensors=hf_tensors(own, {key: (key,) for key in own}) if own else None,
@@ -510,14 +509,13 @@ class TaskModel(PretrainedModule, Generic[PredictionT]):
         explainable = explainable_task(self, self.task) if explain else None
         tokenizer, task = self.require_tokenizer(), self.task
         columns = [column for column in task.columns if not column.is_label]
-        names = known_names(self.reading, columns)
 
         def finite_logits(batch: PackedBatch) -> Any:
             return finite(self.packed_logits(batch) if run is None else run(batch))
 
         remaining, number, most = iter(rows), first, EXPLAINED_ROWS if explain else CHUNK_ROWS
         while chunk := list(remaining if task.needs_document_context else islice(remaining, most)):
-            read = valid_rows(chunk, columns, first=number, names=names)
+            read = valid_rows(chunk, columns, first=number, names=self.columns)
             number += len(chunk)
             features = checked_features(task, read, tokenizer, self.config)
             note(features)

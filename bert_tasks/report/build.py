@@ -132,7 +132,7 @@ def make_report(
         label_issues: A file for the rows of a cross-validation whose label is probably wrong.
         explain: Number of examples of each data set whose words are shaded by their contributions to the prediction;
             for one run only.
-        reading: How ``data`` is read; an option that is not set is that of training.
+        reading: How ``data`` is read.
         given: The validation rows of a run of ``fit``, which has no recipe.
 
     Returns:

@@ -14,7 +14,7 @@ from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import UsageError
 from bert_tasks.inference import evaluate_data
 from bert_tasks.metrics.tables import CLASS_SCORES, ClassRow, MetricTable
-from bert_tasks.model.inputs import as_trained, load_table
+from bert_tasks.model.inputs import load_table
 from bert_tasks.model.task_model import TaskModel
 from bert_tasks.report.collect import Run
 from bert_tasks.report.statistics import Estimate, bootstrap
@@ -318,7 +318,7 @@ def results_on_file(run: Run, data: str | Path, *, by: Sequence[str], read_optio
         run: A run with a model.
         data: A file with labels.
         by: Columns of the file, or of the task, whose values have scores of their own.
-        read_options: How the file is read; an option that is not set is that of training.
+        read_options: How the file is read.
 
     Raises:
         UsageError: if there is no model yet, or no such column.
@@ -326,8 +326,8 @@ def results_on_file(run: Run, data: str | Path, *, by: Sequence[str], read_optio
         CheckpointError: if the model cannot be loaded.
     """
     model = model_of(run, f"to evaluate on {data}")
-    source, options = as_trained(model, data, read_options)
-    table = load_table(source, model.task, reading=options, passthrough="all")
+    options = read_options.for_file(data, model.columns, model.task.columns)
+    table = load_table(data, model.task, reading=options, passthrough="all")
     evaluation = evaluate_data(model, table, reading=options)
     rows, task = list(table), model.task
     results = results_of(task, evaluation.predictions, rows, first=run.best_metric[1])

@@ -23,7 +23,7 @@ import torch
 import uvicorn
 
 from bert_tasks.data.problems import counted
-from bert_tasks.data.readers import ReadOptions, known_names
+from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import CheckpointError, UsageError
 from bert_tasks.model.inputs import load_trained
 from bert_tasks.model.precision import DType, logits_of
@@ -129,7 +129,7 @@ async def run_server(
                         batcher=batcher,
                         metrics=metrics,
                         draining=lambda: server.should_exit,
-                        columns=known_names(model.reading, model.task.columns),
+                        columns=model.columns,
                     )
                 )
                 host, port = listener.getsockname()[:2]

@@ -12,7 +12,7 @@ from bert_tasks.data.checks import DataReport, TokenCounts, check_splits, data_r
 from bert_tasks.data.columns import PassthroughColumns, has_labels
 from bert_tasks.data.folds import Folds, fold_splits, group_column, make_folds
 from bert_tasks.data.formats import named_format
-from bert_tasks.data.splits import Splits, load_splits, load_tables, stored_reading
+from bert_tasks.data.splits import Splits, load_splits, load_tables, trained_names
 from bert_tasks.data.table import Truncation
 from bert_tasks.distributed import broadcast_from_main, main_process_first, make_accelerator
 from bert_tasks.errors import CheckpointError, RecipeError
@@ -115,7 +115,7 @@ def build_trainer(prepared: LoadedRecipe, callback: Callback | None = None) -> T
     if stated.layers is not None or stated.family is not None:
         model = model.with_layers(stated.layers, family=stated.family)
     prepare_model(model, seed=recipe.run.seed)
-    model.reading = stored_reading(recipe.data, prepared.task.columns)
+    model.columns = trained_names(recipe.data, prepared.task.columns)
     return Trainer(
         model=model,
         splits=prepared.splits,

@@ -4,7 +4,6 @@ import gzip
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +13,12 @@ from hypothesis import strategies as st
 from bert_tasks.data.columns import Column, Document
 from bert_tasks.data.formats import file_format
 from bert_tasks.data.problems import BadRowsError
-from bert_tasks.data.readers import ReadOptions, loaded_options, read_table, stored_options
+from bert_tasks.data.readers import ReadOptions, read_table
 from bert_tasks.data.records import text_rows
-from bert_tasks.data.splits import DataSpec, load_splits, stored_reading
+from bert_tasks.data.splits import DataSpec, load_splits
 from bert_tasks.data.table import RowTable
 from bert_tasks.errors import DataError
-from bert_tasks.model.inputs import as_trained, load_table
+from bert_tasks.model.inputs import load_table
 from bert_tasks.recipe.schema import load_recipe, resolved_toml
 from bert_tasks.tasks import TokenClassification
 
@@ -126,15 +125,9 @@ def test_the_task_says_what_a_txt_file_is(content: str, columns: Any, expected: 
     assert file_format(None, tmp_path / "rows.txt", columns).name == expected
 
 
-def test_what_a_document_is_belongs_to_the_reading_of_a_model(tmp_path: Path) -> None:
+def test_a_document_may_be_a_line(tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text("a b\nc d\n\ne f\n")
     spec = DataSpec(train=str(tmp_path / "rows.txt"), document="line")
-    reading = stored_reading(spec, CORPUS)
-    assert reading == ReadOptions(format="text", document="line")
-    assert loaded_options(stored_options(reading)) == reading
-    assert stored_reading(DataSpec(train=str(tmp_path / "rows.txt")), CORPUS) == ReadOptions(format="text")
-    with pytest.raises(ValueError, match="document"):
-        loaded_options({"document": "paragraph"})
     with pytest.raises(DataError, match=r"document = 'paragraph': expected one of 'blank-line', 'line', 'file'"):
         ReadOptions(document="paragraph")  # type: ignore[arg-type]
     splits = load_splits(spec, columns=CORPUS, seed=0, cache_dir=tmp_path / "cache")
@@ -161,16 +154,6 @@ def test_a_tagger_reads_a_text_on_each_line_whatever_it_writes(tmp_path: Path) -
     assert found == [4, 4]
 
 
-def test_predictions_are_made_for_each_line_whatever_a_document_was_in_training(tmp_path: Path) -> None:
-    path = tmp_path / "rows.txt"
-    path.write_text("a\n\nb\n")
-    task = SimpleNamespace(columns=CORPUS)
-    model: Any = SimpleNamespace(reading=ReadOptions(format="text", document="file"), task=task)
-    assert as_trained(model, path, ReadOptions())[1].document == "file"
-    assert as_trained(model, path, ReadOptions(document="line"))[1].document == "line"
-    assert as_trained(model, path, ReadOptions(), read_labels=False)[1].document is None
-
-
 def test_the_rows_of_several_files_follow_each_other(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("Two.\nThree.\n\nFour.\n")
     (tmp_path / "a.txt").write_text("One.\n")
@@ -185,7 +168,6 @@ def test_the_rows_of_several_files_follow_each_other(tmp_path: Path) -> None:
     assert table.source.endswith("a.txt and 2 other files")
     (tmp_path / "b.txt").write_text("Two.\nThree.\n\nVier.\n")
     assert load_splits(spec, columns=CORPUS, seed=0).train.fingerprint != table.fingerprint
-    assert stored_reading(spec, CORPUS).format == "text"
 
 
 def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_columns_are_those_stated_or_of_the_training_data(folder: Path, tmp_path
         with pytest.raises(DataError, match=f"the batch: no column '{column}'"):
             batch_predictor(folder, columns={"text": column})(given)
     model = TaskModel.from_pretrained(folder)
-    model.reading = model.reading.__class__(columns={"text": "review"})
+    model.columns = {"text": "review"}
     model.save_pretrained(tmp_path)
     assert batch_predictor(tmp_path)({"review": TEXTS})["label"] == expected
     assert batch_predictor(tmp_path)({"text": TEXTS})["label"] == expected

@@ -137,7 +137,7 @@ def test_a_format_without_a_place_for_logits_is_refused(model_of: ModelOf, tmp_p
 def test_explanations_are_written(name: str, model_of: ModelOf, tmp_path: Path) -> None:
     model, texts = model_of("single"), ["a fine film", "what a bore"]
     predict(model, texts, output=tmp_path / name, explain=True)
-    expected = [one.explanation.to_json() for one in model.predict(texts, explain=True)]  # type: ignore[attr-defined]
+    expected = [one.to_json()["explanation"] for one in model.predict(texts, explain=True)]  # type: ignore[attr-defined]
     if name.endswith("jsonl"):
         found = [json.loads(line)["explanation"] for line in (tmp_path / name).read_text("utf-8").splitlines()]
     elif name.endswith("csv"):
@@ -201,7 +201,7 @@ def test_lines_of_a_pipe_are_texts_unless_they_are_json(
 @pytest.mark.parametrize("header", ["text", "id,text", '"text";"label"', "review\tstars"])
 def test_a_table_on_a_pipe_is_not_taken_for_texts(header: str, model_of: ModelOf, base: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(base, task=EXAMPLES["single"].task)
-    model.reading = ReadOptions(columns={"text": "review"})
+    model.columns = {"text": "review"}
     with pytest.raises(UsageError, match=r"names the column '(text|review)'.*--format text"):
         piped(model, f"{header}\nx\n", tmp_path)
     if header == "text":
@@ -211,10 +211,10 @@ def test_a_table_on_a_pipe_is_not_taken_for_texts(header: str, model_of: ModelOf
 
 def test_stored_columns_are_found_in_a_pipe(base: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(base, task=EXAMPLES["single"].task)
-    model.reading = ReadOptions(columns={"text": "review"}, format="csv", delimiter=";", encoding="latin-1")
+    model.columns = {"text": "review"}
     rows = piped(model, '{"review": "one", "n": 1}\n', tmp_path)
     assert [(row["review"], row["n"]) for row in rows] == [("one", 1)]
-    assert [row["review"] for row in piped(model, "n;review\n1;one\n", tmp_path, format="csv")] == ["one"]
+    assert [row["review"] for row in piped(model, "n,review\n1,one\n", tmp_path, format="csv")] == ["one"]
 
 
 def test_the_command_line_predicts_texts_and_pipes(model_of: ModelOf, tmp_path: Path) -> None:

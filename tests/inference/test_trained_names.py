@@ -1,4 +1,4 @@
-"""A run's folder as a model, which reads files and rows as its training data were read."""
+"""A run's folder as a model, which knows the names of its training data's columns."""
 
 import json
 from pathlib import Path
@@ -16,17 +16,16 @@ from bert_tasks import (
     train,
 )
 from bert_tasks.cli.app import app
-from bert_tasks.data.readers import ReadOptions
 from bert_tasks.errors import CheckpointError, DataError
 from bert_tasks.inference import predict_file
 from bert_tasks.model.pretrained import saved_config
 from support.small_checkpoints import edit_config
 from support.training_runs import make_rows
 
-OPTIONS = {"columns": {"text": "Bewertung", "label": "Urteil"}, "delimiter": ";", "encoding": "latin-1"}
+NAMES = {"text": "Bewertung", "label": "Urteil"}
 
 
-def write(path: Path, rows: list[dict[str, str]], *, delimiter: str = ";", encoding: str = "latin-1") -> Path:
+def write(path: Path, rows: list[dict[str, str]], *, delimiter: str = ",", encoding: str = "utf-8") -> Path:
     lines = [delimiter.join(["Bewertung", "Urteil"])]
     lines += [delimiter.join([f"schön {row['text']}", row["label"]]) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding)
@@ -37,7 +36,7 @@ def write(path: Path, rows: list[dict[str, str]], *, delimiter: str = ";", encod
 def run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of a run on a file with other columns, delimiter and encoding than usual."""
     folder = tmp_path_factory.mktemp("runs")
-    write(folder / "train.csv", make_rows(12))
+    write(folder / "train.csv", make_rows(12), delimiter=";", encoding="latin-1")
     (folder / "recipe.toml").write_text(
         f'task = "sequence-classification"\n[model]\nname = "{base}"\n[settings]\nmax_length = 16\n'
         '[data]\ntrain = "train.csv"\nvalidation = "train.csv"\ndelimiter = ";"\nencoding = "latin-1"\n'
@@ -60,11 +59,18 @@ def contents(predictions: Any) -> list[dict[str, Any]]:
 
 def test_evaluate_and_predict_need_no_options_again(run: Path, data: Path) -> None:
     plain = TaskModel.from_pretrained(run / "model")
-    plain.reading = ReadOptions()
+    plain.columns = {}
     with pytest.raises(DataError):
         evaluate(plain, data)
-    assert evaluate(run, data) == evaluate(plain, data, **OPTIONS)
-    assert contents(predict(run, data)) == contents(predict(plain, data, **OPTIONS))
+    assert evaluate(run, data) == evaluate(plain, data, columns=NAMES)
+    assert contents(predict(run, data)) == contents(predict(plain, data, columns=NAMES))
+
+
+def test_other_options_of_the_training_file_are_not_remembered(run: Path, data: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "other.csv", make_rows(6, seed=3), delimiter=";", encoding="latin-1")
+    with pytest.raises(DataError, match="there is only one column"):
+        predict(run, other)
+    assert predict(run, other, delimiter=";", encoding="latin-1") == predict(run, data)
 
 
 def test_the_file_that_is_written_keeps_its_columns(run: Path, data: Path, tmp_path: Path) -> None:
@@ -76,7 +82,7 @@ def test_the_file_that_is_written_keeps_its_columns(run: Path, data: Path, tmp_p
 
 def test_files_of_other_kinds_and_with_the_tasks_names_are_read_too(run: Path, data: Path, tmp_path: Path) -> None:
     expected = contents(predict(run, data))
-    texts = [line.partition(";")[0] for line in data.read_text("latin-1").splitlines()[1:]]
+    texts = [line.rpartition(",")[0] for line in data.read_text("utf-8").splitlines()[1:]]
     tsv = tmp_path / "new.tsv"
     tsv.write_text("\n".join(["id\tBewertung", *(f"1\t{text}" for text in texts)]), "utf-8")
     jsonl = tmp_path / "new.jsonl"
@@ -84,8 +90,7 @@ def test_files_of_other_kinds_and_with_the_tasks_names_are_read_too(run: Path, d
     assert contents(predict(run, tsv)) == contents(predict(run, jsonl)) == expected
     given = tmp_path / "other.csv"
     given.write_text("\n".join(["Bewertung,text", *(f'x,"{text}"' for text in texts)]), "utf-8")
-    options = {"columns": {"text": "text"}, "delimiter": ",", "encoding": "utf-8"}
-    assert contents(predict(run, given, **options)) == expected
+    assert contents(predict(run, given, columns={"text": "text"})) == expected
 
 
 def test_rows_may_have_the_names_of_the_training_data(run: Path) -> None:
@@ -104,18 +109,13 @@ def test_rows_may_have_the_names_of_the_training_data(run: Path) -> None:
 
 def test_saved_loaded_and_trained_again(run: Path, tmp_path: Path) -> None:
     model = TaskModel.from_pretrained(run)
-    expected = ReadOptions(**OPTIONS, format="csv")
-    assert model.reading == expected
+    assert model.columns == NAMES
     model.save_pretrained(tmp_path / "copy")
-    assert TaskModel.from_pretrained(tmp_path / "copy").reading == expected
-    edit_config(
-        tmp_path / "copy",
-        bert_tasks={
-            **saved_config(model.hf_config, model.task, model.reading)["bert_tasks"],
-            "reading": {"delimiter": 3},
-        },
-    )
-    with pytest.raises(CheckpointError, match=r"key bert_tasks: reading\.delimiter"):
+    entry = saved_config(model.hf_config, model.task, model.columns)["bert_tasks"]
+    edit_config(tmp_path / "copy", bert_tasks={**entry, "reading": {"columns": NAMES, "delimiter": ";"}})
+    assert TaskModel.from_pretrained(tmp_path / "copy").columns == NAMES
+    edit_config(tmp_path / "copy", bert_tasks={**entry, "reading": {"columns": {"text": 3}}})
+    with pytest.raises(CheckpointError, match=r"key bert_tasks: reading\.columns must name columns"):
         TaskModel.from_pretrained(tmp_path / "copy")
 
 

@@ -1,0 +1,67 @@
+"""The names of columns that a model remembers of its training data, and where they apply."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_tasks.data.columns import Column, renamed_row
+from bert_tasks.data.readers import ReadOptions
+from bert_tasks.data.splits import DataSpec, trained_names
+
+COLUMNS = (Column(name="text", kind="text"), Column(name="label", kind="label", required=False))
+NAMES = {"text": "review", "label": "stars", "tokens": "words"}  # the task has no column "tokens"
+
+
+def test_a_model_remembers_all_names_that_are_not_the_tasks(tmp_path: Path) -> None:
+    stated = ReadOptions(columns={"text": "review", "label": "label"}, delimiter=";", encoding="latin-1")
+    assert stated.training_names("train.csv") == {"text": "review"}
+    glue = ReadOptions(format="glue/mrpc", columns={"label": "gold"}).training_names("train.tsv")
+    assert glue == {"text": "#1 String", "text_pair": "#2 String", "label": "gold"}
+    assert ReadOptions(format="glue/mnli").training_names(None) == {"text": "premise", "text_pair": "hypothesis"}
+    assert ReadOptions().training_names(None) == {}
+    (tmp_path / "rows.csv").write_text("a,x|y\n")
+    spec = DataSpec(train=str(tmp_path / "rows.csv"), header=False, label_separator="|", columns={"text": "0"})
+    assert trained_names(spec, COLUMNS) == {"text": "0"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "expected"),
+    [
+        ("new.csv", "id,review\n1,a", {}, {"text": "review"}),
+        ("new.csv", "review,stars\na,b", {}, {"text": "review", "label": "stars"}),
+        ("new.csv", "review;stars\na;b", {"delimiter": ";"}, {"text": "review", "label": "stars"}),
+        ("new.csv", "review,rating\na,b", {"columns": {"label": "rating"}}, {"text": "review", "label": "rating"}),
+        ("new.csv", "text,label\na,b", {}, None),
+        ("new.csv", "words,review\na,b", {}, {"text": "review"}),
+        ("new.jsonl", '{"review": "a"}', {}, {"text": "review"}),
+        ("new.dat", "review\na", {"format": "tsv"}, {"text": "review"}),
+        ("new.csv", "", {}, None),
+    ],
+)
+def test_a_remembered_name_applies_if_the_file_has_it(
+    name: str, content: str, options: Mapping[str, Any], expected: Mapping[str, str] | None, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    given_options = ReadOptions(**options)
+    assert given_options.for_file(tmp_path / name, NAMES, COLUMNS).columns == expected
+
+
+@given(
+    row=st.dictionaries(st.sampled_from("abcd"), st.integers()), names=st.dictionaries(*[st.sampled_from("abcd")] * 2)
+)
+def test_a_renamed_row_keeps_what_it_has_under_the_tasks_names(row: dict[str, int], names: dict[str, str]) -> None:
+    renamed = renamed_row(row, names)
+    assert {name: renamed[name] for name in row} == row
+    for name, other in names.items():
+        assert renamed.get(name) == row.get(name, row.get(other))
+
+
+def test_a_renamed_row_keeps_the_text_that_its_words_are_from() -> None:
+    columns = (Column(name="words", kind="words"), Column(name="text", kind="text", required=False))
+    assert renamed_row({"text": "a  b"}, {"words": "text"}, columns) == {"words": "a  b", "text": "a  b"}
+    pair = (Column(name="text", kind="text"), Column(name="group", kind="id", required=False))
+    assert renamed_row({"group": "a"}, {"text": "group"}, pair) == {"text": "a"}
